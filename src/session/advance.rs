@@ -135,7 +135,7 @@ impl Session {
 
     /// Returns the turn of the calls that the session was opened with, while they are open.
     fn initial_calls(&self, rules: &TurnRules) -> Option<InitialCallsTurn> {
-        let calls = self.history.open_calls()?;
+        let calls = self.history.initial_calls()?;
         Some(InitialCallsTurn::new(self.turn + 1, calls, rules))
     }
 
@@ -192,7 +192,7 @@ impl Session {
         Some(TurnSpec {
             number: self.turn,
             turns_with_calls: self.history.turns_with_calls(),
-            held_ids: self.history.held_ids(),
+            used_call_ids: self.history.used_call_ids(),
             last_request: plan.last_request,
             budget: run.machine.budget(),
             began: elapsed,

@@ -28,11 +28,11 @@ pub(super) enum CallRetention {
 }
 
 /// Decides on the call at `index` as it opens.
-pub(super) fn at_opening(index: u32, spec: &TurnSpec) -> CallRetention {
+pub(super) fn decide_retention(index: u32, spec: &TurnSpec) -> CallRetention {
     if spec.last_request {
         return CallRetention::Drop;
     }
-    match by_rules(index, &spec.rules) {
+    match retention_by_rules(index, &spec.rules) {
         // Every call before one that is kept is kept too.
         CallRetention::Keep | CallRetention::KeepExcess
             if spec.budget.calls_left.is_some_and(|left| index >= left) =>
@@ -49,7 +49,7 @@ pub(super) fn at_opening(index: u32, spec: &TurnSpec) -> CallRetention {
 }
 
 /// Decides on a call by what holds in every turn of the run.
-pub(super) fn by_rules(index: u32, rules: &TurnRules) -> CallRetention {
+pub(super) fn retention_by_rules(index: u32, rules: &TurnRules) -> CallRetention {
     if !rules.multi_tool_calls && index > 0 {
         return CallRetention::Drop;
     }
@@ -66,7 +66,7 @@ pub(super) fn by_rules(index: u32, rules: &TurnRules) -> CallRetention {
 
 /// Takes in the arguments as they came: once, at the seal (or at the end, for a call that was
 /// never sealed). Says what was odd.
-pub(super) fn take_arguments(
+pub(super) fn parse_call_arguments(
     call: &mut TurnCall,
     raw: &str,
     oversize: bool,
@@ -74,7 +74,8 @@ pub(super) fn take_arguments(
     let mut odd = None;
     if oversize {
         call.call.raw = Some(raw.to_owned());
-        call.unfit = Some(model_messages::invalid_arguments("they are larger than allowed", raw));
+        call.arguments_error =
+            Some(model_messages::invalid_arguments("they are larger than allowed", raw));
         odd = Some(ArgumentsAnomaly::Invalid);
     } else {
         match parse_arguments(raw) {
@@ -87,22 +88,22 @@ pub(super) fn take_arguments(
             }
             ParsedArguments::CutOff => {
                 call.call.raw = Some(raw.to_owned());
-                call.unfit = Some(model_messages::cut_off_arguments(raw));
+                call.arguments_error = Some(model_messages::cut_off_arguments(raw));
                 odd = Some(ArgumentsAnomaly::CutOff);
             }
             ParsedArguments::NotAnObject { found } => {
                 call.call.raw = Some(raw.to_owned());
-                call.unfit =
+                call.arguments_error =
                     Some(model_messages::invalid_arguments(&format!("they are {found}"), raw));
                 odd = Some(ArgumentsAnomaly::Invalid);
             }
         }
     }
-    if call.unfit.is_none()
+    if call.arguments_error.is_none()
         && let Some(tool) = &call.tool
         && let Some(what) = tool.input.first_violation(&call.call.arguments)
     {
-        call.unfit = Some(model_messages::invalid_arguments(&what, raw));
+        call.arguments_error = Some(model_messages::invalid_arguments(&what, raw));
         odd = Some(ArgumentsAnomaly::Invalid);
     }
     call.identity = identity(&call.call);
@@ -130,11 +131,11 @@ pub(super) fn admit(call: &TurnCall, earlier: &[TurnCall], spec: &TurnSpec) -> C
         let known = spec.rules.tools.keys();
         return CallAdmission::Answer(model_messages::unknown_tool(&call.call.name, known));
     };
-    if let Some(answer) = &call.unfit {
+    if let Some(answer) = &call.arguments_error {
         return CallAdmission::Answer(answer.clone());
     }
     if !tool.repeatable
-        && let Some(first) = same_call(call, earlier)
+        && let Some(first) = find_identical_call(call, earlier)
     {
         return CallAdmission::Copy(first);
     }
@@ -143,7 +144,7 @@ pub(super) fn admit(call: &TurnCall, earlier: &[TurnCall], spec: &TurnSpec) -> C
 
 /// The earlier call with the same name and arguments, unless a call with effects that runs
 /// stands between them.
-fn same_call(call: &TurnCall, earlier: &[TurnCall]) -> Option<CallKey> {
+fn find_identical_call(call: &TurnCall, earlier: &[TurnCall]) -> Option<CallKey> {
     for other in earlier.iter().rev() {
         let counts = match other.phase {
             CallPhase::Ready
@@ -156,7 +157,7 @@ fn same_call(call: &TurnCall, earlier: &[TurnCall]) -> Option<CallKey> {
             // Only what really ran: an answer such as "malformed" is no result to copy.
             CallPhase::Ended { .. } => {
                 let counts = other.has_result() || other.notes.before.is_some();
-                counts && other.unfit.is_none() && other.notes.duplicate_of.is_none()
+                counts && other.arguments_error.is_none() && other.notes.duplicate_of.is_none()
             }
             CallPhase::Open
             | CallPhase::Sealed

@@ -25,14 +25,14 @@ impl Turn {
     /// When nobody was asked about it, the decision is about other arguments or does not say which
     /// of two questions it answers, or it was decided otherwise before. Nothing has changed then.
     /// The same decision again is no error.
-    pub(super) fn take_decision(
+    pub(super) fn apply_decision(
         &mut self,
         key: CallKey,
         decision: ApprovalDecision,
     ) -> Result<(), ApprovalError> {
         let index = self.position(key);
         let call = index.and_then(|index| self.calls.get(index));
-        let question = call.and_then(TurnCall::question);
+        let question = call.and_then(TurnCall::pending_approval_phase);
         let judged = |phase| self.judgements.get(&(key, phase));
         let (before, after) = (judged(ApprovalPhase::Before), judged(ApprovalPhase::After));
         let known = match (decision.phase, question) {
@@ -56,39 +56,39 @@ impl Turn {
             return decision.check_repeat(known.verdict);
         }
         let Some(((index, _), question)) = asked else { return Err(ApprovalError::NotAsked) };
-        self.judge(index, question, decision.judgement);
+        self.decide_approval(index, question, decision.judgement);
         Ok(())
     }
 
     /// What people are asked at present, in call order: which calls, and what about them.
     pub fn pending_approvals(&self) -> impl Iterator<Item = (CallKey, ApprovalPhase)> {
-        self.calls.iter().filter_map(|call| Some((call.key(), call.question()?)))
+        self.calls.iter().filter_map(|call| Some((call.key(), call.pending_approval_phase()?)))
     }
 
     /// A question as people are shown it; none where it is not asked at present.
     #[must_use]
     pub fn pending_approval(&self, key: CallKey) -> Option<ApprovalRequest> {
         let call = self.calls.get(self.position(key)?)?;
-        Some(request(call, call.question()?))
+        Some(request(call, call.pending_approval_phase()?))
     }
 
     /// Returns whether people are all that the turn waits for. Its clock stands still then, and so does
     /// the run's.
     #[must_use]
-    pub fn waits_only_for_people(&self) -> bool {
-        self.clock.is_people()
+    pub fn waits_only_for_approval(&self) -> bool {
+        self.clock.is_waiting_for_approval()
     }
 
     /// Asks whether a call may run.
-    pub(super) fn ask_before(&mut self, index: usize) {
-        let until = self.answer_until(index, ApprovalPhase::Before);
+    pub(super) fn request_start_approval(&mut self, index: usize) {
+        let until = self.approval_deadline(index, ApprovalPhase::Before);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = CallPhase::AwaitingApproval { until };
         if self.asked.contains_key(&(call.key(), ApprovalPhase::Before)) {
             call.waiting_for = Some(WaitingFor::Approval);
         }
-        self.tell_waiting(index, WaitingFor::Approval);
-        self.ask_people(index, ApprovalPhase::Before);
+        self.publish_waiting(index, WaitingFor::Approval);
+        self.request_approval(index, ApprovalPhase::Before);
     }
 
     /// What a tool answered is the call's outcome, unless people have to see it first.
@@ -101,21 +101,21 @@ impl Turn {
         } else if self.is_cancelled() {
             self.end_call(index, model_messages::unreviewed());
         } else {
-            if !call.is_undecided() {
+            if !call.has_undecided_report() {
                 self.record_report(index, &outcome, &ReadSet::default(), &writes);
             }
-            let until = self.answer_until(index, ApprovalPhase::After);
+            let until = self.approval_deadline(index, ApprovalPhase::After);
             self.set_phase(index, CallPhase::AwaitingReview { outcome, writes, until });
             match known {
                 // It was said before a crash.
-                Some(judgement) => self.settle_question(index, ApprovalPhase::After, judgement),
-                None => self.ask_people(index, ApprovalPhase::After),
+                Some(judgement) => self.apply_judgement(index, ApprovalPhase::After, judgement),
+                None => self.request_approval(index, ApprovalPhase::After),
             }
         }
     }
 
     /// Nobody has said anything in time.
-    pub(super) fn expire_questions(&mut self) {
+    pub(super) fn expire_approvals(&mut self) {
         let now = self.now();
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
@@ -124,21 +124,21 @@ impl Turn {
             else {
                 continue;
             };
-            if let Some(question) = call.question().filter(|_| until <= now) {
+            if let Some(question) = call.pending_approval_phase().filter(|_| until <= now) {
                 let expired = Judgement { verdict: Verdict::Expired, message: None };
-                self.judge(index, question, expired);
+                self.decide_approval(index, question, expired);
             }
         }
     }
 
     /// Returns whether people are all that the turn waits for: then its clocks stand still.
-    pub(super) fn waits_for_people(&self) -> bool {
+    pub(super) fn waits_for_approval(&self) -> bool {
         matches!(self.stage, TurnStage::ResponseEnded { .. })
-            && self.calls.iter().any(|call| call.question().is_some())
-            && !self.calls.iter().any(TurnCall::has_place)
+            && self.calls.iter().any(|call| call.pending_approval_phase().is_some())
+            && !self.calls.iter().any(TurnCall::holds_permit)
     }
 
-    fn answer_until(&self, index: usize, phase: ApprovalPhase) -> Option<Duration> {
+    fn approval_deadline(&self, index: usize, phase: ApprovalPhase) -> Option<Duration> {
         let call = self.calls.get(index)?;
         let timeout = call.tool.as_ref()?.approval_timeout;
         match self.asked.get(&(call.key(), phase)) {
@@ -148,35 +148,40 @@ impl Turn {
     }
 
     /// Asks people, unless they were asked before the turn was resumed: then that question stands.
-    fn ask_people(&mut self, index: usize, phase: ApprovalPhase) {
+    fn request_approval(&mut self, index: usize, phase: ApprovalPhase) {
         let now = self.now();
         let Some(call) = self.calls.get_mut(index) else { return };
         if let Some(before) = self.asked.remove(&(call.key(), phase)) {
             call.asked_at = Some(Duration::ZERO);
-            call.asked_before = before;
+            call.approval_wait_before_resume = before;
             return;
         }
         call.asked_at = Some(now);
-        call.asked_before = Duration::ZERO;
+        call.approval_wait_before_resume = Duration::ZERO;
         let asked = Box::new(request(call, phase));
         self.record(Record::ApprovalAsked { asked: asked.clone() });
         self.emit(Event::ApprovalAsked { asked });
     }
 
-    pub(super) fn judge(&mut self, index: usize, phase: ApprovalPhase, judgement: Judgement) {
+    pub(super) fn decide_approval(
+        &mut self,
+        index: usize,
+        phase: ApprovalPhase,
+        judgement: Judgement,
+    ) {
         let Some(call) = self.calls.get(index) else { return };
         let (key, label) = (call.key(), call.label());
         let waited = self.now().saturating_sub(call.asked_at.unwrap_or(self.now()));
-        let waited = call.asked_before.saturating_add(waited);
+        let waited = call.approval_wait_before_resume.saturating_add(waited);
         let verdict = judgement.verdict;
         let message = judgement.message.clone();
         self.record(Record::ApprovalGiven { key, phase, verdict, message });
         self.emit(Event::ApprovalGiven { call: label, phase, verdict, waited });
         self.judgements.insert((key, phase), judgement.clone());
-        self.settle_question(index, phase, judgement);
+        self.apply_judgement(index, phase, judgement);
     }
 
-    fn settle_question(&mut self, index: usize, phase: ApprovalPhase, judgement: Judgement) {
+    fn apply_judgement(&mut self, index: usize, phase: ApprovalPhase, judgement: Judgement) {
         let Some(call) = self.calls.get_mut(index) else { return };
         let approved = judgement.verdict == Verdict::Approved;
         let refused = (!approved).then(|| model_messages::rejected(phase, &judgement));

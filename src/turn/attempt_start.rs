@@ -27,7 +27,7 @@ impl Turn {
     }
 
     /// Asks a model once more; what was shown of the turn is void.
-    pub(super) fn ask_again(&mut self, plan: AttemptPlan, reason: String) {
+    pub(super) fn request_again(&mut self, plan: AttemptPlan, reason: String) {
         let fallback = plan.model != self.plan.model;
         let event = Event::AttemptStarted {
             attempt: plan.attempt,
@@ -55,7 +55,7 @@ impl Turn {
         self.plan = plan.clone();
         self.asked_at = self.clock.now() + plan.wait;
         self.first_delta_at = None;
-        self.clock.model_asked();
+        self.clock.request_started();
         self.effects.perform(TurnAction::Request(plan));
     }
 
@@ -66,7 +66,7 @@ impl Turn {
     /// The exchange with the model is over; it is paid for whatever becomes of it. Only the first
     /// to say so counts.
     pub(super) fn close_exchange(&mut self, error: Option<ProviderError>) {
-        if !self.clock.model_answered() {
+        if !self.clock.request_ended() {
             return;
         }
         self.usage += self.response.usage();

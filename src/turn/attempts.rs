@@ -35,13 +35,13 @@ pub(super) struct Attempts {
     /// The model that is asked.
     model: usize,
     /// Attempts with it; after a crash of the host, since then.
-    with_model: u32,
+    attempts_with_model: u32,
     /// In how many further ones in a row it was not asked.
-    unasked: u32,
+    consecutive_refusals: u32,
     /// The time for which the turn waited for the breaker.
     waited: Duration,
     /// Of its streams.
-    broken_streams: u32,
+    broken_stream_count: u32,
 }
 
 impl Attempts {
@@ -51,10 +51,10 @@ impl Attempts {
             seed,
             made: 0,
             model: 0,
-            with_model: 0,
-            unasked: 0,
+            attempts_with_model: 0,
+            consecutive_refusals: 0,
             waited: Duration::ZERO,
-            broken_streams: 0,
+            broken_stream_count: 0,
         }
     }
 
@@ -69,7 +69,7 @@ impl Attempts {
 
     /// The attempt that was made last.
     pub(super) fn last(&self) -> AttemptPlan {
-        let streamed = self.model().streamed && self.broken_streams < BROKEN_STREAMS_MAX;
+        let streamed = self.model().streamed && self.broken_stream_count < BROKEN_STREAMS_MAX;
         AttemptPlan { attempt: self.made, model: self.model, streamed, wait: Duration::ZERO }
     }
 
@@ -88,11 +88,11 @@ impl Attempts {
         if error.kind == ProviderErrorKind::Unavailable {
             return self.after_none(asked);
         }
-        self.unasked = 0;
-        self.broken_streams += u32::from(was_streamed && is_broken_stream(error));
+        self.consecutive_refusals = 0;
+        self.broken_stream_count += u32::from(was_streamed && is_broken_stream(error));
         let may_repeat = error.is_transient() && asked <= RETRY_AFTER_MAX;
-        if may_repeat && self.with_model < self.model().max_attempts {
-            let wait = self.backoff(self.with_model).max(asked);
+        if may_repeat && self.attempts_with_model < self.model().max_attempts {
+            let wait = self.backoff(self.attempts_with_model).max(asked);
             return Some(self.next(wait));
         }
         self.next_model()
@@ -101,12 +101,12 @@ impl Attempts {
     /// The attempt after one for which the model was not asked, and may be in this time at the
     /// earliest: until another session has found out how it is, nobody knows.
     fn after_none(&mut self, earliest: Duration) -> Option<AttemptPlan> {
-        self.with_model = self.with_model.saturating_sub(1);
+        self.attempts_with_model = self.attempts_with_model.saturating_sub(1);
         if let Some(plan) = self.next_model() {
             return Some(plan);
         }
-        self.unasked += 1;
-        let wait = self.backoff(self.unasked).max(earliest);
+        self.consecutive_refusals += 1;
+        let wait = self.backoff(self.consecutive_refusals).max(earliest);
         self.waited = self.waited.saturating_add(wait);
         let waited_max = RETRY_AFTER_MAX.saturating_mul(self.model().max_attempts);
         let may_wait = wait <= RETRY_AFTER_MAX && self.waited <= waited_max;
@@ -117,14 +117,14 @@ impl Attempts {
     fn next_model(&mut self) -> Option<AttemptPlan> {
         self.models.iter().nth(self.model + 1)?;
         self.model += 1;
-        (self.with_model, self.unasked, self.broken_streams) = (0, 0, 0);
+        (self.attempts_with_model, self.consecutive_refusals, self.broken_stream_count) = (0, 0, 0);
         self.waited = Duration::ZERO;
         Some(self.next(Duration::ZERO))
     }
 
     fn next(&mut self, wait: Duration) -> AttemptPlan {
         self.made += 1;
-        self.with_model += 1;
+        self.attempts_with_model += 1;
         AttemptPlan { wait, ..self.last() }
     }
 

@@ -72,7 +72,7 @@ impl Turn {
         let Some(maximum) = self.spec.rules.limits.max_tool_calls_per_run.map(u64::from) else {
             return;
         };
-        self.tell_limit(MAX_CALLS, maximum.saturating_add(1), maximum, "ended");
+        self.record_limit(MAX_CALLS, maximum.saturating_add(1), maximum, "ended");
         self.cut_off_over_budget();
     }
 
@@ -93,7 +93,7 @@ impl Turn {
 
     fn cut_off_over_budget(&mut self) {
         self.effects.perform(TurnAction::Disconnect);
-        self.conclude(ResponseDisposition::Cancelled, Some(CancelReason::Budget));
+        self.end_response(ResponseDisposition::Cancelled, Some(CancelReason::Budget));
     }
 
     /// Returns the tokens of the failed attempts and of the current response.
@@ -105,6 +105,6 @@ impl Turn {
     fn record_token_limit(&mut self, used: u64, left: u64) {
         let maximum = self.spec.rules.limits.max_tokens_per_run.unwrap_or(left);
         let before = maximum.saturating_sub(left);
-        self.tell_limit(MAX_TOKENS, before.saturating_add(used), maximum, "ended");
+        self.record_limit(MAX_TOKENS, before.saturating_add(used), maximum, "ended");
     }
 }

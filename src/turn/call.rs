@@ -76,7 +76,7 @@ pub(super) struct TurnCall {
     /// The call exceeds the limit per response: it is answered, not run.
     pub(super) excess: bool,
     /// The error of its arguments, with which the call is answered.
-    pub(super) unfit: Option<ToolOutcome>,
+    pub(super) arguments_error: Option<ToolOutcome>,
     /// Name and canonical arguments: what makes two calls the same.
     pub(super) identity: String,
     pub(super) waiting_for: Option<WaitingFor>,
@@ -88,7 +88,7 @@ pub(super) struct TurnCall {
     /// Since when people are asked.
     pub(super) asked_at: Option<Duration>,
     /// The time for which an approval was open before the turn was resumed.
-    pub(super) asked_before: Duration,
+    pub(super) approval_wait_before_resume: Duration,
     /// The times that were recorded with its outcome, if that was before the turn was resumed.
     pub(super) recorded: Option<RecordedTimes>,
     /// Which calls had written what, in the snapshot that it began with.
@@ -98,7 +98,7 @@ pub(super) struct TurnCall {
     /// The variables that it writes, if it ended.
     pub(super) writes: WriteSet,
     /// The first outcome of a call that has to run again.
-    pub(super) outdated: Option<ReportedOutcome>,
+    pub(super) report_before_rerun: Option<ReportedOutcome>,
     /// The time for which it waited for a permit of its tool.
     pub(super) queue_wait: Option<Duration>,
     /// True if it started before the response had ended.
@@ -119,7 +119,7 @@ impl TurnCall {
             tool,
             phase: CallPhase::Open,
             excess: false,
-            unfit: None,
+            arguments_error: None,
             identity: String::new(),
             waiting_for: None,
             notes: ResultNotes::default(),
@@ -127,12 +127,12 @@ impl TurnCall {
             started_at: None,
             answered_at: None,
             asked_at: None,
-            asked_before: Duration::ZERO,
+            approval_wait_before_resume: Duration::ZERO,
             recorded: None,
             snapshot: LastWriters::default(),
             reads: ReadSet::default(),
             writes: WriteSet::default(),
-            outdated: None,
+            report_before_rerun: None,
             queue_wait: None,
             early: false,
         }
@@ -149,7 +149,7 @@ impl TurnCall {
     }
 
     /// It has the outcome that was recorded.
-    pub(super) fn restore_end(&mut self, ended: &RecordedOutcome<'_>) {
+    pub(super) fn restore_outcome(&mut self, ended: &RecordedOutcome<'_>) {
         let ToolResult { outcome, notes, started, wait, duration, writes, .. } =
             ended.result(self.call.clone());
         self.started_at = started.map(|_| Duration::ZERO);
@@ -184,13 +184,13 @@ impl TurnCall {
         self.tool.as_ref().is_some_and(|tool| tool.exclusive)
     }
 
-    pub(super) fn has_cap(&self) -> bool {
+    pub(super) fn has_concurrency_limit(&self) -> bool {
         self.tool.as_ref().is_some_and(|tool| tool.max_concurrent.is_some())
     }
 
     /// Returns whether it has a place of its tool or waits for one, and its tool was not told to run.
-    pub(super) fn has_reserved(&self) -> bool {
-        self.has_cap() && self.has_place() && !self.is_running()
+    pub(super) fn has_tool_permit(&self) -> bool {
+        self.has_concurrency_limit() && self.holds_permit() && !self.is_running()
     }
 
     /// Returns whether its tool was, or is about to be, told to run.
@@ -199,7 +199,7 @@ impl TurnCall {
     }
 
     /// Returns whether it has a place of `max`.
-    pub(super) fn has_place(&self) -> bool {
+    pub(super) fn holds_permit(&self) -> bool {
         matches!(
             self.phase,
             CallPhase::AwaitingPermit { .. } | CallPhase::Intended | CallPhase::Running { .. }
@@ -211,12 +211,12 @@ impl TurnCall {
     }
 
     /// Returns whether its tool has answered, and it is not decided yet what comes of that.
-    pub(super) fn is_undecided(&self) -> bool {
+    pub(super) fn has_undecided_report(&self) -> bool {
         matches!(self.phase, CallPhase::Reported(_) | CallPhase::AwaitingReview { .. })
     }
 
     /// Returns the phase of its open approval.
-    pub(super) fn question(&self) -> Option<ApprovalPhase> {
+    pub(super) fn pending_approval_phase(&self) -> Option<ApprovalPhase> {
         match self.phase {
             CallPhase::AwaitingApproval { .. } => Some(ApprovalPhase::Before),
             CallPhase::AwaitingReview { .. } => Some(ApprovalPhase::After),
@@ -234,7 +234,7 @@ impl TurnCall {
     }
 
     /// Returns whether people have to be asked before it may run.
-    pub(super) fn must_ask(&self) -> bool {
+    pub(super) fn needs_approval(&self) -> bool {
         self.notes.before.is_none() && self.tool.as_ref().is_some_and(|tool| tool.approval.before)
     }
 

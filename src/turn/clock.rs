@@ -43,21 +43,21 @@ impl TurnClock {
         self.now
     }
 
-    pub(super) fn model_asked(&mut self) {
+    pub(super) fn request_started(&mut self) {
         self.model_open = true;
     }
 
     /// Returns whether it had been asked, and not yet answered.
-    pub(super) fn model_answered(&mut self) -> bool {
+    pub(super) fn request_ended(&mut self) -> bool {
         std::mem::replace(&mut self.model_open, false)
     }
 
     /// Says whether people are all that the turn waits for from now on.
-    pub(super) fn wait_for_people(&mut self, people: bool) {
+    pub(super) fn set_waiting_for_approval(&mut self, people: bool) {
         self.people = people;
     }
 
-    pub(super) fn is_people(&self) -> bool {
+    pub(super) fn is_waiting_for_approval(&self) -> bool {
         self.people
     }
 
@@ -67,11 +67,11 @@ impl TurnClock {
 
     pub(super) fn tool_ended(&mut self, ran: Duration) {
         self.running = self.running.saturating_sub(1);
-        self.tool_remembered(ran);
+        self.add_tool_time(ran);
     }
 
     /// A tool ran before the turn was resumed.
-    pub(super) fn tool_remembered(&mut self, ran: Duration) {
+    pub(super) fn add_tool_time(&mut self, ran: Duration) {
         self.times.tools_sum += ran;
         self.times.tools_longest = self.times.tools_longest.max(ran);
     }
@@ -110,11 +110,11 @@ mod tests {
     fn time_is_split_by_what_was_going_on() {
         let ms = Duration::from_millis;
         let mut clock = TurnClock::default();
-        clock.model_asked();
+        clock.request_started();
         clock.advance(ms(10));
         clock.tool_started();
         clock.advance(ms(30));
-        clock.model_answered();
+        clock.request_ended();
         clock.advance(ms(60));
         clock.tool_ended(ms(50));
         clock.advance(ms(61));
@@ -122,9 +122,9 @@ mod tests {
         clock.call_queued();
         clock.advance(ms(70));
         clock.call_dequeued();
-        clock.wait_for_people(true);
+        clock.set_waiting_for_approval(true);
         clock.advance(ms(90));
-        clock.wait_for_people(false);
+        clock.set_waiting_for_approval(false);
         let expected = TurnTimes {
             total: ms(90),
             model: ms(30),

@@ -19,14 +19,14 @@ impl Turn {
         let changes = self.response.push(&delta);
         let changed = !changes.is_empty();
         self.handle_changes(changes);
-        self.deltas_seen += 1;
+        self.delta_count += 1;
         match delta {
             Delta::Text(text) | Delta::Refusal(text) => {
-                self.layout.push(false, text.len());
+                self.display_order.push(false, text.len());
                 self.emit(Event::TextReceived { text });
             }
             Delta::Reasoning(text) => {
-                self.layout.push(true, text.len());
+                self.display_order.push(true, text.len());
                 self.emit(Event::ThinkingReceived { text });
             }
             Delta::Call(_)
@@ -57,34 +57,34 @@ impl Turn {
             match change {
                 CallChange::Opened(index) => self.handle_opened(index),
                 CallChange::Sealed(index) => self.handle_sealed(index),
-                CallChange::ChangedAfterSeal(index) => self.handle_disturbed(index),
+                CallChange::ChangedAfterSeal(index) => self.handle_change_after_seal(index),
                 CallChange::ServiceOpened(at) => {
-                    self.show_service_call(at, ServiceCallStatus::Running);
+                    self.publish_service_call(at, ServiceCallStatus::Running);
                 }
                 CallChange::ServiceSealed(at) => {
-                    self.show_service_call(at, ServiceCallStatus::Finished);
+                    self.publish_service_call(at, ServiceCallStatus::Finished);
                 }
             }
         }
     }
 
     /// Tells how far a call is that the service runs itself; that is all that is done with it.
-    pub(super) fn show_service_call(&mut self, at: usize, status: ServiceCallStatus) {
-        let Some(bucket) = self.response.service_calls().get(at) else { return };
+    pub(super) fn publish_service_call(&mut self, at: usize, status: ServiceCallStatus) {
+        let Some(partial_call) = self.response.service_calls().get(at) else { return };
         let call = ServiceCall {
             turn: self.spec.number,
             attempt: self.plan.attempt,
-            place: u32::try_from(at).unwrap_or(u32::MAX),
-            provider_id: bucket.provider_id.clone(),
-            name: bucket.name.clone(),
-            input_summary: excerpt(&bucket.raw, QUOTE_CHARS),
+            position: u32::try_from(at).unwrap_or(u32::MAX),
+            provider_id: partial_call.provider_id.clone(),
+            name: partial_call.name.clone(),
+            input_summary: excerpt(&partial_call.raw, QUOTE_CHARS),
         };
         self.emit(Event::ServiceCallChanged { call: Box::new(call), status });
     }
 
     fn handle_opened(&mut self, index: usize) {
-        let Some(bucket) = self.response.calls().get(index) else { return };
-        let name = bucket.name.clone();
+        let Some(partial_call) = self.response.calls().get(index) else { return };
+        let name = partial_call.name.clone();
         let key = CallKey {
             turn: self.spec.number,
             attempt: self.plan.attempt,
@@ -92,18 +92,18 @@ impl Turn {
         };
         let tool = self.spec.rules.tools.get(&*name).cloned();
         let mut call = TurnCall::open(key, &name, tool);
-        call.call.provider_id.clone_from(&bucket.provider_id);
+        call.call.provider_id.clone_from(&partial_call.provider_id);
         let opening = match self.stage {
             // Nothing more is kept of a response whose ending is known.
             TurnStage::ResponseEnded { .. } | TurnStage::Finished => CallRetention::Drop,
-            TurnStage::AwaitingResponse => admission::at_opening(key.index, &self.spec),
+            TurnStage::AwaitingResponse => admission::decide_retention(key.index, &self.spec),
         };
         match opening {
             CallRetention::Keep => self.emit(Event::CallOpened { call: call.label() }),
             CallRetention::KeepExcess => {
                 call.excess = true;
                 self.emit(Event::CallOpened { call: call.label() });
-                self.tell_excess("answered");
+                self.record_excess_call("answered");
             }
             CallRetention::Drop => {
                 call.phase = CallPhase::Dropped;
@@ -112,15 +112,15 @@ impl Turn {
             CallRetention::DropExcess => {
                 call.phase = CallPhase::Dropped;
                 self.dropped.push(name);
-                self.tell_excess("truncated");
+                self.record_excess_call("truncated");
             }
             CallRetention::Fail => {
                 call.phase = CallPhase::Dropped;
                 self.dropped.push(name);
-                self.tell_excess("failed");
+                self.record_excess_call("failed");
                 self.effects.perform(TurnAction::Disconnect);
                 self.calls.push(call);
-                self.conclude(ResponseDisposition::Excess, None);
+                self.end_response(ResponseDisposition::Excess, None);
                 return;
             }
             CallRetention::OverBudget => {
@@ -135,36 +135,36 @@ impl Turn {
     }
 
     fn handle_sealed(&mut self, index: usize) {
-        let (Some(bucket), Some(call)) =
+        let (Some(partial_call), Some(call)) =
             (self.response.calls().get(index), self.calls.get_mut(index))
         else {
             return;
         };
         call.sealed_at = Some(self.clock.now());
-        let odd = admission::take_arguments(call, &bucket.raw, bucket.oversize);
+        let odd = admission::parse_call_arguments(call, &partial_call.raw, partial_call.oversize);
         if call.phase == CallPhase::Dropped {
             // Not kept, but counted as one that was decoded.
             return;
         }
-        call.call.provider_id.clone_from(&bucket.provider_id);
+        call.call.provider_id.clone_from(&partial_call.provider_id);
         call.phase = CallPhase::Sealed;
-        let detected = call.unfit.is_none().then(|| call.label());
-        self.name_call(index);
+        let detected = call.arguments_error.is_none().then(|| call.label());
+        self.assign_call_id(index);
         if let Some(oddity) = odd {
-            self.tell_oddity(index, oddity);
+            self.publish_anomaly(index, oddity);
         }
         if let Some(call) = detected {
             self.emit(Event::CallDetected {
                 call,
                 latency: self.clock.now().saturating_sub(self.asked_at),
-                stream_position: self.deltas_seen,
+                stream_position: self.delta_count,
                 streaming: self.plan.streamed,
             });
         }
     }
 
     /// Bytes came for a call that is already sealed.
-    fn handle_disturbed(&mut self, index: usize) {
+    fn handle_change_after_seal(&mut self, index: usize) {
         let Some(call) = self.calls.get_mut(index) else { return };
         if call.notes.arguments_changed || !call.is_kept() {
             return;
@@ -173,18 +173,18 @@ impl Turn {
         let key = call.key();
         let stands = call.has_effects() && call.has_started();
         let was_answered = call.outcome().is_some();
-        let counts = call.is_running() || call.is_undecided() || call.has_result();
-        self.tell_oddity(index, ArgumentsAnomaly::ChangedAfterSeal);
+        let counts = call.is_running() || call.has_undecided_report() || call.has_result();
+        self.publish_anomaly(index, ArgumentsAnomaly::ChangedAfterSeal);
         if stands || (was_answered && !counts) {
             // It keeps what came of it, or what was told of why it did not run.
-            self.record_ended_again(index);
+            self.record_amended_end(index);
             return;
         }
         if counts {
             self.discard(index);
         }
         if let Some(call) = self.calls.get_mut(index) {
-            call.unfit = Some(model_messages::malformed());
+            call.arguments_error = Some(model_messages::malformed());
             // A malformed call has an answer of its own.
             call.notes.duplicate_of = None;
             call.notes.reused = false;
@@ -194,16 +194,17 @@ impl Turn {
     }
 
     /// The outcome stands, but the journal has to know what else there is to know of it.
-    fn record_ended_again(&mut self, index: usize) {
+    fn record_amended_end(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
         if let Some(result) = call.result(self.spec.began) {
-            let record = super::step::ended(&result, call.early, true);
+            let record = super::step::call_ended_record(&result, call.early, true);
             self.record(record);
         }
     }
 
-    pub(super) fn tell_oddity(&mut self, index: usize, oddity: ArgumentsAnomaly) {
-        let (Some(bucket), Some(call)) = (self.response.calls().get(index), self.calls.get(index))
+    pub(super) fn publish_anomaly(&mut self, index: usize, oddity: ArgumentsAnomaly) {
+        let (Some(partial_call), Some(call)) =
+            (self.response.calls().get(index), self.calls.get(index))
         else {
             return;
         };
@@ -211,15 +212,15 @@ impl Turn {
             call: call.label(),
             id: call.call.id.clone(),
             oddity,
-            raw: excerpt(&bucket.raw, QUOTE_CHARS),
+            raw: excerpt(&partial_call.raw, QUOTE_CHARS),
         };
-        let too_large = oddity == ArgumentsAnomaly::Invalid && bucket.oversize;
+        let too_large = oddity == ArgumentsAnomaly::Invalid && partial_call.oversize;
         self.emit(event);
         if too_large {
             // Bytes beyond the limit are not kept and not counted.
             let maximum = self.spec.rules.limits.max_arguments_bytes as u64;
             let value = maximum.saturating_add(1);
-            self.tell_limit("max_arguments_bytes", value, maximum, "answered");
+            self.record_limit("max_arguments_bytes", value, maximum, "answered");
         }
     }
 
@@ -232,29 +233,29 @@ impl Turn {
         }
     }
 
-    fn tell_excess(&mut self, action: &str) {
+    fn record_excess_call(&mut self, action: &str) {
         if let Some(maximum) = self.spec.rules.limits.max_tool_calls_per_turn {
             let maximum = u64::from(maximum);
-            self.tell_too_many_calls(maximum.saturating_add(1), maximum, action);
+            self.record_call_limit(maximum.saturating_add(1), maximum, action);
         }
     }
 
     /// Tells once per attempt that it holds too many calls.
-    pub(super) fn tell_too_many_calls(&mut self, value: u64, maximum: u64, action: &str) {
-        if std::mem::replace(&mut self.excess_told, true) {
+    pub(super) fn record_call_limit(&mut self, value: u64, maximum: u64, action: &str) {
+        if std::mem::replace(&mut self.call_limit_recorded, true) {
             return;
         }
-        self.tell_limit("max_tool_calls_per_turn", value, maximum, action);
+        self.record_limit("max_tool_calls_per_turn", value, maximum, action);
     }
 
     /// Tells that a time is over, in milliseconds.
-    pub(super) fn tell_time(&mut self, limit: &str, time: Duration, action: &str) {
+    pub(super) fn record_time_limit(&mut self, limit: &str, time: Duration, action: &str) {
         let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        self.tell_limit(limit, millis, millis, action);
+        self.record_limit(limit, millis, millis, action);
     }
 
     /// Tells that a limit was reached.
-    pub(super) fn tell_limit(&mut self, limit: &str, value: u64, maximum: u64, action: &str) {
+    pub(super) fn record_limit(&mut self, limit: &str, value: u64, maximum: u64, action: &str) {
         let (limit, action) = (limit.to_owned(), action.to_owned());
         let note = None;
         let (named, done) = (limit.clone(), action.clone());

@@ -261,7 +261,7 @@ pub struct TurnSpec {
     /// The number of earlier turns with calls in the session: the `n` of `call_{n}_{index}`.
     pub turns_with_calls: u32,
     /// Ids of the form `call_*` that the history holds.
-    pub held_ids: Arc<BTreeSet<String>>,
+    pub used_call_ids: Arc<BTreeSet<String>>,
     /// True if this is the last request: no call in its answer is run or kept.
     pub last_request: bool,
     /// The remaining budget of the run.

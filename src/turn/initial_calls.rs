@@ -28,7 +28,7 @@ impl InitialCallsTurn {
         let (mut dropped_calls, mut ending, mut excess) =
             (Vec::new(), ResponseDisposition::Well, None);
         for call in &message.calls {
-            match admission::by_rules(call.key.index, rules) {
+            match admission::retention_by_rules(call.key.index, rules) {
                 CallRetention::Keep => kept.calls.push(call.clone()),
                 CallRetention::KeepExcess => {
                     kept.calls.push(call.clone());
@@ -96,11 +96,11 @@ mod tests {
     fn seen(names: &[&str], change: impl FnOnce(&mut TurnRules)) -> Seen {
         let mut rules = rules(Execution::Parallel { max: 8 });
         change(&mut rules);
-        let seeded = InitialCallsTurn::new(1, &message(names), &rules);
+        let initial_response = InitialCallsTurn::new(1, &message(names), &rules);
         let tokens_left = rules.limits.max_tokens_per_run;
         let budget = Budget { tokens_left, calls_left: rules.limits.max_tool_calls_per_run };
         let spec = TurnSpec { budget, ..spec(rules) };
-        let mut turn = Turn::resume(spec, &entries(0, &[(seeded.response, 0)]), 0, None);
+        let mut turn = Turn::resume(spec, &entries(0, &[(initial_response.response, 0)]), 0, None);
         let (mut started, mut committed) = (Vec::new(), None);
         for step in 0..4 {
             if step == 1 {
@@ -121,7 +121,13 @@ mod tests {
         let record = committed.expect("it is over");
         let statuses = record.results.iter().map(|result| result.outcome.status).collect();
         let failed = matches!(record.end, TurnEnd::Failed(_));
-        (started, record.dropped_calls, failed, statuses, seeded.limit.map(|hit| hit.action))
+        (
+            started,
+            record.dropped_calls,
+            failed,
+            statuses,
+            initial_response.limit.map(|hit| hit.action),
+        )
     }
 
     fn texts(names: &[&str]) -> Vec<Arc<str>> {

@@ -47,7 +47,7 @@ impl VisibleVariables {
     }
 
     /// Returns whether one of these names was written behind the call at `place`.
-    fn is_written_behind<'a>(
+    fn is_written_after<'a>(
         &self,
         place: u32,
         mut names: impl Iterator<Item = &'a VariableName>,
@@ -58,7 +58,12 @@ impl VisibleVariables {
 
 impl Turn {
     /// A tool has answered. What it has to do with variables is judged in call order.
-    pub(super) fn take_report(&mut self, index: usize, outcome: ToolOutcome, used: VariablesUse) {
+    pub(super) fn handle_tool_report(
+        &mut self,
+        index: usize,
+        outcome: ToolOutcome,
+        used: VariablesUse,
+    ) {
         self.stop_clock(index);
         let Some(call) = self.calls.get_mut(index) else { return };
         let VariablesUse { reads, writes } = used;
@@ -91,7 +96,7 @@ impl Turn {
     }
 
     /// Decides on reported calls, each when every earlier call has its outcome.
-    pub(super) fn decide_in_order(&mut self) {
+    pub(super) fn resolve_reports(&mut self) {
         if !matches!(self.stage, TurnStage::ResponseEnded { .. }) {
             return;
         }
@@ -105,7 +110,7 @@ impl Turn {
                 }
                 CallPhase::Duplicate { of } => {
                     let of = *of;
-                    self.decide_duplicate(index, of);
+                    self.resolve_duplicate(index, of);
                 }
                 CallPhase::Open
                 | CallPhase::Sealed
@@ -125,7 +130,7 @@ impl Turn {
 
     fn decide(&mut self, index: usize, report: ReportedOutcome) {
         let names = self.visible.conflicts(&report.reads);
-        let rerun = !names.is_empty() && self.gate() == StartGate::Open;
+        let rerun = !names.is_empty() && self.start_gate() == StartGate::Open;
         let maximum = self.spec.rules.limits.max_variables_bytes;
         let bytes = self.bytes_with(&report.writes);
         let full = bytes > maximum;
@@ -143,7 +148,7 @@ impl Turn {
         call.reads.clone_from(&report.reads);
         let label = call.label();
         if rerun {
-            call.outdated = Some(report);
+            call.report_before_rerun = Some(report);
             call.waiting_for = None;
             call.phase = CallPhase::Ready;
         } else {
@@ -163,7 +168,7 @@ impl Turn {
             self.emit(Event::ConflictFound { call: label, names, resolution });
         } else if names.is_empty() && full && !is_asked {
             let (bytes, maximum) = (bytes as u64, maximum as u64);
-            self.tell_limit("max_variables_bytes", bytes, maximum, "writes_dropped");
+            self.record_limit("max_variables_bytes", bytes, maximum, "writes_dropped");
         }
     }
 
@@ -175,13 +180,13 @@ impl Turn {
     /// A duplicate of a call that used variables is decided in call order: if one of them was
     /// written between the two, it is no repetition and runs itself, and those behind it wait for
     /// it. One with effects never does: its effect is not to happen twice.
-    fn decide_duplicate(&mut self, index: usize, of: CallKey) {
+    fn resolve_duplicate(&mut self, index: usize, of: CallKey) {
         let Some(first) = self.position(of).and_then(|first| self.calls.get(first)) else { return };
         let Some(outcome) = first.outcome().cloned() else { return };
         let mut used = first.reads.0.keys().chain(first.writes.0.keys());
-        let differs = !first.has_effects() && self.visible.is_written_behind(of.index, &mut used);
-        if !differs || self.gate() != StartGate::Open {
-            self.end_as_copy(index, of, outcome);
+        let differs = !first.has_effects() && self.visible.is_written_after(of.index, &mut used);
+        if !differs || self.start_gate() != StartGate::Open {
+            self.end_duplicate(index, of, outcome);
             return;
         }
         self.set_phase(index, CallPhase::Ready);

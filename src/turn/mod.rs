@@ -83,7 +83,7 @@ use effect::{DeferredEffect, EffectQueue};
 use isolation::VisibleVariables;
 use reassembly::Reassembly;
 #[cfg(test)]
-pub(crate) use step::ended;
+pub(crate) use step::call_ended_record;
 
 /// The limit of a run's time, by its name in the configuration.
 const RUN_TIMEOUT: &str = "run_timeout";
@@ -100,15 +100,15 @@ pub struct Turn {
     attempts: Attempts,
     plan: AttemptPlan,
     response: ResponseAssembler,
-    layout: DisplayOrder,
-    deltas_seen: u64,
+    display_order: DisplayOrder,
+    delta_count: u64,
     asked_at: Duration,
     first_delta_at: Option<Duration>,
     calls: Vec<TurnCall>,
     dropped: Vec<Arc<str>>,
-    excess_told: bool,
+    call_limit_recorded: bool,
     /// Results of pure calls of attempts that broke, by identity.
-    reusable: BTreeMap<String, ToolOutcome>,
+    reusable_results: BTreeMap<String, ToolOutcome>,
     /// The decisions about calls.
     judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
     /// The approvals that were open before the turn was resumed, and for how long.
@@ -197,7 +197,7 @@ impl Turn {
                     let changes = self.response.end(true);
                     self.handle_changes(changes);
                 }
-                self.conclude(ending, None);
+                self.end_response(ending, None);
             }
             Err(error) => self.handle_broken(error),
         }
@@ -214,7 +214,7 @@ impl Turn {
         else {
             return;
         };
-        self.take_place(index, since, place);
+        self.handle_permit_reply(index, since, place);
         self.advance();
     }
 
@@ -223,7 +223,7 @@ impl Turn {
         self.clock.advance(now);
         match self.position(key) {
             Some(index) if self.calls.get(index).is_some_and(TurnCall::is_running) => {
-                self.take_report(index, done.outcome, done.used);
+                self.handle_tool_report(index, done.outcome, done.used);
                 self.advance();
             }
             Some(index) => {
@@ -261,7 +261,7 @@ impl Turn {
         decision: ApprovalDecision,
     ) -> Result<(), ApprovalError> {
         self.clock.advance(now);
-        let taken = self.take_decision(key, decision);
+        let taken = self.apply_decision(key, decision);
         self.advance();
         taken
     }
@@ -276,7 +276,7 @@ impl Turn {
                 self.end_timed_out(index, deadline);
             }
         }
-        self.expire_questions();
+        self.expire_approvals();
         if self.run_deadline().is_some_and(|deadline| deadline <= now) {
             self.end_out_of_time();
         }
@@ -289,7 +289,7 @@ impl Turn {
         match &mut self.stage {
             TurnStage::AwaitingResponse => {
                 self.effects.perform(TurnAction::Disconnect);
-                self.conclude(ResponseDisposition::Cancelled, Some(why));
+                self.end_response(ResponseDisposition::Cancelled, Some(why));
             }
             TurnStage::ResponseEnded { cancelled, .. } => {
                 cancelled.get_or_insert(why);
@@ -353,19 +353,19 @@ impl Turn {
         let outcome = model_messages::timed_out(call, timeout);
         self.effects.perform(TurnAction::Abort(call.key()));
         self.end_call(index, outcome);
-        self.tell_time("tool_timeout", timeout, "timed_out");
+        self.record_time_limit("tool_timeout", timeout, "timed_out");
     }
 
     /// The run's time is over.
     fn end_out_of_time(&mut self) {
         let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
-        self.tell_time("run_timeout", timeout, "ended");
+        self.record_time_limit("run_timeout", timeout, "ended");
         self.handle_cancel(self.now(), CancelReason::RunTimeout);
     }
 
     /// When the run's time is over; none while its clock stands still.
     fn run_deadline(&self) -> Option<Duration> {
-        let counts = self.stage != TurnStage::Finished && !self.clock.is_people();
+        let counts = self.stage != TurnStage::Finished && !self.clock.is_waiting_for_approval();
         let left = self.spec.run_time_left.filter(|_| counts)?;
         left.checked_add(self.clock.times().people)
     }
@@ -377,14 +377,14 @@ impl Turn {
             plan: attempts.last(),
             attempts,
             response: attempt_start::accumulator(&rules),
-            layout: DisplayOrder::default(),
-            deltas_seen: 0,
+            display_order: DisplayOrder::default(),
+            delta_count: 0,
             asked_at: Duration::ZERO,
             first_delta_at: None,
             calls: Vec::new(),
             dropped: Vec::new(),
-            excess_told: false,
-            reusable: BTreeMap::new(),
+            call_limit_recorded: false,
+            reusable_results: BTreeMap::new(),
             judgements: BTreeMap::new(),
             asked: BTreeMap::new(),
             visible: VisibleVariables::new(spec.variables.clone()),

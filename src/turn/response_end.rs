@@ -14,7 +14,7 @@ use crate::types::{ProviderError, RunError, ToolOutcome, ToolStatus};
 
 impl Turn {
     /// Ends the response: records what is kept, and answers the calls that can no longer start.
-    pub(super) fn conclude(
+    pub(super) fn end_response(
         &mut self,
         ending: ResponseDisposition,
         cancelled: Option<CancelReason>,
@@ -22,15 +22,15 @@ impl Turn {
         self.close_exchange(None);
         self.discard_service_calls(|call| !call.sealed);
         for index in 0..self.calls.len() {
-            self.take_in_unsealed(index, ending);
+            self.parse_unsealed_arguments(index, ending);
         }
         if ending == ResponseDisposition::Refused {
-            self.drop_all_but_effects();
+            self.drop_calls_after_refusal();
         }
         let excess = self.response.excess();
         if excess > 0 {
             let maximum = self.calls.len() as u64;
-            self.tell_too_many_calls(maximum.saturating_add(excess as u64), maximum, "truncated");
+            self.record_call_limit(maximum.saturating_add(excess as u64), maximum, "truncated");
         }
         let message = Arc::new(self.kept_message(ending));
         self.finish = self.response.finish().cloned();
@@ -42,9 +42,10 @@ impl Turn {
             finish_reason: self.finish.clone(),
             usage: self.response.usage(),
             dropped_calls: self.dropped.clone(),
-            shown: self.layout.of(&message),
+            shown: self.display_order.of(&message),
         });
-        let detected = self.calls.iter().filter(|c| c.sealed_at.is_some() && c.unfit.is_none());
+        let detected =
+            self.calls.iter().filter(|c| c.sealed_at.is_some() && c.arguments_error.is_none());
         let event = Event::ResponseEnded {
             names: message.calls.iter().map(|call| call.name.clone()).collect(),
             opened: u32::try_from(self.calls.len() + excess).unwrap_or(u32::MAX),
@@ -66,19 +67,19 @@ impl Turn {
         match ending {
             ResponseDisposition::Well | ResponseDisposition::Refused => {}
             ResponseDisposition::Length => {
-                self.answer_where_unstarted(&model_messages::cut_off_response())
+                self.end_unstarted_calls(&model_messages::cut_off_response())
             }
             ResponseDisposition::BrokeKept => {
-                self.answer_where_unstarted(&model_messages::broken_response())
+                self.end_unstarted_calls(&model_messages::broken_response())
             }
             ResponseDisposition::Excess => {
-                self.answer_where_unstarted(&model_messages::failed_over_limit(maximum))
+                self.end_unstarted_calls(&model_messages::failed_over_limit(maximum))
             }
             ResponseDisposition::Cancelled => self.cancel_calls(),
         }
     }
 
-    fn answer_where_unstarted(&mut self, outcome: &ToolOutcome) {
+    fn end_unstarted_calls(&mut self, outcome: &ToolOutcome) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
             match call.phase {
@@ -116,9 +117,9 @@ impl Turn {
                 // It would have run again; what its tool answered is all there is, and it is
                 // decided once more what comes of that.
                 CallPhase::Ready | CallPhase::AwaitingPermit { .. }
-                    if let Some(report) = call.outdated.clone() =>
+                    if let Some(report) = call.report_before_rerun.clone() =>
                 {
-                    self.give_up_place(index);
+                    self.release_tool_permit(index);
                     self.set_phase(index, CallPhase::Reported(report));
                 }
                 // It was resumed, and may have run before.
@@ -147,7 +148,7 @@ impl Turn {
     }
 
     /// Drops all calls after a refusal, except calls with effects that have started.
-    fn drop_all_but_effects(&mut self) {
+    fn drop_calls_after_refusal(&mut self) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
             // One whose intent is being recorded has not happened yet, and need not.
@@ -159,9 +160,9 @@ impl Turn {
 
     /// Aborts a running call and drops it with its result.
     pub(super) fn discard(&mut self, index: usize) {
-        self.give_up_place(index);
+        self.release_tool_permit(index);
         let Some(call) = self.calls.get(index) else { return };
-        let (label, had_result) = (call.label(), call.has_result() || call.is_undecided());
+        let (label, had_result) = (call.label(), call.has_result() || call.has_undecided_report());
         if call.is_running() {
             self.effects.perform(TurnAction::Abort(label.key));
         }
@@ -185,10 +186,10 @@ impl Turn {
         });
         self.close_exchange(Some(error.clone()));
         if effects_started {
-            self.conclude(ResponseDisposition::BrokeKept, None);
+            self.end_response(ResponseDisposition::BrokeKept, None);
             return;
         }
-        let is_shown = !self.layout.is_empty();
+        let is_shown = !self.display_order.is_empty();
         self.void_attempt();
         let next = self.attempts.after(&error, self.plan.streamed);
         let is_out_of_tokens = self.is_out_of_tokens();
@@ -199,7 +200,7 @@ impl Turn {
         }
         match next {
             Some(_) if is_out_of_tokens => self.end_out_of_tokens(false),
-            Some(plan) => self.ask_again(plan, error.message),
+            Some(plan) => self.request_again(plan, error.message),
             None => self.fail(error),
         }
     }
@@ -219,7 +220,7 @@ impl Turn {
     fn discard_service_calls(&mut self, which: impl Fn(&PartialCall) -> bool) {
         for at in 0..self.response.service_calls().len() {
             if self.response.service_calls().get(at).is_some_and(&which) {
-                self.show_service_call(at, ServiceCallStatus::Discarded);
+                self.publish_service_call(at, ServiceCallStatus::Discarded);
             }
         }
     }
@@ -238,21 +239,21 @@ impl Turn {
                 // Each call of such a tool is to have a result of its own.
                 && !call.tool.as_ref().is_some_and(|tool| tool.repeatable)
             {
-                self.reusable.insert(call.identity.clone(), outcome.clone());
+                self.reusable_results.insert(call.identity.clone(), outcome.clone());
             }
             self.discard(index);
         }
         self.calls.clear();
         self.dropped.clear();
-        self.excess_told = false;
-        self.deltas_seen = 0;
+        self.call_limit_recorded = false;
+        self.delta_count = 0;
         self.response = attempt_start::accumulator(&self.spec.rules);
-        self.layout = DisplayOrder::default();
+        self.display_order = DisplayOrder::default();
     }
 
     /// Parses the arguments of a call that was never sealed, as far as they were received.
-    fn take_in_unsealed(&mut self, index: usize, ending: ResponseDisposition) {
-        let (Some(bucket), Some(call)) =
+    fn parse_unsealed_arguments(&mut self, index: usize, ending: ResponseDisposition) {
+        let (Some(partial_call), Some(call)) =
             (self.response.calls().get(index), self.calls.get_mut(index))
         else {
             return;
@@ -260,18 +261,18 @@ impl Turn {
         if call.phase != CallPhase::Open {
             return;
         }
-        call.call.provider_id.clone_from(&bucket.provider_id);
-        let odd = admission::take_arguments(call, &bucket.raw, bucket.oversize);
-        self.name_call(index);
+        call.call.provider_id.clone_from(&partial_call.provider_id);
+        let odd = admission::parse_call_arguments(call, &partial_call.raw, partial_call.oversize);
+        self.assign_call_id(index);
         // A user's stop cuts arguments off too, and nothing is odd about that.
         if let Some(oddity) = odd.filter(|_| ending != ResponseDisposition::Cancelled) {
-            self.tell_oddity(index, oddity);
+            self.publish_anomaly(index, oddity);
         }
     }
 
     /// Gives a call the id under which history and provider know it: the provider's own, unless
     /// there is none or another call of the turn has it.
-    pub(super) fn name_call(&mut self, index: usize) {
+    pub(super) fn assign_call_id(&mut self, index: usize) {
         let is_taken = |id: &str| {
             self.calls
                 .iter()
@@ -283,7 +284,7 @@ impl Turn {
             let mut n = self.spec.turns_with_calls;
             loop {
                 let id = format!("call_{n}_{index}");
-                if !is_taken(&id) && !self.spec.held_ids.contains(&id) {
+                if !is_taken(&id) && !self.spec.used_call_ids.contains(&id) {
                     break id.into();
                 }
                 n = n.wrapping_add(1);
@@ -325,7 +326,7 @@ impl Turn {
             |key| self.calls.iter().any(|c| c.key() == key && c.phase != CallPhase::Open);
         message.calls.retain(|call| is_whole(call.key));
         message.drop_parts_without_calls();
-        PartialResponse { shown: self.layout.of(&message), message }
+        PartialResponse { shown: self.display_order.of(&message), message }
     }
 
     pub(super) fn excess_error(&self) -> RunError {

@@ -72,7 +72,7 @@ impl Turn {
             None => resumed.advance(),
         }
         // The time for a decision may have passed while no host ran.
-        resumed.expire_questions();
+        resumed.expire_approvals();
         resumed.advance();
         resumed
     }
@@ -170,7 +170,7 @@ impl Turn {
             return;
         }
         let plan = self.attempts.first();
-        self.ask_again(plan, error.message);
+        self.request_again(plan, error.message);
     }
 
     fn restore_calls(&mut self, calls: &[ToolCall], recorded: &RecordedTurn<'_, '_>) {
@@ -180,12 +180,12 @@ impl Turn {
             let known = recorded.call(call.key);
             let report = known.and_then(|known| known.reports.last());
             if let Some(ended) = known.and_then(CallTranscript::outcome) {
-                restored.restore_end(ended);
+                restored.restore_outcome(ended);
                 if let Some(report) = report {
                     restored.reads = report.reads.clone();
                 }
                 self.visible.accept(call.key.index, ended.writes);
-                self.clock.tool_remembered(Duration::from_millis(ended.duration_ms));
+                self.clock.add_tool_time(Duration::from_millis(ended.duration_ms));
             } else if let Some(report) = report {
                 restored.started_at = Some(Duration::ZERO);
                 restored.answered_at = Some(Duration::ZERO);
@@ -199,8 +199,8 @@ impl Turn {
             } else {
                 // The same bytes show again what is wrong with them.
                 let raw = call.raw.clone().unwrap_or_else(|| call.arguments_text());
-                admission::take_arguments(&mut restored, &raw, false);
-                let retention = admission::by_rules(call.key.index, &self.spec.rules);
+                admission::parse_call_arguments(&mut restored, &raw, false);
+                let retention = admission::retention_by_rules(call.key.index, &self.spec.rules);
                 restored.excess = retention == CallRetention::KeepExcess;
             }
             let mut decisions = known.into_iter().flat_map(|known| &known.decisions);
@@ -225,7 +225,7 @@ impl Turn {
                 self.review_or_end(index, outcome, writes);
                 continue;
             }
-            if call.outcome().is_some() || call.is_undecided() {
+            if call.outcome().is_some() || call.has_undecided_report() {
                 continue;
             }
             if let Some(rejection) = call.notes.rejection().cloned() {
@@ -239,7 +239,7 @@ impl Turn {
             // must not run either.
             call.started_at = Some(Duration::ZERO);
             if call.tool.as_ref().is_some_and(|tool| tool.idempotent) {
-                self.take_ticket(index);
+                self.start_or_request_permit(index);
             } else {
                 self.end_call(index, model_messages::host_stopped());
             }

@@ -1,13 +1,26 @@
-//! Which sealed calls may start now.
+//! The start of sealed calls: tickets, early start, exclusive calls and `parallel.max`.
 //!
-//! Calls take tickets in call order: one takes it only when every earlier call has one or is
-//! answered. With its ticket a call may still wait for earlier calls to end (in sequence), for a
-//! barrier, for people, for a place of `max`, and then, if its tool has a cap, for one of its
-//! tool. One that waits for people has no place of `max`. One that waits for its tool counts as one
-//! that runs: later calls may overtake it, where they may run beside it at all.
+//! Calls start in the order of their tickets, which is call order. An admitted call has its ticket
+//! when the [`StartGate`] is open to it and every earlier call has its ticket or has ended. A call
+//! with its ticket may still wait:
+//!
+//! 1. in sequential execution, until every earlier call has ended;
+//! 2. for an earlier exclusive call, or, if it is exclusive itself, for every earlier call;
+//! 3. for the approval to start;
+//! 4. for a permit: at most `max` calls of the turn hold one;
+//! 5. for a permit of its tool, if the tool has `max_concurrent`.
+//!
+//! A call that waits for an approval holds no permit, so that later calls can overtake it. A call
+//! that waits for a permit of its tool holds one of the turn: it counts as a running call.
+//!
+//! Early start: until the response has ended, the gate is open only to tools that may start early
+//! (with `early_start` of the agent; pure tools, and tools with `start_on_seal`).
 
 use super::call::{CallPhase, TurnCall};
+use super::{Turn, TurnStage};
+use crate::config::OnExcess;
 use crate::event::WaitingFor;
+use crate::record::ResponseDisposition;
 use crate::types::Execution;
 
 /// The calls that the state of the response allows to start.
@@ -16,41 +29,44 @@ pub(super) enum StartGate {
     /// The response is incomplete: only calls of tools that may start early.
     Early,
     /// No call may start.
-    Shut,
+    Closed,
     /// The response ended well: every call may start.
     Open,
 }
 
-/// The next action for one call.
+/// The next action for the call at an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    /// The call takes its ticket and a permit of `max`.
+pub(super) enum ScheduleAction {
+    /// Give the call a permit of the turn and start it.
     Start(usize),
-    /// The call needs an approval before it starts.
-    Ask(usize),
-    /// The call waits, for a reason that was not published before.
+    /// Request the approval to start the call.
+    RequestApproval(usize),
+    /// Publish the reason for which the call waits. It was not published before.
     Wait(usize, WaitingFor),
 }
 
-/// Returns the first action in call order; none when nothing changed.
-pub(super) fn next_step(calls: &[TurnCall], execution: Execution, gate: StartGate) -> Option<Step> {
-    let places = match execution {
+/// Returns the first action in call order, or `None` if there is nothing to do.
+pub(super) fn next_action(
+    calls: &[TurnCall],
+    execution: Execution,
+    gate: StartGate,
+) -> Option<ScheduleAction> {
+    let permits_max = match execution {
         Execution::Sequential => 1,
         Execution::Parallel { max } => max as usize,
     };
-    let taken = calls.iter().filter(|call| call.has_place()).count();
+    let permits_held = calls.iter().filter(|call| call.holds_permit()).count();
     let mut earlier_unended = false;
-    let mut earlier_barrier = false;
-    let mut tickets_stopped = false;
+    let mut earlier_exclusive = false;
+    let mut earlier_without_ticket = false;
     for (index, call) in calls.iter().enumerate() {
         match call.phase {
             CallPhase::Dropped | CallPhase::Ended { .. } => continue,
             CallPhase::Open | CallPhase::Sealed => {
-                tickets_stopped = true;
+                earlier_without_ticket = true;
                 continue;
             }
-            // One that waits for people, or for what earlier calls write, has its ticket; so has
-            // a duplicate, which may have to run itself.
+            // These calls have their tickets. A duplicate has one too, because it may have to run.
             CallPhase::AwaitingPermit { .. }
             | CallPhase::Duplicate { .. }
             | CallPhase::Intended
@@ -59,42 +75,64 @@ pub(super) fn next_step(calls: &[TurnCall], execution: Execution, gate: StartGat
             | CallPhase::Reported(_)
             | CallPhase::AwaitingReview { .. } => {}
             CallPhase::Ready => {
-                let closed = !may_pass(call, gate);
-                let obstacle = if tickets_stopped {
+                let is_gate_open = gate.is_open_to(call);
+                let obstacle = if earlier_without_ticket {
                     Some(WaitingFor::Ticket)
-                } else if closed {
+                } else if !is_gate_open {
                     Some(WaitingFor::Finish)
                 } else if execution == Execution::Sequential && earlier_unended {
                     Some(WaitingFor::Ticket)
-                } else if earlier_barrier || (call.is_exclusive() && earlier_unended) {
+                } else if earlier_exclusive || (call.is_exclusive() && earlier_unended) {
                     Some(WaitingFor::Exclusive)
-                } else if call.must_ask() {
-                    return Some(Step::Ask(index));
-                } else if taken >= places {
+                } else if call.needs_approval() {
+                    return Some(ScheduleAction::RequestApproval(index));
+                } else if permits_held >= permits_max {
                     Some(WaitingFor::Capacity)
                 } else {
                     None
                 };
                 match obstacle {
-                    None => return Some(Step::Start(index)),
+                    None => return Some(ScheduleAction::Start(index)),
                     Some(reason) if call.waiting_for != Some(reason) => {
-                        return Some(Step::Wait(index, reason));
+                        return Some(ScheduleAction::Wait(index, reason));
                     }
                     Some(_) => {}
                 }
-                tickets_stopped |= closed;
+                earlier_without_ticket |= !is_gate_open;
             }
         }
         earlier_unended = true;
-        earlier_barrier |= call.is_exclusive();
+        earlier_exclusive |= call.is_exclusive();
     }
     None
 }
 
-fn may_pass(call: &TurnCall, gate: StartGate) -> bool {
-    match gate {
-        StartGate::Open => true,
-        StartGate::Shut => false,
-        StartGate::Early => call.tool.as_ref().is_some_and(|tool| tool.may_start_early()),
+impl StartGate {
+    fn is_open_to(self, call: &TurnCall) -> bool {
+        match self {
+            Self::Open => true,
+            Self::Closed => false,
+            Self::Early => call.tool.as_ref().is_some_and(|tool| tool.may_start_early()),
+        }
+    }
+}
+
+impl Turn {
+    /// Returns the gate in the present stage. There is no early start with `on_excess: fail`,
+    /// because a later call of the response may still fail the turn.
+    pub(super) fn start_gate(&self) -> StartGate {
+        let rules = &self.spec.rules;
+        match &self.stage {
+            TurnStage::AwaitingResponse
+                if !rules.early_start || rules.limits.on_excess == OnExcess::Fail =>
+            {
+                StartGate::Closed
+            }
+            TurnStage::AwaitingResponse => StartGate::Early,
+            TurnStage::ResponseEnded {
+                ending: ResponseDisposition::Well, cancelled: None, ..
+            } => StartGate::Open,
+            TurnStage::ResponseEnded { .. } | TurnStage::Finished => StartGate::Closed,
+        }
     }
 }

@@ -8,9 +8,8 @@ use super::call::{CallPhase, TurnCall};
 use super::effect::{
     CallStart, DeferredEffect, Effect, PermitReply, TurnAction, TurnEnd, TurnRecord,
 };
-use super::schedule::{self, StartGate, Step};
+use super::schedule::{self, ScheduleAction};
 use super::{Turn, TurnStage};
-use crate::config::OnExcess;
 use crate::event::{CallLabel, Event, TurnSummary, WaitingFor};
 use crate::record::{Record, ResponseDisposition, ResponseMessage};
 use crate::types::{CallKey, Execution, ToolOutcome, ToolResult, WriteSet};
@@ -19,11 +18,11 @@ impl Turn {
     /// Decides everything that can be decided now.
     pub(super) fn advance(&mut self) {
         self.admit_in_order();
-        self.decide_in_order();
-        self.start_what_may();
+        self.resolve_reports();
+        self.start_ready_calls();
         self.release_in_order();
         self.finish();
-        self.clock.wait_for_people(self.waits_for_people());
+        self.clock.set_waiting_for_approval(self.waits_for_approval());
     }
 
     /// Decides on sealed calls, each when every earlier one is decided.
@@ -46,7 +45,7 @@ impl Turn {
                 | CallPhase::Dropped => continue,
             }
             let admission = admission::admit(call, earlier, &self.spec);
-            let kept = self.reusable.get(&call.identity).cloned();
+            let kept = self.reusable_results.get(&call.identity).cloned();
             match admission {
                 CallAdmission::Answer(outcome) => self.end_call(index, outcome),
                 CallAdmission::Run if kept.is_some() && !call.has_effects() => {
@@ -64,20 +63,20 @@ impl Turn {
         }
     }
 
-    fn start_what_may(&mut self) {
-        while let Some(step) =
-            schedule::next_step(&self.calls, self.spec.rules.execution, self.gate())
+    fn start_ready_calls(&mut self) {
+        while let Some(action) =
+            schedule::next_action(&self.calls, self.spec.rules.execution, self.start_gate())
         {
-            match step {
-                Step::Start(index) => self.take_ticket(index),
-                Step::Ask(index) => self.ask_before(index),
-                Step::Wait(index, reason) => self.tell_waiting(index, reason),
+            match action {
+                ScheduleAction::Start(index) => self.start_or_request_permit(index),
+                ScheduleAction::RequestApproval(index) => self.request_start_approval(index),
+                ScheduleAction::Wait(index, reason) => self.publish_waiting(index, reason),
             }
         }
     }
 
     /// Says once for each reason that a call waits.
-    pub(super) fn tell_waiting(&mut self, index: usize, reason: WaitingFor) {
+    pub(super) fn publish_waiting(&mut self, index: usize, reason: WaitingFor) {
         let Some(call) = self.calls.get_mut(index) else { return };
         if call.waiting_for.replace(reason) == Some(reason) {
             return;
@@ -90,28 +89,12 @@ impl Turn {
         self.emit(event);
     }
 
-    pub(super) fn gate(&self) -> StartGate {
-        match &self.stage {
-            TurnStage::AwaitingResponse
-                if !self.spec.rules.early_start
-                    || self.spec.rules.limits.on_excess == OnExcess::Fail =>
-            {
-                StartGate::Shut
-            }
-            TurnStage::AwaitingResponse => StartGate::Early,
-            TurnStage::ResponseEnded {
-                ending: ResponseDisposition::Well, cancelled: None, ..
-            } => StartGate::Open,
-            TurnStage::ResponseEnded { .. } | TurnStage::Finished => StartGate::Shut,
-        }
-    }
-
     /// Gives the call its ticket and a place of `max`. One whose tool has a cap goes on when the
     /// host has a place of that tool for it.
-    pub(super) fn take_ticket(&mut self, index: usize) {
+    pub(super) fn start_or_request_permit(&mut self, index: usize) {
         let since = self.now();
         let Some(call) = self.calls.get_mut(index) else { return };
-        if !call.has_cap() {
+        if !call.has_concurrency_limit() {
             self.start(index);
             return;
         }
@@ -122,9 +105,14 @@ impl Turn {
     }
 
     /// The host has answered a call that asks for a place of its tool.
-    pub(super) fn take_place(&mut self, index: usize, since: Duration, place: PermitReply) {
+    pub(super) fn handle_permit_reply(
+        &mut self,
+        index: usize,
+        since: Duration,
+        place: PermitReply,
+    ) {
         match place {
-            PermitReply::Waiting => self.tell_waiting(index, WaitingFor::Capacity),
+            PermitReply::Waiting => self.publish_waiting(index, WaitingFor::Capacity),
             PermitReply::Granted => {
                 let waited = self.now().saturating_sub(since);
                 let Some(call) = self.calls.get_mut(index) else { return };
@@ -136,8 +124,10 @@ impl Turn {
     }
 
     /// A call that is not going to start needs no place of its tool.
-    pub(super) fn give_up_place(&mut self, index: usize) {
-        let Some(call) = self.calls.get(index).filter(|call| call.has_reserved()) else { return };
+    pub(super) fn release_tool_permit(&mut self, index: usize) {
+        let Some(call) = self.calls.get(index).filter(|call| call.has_tool_permit()) else {
+            return;
+        };
         if matches!(call.phase, CallPhase::AwaitingPermit { .. }) {
             self.clock.call_dequeued();
         }
@@ -182,7 +172,7 @@ impl Turn {
         call.phase = CallPhase::Running { deadline };
         call.started_at = Some(now);
         call.answered_at = None;
-        call.outdated = None;
+        call.report_before_rerun = None;
         call.snapshot = self.visible.writers().clone();
         let event = Event::CallStarted {
             call: call.label(),
@@ -212,7 +202,7 @@ impl Turn {
         self.stop_clock(index);
         let now = self.clock.now();
         let parallel = self.spec.rules.execution != Execution::Sequential;
-        self.give_up_place(index);
+        self.release_tool_permit(index);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = CallPhase::Ended { outcome: outcome.clone(), at: now };
         call.writes = writes.clone();
@@ -221,12 +211,12 @@ impl Turn {
         let bytes = outcome.content.len() as u64;
         let early = call.early;
         if let Some(result) = call.result(self.spec.began) {
-            self.record(ended(&result, early, false));
+            self.record(call_ended_record(&result, early, false));
             self.emit(Event::CallEnded { result: Box::new(result), parallel, early });
         }
         let maximum = self.spec.rules.limits.max_result_bytes as u64;
         if bytes > maximum {
-            self.tell_limit("max_result_bytes", bytes, maximum, "shortened");
+            self.record_limit("max_result_bytes", bytes, maximum, "shortened");
         }
         self.copy_outcome_of(key);
     }
@@ -247,7 +237,7 @@ impl Turn {
         // What was done with variables may be out of date by the place of the duplicate: such a
         // copy is made in call order.
         let settled = |call: &&TurnCall| {
-            call.unfit.is_none() && call.reads.0.is_empty() && call.writes.is_empty()
+            call.arguments_error.is_none() && call.reads.0.is_empty() && call.writes.is_empty()
         };
         let Some(outcome) = of.filter(settled).and_then(TurnCall::outcome).cloned() else { return };
         for index in 0..self.calls.len() {
@@ -256,12 +246,12 @@ impl Turn {
                 .get(index)
                 .is_some_and(|call| call.phase == CallPhase::Duplicate { of: key })
             {
-                self.end_as_copy(index, key, outcome.clone());
+                self.end_duplicate(index, key, outcome.clone());
             }
         }
     }
 
-    pub(super) fn end_as_copy(&mut self, index: usize, of: CallKey, outcome: ToolOutcome) {
+    pub(super) fn end_duplicate(&mut self, index: usize, of: CallKey, outcome: ToolOutcome) {
         if let Some(call) = self.calls.get_mut(index) {
             call.notes.duplicate_of = Some(of);
         }
@@ -329,8 +319,8 @@ impl Turn {
         let commit = Effect::Perform(TurnAction::Commit(Box::new(record)));
         self.effects.defer(DeferredEffect::Queue(commit));
         // The session adds to them now, and would copy them while they are shared.
-        if !self.spec.held_ids.is_empty() {
-            Arc::make_mut(&mut self.spec).held_ids = Arc::default();
+        if !self.spec.used_call_ids.is_empty() {
+            Arc::make_mut(&mut self.spec).used_call_ids = Arc::default();
         }
     }
 
@@ -370,7 +360,7 @@ impl Turn {
 }
 
 /// The record of a call that has its outcome.
-pub(crate) fn ended(result: &ToolResult, early: bool, amended: bool) -> Record {
+pub(crate) fn call_ended_record(result: &ToolResult, early: bool, amended: bool) -> Record {
     let ToolResult { call, outcome, notes, started, wait, duration, writes } = result;
     Record::CallEnded {
         call: CallLabel {

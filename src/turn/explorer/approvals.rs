@@ -79,9 +79,13 @@ impl World {
                     }
                 );
             if for_long {
-                assert_ne!(call.question(), Some(phase), "a question outlived its time");
+                assert_ne!(
+                    call.pending_approval_phase(),
+                    Some(phase),
+                    "a question outlived its time"
+                );
             } else if is_open {
-                assert_eq!(call.question(), Some(phase), "a question is gone");
+                assert_eq!(call.pending_approval_phase(), Some(phase), "a question is gone");
                 let timeout = call.tool.as_ref().unwrap().approval_timeout;
                 let passed = self.began - self.asked_at((key, phase)).unwrap();
                 let left = timeout.checked_sub(Duration::from_millis(passed));
@@ -92,7 +96,7 @@ impl World {
                 };
                 assert_eq!(*until, left, "people have another time");
                 self.questions.insert((key, phase));
-            } else if call.question() == Some(phase) {
+            } else if call.pending_approval_phase() == Some(phase) {
                 self.questions.insert((key, phase));
             }
         }
@@ -149,7 +153,7 @@ impl World {
         );
         let call = self.turn.calls.iter().find(|call| call.key() == question.0);
         // A cancel or a break may have come in the same moment.
-        if call.and_then(TurnCall::question) == Some(question.1) {
+        if call.and_then(TurnCall::pending_approval_phase) == Some(question.1) {
             assert!(self.questions.insert(question), "a question was told twice");
         }
     }
@@ -183,16 +187,16 @@ impl World {
     }
 
     /// Returns whether only people can bring the turn on.
-    fn waits_for_people(&self) -> bool {
+    fn waits_for_approval(&self) -> bool {
         matches!(self.turn.stage, TurnStage::ResponseEnded { .. })
-            && self.turn.calls.iter().any(|call| call.question().is_some())
+            && self.turn.calls.iter().any(|call| call.pending_approval_phase().is_some())
             && self.running.is_empty()
             && !self.turn.calls.iter().any(is_begun)
     }
 
     /// Lets time pass; what passes while people are all that is waited for is not the run's.
     pub(super) fn wait_until(&mut self, now: Duration) {
-        if self.waits_for_people() {
+        if self.waits_for_approval() {
             self.people += now - self.now;
         }
         self.now = now;
@@ -203,10 +207,17 @@ impl World {
         let stopped =
             matches!(&self.turn.stage, TurnStage::ResponseEnded { cancelled: Some(_), .. });
         for call in &self.turn.calls {
-            assert!(call.question().is_none() || !stopped, "a question is open after the cancel");
+            assert!(
+                call.pending_approval_phase().is_none() || !stopped,
+                "a question is open after the cancel"
+            );
             let over = matches!(&self.turn.stage, TurnStage::ResponseEnded { ending, .. } if *ending != ResponseDisposition::Well);
-            let asked_before = call.question() == Some(ApprovalPhase::Before);
-            assert!(!asked_before || !over, "a question about a call that will not run");
+            let approval_wait_before_resume =
+                call.pending_approval_phase() == Some(ApprovalPhase::Before);
+            assert!(
+                !approval_wait_before_resume || !over,
+                "a question about a call that will not run"
+            );
             if call.phase == CallPhase::Ready
                 && call.waiting_for == Some(crate::event::WaitingFor::Capacity)
                 && let Execution::Parallel { max } = scenario.spec.rules.execution
@@ -218,7 +229,9 @@ impl World {
         }
         let calls = &self.turn.calls;
         self.questions.retain(|(key, phase)| {
-            calls.iter().any(|call| call.key() == *key && call.question() == Some(*phase))
+            calls
+                .iter()
+                .any(|call| call.key() == *key && call.pending_approval_phase() == Some(*phase))
         });
         self.check_clock(scenario);
         let decided = self.log.iter().filter_map(|record| match record {
@@ -264,7 +277,7 @@ impl World {
             }
             _ => None,
         });
-        let counts = self.turn.stage != TurnStage::Finished && !self.waits_for_people();
+        let counts = self.turn.stage != TurnStage::Finished && !self.waits_for_approval();
         let of_run = scenario.spec.run_time_left.filter(|_| counts).map(|left| left + self.people);
         assert_eq!(self.turn.poll_timeout(), of_calls.chain(of_run).min(), "another deadline");
     }

@@ -94,7 +94,7 @@ impl World {
         let calls = &self.turn.calls;
         let place = calls.iter().position(|call| call.key() == key).unwrap();
         let rules = &scenario.spec.rules;
-        assert!(&*calls[place].call.name == tool && calls[place].has_cap());
+        assert!(&*calls[place].call.name == tool && calls[place].has_concurrency_limit());
         // Whoever wants it no more has given it up by the end of the poll.
         let wanted = matches!(calls[place].phase, CallPhase::AwaitingPermit { .. });
         assert!(!wanted || self.may_start(&calls[place], rules), "a place was asked for too early");
@@ -128,11 +128,15 @@ impl World {
         assert!(self.begun.insert(*key) || again, "started again");
         assert!(self.may_start(started, rules), "started where nothing may");
         self.check_allowed(*key);
-        assert_eq!(self.granted.remove(key), started.has_cap(), "started without its place");
+        assert_eq!(
+            self.granted.remove(key),
+            started.has_concurrency_limit(),
+            "started without its place"
+        );
         self.check_tickets(place, rules);
         for earlier in &calls[..place] {
             let same = earlier.identity == started.identity && earlier.started_at.is_some();
-            let twice = same && earlier.unfit.is_none() && scenario.identical_run_once;
+            let twice = same && earlier.arguments_error.is_none() && scenario.identical_run_once;
             assert!(!twice || self.crashes > 0, "an identical call ran twice");
         }
         let others = self.running.iter().filter(|other| *other != key);
@@ -155,7 +159,7 @@ impl World {
                 assert_eq!(other.attempt, key.attempt, "effects of two attempts");
                 // Whoever waits for people holds back only what must come after it, and one that
                 // waits for a place of its tool may be overtaken.
-                let may_overtake = tool.approval.before || started.has_cap();
+                let may_overtake = tool.approval.before || started.has_concurrency_limit();
                 assert!(again || may_overtake || other < key, "effects out of order");
                 let same = scenario.identical_run_once && *identity == started.identity;
                 assert!(again || !same, "an identical call ran twice");

@@ -121,7 +121,7 @@ impl World {
             let unseen = results[..place].iter().filter(|r| r.call.key.index >= begun.open);
             let mut unseen = unseen.flat_map(|earlier| earlier.writes.0.keys());
             if unseen.any(|name| used.reads.contains(name)) {
-                assert!(call.has_effects() || cut_short, "{key} has an outdated answer");
+                assert!(call.has_effects() || cut_short, "{key} has an report_before_rerun answer");
                 assert!(notes.conflict && result.writes.is_empty(), "{key} hides a conflict");
                 assert_eq!(notes.writes_dropped, !used.writes.is_empty());
                 assert!(result.outcome.content.contains("[callsheet: an earlier call"));

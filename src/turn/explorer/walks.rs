@@ -1,4 +1,4 @@
-//! Longer responses than can be visited whole: seeded random walks.
+//! Longer responses than can be visited whole: random walks from a fixed seed.
 
 use super::*;
 

@@ -220,10 +220,10 @@ fn ids_are_the_providers_unless_they_are_missing_taken_or_repeated() {
             ..CallDelta::default()
         })
     };
-    let held_ids = Arc::new(BTreeSet::from(["call_4_3".to_owned()]));
+    let used_call_ids = Arc::new(BTreeSet::from(["call_4_3".to_owned()]));
     let mut driver = Driver::new(TurnSpec {
         turns_with_calls: 4,
-        held_ids: Arc::clone(&held_ids),
+        used_call_ids: Arc::clone(&used_call_ids),
         ..spec(rules(PARALLEL))
     });
     driver.deltas([piece(0, Some("x")), piece(1, None), piece(2, Some("x")), piece(3, None)]);
@@ -233,7 +233,7 @@ fn ids_are_the_providers_unless_they_are_missing_taken_or_repeated() {
     assert_eq!(ids, ["x", "call_4_1", "call_4_2", "call_5_3"]);
     assert_eq!(record.results[2].call.provider_id.as_deref(), Some("x"));
     // The driver's log has them too.
-    assert_eq!(Arc::strong_count(&held_ids), 2, "a turn that is over lets them go");
+    assert_eq!(Arc::strong_count(&used_call_ids), 2, "a turn that is over lets them go");
 }
 
 #[test]

@@ -23,7 +23,7 @@ const CUT_SHORT: &str = r#"{"status":"rejected","message":"it ran, but the run w
 
 impl Driver {
     /// Decides about whatever is asked about a call at present.
-    pub(super) fn judge(&mut self, index: u32, verdict: Verdict) -> &mut Self {
+    pub(super) fn decide_approval(&mut self, index: u32, verdict: Verdict) -> &mut Self {
         let asked = self.turn.pending_approval(self.key(index)).map(|asked| asked.phase);
         assert_eq!(self.decide(index, asked, verdict, None), Ok(()));
         self
@@ -85,13 +85,13 @@ fn x(n: i64) -> VariablesUse {
 #[test]
 fn a_call_runs_when_it_is_let_and_its_result_is_told_when_it_is_let() {
     let mut driver = calls(PARALLEL, &["both"]);
-    driver.started(&[]).judge(0, Approved).started(&["both#0"]).done(0, "secret");
+    driver.started(&[]).decide_approval(0, Approved).started(&["both#0"]).done(0, "secret");
     assert_eq!(driver.asked(), [(0, Before), (0, After)]);
     assert!(driver.commit.is_none());
     let shown: Vec<_> =
         driver.pending_approvals().map(|asked| asked.output_summary.as_deref()).collect();
     assert_eq!(shown, [None, Some("secret")]);
-    driver.judge(0, Approved).results(&[("both", OK, None, "secret")]);
+    driver.decide_approval(0, Approved).results(&[("both", OK, None, "secret")]);
     let notes = &driver.commit.as_ref().unwrap().results[0].notes;
     let approved = Some(Judgement { verdict: Approved, message: None });
     assert_eq!((&notes.before, &notes.after), (&approved, &approved));
@@ -100,9 +100,13 @@ fn a_call_runs_when_it_is_let_and_its_result_is_told_when_it_is_let() {
 #[test]
 fn what_is_rejected_does_not_run_or_is_not_seen_and_a_message_is_told() {
     let mut driver = calls(PARALLEL, &["asked", "reviewed", "asked", "both", "both"]);
-    driver.judge(0, Rejected).done(1, "secret").judge(1, Rejected);
+    driver.decide_approval(0, Rejected).done(1, "secret").decide_approval(1, Rejected);
     driver.decide(2, Some(Before), Rejected, Some("ask \"me\" first")).unwrap();
-    driver.judge(3, Approved).done(3, "secret").judge(3, Rejected).judge(4, Rejected);
+    driver
+        .decide_approval(3, Approved)
+        .done(3, "secret")
+        .decide_approval(3, Rejected)
+        .decide_approval(4, Rejected);
     driver.started(&["reviewed#1", "both#3"]);
     let told = r#"{"status":"rejected","message":"ask \"me\" first"}"#;
     driver.results(&[
@@ -134,7 +138,7 @@ fn the_first_decision_stands_and_only_one_about_these_arguments_counts() {
     let nobody = CallKey { index: 7, ..key };
     let refused = driver.turn.handle_approval(driver.now, nobody, stale(None, "00"));
     assert_eq!(refused, Err(ApprovalError::NotAsked));
-    driver.started(&["pure#1"]).judge(0, Rejected).judge(0, Rejected);
+    driver.started(&["pure#1"]).decide_approval(0, Rejected).decide_approval(0, Rejected);
     for phase in [None, Some(Before)] {
         let refused = driver.decide(0, phase, Approved, None);
         assert_eq!(refused, Err(ApprovalError::Decided(Rejected)));
@@ -162,14 +166,18 @@ fn a_question_takes_no_place_and_is_asked_in_its_turn() {
     let mut driver = calls(Execution::Parallel { max: 1 }, &["asked", "pure", "asked"]);
     driver.started(&["pure#1"]);
     assert_eq!(driver.asked(), [(0, Before), (2, Before)]);
-    driver.judge(2, Approved).started(&["pure#1"]).done(1, "").started(&["pure#1", "asked#2"]);
+    driver
+        .decide_approval(2, Approved)
+        .started(&["pure#1"])
+        .done(1, "")
+        .started(&["pure#1", "asked#2"]);
     let mut driver = calls(Execution::Sequential, &["asked", "pure", "asked"]);
     assert_eq!(driver.asked(), [(0, Before)]);
-    driver.started(&[]).judge(0, Rejected).started(&["pure#1"]);
+    driver.started(&[]).decide_approval(0, Rejected).started(&["pure#1"]);
     assert_eq!(driver.asked(), [(0, Before)]);
     let mut driver = calls(PARALLEL, &["pure", "asked", "exclusive", "asked_pure"]);
     assert_eq!(driver.asked(), [(1, Before)]);
-    driver.judge(1, Rejected).started(&["pure#0"]).done(0, "");
+    driver.decide_approval(1, Rejected).started(&["pure#0"]).done(0, "");
     driver.started(&["pure#0", "exclusive#2"]).done(2, "");
     assert_eq!(driver.asked(), [(1, Before), (3, Before)]);
 }
@@ -177,10 +185,10 @@ fn a_question_takes_no_place_and_is_asked_in_its_turn() {
 #[test]
 fn a_duplicate_gets_what_was_said_about_the_first() {
     let mut driver = calls(PARALLEL, &["asked {}", "asked {}"]);
-    driver.judge(0, Rejected);
+    driver.decide_approval(0, Rejected);
     driver.results(&[("asked", REFUSED, REJECTED, NOT_RUN); 2]);
     let mut driver = calls(PARALLEL, &["reviewed {}", "reviewed {}"]);
-    driver.done(0, "secret").judge(0, Rejected);
+    driver.done(0, "secret").decide_approval(0, Rejected);
     driver.results(&[("reviewed", REFUSED, REJECTED, UNSEEN); 2]);
     assert_eq!(driver.asked(), [(0, After)]);
 }
@@ -210,24 +218,24 @@ fn a_rejected_result_leaves_variables_as_they_were() {
         ToolOutcome::ok("none"),
         VariablesUse { reads: ["x".into()].into(), ..VariablesUse::default() },
     );
-    driver.judge(0, Rejected).started(&["bump_reviewed#0", "get#1"]);
+    driver.decide_approval(0, Rejected).started(&["bump_reviewed#0", "get#1"]);
     driver.results(&[("bump_reviewed", REFUSED, REJECTED, UNSEEN), ("get", OK, None, "none")]);
     assert_eq!(committed(&driver.log, &Limits::default()).1, Variables::default());
     let mut driver = calls(PARALLEL, &["bump_reviewed"]);
-    driver.report(0, ToolOutcome::ok("seen"), x(1)).judge(0, Approved);
+    driver.report(0, ToolOutcome::ok("seen"), x(1)).decide_approval(0, Approved);
     assert_eq!(committed(&driver.log, &Limits::default()).1.get("x"), Some(&serde_json::json!(1)));
 }
 
 #[test]
 fn people_see_a_conflicting_effect_as_the_model_would() {
     let mut driver = calls(PARALLEL, &["put", "add_both"]);
-    driver.judge(1, Approved).report(1, ToolOutcome::ok("secret"), x(10));
+    driver.decide_approval(1, Approved).report(1, ToolOutcome::ok("secret"), x(10));
     assert_eq!(driver.asked(), [(1, Before)]);
     driver.report(0, ToolOutcome::ok(""), VariablesUse { reads: [].into(), ..x(1) });
     assert_eq!(driver.asked(), [(1, Before), (1, After)]);
     let shown = driver.pending_approvals().last().unwrap().output_summary.clone().unwrap();
     assert!(shown.starts_with("secret\n[callsheet: an earlier call"), "{shown}");
-    driver.judge(1, Approved);
+    driver.decide_approval(1, Approved);
     let result = &driver.commit.as_ref().unwrap().results[1];
     assert!(result.outcome.content.ends_with("What this call wrote to variables was dropped.]"));
     assert!(result.notes.conflict && result.notes.writes_dropped && result.writes.is_empty());
@@ -246,7 +254,7 @@ fn while_people_are_waited_for_the_runs_time_stands_still() {
     assert_eq!(deadline(&driver), Some(30));
     driver.done(1, "").at(1000);
     assert_eq!(deadline(&driver), Some(24 * 60 * 60));
-    driver.judge(0, Approved);
+    driver.decide_approval(0, Approved);
     assert_eq!(deadline(&driver), Some(1030));
     driver.at(1030).started(&["pure#1", "asked#0"]);
     let times = driver.commit.as_ref().unwrap().times;
@@ -259,7 +267,7 @@ fn while_people_are_waited_for_the_runs_time_stands_still() {
         ..rules(PARALLEL)
     });
     let mut driver = Driver::new(timed);
-    driver.at(10).deltas([call(0, "asked", "{}")]).well().at(1000).judge(0, Approved);
+    driver.at(10).deltas([call(0, "asked", "{}")]).well().at(1000).decide_approval(0, Approved);
     assert_eq!(deadline(&driver), Some(1050));
     driver.at(1049);
     assert!(driver.commit.is_none());
@@ -331,7 +339,7 @@ fn a_result_that_waits_to_be_seen_waits_for_no_call_before_it() {
         |record| !matches!(record, Record::CallIntended { call, .. } if &*call.name == "effect"),
     );
     let kept = driver.log.len();
-    driver.crash(kept).started(&["effect#0"]).judge(1, Approved).done(0, "");
+    driver.crash(kept).started(&["effect#0"]).decide_approval(1, Approved).done(0, "");
     driver.results(&[("effect", OK, None, ""), ("reviewed", OK, None, "secret")]);
 }
 
@@ -340,12 +348,12 @@ fn what_people_said_before_a_crash_counts_after_it() {
     // What was let run and had not, runs; what was forbidden does not; what is open stands.
     let said = |record: &Record| matches!(record, Record::ApprovalGiven { .. });
     let mut driver = calls(PARALLEL, &["asked", "asked", "asked_pure"]);
-    driver.judge(2, Approved).judge(1, Rejected);
+    driver.decide_approval(2, Approved).decide_approval(1, Rejected);
     let kept = driver.log.iter().rposition(said).unwrap() + 1;
     driver.events.clear();
     driver.crash(kept).started(&["asked_pure#2"]);
     assert_eq!(driver.asked(), []);
-    driver.done(2, "").judge(0, Rejected);
+    driver.done(2, "").decide_approval(0, Rejected);
     driver.results(&[
         ("asked", REFUSED, REJECTED, NOT_RUN),
         ("asked", REFUSED, REJECTED, NOT_RUN),
@@ -354,12 +362,12 @@ fn what_people_said_before_a_crash_counts_after_it() {
     // A question about a result stands, and that is not made again.
     for verdict in [Approved, Rejected] {
         let mut driver = calls(PARALLEL, &["both"]);
-        driver.judge(0, Approved).done(0, "secret").judge(0, verdict);
+        driver.decide_approval(0, Approved).done(0, "secret").decide_approval(0, verdict);
         let kept = driver.log.iter().rposition(said).unwrap();
         driver.events.clear();
         let mut unsaid = calls(PARALLEL, &["both"]);
-        unsaid.judge(0, Approved).done(0, "secret").events.clear();
-        unsaid.crash(kept).started(&[]).judge(0, verdict);
+        unsaid.decide_approval(0, Approved).done(0, "secret").events.clear();
+        unsaid.crash(kept).started(&[]).decide_approval(0, verdict);
         assert_eq!(unsaid.asked(), []);
         driver.crash(kept + 1).started(&[]);
         assert_eq!(driver.asked(), []);

@@ -157,7 +157,7 @@ fn a_call_that_cannot_run_again_after_a_cancel_keeps_its_answer_and_says_what_it
         let mut driver = calls_of(two, &["bump_reviewed", "bump", "pure", "pure"]);
         driver.uses(0, "", &["x"], &[("x", 1)]).uses(1, "ten", &["x"], written);
         // Both places are taken when it turns out that it has to run again.
-        driver.judge(0, Verdict::Approved);
+        driver.decide_approval(0, Verdict::Approved);
         driver.started(&["bump_reviewed#0", "bump#1", "pure#2", "pure#3"]);
         driver.cancel().told(1, &format!("ten{text}"), true, dropped);
         assert!(driver.result(1).started.is_some());

@@ -12,7 +12,7 @@ impl Play<'_, '_> {
             if self.over || self.committed.is_some() {
                 return Ok(());
             }
-            let stored = self.storable();
+            let stored = self.durable_count();
             let free = self.permit_requests.iter().position(|key| self.has_permit(*key));
             if stored > self.stored {
                 self.stored = stored;
@@ -40,7 +40,7 @@ impl Play<'_, '_> {
                 let reused = reused
                     .into_iter()
                     .map(|(call, outcome)| (call::identity(call), outcome.clone()));
-                self.turn.reusable.extend(reused);
+                self.turn.reusable_results.extend(reused);
             }
             Effect::Perform(TurnAction::Disconnect) => self.steps.clear(),
             Effect::Perform(TurnAction::RequestToolPermit { key, .. }) => {
@@ -103,7 +103,7 @@ impl Play<'_, '_> {
 
     /// The number of records that are durable: all, up to the intent of a call that had not started
     /// yet.
-    fn storable(&self) -> u64 {
+    fn durable_count(&self) -> u64 {
         let waits = self.turn.effects.deferred().find_map(|(needs, held)| match held {
             DeferredEffect::StartCall(key) if !self.may_begin(*key) => Some(*needs),
             DeferredEffect::StartCall(_) | DeferredEffect::Queue(_) => None,
@@ -115,7 +115,8 @@ impl Play<'_, '_> {
     /// its outcome shows if it started at all.
     fn may_begin(&self, key: CallKey) -> bool {
         let reads = self.recording.next_reads(self.at, key);
-        if reads.is_none() && self.call(key).is_some_and(|call| call.outdated.is_some()) {
+        if reads.is_none() && self.call(key).is_some_and(|call| call.report_before_rerun.is_some())
+        {
             return false;
         }
         if let Some(reads) = reads {

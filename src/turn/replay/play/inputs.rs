@@ -33,7 +33,7 @@ impl Play<'_, '_> {
             }
             Record::CallEnded { call, outcome, notes, .. } => {
                 if notes.arguments_changed && !self.changed_after_seal.contains(&call.key) {
-                    inputs.push(ReplayInput::Disturb(call.key));
+                    inputs.push(ReplayInput::ChangeAfterSeal(call.key));
                 }
                 inputs.extend(self.ended(call.key, outcome));
                 inputs.extend(self.opened(call.key));
@@ -58,7 +58,7 @@ impl Play<'_, '_> {
             | Record::SessionClosed => {}
         }
         inputs.extend(self.cancel_reason().map(ReplayInput::Cancel));
-        inputs.push(ReplayInput::GoOn);
+        inputs.push(ReplayInput::MakeDurable);
         // A cancellation that the end of the turn does not show, because the host stopped first.
         let is_end = matches!(record, Record::CallEnded { .. }) && !self.cancelled;
         let forgotten = is_end && self.recording.cancelled(self.at).is_none();

@@ -48,7 +48,7 @@ pub(crate) struct Play<'t, 'a> {
     /// The index of the turn's first record.
     from: usize,
     /// The response of a turn that runs the session's initial calls.
-    seeded: Option<Record>,
+    initial_response: Option<Record>,
     turn: Turn,
     spec: Arc<TurnSpec>,
     /// The number of records that the machine has made, and how many of them it knows to be durable.
@@ -72,28 +72,28 @@ enum ReplayInput {
     /// This number of further steps of the response.
     Response(usize),
     End(ExchangeEnd),
-    Disturb(CallKey),
+    ChangeAfterSeal(CallKey),
     Outcome(CallKey, ToolCompletion),
     TimedOut(Vec<CallKey>),
     Judge(CallKey, ApprovalPhase, Judgement),
     OutOfTime,
     Cancel(CancelReason),
     /// Records are durable, and permits are free.
-    GoOn,
+    MakeDurable,
     /// The host stopped, and resumed the turn from its records.
     Crash,
 }
 
 impl<'t, 'a> Play<'t, 'a> {
-    /// Starts the replay of a turn whose first record is at `from`. `seeded` is the response of a
+    /// Starts the replay of a turn whose first record is at `from`. `initial_response` is the response of a
     /// turn that runs the session's initial calls.
     pub(crate) fn new(
         recording: &'t Recording<'a>,
         from: usize,
         spec: TurnSpec,
-        seeded: Option<Record>,
+        initial_response: Option<Record>,
     ) -> Self {
-        let turn = match &seeded {
+        let turn = match &initial_response {
             Some(response) => {
                 let entry = recording.entry(from).map(|entry| entry.beside(response.clone()));
                 Turn::resume(spec.clone(), entry.as_slice(), 0, None)
@@ -104,7 +104,7 @@ impl<'t, 'a> Play<'t, 'a> {
             recording,
             at: from,
             from,
-            seeded,
+            initial_response,
             turn,
             spec: Arc::new(spec),
             asked: 0,
@@ -206,26 +206,28 @@ impl<'t, 'a> Play<'t, 'a> {
         match input {
             ReplayInput::Response(steps) => self.feed_steps(steps),
             ReplayInput::End(end) => {
-                self.feed_whole();
+                self.feed_rest();
                 self.turn.handle_response_end(now, end);
             }
-            ReplayInput::Disturb(key) => self.disturb(key),
+            ReplayInput::ChangeAfterSeal(key) => self.change_after_seal(key),
             ReplayInput::Outcome(key, done) => self.turn.handle_outcome(now, key, done),
             ReplayInput::TimedOut(keys) => self.time_out(&keys),
-            ReplayInput::Judge(key, phase, judgement) => self.judge(key, phase, judgement),
+            ReplayInput::Judge(key, phase, judgement) => {
+                self.decide_approval(key, phase, judgement)
+            }
             ReplayInput::OutOfTime => {
-                self.feed_whole();
+                self.feed_rest();
                 self.cancelled = true;
                 if self.spec.rules.limits.run_timeout.is_some() {
                     self.turn.end_out_of_time();
                 }
             }
             ReplayInput::Cancel(why) => {
-                self.feed_whole();
+                self.feed_rest();
                 self.cancelled = true;
                 self.turn.handle_cancel(now, why);
             }
-            ReplayInput::GoOn => self.go_on(),
+            ReplayInput::MakeDurable => self.make_durable(),
             ReplayInput::Crash => self.crash(),
         }
     }
@@ -244,7 +246,7 @@ impl<'t, 'a> Play<'t, 'a> {
     }
 
     /// Feeds the rest of the response.
-    fn feed_whole(&mut self) {
+    fn feed_rest(&mut self) {
         if self.turn.stage != TurnStage::AwaitingResponse {
             return;
         }
@@ -253,12 +255,12 @@ impl<'t, 'a> Play<'t, 'a> {
         }
         let (turn, attempt) = (self.spec.number, self.turn.attempt());
         for index in response::changed_after_seal(self.recording, self.at, turn, attempt) {
-            self.disturb(CallKey { turn, attempt, index });
+            self.change_after_seal(CallKey { turn, attempt, index });
         }
     }
 
     /// Feeds more bytes for a call that was sealed.
-    fn disturb(&mut self, key: CallKey) {
+    fn change_after_seal(&mut self, key: CallKey) {
         if key.attempt != self.turn.attempt() || self.changed_after_seal.contains(&key) {
             return;
         }
@@ -286,14 +288,14 @@ impl<'t, 'a> Play<'t, 'a> {
         self.turn.advance();
     }
 
-    fn judge(&mut self, key: CallKey, phase: ApprovalPhase, judgement: Judgement) {
+    fn decide_approval(&mut self, key: CallKey, phase: ApprovalPhase, judgement: Judgement) {
         if judgement.verdict == Verdict::Expired {
             let index = self.turn.position(key);
             let call = index.and_then(|index| self.turn.calls.get(index));
-            if call.and_then(TurnCall::question) == Some(phase)
+            if call.and_then(TurnCall::pending_approval_phase) == Some(phase)
                 && let Some(index) = index
             {
-                self.turn.judge(index, phase, judgement);
+                self.turn.decide_approval(index, phase, judgement);
                 self.turn.advance();
             }
             return;
@@ -305,7 +307,7 @@ impl<'t, 'a> Play<'t, 'a> {
         let _ = self.turn.handle_approval(Duration::ZERO, key, decision);
     }
 
-    fn go_on(&mut self) {
+    fn make_durable(&mut self) {
         self.stored = self.asked;
         self.turn.handle_recorded(Duration::ZERO, self.asked);
         for key in std::mem::take(&mut self.permit_requests) {
@@ -314,7 +316,7 @@ impl<'t, 'a> Play<'t, 'a> {
     }
 
     fn crash(&mut self) {
-        let first = self.recording.entry(self.from).zip(self.seeded.as_ref());
+        let first = self.recording.entry(self.from).zip(self.initial_response.as_ref());
         let first = first.map(|(entry, response)| entry.beside(response.clone()));
         let recorded = (self.from..self.at).filter_map(|at| self.recording.entry(at)).cloned();
         let entries: Vec<_> = first.into_iter().chain(recorded).collect();
