@@ -87,7 +87,7 @@ impl Sessions {
         for log in &logs {
             log.append(vec![opened.clone()], Urgency::Lazy, || ());
         }
-        join_all(logs.iter().map(|log| log.until_durable(Seq(1)))).await;
+        join_all(logs.iter().map(|log| log.wait_durable(Seq(1)))).await;
         Self { logs, _dir: dir }
     }
 
@@ -96,8 +96,8 @@ impl Sessions {
         let began = Instant::now();
         join_all(self.logs.iter().map(async |log| {
             let (last, _) = log.append(vec![record()], Urgency::Urgent, || ());
-            log.until_durable(last).await.unwrap();
-            log.forget_until(last);
+            log.wait_durable(last).await.unwrap();
+            log.trim_recent(last);
         }))
         .await;
         began.elapsed()
@@ -126,7 +126,8 @@ impl Bare {
         let insert = "INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)";
         let mut statement = transaction.prepare_cached(insert).unwrap();
         for session in 0..self.sessions {
-            let entry = JournalEntry { seq: Seq(self.seq), time: 0, shown: 0, record: record() };
+            let entry =
+                JournalEntry { seq: Seq(self.seq), time: 0, displayed_bytes: 0, record: record() };
             statement.execute((session, self.seq, 0, entry.body())).unwrap();
         }
         drop(statement);

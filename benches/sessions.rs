@@ -307,7 +307,7 @@ async fn killed(dir: &Path) {
         logs.push(log);
     }
     for log in &logs {
-        log.until_durable(log.last()).await.unwrap();
+        log.wait_durable(log.last_seq()).await.unwrap();
     }
     let done = tokio::task::spawn_blocking(move || journal.close());
     done.await.unwrap();

@@ -172,7 +172,12 @@ impl Raw {
         let tells = self.tells.clone();
         Batch {
             session: self.session.clone(),
-            entries: vec![Arc::new(JournalEntry { seq: Seq(seq), time: seq, shown: 0, record })],
+            entries: vec![Arc::new(JournalEntry {
+                seq: Seq(seq),
+                time: seq,
+                displayed_bytes: 0,
+                record,
+            })],
             log_state: Arc::clone(&self.log_state),
             urgent,
             on_status: Box::new(move |control| tells.send((seq, control)).unwrap()),
@@ -223,7 +228,7 @@ fn filled(dir: &TestDir) -> Vec<(SessionId, Vec<JournalEntry>)> {
         let text = "word ".repeat(random(900) as usize);
         logs[at % logs.len()].append(vec![said(&text)], Urgency::Lazy, || ());
     }
-    logs.iter().for_each(|log| block_on(log.until_durable(log.last())).unwrap());
+    logs.iter().for_each(|log| block_on(log.wait_durable(log.last_seq())).unwrap());
     let sessions = journal.list(&StoredSessionFilter::default()).unwrap();
     let read = |session: SessionId| {
         let entries = journal.read(&session, Seq(0)).unwrap();
@@ -250,7 +255,7 @@ fn nothing_of_a_removed_session_remains_on_the_disk() {
         let text = name(session).repeat(length / 10);
         logs[session as usize].append(vec![said(&text)], Urgency::Lazy, || ());
     }
-    logs.iter().for_each(|log| block_on(log.until_durable(log.last())).unwrap());
+    logs.iter().for_each(|log| block_on(log.wait_durable(log.last_seq())).unwrap());
     let mut left: Vec<u64> = (0..sessions).collect();
     while !left.is_empty() {
         let session = left.swap_remove(random(left.len() as u64) as usize);
@@ -642,12 +647,12 @@ fn concurrent_appends_keep_order_without_gaps() {
         }
     });
     for log in &logs {
-        let last = log.last();
-        block_on(log.until_durable(last)).unwrap();
+        let last = log.last_seq();
+        block_on(log.wait_durable(last)).unwrap();
     }
     let stored = journal.list(&StoredSessionFilter::default()).unwrap();
     for (stored, log) in stored.iter().zip(&logs) {
-        assert_eq!((stored.seq, log.last()), (Seq(301), Seq(301)));
+        assert_eq!((stored.seq, log.last_seq()), (Seq(301), Seq(301)));
         let seqs: Vec<u64> =
             journal.read(&stored.id, Seq(0)).unwrap().iter().map(|entry| entry.seq.0).collect();
         assert_eq!(seqs, (1..=301).collect::<Vec<_>>());

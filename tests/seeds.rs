@@ -212,7 +212,7 @@ async fn invalid_messages_open_no_session() {
     assert!(matches!(refused, HostError::InvalidMessages(_)));
     assert_eq!(
         refused.to_string(),
-        "messages[0]: it answers \"a\", and no call right before it has that id"
+        "messages[0]: it is the result of \"a\", and no call directly before it has that id"
     );
     world.host.open_session(open(vec![user("hi")])).await.expect("the id is free");
 }

@@ -47,7 +47,7 @@ impl Folder {
         let journal = Arc::clone(&self.journal) as Arc<dyn Journal>;
         let log = SessionLog::new(id, journal, Seq(0), |_| ());
         let (last, _) = log.append(records, Urgency::Urgent, || ());
-        log.until_durable(last).await.unwrap();
+        log.wait_durable(last).await.unwrap();
     }
 
     /// Stores two sessions: one with an answered run and one with an open run.

@@ -374,7 +374,7 @@ mod tests {
         let call = ServiceCall {
             turn: 1,
             attempt: 1,
-            place: 0,
+            position: 0,
             provider_id: None,
             name: "web_search".into(),
             input_summary: "{\"query\":\"a\u{9b}b\"}".to_owned(),

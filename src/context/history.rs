@@ -4,26 +4,29 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::initial_history::InitialHistory;
-use super::pairing::{are_paired, paired};
+use super::pairing::{are_paired, repair_pairing};
 use crate::message::{Message, MessageList};
 use crate::record::ResponseMessage;
 use crate::types::{CallKey, Content, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata};
 
-/// The messages of a session, in call order. Cloning shares them.
+/// The messages of a session, with the results of each turn in call order. Clones share the
+/// messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct History {
     messages: MessageList,
-    /// Number of messages from the beginning that are known to satisfy the pairing rule.
-    paired: usize,
+    /// Number of messages from the beginning that satisfy the pairing rule.
+    paired_len: usize,
+    /// The number of the last turn.
     turns: u32,
     turns_with_calls: u32,
     used_call_ids: Arc<BTreeSet<String>>,
-    /// True if a note follows the last result.
-    noted: bool,
-    /// Inputs that arrived during the current turn. They follow it.
-    undelivered: Vec<Content>,
-    /// Unanswered initial calls. They are the session's first turn.
-    open: Option<Arc<ResponseMessage>>,
+    /// True if a note was appended to the last result.
+    has_note: bool,
+    /// Inputs that arrived during the current turn. They are added after it.
+    pending_inputs: Vec<Content>,
+    /// The last of the initial messages, if its calls have no results yet. Its calls are the
+    /// session's first turn.
+    initial_calls: Option<Arc<ResponseMessage>>,
 }
 
 impl History {
@@ -36,57 +39,56 @@ impl History {
     /// Creates a history from initial messages.
     #[must_use]
     pub fn from_initial(seed: InitialHistory) -> Self {
-        let mut history = Self { open: seed.open, ..Self::default() };
+        let mut history = Self { initial_calls: seed.initial_calls, ..Self::default() };
         for message in &seed.messages {
             if let Message::Assistant(message) = message.as_ref() {
                 history.count_calls(&message.calls);
             }
         }
         history.messages = seed.messages.into();
-        history.check_pairs();
+        history.check_pairing();
         history
     }
 
-    /// Starts a run with a user's input. The input follows the initial calls, which are answered
-    /// first.
+    /// Starts a run with a user's input. If there are initial calls without results, the input is
+    /// added after their results.
     pub fn begin_run(&mut self, input: Content) {
-        match self.open {
-            Some(_) => self.undelivered.push(input),
+        match self.initial_calls {
+            Some(_) => self.pending_inputs.push(input),
             None => self.push_user(input),
         }
     }
 
-    /// Returns the initial calls until they are answered: the response with which the first turn
-    /// starts.
+    /// Returns the message whose calls are the session's first turn, until they have results.
     #[must_use]
-    pub fn open_calls(&self) -> Option<&ResponseMessage> {
-        self.open.as_deref()
+    pub fn initial_calls(&self) -> Option<&ResponseMessage> {
+        self.initial_calls.as_deref()
     }
 
-    /// Adds a user's input that arrived during `after_turn`. It directly follows that turn, which
-    /// may already be committed.
+    /// Adds a user's input directly after the turn `after_turn`: at once if that turn is committed,
+    /// or when it is.
     pub fn steer(&mut self, after_turn: u32, input: Content) {
         if self.turns >= after_turn {
             self.push_user(input);
         } else {
-            self.undelivered.push(input);
+            self.pending_inputs.push(input);
         }
     }
 
     /// Returns the number of inputs that wait for the end of the current turn.
     #[must_use]
-    pub fn undelivered(&self) -> usize {
-        self.undelivered.len()
+    pub fn pending_inputs(&self) -> usize {
+        self.pending_inputs.len()
     }
 
-    /// Ends the run. Inputs that were not delivered follow at its end.
+    /// Ends the run. Pending inputs are added at its end.
     pub fn end_run(&mut self) {
-        self.open = None;
-        self.deliver();
+        self.initial_calls = None;
+        self.add_pending_inputs();
     }
 
-    /// Commits a turn: its message, one result for each call, and the inputs that arrived
-    /// meanwhile.
+    /// Commits a turn: adds its message, one result for each call, and the pending inputs. A result
+    /// is shortened to `max_result_bytes`.
     pub fn commit(
         &mut self,
         turn: u32,
@@ -94,26 +96,26 @@ impl History {
         results: &[ToolResult],
         max_result_bytes: usize,
     ) {
-        self.write(turn, message, max_result_bytes, |key| {
+        self.commit_turn(turn, message, max_result_bytes, |key| {
             let result = results.iter().find(|result| result.call.key == key)?;
             Some((&result.outcome, &result.notes))
         });
     }
 
     /// Appends a note for the model to the last result, if only user messages follow it. A blank
-    /// line separates it from the tool's text.
+    /// line separates the first note from the tool's text.
     pub fn add_note(&mut self, note: &str) {
-        let is_said = |message: &Arc<Message>| matches!(**message, Message::User { .. });
-        let Some(last) = self.messages.iter().rposition(|message| !is_said(message)) else {
+        let is_user = |message: &Arc<Message>| matches!(**message, Message::User { .. });
+        let Some(last) = self.messages.iter().rposition(|message| !is_user(message)) else {
             return;
         };
         if !self.messages.get(last).is_some_and(|last| matches!(**last, Message::Tool { .. })) {
             return;
         }
         if let Some(Message::Tool { content, .. }) = self.messages.get_mut(last) {
-            let between = if self.noted { "\n" } else { "\n\n" };
+            let between = if self.has_note { "\n" } else { "\n\n" };
             *content = [&**content, between, note].concat().into();
-            self.noted = true;
+            self.has_note = true;
         }
     }
 
@@ -123,26 +125,27 @@ impl History {
         &self.messages
     }
 
-    /// Returns the messages for display, including unanswered initial calls.
+    /// Returns the messages for display, including initial calls without results.
     #[must_use]
     pub fn display_messages(&self) -> Vec<Arc<Message>> {
-        let open = self.open.iter().map(|message| Arc::new(Message::Assistant(message.clone())));
-        self.messages.iter().cloned().chain(open).collect()
+        let initial = self.initial_calls.iter();
+        let initial = initial.map(|message| Arc::new(Message::Assistant(message.clone())));
+        self.messages.iter().cloned().chain(initial).collect()
     }
 
-    /// Returns the messages for a request, and the number of repairs that the pairing rule needed.
-    /// It is 0 unless the host has a bug. Messages that are known to be paired are not checked
-    /// again.
+    /// Returns the messages for a request, repaired to satisfy the pairing rule, and the number of
+    /// repairs. It is 0 unless the host has a bug. Messages that passed the check before are not
+    /// checked again.
     #[must_use]
     pub fn request_messages(&self) -> (MessageList, u32) {
-        let (known, rest) = self.split();
-        match paired(rest) {
+        let (checked, unchecked) = self.split();
+        match repair_pairing(unchecked) {
             (_, 0) => (self.messages.clone(), 0),
-            (rest, repairs) => (known.iter().cloned().chain(rest).collect(), repairs),
+            (repaired, repairs) => (checked.iter().cloned().chain(repaired).collect(), repairs),
         }
     }
 
-    /// Returns the session's last turn; 0 before the first.
+    /// Returns the number of the session's last committed turn; 0 before the first.
     #[must_use]
     pub fn turns(&self) -> u32 {
         self.turns
@@ -154,54 +157,55 @@ impl History {
         self.turns_with_calls
     }
 
-    /// Returns the used ids of the form `call_{n}_{index}`, which the host itself generates.
+    /// Returns the ids of the form `call_{turn}_{index}` that the history contains. The host must
+    /// not generate them again.
     #[must_use]
     pub fn used_call_ids(&self) -> Arc<BTreeSet<String>> {
         Arc::clone(&self.used_call_ids)
     }
 
-    /// Returns the messages that are known to be paired, and those after them.
+    /// Splits the messages into those that passed the pairing check and those after them.
     fn split(&self) -> (&[Arc<Message>], &[Arc<Message>]) {
-        self.messages.split_at_checked(self.paired).unwrap_or((&self.messages, &[]))
+        self.messages.split_at_checked(self.paired_len).unwrap_or((&self.messages, &[]))
     }
 
-    /// Checks the messages that were added since the last check. They are checked again if a call
-    /// is unanswered.
-    fn check_pairs(&mut self) {
+    /// Checks the pairing of the messages after the checked ones. If a call has no result, they are
+    /// checked again next time.
+    fn check_pairing(&mut self) {
         if are_paired(self.split().1) {
-            self.paired = self.messages.len();
+            self.paired_len = self.messages.len();
         }
     }
 
-    fn write<'a>(
+    fn commit_turn<'a>(
         &mut self,
         turn: u32,
         message: Option<&Arc<ResponseMessage>>,
         max_result_bytes: usize,
-        answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
+        result_of: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
         self.turns = self.turns.max(turn);
-        self.noted = false;
-        self.open = None;
+        self.has_note = false;
+        self.initial_calls = None;
         if let Some(message) = message.filter(|message| !message.is_blank()) {
-            self.write_message(message, max_result_bytes, answer);
+            self.push_response(message, max_result_bytes, result_of);
         }
-        self.check_pairs();
-        self.deliver();
+        self.check_pairing();
+        self.add_pending_inputs();
     }
 
-    fn write_message<'a>(
+    fn push_response<'a>(
         &mut self,
         message: &Arc<ResponseMessage>,
         max_result_bytes: usize,
-        answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
+        result_of: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
         self.count_calls(&message.calls);
         self.messages.push(Message::Assistant(Arc::clone(message)));
         for call in &message.calls {
-            // A call without an outcome would be a bug of the turn. The request's pairing check
-            // then answers it and counts a repair.
-            let Some((outcome, notes)) = answer(call.key) else { continue };
+            // A call without an outcome is a bug of the turn. The pairing check of the next request
+            // then adds a result and counts a repair.
+            let Some((outcome, notes)) = result_of(call.key) else { continue };
             self.messages.push(Message::Tool {
                 call_id: call.id.clone(),
                 name: call.name.clone(),
@@ -213,29 +217,29 @@ impl History {
 
     fn count_calls(&mut self, calls: &[ToolCall]) {
         self.turns_with_calls += u32::from(!calls.is_empty());
-        // Other ids cannot collide with generated ones. The set may be shared with the turn and
-        // copied.
-        let taken: Vec<_> = calls.iter().filter(|call| is_like_ours(&call.id)).collect();
-        if !taken.is_empty() {
-            Arc::make_mut(&mut self.used_call_ids)
-                .extend(taken.iter().map(|call| call.id.to_string()));
+        // Other ids cannot collide with generated ones.
+        let mut reserved = calls.iter().filter(|call| could_be_generated(&call.id)).peekable();
+        // `make_mut` copies the set if the turn shares it, so it is called only when necessary.
+        if reserved.peek().is_some() {
+            let ids = reserved.map(|call| call.id.to_string());
+            Arc::make_mut(&mut self.used_call_ids).extend(ids);
         }
     }
 
-    fn deliver(&mut self) {
-        for input in std::mem::take(&mut self.undelivered) {
+    fn add_pending_inputs(&mut self) {
+        for input in std::mem::take(&mut self.pending_inputs) {
             self.push_user(input);
         }
     }
 
     fn push_user(&mut self, content: Content) {
         self.messages.push(Message::User { content });
-        self.check_pairs();
+        self.check_pairing();
     }
 }
 
-/// Returns whether the host could generate this id: `call_{n}_{index}`.
-fn is_like_ours(id: &str) -> bool {
+/// Returns whether the host could generate this id: `call_{turn}_{index}`.
+fn could_be_generated(id: &str) -> bool {
     let parts = id.strip_prefix("call_").and_then(|rest| rest.split_once('_'));
     parts.is_some_and(|(turn, index)| {
         [turn, index].iter().all(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
@@ -247,12 +251,9 @@ fn shorten(content: &Arc<str>, bytes_max: usize) -> Arc<str> {
     if content.len() <= bytes_max {
         return Arc::clone(content);
     }
-    let mut cut = bytes_max;
-    while !content.is_char_boundary(cut) {
-        cut -= 1;
-    }
-    let shown = content.get(..cut).unwrap_or_default();
-    format!("{shown}\n[the result is cut here: {cut} of {} bytes are shown]", content.len()).into()
+    let (kept, _) = content.split_at(content.floor_char_boundary(bytes_max));
+    let (bytes, total) = (kept.len(), content.len());
+    format!("{kept}\n[the result is cut here: {bytes} of {total} bytes are shown]").into()
 }
 
 #[cfg(test)]
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ids_that_the_host_could_generate_are_recorded() {
+    fn only_ids_that_the_host_could_generate_are_reserved() {
         let mut history = History::new();
         let ids =
             ["call_4_3", "call_abc", "call_12", "call_1_", "call__1", "call_1_x", "toolu_1_2"];
@@ -329,7 +330,7 @@ mod tests {
                 history.commit(turn, Some(&message), &[result(call, "noon")], 1024);
                 history.steer(turn, "And on.".into());
             }
-            assert_eq!(history.split().1.len(), 0, "nothing is left to be read again");
+            assert_eq!(history.split().1.len(), 0, "all messages are checked");
             let mut sent = None;
             let allocated = allocation_counter::measure(|| {
                 sent = Some(history.request_messages());

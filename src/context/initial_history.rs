@@ -14,19 +14,20 @@ pub const INITIAL_MESSAGES_MAX: usize = 10_000;
 /// Maximum number of characters of an input that an error quotes.
 const QUOTE_CHARS: usize = 64;
 
-/// Initial messages that satisfy the pairing rule. The last message may have unanswered calls.
+/// Initial messages that satisfy the pairing rule. The calls of the last message may lack results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InitialHistory {
     pub(super) messages: Vec<Arc<Message>>,
-    /// The last message, if it has calls. They are the session's first turn.
-    pub(super) open: Option<Arc<ResponseMessage>>,
+    /// The last message, if it has calls. Its calls are the session's first turn.
+    pub(super) initial_calls: Option<Arc<ResponseMessage>>,
 }
 
-/// An error in the initial messages: position and problem.
+/// An error in the initial messages: location and problem.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{place}: {problem}")]
+#[error("{location}: {problem}")]
 pub struct InitialHistoryError {
-    place: String,
+    /// The path of the invalid value, such as `messages[2].content`.
+    location: String,
     problem: String,
 }
 
@@ -36,49 +37,51 @@ impl InitialHistory {
     /// `metadata` has the form of the host's own histories.
     ///
     /// # Errors
-    /// If a message is invalid or violates the pairing rule: each call must be answered exactly
-    /// once before the next message of another role, except for the calls of the last message.
-    /// Names the first such message.
+    /// If a message is invalid or violates the pairing rule: each call needs exactly one result
+    /// before the next message of another role, except for the calls of the last message. Reports
+    /// the first such message.
     pub fn parse(values: &[Value]) -> Result<Self, InitialHistoryError> {
         if values.len() > INITIAL_MESSAGES_MAX {
             let count = values.len();
             return Err(InitialHistoryError {
-                place: "messages".to_owned(),
-                problem: format!("at most {INITIAL_MESSAGES_MAX} are taken, and there are {count}"),
+                location: "messages".to_owned(),
+                problem: format!(
+                    "at most {INITIAL_MESSAGES_MAX} are allowed, and there are {count}"
+                ),
             });
         }
         let mut messages = Vec::with_capacity(values.len());
-        let mut calls = UnansweredCalls::default();
+        let mut calls = CallsAwaitingResults::default();
         for (index, value) in values.iter().enumerate() {
-            let message = read(value, &mut calls).map_err(|wrong| wrong.of_message(index))?;
+            let message = read(value, &mut calls).map_err(|problem| problem.in_message(index))?;
             match &message {
                 Message::Tool { .. } => {}
                 Message::User { .. } => {
-                    calls.all_answered()?;
-                    calls = UnansweredCalls::default();
+                    calls.check_results()?;
+                    calls = CallsAwaitingResults::default();
                 }
                 Message::Assistant(message) => {
-                    calls.all_answered()?;
-                    calls = UnansweredCalls::of(index, &message.calls);
+                    calls.check_results()?;
+                    calls = CallsAwaitingResults::of(index, &message.calls);
                 }
             }
             messages.push(Arc::new(message));
         }
-        let open = match messages.last().map(Arc::as_ref) {
+        let initial_calls = match messages.last().map(Arc::as_ref) {
             Some(Message::Assistant(message)) if !message.calls.is_empty() => {
                 Some(Arc::new(first_turn(message)))
             }
             Some(_) | None => None,
         };
-        match &open {
+        match &initial_calls {
             Some(_) => drop(messages.pop()),
-            None => calls.all_answered()?,
+            None => calls.check_results()?,
         }
-        Ok(Self { messages, open })
+        Ok(Self { messages, initial_calls })
     }
 }
 
-/// Creates the response with which the session's first turn starts.
+/// Creates the response of the session's first turn.
 fn first_turn(message: &ResponseMessage) -> ResponseMessage {
     let calls = message.calls.iter().map(|call| ToolCall {
         key: CallKey { turn: 1, attempt: 1, index: call.key.index },
@@ -87,52 +90,56 @@ fn first_turn(message: &ResponseMessage) -> ResponseMessage {
     ResponseMessage { calls: calls.collect(), ..message.clone() }
 }
 
-/// The calls of the last assistant message, and which of them are answered.
+/// The calls of the last assistant message, each with whether its result was read.
 #[derive(Debug, Default)]
-struct UnansweredCalls {
+struct CallsAwaitingResults {
+    /// The index of that message.
     message: usize,
-    calls: Vec<PendingAnswer>,
+    calls: Vec<AwaitedResult>,
 }
 
 #[derive(Debug)]
-struct PendingAnswer {
+struct AwaitedResult {
     id: String,
     name: String,
-    answered: bool,
+    has_result: bool,
 }
 
-impl UnansweredCalls {
+impl CallsAwaitingResults {
     fn of(message: usize, calls: &[ToolCall]) -> Self {
-        let calls = calls.iter().map(|call| PendingAnswer {
+        let calls = calls.iter().map(|call| AwaitedResult {
             id: call.id.to_string(),
             name: call.name.to_string(),
-            answered: false,
+            has_result: false,
         });
         Self { message, calls: calls.collect() }
     }
 
-    /// Marks a call as answered, and returns its tool's name.
-    fn answer(&mut self, id: &str) -> Result<String, MessageProblem> {
+    /// Records that a result was read, and returns the name of the call's tool.
+    fn add_result(&mut self, id: &str) -> Result<String, MessageProblem> {
         let quoted = excerpt(id, QUOTE_CHARS);
         let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else {
-            return Err(wrong(
+            return Err(invalid(
                 "",
-                format!("it answers {quoted:?}, and no call right before it has that id"),
+                format!(
+                    "it is the result of {quoted:?}, and no call directly before it has that id"
+                ),
             ));
         };
-        if std::mem::replace(&mut call.answered, true) {
-            return Err(wrong("", format!("call {quoted:?} is answered already")));
+        if std::mem::replace(&mut call.has_result, true) {
+            return Err(invalid("", format!("call {quoted:?} has a result already")));
         }
         Ok(call.name.clone())
     }
 
-    fn all_answered(&self) -> Result<(), InitialHistoryError> {
-        match self.calls.iter().find(|call| !call.answered) {
+    /// Checks that every call has a result.
+    fn check_results(&self) -> Result<(), InitialHistoryError> {
+        match self.calls.iter().find(|call| !call.has_result) {
             None => Ok(()),
-            Some(PendingAnswer { id, .. }) => {
+            Some(AwaitedResult { id, .. }) => {
                 let id = excerpt(id, QUOTE_CHARS);
-                let problem = format!("call {id:?} is not answered right behind its message");
-                Err(wrong("", problem).of_message(self.message))
+                let problem = format!("call {id:?} has no result directly after its message");
+                Err(invalid("", problem).in_message(self.message))
             }
         }
     }
@@ -145,47 +152,47 @@ struct MessageProblem {
     problem: String,
 }
 
-fn wrong(path: impl Into<String>, problem: impl Into<String>) -> MessageProblem {
+fn invalid(path: impl Into<String>, problem: impl Into<String>) -> MessageProblem {
     MessageProblem { path: path.into(), problem: problem.into() }
 }
 
 impl MessageProblem {
-    fn of_message(self, index: usize) -> InitialHistoryError {
+    fn in_message(self, index: usize) -> InitialHistoryError {
         InitialHistoryError {
-            place: format!("messages[{index}]{}", self.path),
+            location: format!("messages[{index}]{}", self.path),
             problem: self.problem,
         }
     }
 }
 
-fn read(value: &Value, asked: &mut UnansweredCalls) -> Result<Message, MessageProblem> {
-    let Value::Object(fields) = value else { return Err(wrong("", "a message is an object")) };
-    let role = fields.get("role").ok_or_else(|| wrong("", "it has no \"role\""))?;
+fn read(value: &Value, calls: &mut CallsAwaitingResults) -> Result<Message, MessageProblem> {
+    let Value::Object(fields) = value else { return Err(invalid("", "a message is an object")) };
+    let role = fields.get("role").ok_or_else(|| invalid("", "it has no \"role\""))?;
     match role.as_str() {
         Some("user") => read_user(fields),
         Some("assistant") => read_assistant(fields),
-        Some("tool") => read_tool(fields, asked),
+        Some("tool") => read_tool(fields, calls),
         Some("system" | "developer") => {
-            Err(wrong(".role", "the system prompt is the agent's; leave this message out"))
+            Err(invalid(".role", "the system prompt is the agent's; leave this message out"))
         }
         Some(_) | None => {
             let role = excerpt(&role.to_string(), QUOTE_CHARS);
-            Err(wrong(".role", format!("is \"user\", \"assistant\" or \"tool\", not {role}")))
+            Err(invalid(".role", format!("is \"user\", \"assistant\" or \"tool\", not {role}")))
         }
     }
 }
 
 fn read_user(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
-    only(fields, &["role", "content", "metadata"], "")?;
+    check_keys(fields, &["role", "content", "metadata"], "")?;
     let content = match fields.get("content") {
         None | Some(Value::Null) => Content::default(),
         Some(content) => Content::parse(content).map_err(|error| {
             let part = error.part().map(|at| format!("[{at}]")).unwrap_or_default();
-            wrong(format!(".content{part}"), error.problem())
+            invalid(format!(".content{part}"), error.problem())
         })?,
     };
     if content.is_blank() {
-        return Err(wrong(".content", "is empty"));
+        return Err(invalid(".content", "is empty"));
     }
     let is_text = content.parts().iter().all(|part| part.as_text().is_some());
     let content = if is_text { content.text().into_owned().into() } else { content };
@@ -193,17 +200,17 @@ fn read_user(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
 }
 
 fn read_assistant(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
-    only(fields, &["role", "content", "tool_calls", "metadata"], "")?;
+    check_keys(fields, &["role", "content", "tool_calls", "metadata"], "")?;
     let text = text(fields)?.unwrap_or_default();
     let metadata = metadata(fields)?;
     let reasoning = metadata.get("reasoning").and_then(Value::as_str).unwrap_or_default();
     let calls = match fields.get("tool_calls") {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(calls)) => read_calls(calls)?,
-        Some(_) => return Err(wrong(".tool_calls", "is a list")),
+        Some(_) => return Err(invalid(".tool_calls", "is a list")),
     };
     if text.is_empty() && calls.is_empty() {
-        return Err(wrong("", "it has neither content nor tool_calls"));
+        return Err(invalid("", "it has neither content nor tool_calls"));
     }
     let reasoning = reasoning.to_owned();
     Ok(Message::Assistant(
@@ -213,21 +220,21 @@ fn read_assistant(fields: &Map<String, Value>) -> Result<Message, MessageProblem
 
 fn read_tool(
     fields: &Map<String, Value>,
-    asked: &mut UnansweredCalls,
+    calls: &mut CallsAwaitingResults,
 ) -> Result<Message, MessageProblem> {
-    only(fields, &["role", "content", "tool_call_id", "name", "metadata"], "")?;
-    let content = text(fields)?.ok_or_else(|| wrong(".content", "is missing"))?;
+    check_keys(fields, &["role", "content", "tool_call_id", "name", "metadata"], "")?;
+    let content = text(fields)?.ok_or_else(|| invalid(".content", "is missing"))?;
     let metadata = Value::Object(metadata(fields)?);
     let call_id = filled(fields, "tool_call_id", "")?;
-    let name = asked.answer(&call_id)?;
+    let name = calls.add_result(&call_id)?;
     let (call_id, name, content) = (call_id.into(), name.into(), content.into());
     Ok(Message::Tool { call_id, name, content, metadata })
 }
 
 fn read_calls(values: &[Value]) -> Result<Vec<ToolCall>, MessageProblem> {
     if values.len() > CALLS_MAX {
-        let problem = format!("at most {CALLS_MAX} are taken, and there are {}", values.len());
-        return Err(wrong(".tool_calls", problem));
+        let problem = format!("at most {CALLS_MAX} are allowed, and there are {}", values.len());
+        return Err(invalid(".tool_calls", problem));
     }
     let mut calls: Vec<ToolCall> = Vec::with_capacity(values.len());
     for (index, value) in values.iter().enumerate() {
@@ -236,7 +243,7 @@ fn read_calls(values: &[Value]) -> Result<Vec<ToolCall>, MessageProblem> {
         if calls.iter().any(|other| other.id == call.id) {
             let id = excerpt(&call.id, QUOTE_CHARS);
             let problem = format!("another call of the message has the id {id:?}");
-            return Err(wrong(path + ".id", problem));
+            return Err(invalid(path + ".id", problem));
         }
         calls.push(call);
     }
@@ -244,24 +251,24 @@ fn read_calls(values: &[Value]) -> Result<Vec<ToolCall>, MessageProblem> {
 }
 
 fn read_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, MessageProblem> {
-    let Value::Object(fields) = value else { return Err(wrong(path, "a call is an object")) };
-    only(fields, &["id", "type", "function"], path)?;
+    let Value::Object(fields) = value else { return Err(invalid(path, "a call is an object")) };
+    check_keys(fields, &["id", "type", "function"], path)?;
     if fields.get("type").is_some_and(|kind| kind != "function") {
-        return Err(wrong(format!("{path}.type"), "is \"function\""));
+        return Err(invalid(format!("{path}.type"), "is \"function\""));
     }
     let id = filled(fields, "id", path)?;
     let path = format!("{path}.function");
     let Some(Value::Object(function)) = fields.get("function") else {
-        return Err(wrong(path, "is an object with \"name\" and \"arguments\""));
+        return Err(invalid(path, "is an object with \"name\" and \"arguments\""));
     };
-    only(function, &["name", "arguments"], &path)?;
+    check_keys(function, &["name", "arguments"], &path)?;
     let name = filled(function, "name", &path)?;
     let arguments = function.get("arguments").and_then(Value::as_str).and_then(arguments);
     let Some(arguments) = arguments else {
-        return Err(wrong(path + ".arguments", "is the JSON text of an object"));
+        return Err(invalid(path + ".arguments", "is the JSON text of an object"));
     };
     Ok(ToolCall {
-        // Turns of the session start at 1, so calls of earlier messages have turn 0.
+        // The session's turns start at 1, so the calls of initial messages have turn 0.
         key: CallKey { turn: 0, attempt: 0, index: u32::try_from(index).unwrap_or(u32::MAX) },
         provider_id: Some(id.as_str().into()),
         id: id.into(),
@@ -271,7 +278,7 @@ fn read_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, Messag
     })
 }
 
-/// Parses the arguments. Services send an empty text for no arguments.
+/// Parses the arguments of a call. Some services send an empty text if there are no arguments.
 fn arguments(text: &str) -> Option<Value> {
     if text.is_empty() {
         return Some(Value::Object(Map::new()));
@@ -279,18 +286,23 @@ fn arguments(text: &str) -> Option<Value> {
     serde_json::from_str(text).ok().filter(Value::is_object)
 }
 
-/// Rejects unknown keys that have a value. Client libraries also write fields without a value.
-fn only(fields: &Map<String, Value>, known: &[&str], path: &str) -> Result<(), MessageProblem> {
-    let says_nothing =
+/// Rejects unknown keys, unless their value is `null` or an empty list. Client libraries also write
+/// fields without a value.
+fn check_keys(
+    fields: &Map<String, Value>,
+    known: &[&str],
+    path: &str,
+) -> Result<(), MessageProblem> {
+    let has_no_value =
         |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
-    let odd =
-        fields.iter().find(|(key, value)| !known.contains(&key.as_str()) && !says_nothing(value));
-    match odd {
+    let unknown =
+        fields.iter().find(|(key, value)| !known.contains(&key.as_str()) && !has_no_value(value));
+    match unknown {
         None => Ok(()),
         Some((key, _)) => {
             let key = excerpt(key, QUOTE_CHARS);
             let known = known.join(", ");
-            Err(wrong(path, format!("unknown key {key:?} (known: {known})")))
+            Err(invalid(path, format!("unknown key {key:?} (known: {known})")))
         }
     }
 }
@@ -305,13 +317,13 @@ fn text(fields: &Map<String, Value>) -> Result<Option<String>, MessageProblem> {
             let texts = parts.iter().enumerate().map(|(index, part)| {
                 let is_text = part.get("type").is_some_and(|kind| kind == "text");
                 part.get("text").filter(|_| is_text).and_then(Value::as_str).ok_or_else(|| {
-                    let problem = "is {\"type\": \"text\", \"text\": ...}; nothing else is taken";
-                    wrong(format!(".content[{index}]"), problem)
+                    let problem = "is {\"type\": \"text\", \"text\": ...}; nothing else is allowed";
+                    invalid(format!(".content[{index}]"), problem)
                 })
             });
             texts.collect::<Result<Vec<_>, _>>().map(|texts| Some(texts.join("\n")))
         }
-        Some(_) => Err(wrong(".content", "is a text or a list of text parts")),
+        Some(_) => Err(invalid(".content", "is a text or a list of text parts")),
     }
 }
 
@@ -319,7 +331,7 @@ fn metadata(fields: &Map<String, Value>) -> Result<Map<String, Value>, MessagePr
     match fields.get("metadata") {
         None | Some(Value::Null) => Ok(Map::new()),
         Some(Value::Object(metadata)) => Ok(metadata.clone()),
-        Some(_) => Err(wrong(".metadata", "is an object")),
+        Some(_) => Err(invalid(".metadata", "is an object")),
     }
 }
 
@@ -327,7 +339,7 @@ fn metadata(fields: &Map<String, Value>) -> Result<Map<String, Value>, MessagePr
 fn filled(fields: &Map<String, Value>, key: &str, path: &str) -> Result<String, MessageProblem> {
     let text = fields.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     text.map(str::to_owned)
-        .ok_or_else(|| wrong(format!("{path}.{key}"), "is a text with something in it"))
+        .ok_or_else(|| invalid(format!("{path}.{key}"), "is a text that is not empty"))
 }
 
 #[cfg(test)]
@@ -354,7 +366,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn refused(messages: &[Value], error: &str) {
+    fn check_error(messages: &[Value], error: &str) {
         assert_eq!(InitialHistory::parse(messages).unwrap_err().to_string(), error);
     }
 
@@ -373,18 +385,18 @@ mod tests {
             answers("a"),
         ];
         let seed = InitialHistory::parse(&messages).unwrap();
-        assert_eq!(seed.open, None);
+        assert_eq!(seed.initial_calls, None);
         let shown: Vec<Value> =
             seed.messages.iter().map(|m| serde_json::to_value(m).unwrap()).collect();
         assert_eq!(shown, messages);
-        assert_eq!(super::super::paired(&seed.messages).1, 0);
+        assert_eq!(super::super::repair_pairing(&seed.messages).1, 0);
     }
 
     #[test]
     fn calls_of_the_last_message_are_the_first_turn() {
         let seed = InitialHistory::parse(&[user(), asks(&["a", "b"])]).unwrap();
         assert_eq!(seed.messages.len(), 1);
-        let open = seed.open.unwrap();
+        let open = seed.initial_calls.unwrap();
         let calls: Vec<_> = open.calls.iter().map(|c| (&*c.id, c.key.to_string())).collect();
         assert_eq!(calls, [("a", "t1a1c0".to_owned()), ("b", "t1a1c1".to_owned())]);
         assert_eq!(InitialHistory::parse(&[]).unwrap(), InitialHistory::default());
@@ -422,29 +434,29 @@ mod tests {
 
     #[test]
     fn the_pairing_rule_holds() {
-        refused(
+        check_error(
             &[user(), asks(&["a", "b"]), answers("a"), user()],
-            "messages[1]: call \"b\" is not answered right behind its message",
+            "messages[1]: call \"b\" has no result directly after its message",
         );
-        refused(
+        check_error(
             &[asks(&["a", "b"]), answers("b")],
-            "messages[0]: call \"a\" is not answered right behind its message",
+            "messages[0]: call \"a\" has no result directly after its message",
         );
-        refused(
+        check_error(
             &[asks(&["a"]), asks(&["b"])],
-            "messages[0]: call \"a\" is not answered right behind its message",
+            "messages[0]: call \"a\" has no result directly after its message",
         );
-        refused(
+        check_error(
             &[asks(&["a"]), answers("a"), answers("a")],
-            "messages[2]: call \"a\" is answered already",
+            "messages[2]: call \"a\" has a result already",
         );
-        for behind in [user(), json!({"role": "assistant", "content": "So."})] {
-            refused(
-                &[user(), asks(&["a"]), answers("a"), behind, answers("a")],
-                "messages[4]: it answers \"a\", and no call right before it has that id",
+        for between in [user(), json!({"role": "assistant", "content": "So."})] {
+            check_error(
+                &[user(), asks(&["a"]), answers("a"), between, answers("a")],
+                "messages[4]: it is the result of \"a\", and no call directly before it has that id",
             );
         }
-        refused(
+        check_error(
             &[asks(&["a", "a"])],
             "messages[0].tool_calls[1].id: another call of the message has the id \"a\"",
         );
@@ -492,7 +504,7 @@ mod tests {
             ),
             (
                 json!({"role": "assistant", "content": [{"type": "image_url", "image_url": {}}]}),
-                "messages[0].content[0]: is {\"type\": \"text\", \"text\": ...}; nothing else is taken",
+                "messages[0].content[0]: is {\"type\": \"text\", \"text\": ...}; nothing else is allowed",
             ),
             (
                 json!({"role": "user", "content": "x", "name": "Al"}),
@@ -510,7 +522,7 @@ mod tests {
             (call(json!(1)), "messages[0].tool_calls[0]: a call is an object"),
             (
                 call(json!({"function": {}})),
-                "messages[0].tool_calls[0].id: is a text with something in it",
+                "messages[0].tool_calls[0].id: is a text that is not empty",
             ),
             (
                 call(json!({"id": "a", "type": "custom", "custom": {}})),
@@ -526,7 +538,7 @@ mod tests {
             ),
             (
                 function(json!({"arguments": "{}"})),
-                "messages[0].tool_calls[0].function.name: is a text with something in it",
+                "messages[0].tool_calls[0].function.name: is a text that is not empty",
             ),
             (function(json!({"name": "n"})), arguments),
             (function(json!({"name": "n", "arguments": {}})), arguments),
@@ -534,11 +546,11 @@ mod tests {
             (function(json!({"name": "n", "arguments": "{\"a\":"})), arguments),
             (
                 json!({"role": "tool", "content": "x"}),
-                "messages[0].tool_call_id: is a text with something in it",
+                "messages[0].tool_call_id: is a text that is not empty",
             ),
             (json!({"role": "tool", "tool_call_id": "a"}), "messages[0].content: is missing"),
         ] {
-            refused(&[message], error);
+            check_error(&[message], error);
         }
     }
 
@@ -547,16 +559,16 @@ mod tests {
         let messages = vec![user(); INITIAL_MESSAGES_MAX];
         assert!(InitialHistory::parse(&messages).is_ok());
         let more = [messages, vec![user()]].concat();
-        refused(&more, "messages: at most 10000 are taken, and there are 10001");
+        check_error(&more, "messages: at most 10000 are allowed, and there are 10001");
         let call = |id: u32| {
             let function = json!({"name": "f", "arguments": ""});
             json!({"id": id.to_string(), "function": function})
         };
         let asks = |calls| json!({"role": "assistant", "tool_calls": (0..calls).map(call).collect::<Vec<_>>()});
         assert!(InitialHistory::parse(&[asks(1024)]).is_ok());
-        refused(
+        check_error(
             &[asks(1025)],
-            "messages[0].tool_calls: at most 1024 are taken, and there are 1025",
+            "messages[0].tool_calls: at most 1024 are allowed, and there are 1025",
         );
     }
 }

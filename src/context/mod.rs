@@ -9,5 +9,5 @@ mod variables;
 
 pub use history::History;
 pub use initial_history::{INITIAL_MESSAGES_MAX, InitialHistory, InitialHistoryError};
-pub use pairing::paired;
+pub use pairing::repair_pairing;
 pub use variables::{VARIABLE_NAME_BYTES_MAX, VariableError, Variables, VariablesTransaction};

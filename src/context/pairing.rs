@@ -1,4 +1,5 @@
-//! The pairing rule: each call of an assistant message is answered exactly once, directly after it.
+//! The pairing rule: an assistant message is directly followed by exactly one result for each of its
+//! calls.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,56 +8,63 @@ use serde_json::json;
 
 use crate::message::Message;
 
-/// Repairs messages to satisfy the pairing rule, and returns the number of repairs: an answer added
-/// for an unanswered call, or an answer removed that has no call or answers it again.
+/// Repairs messages to satisfy the pairing rule, and returns the number of repairs. A repair adds
+/// the missing result of a call, or removes a result that has no call or repeats another one.
 #[must_use]
-pub fn paired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
-    debug_assert!(messages.iter().all(|message| is_unique(message)), "ids are unique in a message");
-    repaired(messages)
+pub fn repair_pairing(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
+    debug_assert!(
+        messages.iter().all(|message| has_unique_ids(message)),
+        "ids are unique in a message"
+    );
+    repair(messages)
 }
 
 /// Returns whether the messages satisfy the pairing rule.
 #[must_use]
 pub(super) fn are_paired(messages: &[Arc<Message>]) -> bool {
-    messages.iter().all(|message| is_unique(message)) && repaired(messages).1 == 0
+    messages.iter().all(|message| has_unique_ids(message)) && repair(messages).1 == 0
 }
 
-fn repaired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
+fn repair(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
     let mut sent = Vec::with_capacity(messages.len());
     let mut repairs = 0;
     let mut open: Vec<(&Arc<str>, &Arc<str>)> = Vec::new();
     for message in messages {
         match message.as_ref() {
             Message::Tool { call_id, .. } => match open.iter().position(|(id, _)| *id == call_id) {
-                Some(place) => {
-                    open.remove(place);
+                Some(index) => {
+                    open.remove(index);
                     sent.push(Arc::clone(message));
                 }
                 None => repairs += 1,
             },
             Message::User { .. } => {
-                repairs += answer(&mut open, &mut sent);
+                repairs += add_missing_results(&mut open, &mut sent);
                 sent.push(Arc::clone(message));
             }
             Message::Assistant(response) => {
-                repairs += answer(&mut open, &mut sent);
+                repairs += add_missing_results(&mut open, &mut sent);
                 open.extend(response.calls.iter().map(|call| (&call.id, &call.name)));
                 sent.push(Arc::clone(message));
             }
         }
     }
-    repairs += answer(&mut open, &mut sent);
+    repairs += add_missing_results(&mut open, &mut sent);
     (sent, repairs)
 }
 
-/// Returns whether the ids of a message's calls differ.
-fn is_unique(message: &Message) -> bool {
+/// Returns whether all calls of a message have different ids.
+fn has_unique_ids(message: &Message) -> bool {
     let Message::Assistant(message) = message else { return true };
     let ids: BTreeSet<&str> = message.calls.iter().map(|call| &*call.id).collect();
     ids.len() == message.calls.len()
 }
 
-fn answer(open: &mut Vec<(&Arc<str>, &Arc<str>)>, sent: &mut Vec<Arc<Message>>) -> u32 {
+/// Adds a result for each open call, and returns how many it added.
+fn add_missing_results(
+    open: &mut Vec<(&Arc<str>, &Arc<str>)>,
+    sent: &mut Vec<Arc<Message>>,
+) -> u32 {
     let mut repairs = 0;
     for (id, name) in open.drain(..) {
         repairs += 1;
@@ -104,7 +112,7 @@ mod tests {
 
     #[track_caller]
     fn check(messages: &[Arc<Message>], roles: &str, repairs: u32) {
-        let (sent, count) = paired(messages);
+        let (sent, count) = repair_pairing(messages);
         let seen: Vec<String> = sent
             .iter()
             .map(|message| match message.as_ref() {
@@ -135,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_answers_are_added_and_superfluous_ones_removed() {
+    fn missing_results_are_added_and_superfluous_ones_removed() {
         check(&[user(), assistant(&["a", "b"]), tool("b"), user()], "user assistant b a user", 1);
         check(&[user(), assistant(&["a"]), tool("a"), tool("a")], "user assistant a", 1);
         check(&[user(), tool("x"), assistant(&["a"])], "user assistant a", 2);

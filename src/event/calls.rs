@@ -28,7 +28,7 @@ pub struct ServiceCall {
     /// The turn's attempt.
     pub attempt: u32,
     /// Its position among the service's calls of the response, from 0.
-    pub place: u32,
+    pub position: u32,
     /// The provider's id.
     pub provider_id: Option<Arc<str>>,
     /// The tool's name at the service.
@@ -38,12 +38,12 @@ pub struct ServiceCall {
 }
 
 impl ServiceCall {
-    /// Returns the id for clients: `t{turn}a{attempt}s{place}`. It differs from every id of a call
+    /// Returns the id for clients: `t{turn}a{attempt}s{position}`. It differs from every id of a call
     /// of the host.
     #[must_use]
     pub fn tool_id(&self) -> String {
-        let Self { turn, attempt, place, .. } = self;
-        format!("t{turn}a{attempt}s{place}")
+        let Self { turn, attempt, position, .. } = self;
+        format!("t{turn}a{attempt}s{position}")
     }
 }
 

@@ -37,7 +37,7 @@ pub(crate) fn service_call() -> ServiceCall {
     ServiceCall {
         turn: 3,
         attempt: 1,
-        place: 0,
+        position: 0,
         provider_id: Some("srv_x".into()),
         name: "web_search".into(),
         input_summary: String::new(),

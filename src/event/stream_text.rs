@@ -18,7 +18,7 @@ impl PublishedEvent {
             let mut text = String::new();
             for event in self.public() {
                 // Writing to a string cannot fail.
-                let _ = match self.id.filter(|_| !event.is_state()) {
+                let _ = match self.id.filter(|_| event.has_id()) {
                     Some(id) => writeln!(text, "event: {}\nid: {id}", event.kind),
                     None => writeln!(text, "event: {}", event.kind),
                 };

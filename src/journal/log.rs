@@ -12,8 +12,8 @@ use super::{
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
 
-/// The journal of one session. Numbers the records, passes them to the engine, and tracks which of
-/// them are durable.
+/// The journal of one session. Numbers the records, passes them to the engine, and tracks up to
+/// which record they are durable.
 #[derive(Debug)]
 pub struct SessionLog {
     session: SessionId,
@@ -21,7 +21,7 @@ pub struct SessionLog {
     log_state: Arc<SessionLogState>,
     /// Locked during the engine's `append`, so that it receives the records in order.
     sequence: Mutex<Sequence>,
-    progress: Arc<LogProgress>,
+    durability: Arc<Durability>,
 }
 
 #[derive(Debug)]
@@ -29,11 +29,11 @@ struct Sequence {
     last: Seq,
     closed: bool,
     /// The recent entries, for [`SessionLog::entries_since`].
-    tail: Vec<Arc<JournalEntry>>,
+    recent: Vec<Arc<JournalEntry>>,
 }
 
 /// The durability of the appended records.
-struct LogProgress {
+struct Durability {
     state: Mutex<DurabilityState>,
     listener: DurabilityListener,
 }
@@ -45,21 +45,21 @@ struct DurabilityState {
     waiting: Vec<(Seq, oneshot::Sender<Result<(), JournalError>>)>,
 }
 
-/// Receives the last durable record, in order, and a failure once.
+/// Receives the last durable record each time it changes, in order. Receives a failure once.
 pub(super) type DurabilityListener = Box<dyn Fn(Result<Seq, JournalError>) + Send + Sync>;
 
-/// A record that is about to be appended, with the amount of text that watchers have received.
+/// A record that is about to be appended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingRecord {
     /// The record.
     pub record: Record,
-    /// Bytes of text and thinking of the running attempt that watchers have received.
-    pub shown: u64,
+    /// Bytes of text and thinking of the running attempt that were published before the record.
+    pub displayed_bytes: u64,
 }
 
 impl From<Record> for PendingRecord {
     fn from(record: Record) -> Self {
-        Self { record, shown: 0 }
+        Self { record, displayed_bytes: 0 }
     }
 }
 
@@ -86,14 +86,12 @@ impl SessionLog {
             session,
             journal,
             log_state: Arc::default(),
-            sequence: Mutex::new(Sequence { last, closed: false, tail: Vec::new() }),
-            progress: Arc::new(LogProgress { state, listener: Box::new(listener) }),
+            sequence: Mutex::new(Sequence { last, closed: false, recent: Vec::new() }),
+            durability: Arc::new(Durability { state, listener: Box::new(listener) }),
         }
     }
 
-    /// Appends records as one batch. `acknowledge` is called when they are stored with the
-    /// durability that a run waits for, unless they are durable when this returns. After a failure
-    /// it is never called.
+    /// Appends records with the current time: see [`Self::append_at`].
     pub fn append<N: Into<PendingRecord>>(
         &self,
         records: Vec<N>,
@@ -103,7 +101,15 @@ impl SessionLog {
         self.append_at(unix_ms(), records, urgency, acknowledge)
     }
 
-    /// Appends records with this time, which is the time of their events.
+    /// Appends records as one batch, and returns the number of the last one. `time` is the time of
+    /// the records and their events, as Unix time in milliseconds.
+    ///
+    /// If the returned status is [`AppendStatus::Durable`], the records are durable already, and
+    /// `acknowledge` is dropped. If it is [`AppendStatus::Queued`], the engine stores them later and
+    /// then calls `acknowledge` once: with `durability = "strict"` when they survive a crash of the
+    /// machine, with `"relaxed"` when they survive a crash of the process.
+    ///
+    /// If they cannot be stored, or the log is closed, `acknowledge` is never called.
     pub fn append_at<N: Into<PendingRecord>>(
         &self,
         time: u64,
@@ -121,13 +127,18 @@ impl SessionLog {
         }
         let mut entries = Vec::with_capacity(records.size_hint().0);
         for record in records {
-            let PendingRecord { record, shown } = record.into();
+            let PendingRecord { record, displayed_bytes } = record.into();
             sequence.last.0 += 1;
-            entries.push(Arc::new(JournalEntry { seq: sequence.last, time, shown, record }));
+            entries.push(Arc::new(JournalEntry {
+                seq: sequence.last,
+                time,
+                displayed_bytes,
+                record,
+            }));
         }
-        sequence.tail.extend(entries.iter().cloned());
+        sequence.recent.extend(entries.iter().cloned());
         let last = sequence.last;
-        let progress = Arc::clone(&self.progress);
+        let durability = Arc::clone(&self.durability);
         let mut acknowledge = Some(acknowledge);
         let appended = self.journal.append(Batch {
             session: self.session.clone(),
@@ -140,54 +151,56 @@ impl SessionLog {
                 {
                     acknowledge();
                 }
-                progress.update(last, status);
+                durability.update(last, status);
             }),
         });
         if appended == AppendStatus::Durable {
-            self.progress.durable(last);
+            self.durability.mark_durable(last);
         }
         (last, appended)
     }
 
-    /// Closes the log. Later appends are ignored.
+    /// Closes the log. Records that were appended before are still stored; to wait for them, use
+    /// [`Self::wait_durable`]. Later appends have no effect.
     pub fn close(&self) {
         self.sequence.lock().closed = true;
     }
 
-    /// Closes the log if all appended records are durable. Returns whether they are.
+    /// Closes the log if all appended records are durable. Returns whether they are, and does
+    /// nothing if they are not.
     #[must_use]
     pub fn close_if_durable(&self) -> bool {
         let mut sequence = self.sequence.lock();
-        let is_durable = self.durable() == sequence.last;
+        let is_durable = self.durable_seq() == sequence.last;
         sequence.closed |= is_durable;
         is_durable
     }
 
     /// Returns the sequence number of the last record; 0 before the first.
     #[must_use]
-    pub fn last(&self) -> Seq {
+    pub fn last_seq(&self) -> Seq {
         self.sequence.lock().last
     }
 
-    /// Returns the last record up to which all are durable.
+    /// Returns the sequence number up to which all records are durable.
     #[must_use]
-    pub fn durable(&self) -> Seq {
-        self.progress.state.lock().durable
+    pub fn durable_seq(&self) -> Seq {
+        self.durability.state.lock().durable
     }
 
     /// Returns the error after which no more records can be stored, if any.
     #[must_use]
     pub fn failure(&self) -> Option<JournalError> {
-        self.progress.state.lock().failed.clone()
+        self.durability.state.lock().failed.clone()
     }
 
-    /// Waits until all records up to a place are durable.
+    /// Waits until all records up to `upto` are durable. Has the engine store them at once.
     ///
     /// # Errors
     /// If one of them, or an earlier one, could not be stored.
-    pub async fn until_durable(&self, upto: Seq) -> Result<(), JournalError> {
+    pub async fn wait_durable(&self, upto: Seq) -> Result<(), JournalError> {
         let receiver = {
-            let mut state = self.progress.state.lock();
+            let mut state = self.durability.state.lock();
             if state.durable >= upto {
                 return Ok(());
             }
@@ -202,65 +215,65 @@ impl SessionLog {
         receiver.await.unwrap_or(Err(JournalError::Closed))
     }
 
-    /// Returns the entries after `after`, in order, durable or not. Entries up to the last
-    /// [`Self::forget_until`] are missing.
+    /// Returns the recent entries after `after`, in order, durable or not. Entries that
+    /// [`Self::trim_recent`] has removed are missing.
     #[must_use]
     pub fn entries_since(&self, after: Seq) -> Vec<Arc<JournalEntry>> {
         let sequence = self.sequence.lock();
-        let begin = sequence.tail.partition_point(|entry| entry.seq <= after);
-        sequence.tail.iter().skip(begin).cloned().collect()
+        let first = sequence.recent.partition_point(|entry| entry.seq <= after);
+        sequence.recent.iter().skip(first).cloned().collect()
     }
 
-    /// Adds entries that were read from the journal to the recent entries.
-    pub fn remember(&self, entries: impl IntoIterator<Item = JournalEntry>) {
+    /// Inserts entries that were read from the journal before the recent entries.
+    pub fn prepend_recent(&self, entries: impl IntoIterator<Item = JournalEntry>) {
         let mut sequence = self.sequence.lock();
-        let mut tail: Vec<_> = entries.into_iter().map(Arc::new).collect();
-        tail.append(&mut sequence.tail);
-        sequence.tail = tail;
+        let mut recent: Vec<_> = entries.into_iter().map(Arc::new).collect();
+        recent.append(&mut sequence.recent);
+        sequence.recent = recent;
     }
 
-    /// Appends entries of another session's log, which keep their numbers and times. The log must
+    /// Appends copies of another session's entries, which keep their numbers and times. The log must
     /// be empty.
-    pub fn adopt(&self, entries: Vec<JournalEntry>) {
+    pub fn import(&self, entries: Vec<JournalEntry>) {
         let mut sequence = self.sequence.lock();
         let Some(last) = entries.last().map(|entry| entry.seq) else { return };
         sequence.last = last;
-        let progress = Arc::clone(&self.progress);
+        let durability = Arc::clone(&self.durability);
         let appended = self.journal.append(Batch {
             session: self.session.clone(),
             entries: entries.into_iter().map(Arc::new).collect(),
             log_state: Arc::clone(&self.log_state),
             urgent: false,
-            on_status: Box::new(move |status| progress.update(last, status)),
+            on_status: Box::new(move |status| durability.update(last, status)),
         });
         if appended == AppendStatus::Durable {
-            self.progress.durable(last);
+            self.durability.mark_durable(last);
         }
     }
 
-    /// Removes the recent entries up to `upto`.
-    pub fn forget_until(&self, upto: Seq) {
+    /// Removes the entries up to `upto` from the recent entries. The journal keeps them.
+    pub fn trim_recent(&self, upto: Seq) {
         let mut sequence = self.sequence.lock();
-        let begin = sequence.tail.partition_point(|entry| entry.seq <= upto);
-        if begin == sequence.tail.len() {
-            // An idle session keeps no memory for it.
-            sequence.tail = Vec::new();
+        let first = sequence.recent.partition_point(|entry| entry.seq <= upto);
+        if first == sequence.recent.len() {
+            // Releases the buffer, so that an idle session uses no memory for it.
+            sequence.recent = Vec::new();
         } else {
-            sequence.tail.drain(..begin);
+            sequence.recent.drain(..first);
         }
     }
 }
 
-impl LogProgress {
+impl Durability {
     fn update(&self, upto: Seq, status: BatchStatus) {
         match status {
             BatchStatus::Written => {}
-            BatchStatus::Durable => self.durable(upto),
-            BatchStatus::Failed(error) => self.failed(&error),
+            BatchStatus::Durable => self.mark_durable(upto),
+            BatchStatus::Failed(error) => self.mark_failed(&error),
         }
     }
 
-    fn durable(&self, upto: Seq) {
+    fn mark_durable(&self, upto: Seq) {
         let mut done = Vec::new();
         {
             let mut state = self.state.lock();
@@ -269,17 +282,17 @@ impl LogProgress {
             }
             state.durable = upto;
             if !state.waiting.is_empty() {
-                done.extend(state.waiting.extract_if(.., |(needs, _)| *needs <= upto));
+                done.extend(state.waiting.extract_if(.., |(seq, _)| *seq <= upto));
             }
         }
         (self.listener)(Ok(upto));
-        for (_, waiting) in done {
+        for (_, waiter) in done {
             // The waiter may have been dropped.
-            let _ = waiting.send(Ok(()));
+            let _ = waiter.send(Ok(()));
         }
     }
 
-    fn failed(&self, error: &JournalError) {
+    fn mark_failed(&self, error: &JournalError) {
         let waiting = {
             let mut state = self.state.lock();
             if state.failed.is_some() {
@@ -289,14 +302,14 @@ impl LogProgress {
             std::mem::take(&mut state.waiting)
         };
         (self.listener)(Err(error.clone()));
-        for (_, waiting) in waiting {
-            let _ = waiting.send(Err(error.clone()));
+        for (_, waiter) in waiting {
+            let _ = waiter.send(Err(error.clone()));
         }
     }
 }
 
-impl fmt::Debug for LogProgress {
+impl fmt::Debug for Durability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LogProgress").field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("Durability").field("state", &self.state).finish_non_exhaustive()
     }
 }

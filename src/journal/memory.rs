@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(append(&b, vec![opened()]), (Seq(1), AppendStatus::Durable));
         assert_eq!(append(&a, vec![Record::SessionClosed]), (Seq(3), AppendStatus::Durable));
         assert_eq!(append(&a, Vec::new()), (Seq(3), AppendStatus::Durable));
-        assert_eq!((a.last(), a.durable()), (Seq(3), Seq(3)));
+        assert_eq!((a.last_seq(), a.durable_seq()), (Seq(3), Seq(3)));
         let records = |id: &str, after| {
             let entries = journal.read(&SessionId::parse(id).unwrap(), Seq(after)).unwrap();
             entries.into_iter().map(|entry| (entry.seq.0, entry.record)).collect::<Vec<_>>()
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(records("a", 2), [(3, Record::SessionClosed)]);
         assert_eq!(records("a", 9), []);
         assert_eq!(a.entries_since(Seq(1)).len(), 2);
-        a.forget_until(Seq(2));
+        a.trim_recent(Seq(2));
         assert_eq!(a.entries_since(Seq(0)).len(), 1);
         journal.remove(&[SessionId::parse("a").unwrap()]).unwrap();
         assert_eq!(records("a", 0), []);

@@ -15,10 +15,10 @@ pub struct JournalEntry {
     pub seq: Seq,
     /// The time at which it was appended: Unix time in milliseconds.
     pub time: u64,
-    /// Bytes of text and thinking of the running attempt that watchers had received. 0 if no
-    /// attempt ran.
-    #[serde(skip_serializing_if = "super::is_zero")]
-    pub shown: u64,
+    /// Bytes of text and thinking of the running attempt that were published before the record. 0
+    /// if no attempt was running.
+    #[serde(rename = "shown", skip_serializing_if = "super::is_zero")]
+    pub displayed_bytes: u64,
     /// The record.
     #[serde(flatten)]
     pub record: Record,
@@ -66,7 +66,8 @@ impl JournalEntry {
     #[must_use]
     #[expect(clippy::expect_used, reason = "plain data with text keys always has a JSON form")]
     pub fn body(&self) -> String {
-        let written = StoredRecord { v: RECORD_VERSION, shown: self.shown, record: &self.record };
+        let written =
+            StoredRecord { v: RECORD_VERSION, shown: self.displayed_bytes, record: &self.record };
         serde_json::to_string(&written).expect("plain data")
     }
 
@@ -88,7 +89,7 @@ impl JournalEntry {
     ) -> Result<Self, UnreadableRecord> {
         let why = match serde_json::from_str(body) {
             Ok(Read { v: RECORD_VERSION, shown, record }) => {
-                return Ok(Self { seq, time, shown, record });
+                return Ok(Self { seq, time, displayed_bytes: shown, record });
             }
             Ok(Read { v, .. }) => of_version(v),
             Err(error) => match serde_json::from_str(body) {
@@ -117,7 +118,7 @@ mod tests {
     #[test]
     fn a_stored_entry_is_read_back() {
         let record = Record::StopAsked { mode: StopMode::Now };
-        let entry = JournalEntry { seq: Seq(3), time: 7, shown: 12, record };
+        let entry = JournalEntry { seq: Seq(3), time: 7, displayed_bytes: 12, record };
         let body = r#"{"v":1,"shown":12,"record":{"type":"stop_asked","mode":"now"}}"#;
         assert_eq!(entry.body(), body);
         assert_eq!(read(body), Ok(entry));

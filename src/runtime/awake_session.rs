@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ractor::ActorRef;
 
 use super::message::SessionMessage;
-use super::publish::Listeners;
+use super::publish::FeedAccess;
 use crate::journal::SessionLog;
 
 /// A session whose actor is running.
@@ -14,7 +14,7 @@ use crate::journal::SessionLog;
 pub(super) struct AwakeSession {
     pub(super) agent: String,
     pub(super) actor: ActorRef<SessionMessage>,
-    pub(super) listeners: Listeners,
+    pub(super) feed_access: FeedAccess,
     pub(super) log: Arc<SessionLog>,
     pub(super) state: Arc<SessionActivity>,
 }

@@ -10,14 +10,14 @@ use super::gauge::Gauge;
 use crate::tool::ToolRegistry;
 use crate::turn::PermitReply;
 
-/// The tools of a host that have a cap. Clones have the same places.
+/// The semaphores of the tools that have a limit (`max_concurrent`). Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct Caps {
     tools: Arc<BTreeMap<String, Arc<FairSemaphore>>>,
 }
 
 impl Caps {
-    /// The caps of these tools; `waiting` counts the calls that wait.
+    /// Creates the semaphores of these tools. `waiting` counts the calls that wait.
     pub(super) fn new(tools: &ToolRegistry, waiting: &Gauge) -> Self {
         let caps = tools.iter().filter_map(|(name, tool)| {
             let max = tool.spec.max_concurrent?;
@@ -26,17 +26,17 @@ impl Caps {
         Self { tools: Arc::new(caps.collect()) }
     }
 
-    /// Takes a place of a tool for a call of a session, or one in the session's line, as
-    /// [`Places::reserve`] does. Nothing is reserved of a tool without a cap.
-    pub(super) fn reserve(
+    /// Requests a permit of a tool for a call of a session, as [`FairSemaphore::request`] does. A
+    /// tool without a limit needs no permit: it is granted at once, without a request.
+    pub(super) fn request_permit(
         &self,
         tool: &str,
         session: ActorId,
         granted: impl FnOnce() + Send + 'static,
     ) -> (PermitReply, Option<PermitRequest>) {
-        let Some(places) = self.tools.get(tool) else { return (PermitReply::Granted, None) };
-        let (place, reservation) = places.reserve(session, granted);
-        (place, Some(reservation))
+        let Some(semaphore) = self.tools.get(tool) else { return (PermitReply::Granted, None) };
+        let (reply, request) = semaphore.request(session, granted);
+        (reply, Some(request))
     }
 }
 
@@ -63,18 +63,18 @@ mod tests {
     }
 
     #[test]
-    fn each_tool_with_a_cap_has_its_own_places_and_the_others_need_none() {
+    fn each_tool_with_a_limit_has_its_own_permits_and_other_tools_need_none() {
         let mut tools = ToolRegistry::new();
         for tool in [Capped("one", Some(1)), Capped("other", Some(1)), Capped("free", None)] {
             tools.register(tool).unwrap();
         }
         let caps = Caps::new(&tools, &Gauge::default());
-        let take = |tool| caps.reserve(tool, ActorId::Local(1), || ());
-        let (place, one) = take("one");
-        assert!(place == PermitReply::Granted && one.is_some());
-        assert_eq!(take("one").0, PermitReply::Waiting);
-        assert_eq!(take("other").0, PermitReply::Granted);
-        let (place, none) = take("free");
-        assert!(place == PermitReply::Granted && none.is_none());
+        let request = |tool| caps.request_permit(tool, ActorId::Local(1), || ());
+        let (reply, one) = request("one");
+        assert!(reply == PermitReply::Granted && one.is_some());
+        assert_eq!(request("one").0, PermitReply::Waiting);
+        assert_eq!(request("other").0, PermitReply::Granted);
+        let (reply, none) = request("free");
+        assert!(reply == PermitReply::Granted && none.is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! A semaphore that is fair between sessions.
 //!
-//! While all permits are taken, requests wait. Sessions are served in turn, and the requests of one
+//! While all permits are in use, requests wait. Sessions are served in turn, and the requests of one
 //! session in the order in which they came. A session with many waiting requests therefore does not
 //! delay the first request of another one.
 
@@ -30,41 +30,41 @@ impl FairSemaphore {
         Arc::new(Self { max, queue: Mutex::default(), waiting })
     }
 
-    /// Requests a permit for a session. If the request has to wait, `granted` is called when its turn has
-    /// come, by the task that released the permit: it must be quick.
-    pub(super) fn reserve(
+    /// Requests a permit for a session. If the request has to wait, `granted` is called when it gets
+    /// its permit, by the task that released that permit. It must be quick.
+    pub(super) fn request(
         self: &Arc<Self>,
         session: ActorId,
         granted: impl FnOnce() + Send + 'static,
     ) -> (PermitReply, PermitRequest) {
         let mut queue = self.queue.lock();
         let number = queue.next_number();
-        let place = if queue.taken < self.max.get() {
-            queue.taken += 1;
+        let reply = if queue.in_use < self.max.get() {
+            queue.in_use += 1;
             PermitReply::Granted
         } else {
             let waiting =
                 WaitingRequest { granted: Box::new(granted), _held: self.waiting.increment() };
-            queue.enter(session, number, waiting);
+            queue.insert(session, number, waiting);
             PermitReply::Waiting
         };
-        (place, PermitRequest { places: Arc::clone(self), session, number })
+        (reply, PermitRequest { semaphore: Arc::clone(self), session, number })
     }
 }
 
 /// A permit, or a waiting request for one. Dropping it releases the permit or cancels the request.
 #[derive(Debug)]
 pub(super) struct PermitRequest {
-    places: Arc<FairSemaphore>,
+    semaphore: Arc<FairSemaphore>,
     session: ActorId,
     number: u64,
 }
 
 impl Drop for PermitRequest {
     fn drop(&mut self) {
-        let mut queue = self.places.queue.lock();
-        let own = queue.leave(self.session, self.number);
-        let next = if own.is_none() { queue.hand_on() } else { None };
+        let mut queue = self.semaphore.queue.lock();
+        let cancelled = queue.remove(self.session, self.number);
+        let next = if cancelled.is_none() { queue.release() } else { None };
         drop(queue);
         if let Some(WaitingRequest { granted, _held }) = next {
             granted();
@@ -72,20 +72,22 @@ impl Drop for PermitRequest {
     }
 }
 
-/// The taken permits and the waiting requests. While a request waits, all permits are taken.
+/// The permits in use and the waiting requests. While a request waits, all permits are in use.
 #[derive(Debug, Default)]
 struct PermitQueue {
-    taken: u32,
-    numbers: u64,
-    lines: HashMap<ActorId, SessionQueue>,
-    /// The sessions with waiting requests, in the order in which they are served.
-    turns: BTreeMap<u64, ActorId>,
+    in_use: u32,
+    last_number: u64,
+    /// The sessions with waiting requests.
+    sessions: HashMap<ActorId, SessionQueue>,
+    /// The same sessions in the order in which they are served.
+    order: BTreeMap<u64, ActorId>,
 }
 
 /// The waiting requests of one session by number; never empty.
 #[derive(Debug)]
 struct SessionQueue {
-    turn: u64,
+    /// The session's key in [`PermitQueue::order`].
+    position: u64,
     waiting: BTreeMap<u64, WaitingRequest>,
 }
 
@@ -96,47 +98,47 @@ struct WaitingRequest {
 
 impl PermitQueue {
     fn next_number(&mut self) -> u64 {
-        self.numbers += 1;
-        self.numbers
+        self.last_number += 1;
+        self.last_number
     }
 
-    fn enter(&mut self, session: ActorId, number: u64, waiting: WaitingRequest) {
-        let turns = &mut self.turns;
-        let line = self.lines.entry(session).or_insert_with(|| {
-            turns.insert(number, session);
-            SessionQueue { turn: number, waiting: BTreeMap::new() }
+    fn insert(&mut self, session: ActorId, number: u64, waiting: WaitingRequest) {
+        let order = &mut self.order;
+        let of_session = self.sessions.entry(session).or_insert_with(|| {
+            order.insert(number, session);
+            SessionQueue { position: number, waiting: BTreeMap::new() }
         });
-        line.waiting.insert(number, waiting);
+        of_session.waiting.insert(number, waiting);
     }
 
     /// Removes a waiting request.
-    fn leave(&mut self, session: ActorId, number: u64) -> Option<WaitingRequest> {
-        let line = self.lines.get_mut(&session)?;
-        let waiting = line.waiting.remove(&number)?;
-        if line.waiting.is_empty() {
-            self.turns.remove(&line.turn);
-            self.lines.remove(&session);
+    fn remove(&mut self, session: ActorId, number: u64) -> Option<WaitingRequest> {
+        let of_session = self.sessions.get_mut(&session)?;
+        let waiting = of_session.waiting.remove(&number)?;
+        if of_session.waiting.is_empty() {
+            self.order.remove(&of_session.position);
+            self.sessions.remove(&session);
         }
         Some(waiting)
     }
 
     /// Passes a released permit to the first request of the next session, which then moves behind the
     /// other sessions. Without a waiting request the permit is free.
-    fn hand_on(&mut self) -> Option<WaitingRequest> {
-        let turn = self.next_number();
-        let first = self.turns.pop_first().and_then(|(_, session)| {
-            let line = self.lines.get_mut(&session)?;
-            let (_, waiting) = line.waiting.pop_first()?;
-            if line.waiting.is_empty() {
-                self.lines.remove(&session);
+    fn release(&mut self) -> Option<WaitingRequest> {
+        let position = self.next_number();
+        let first = self.order.pop_first().and_then(|(_, session)| {
+            let of_session = self.sessions.get_mut(&session)?;
+            let (_, waiting) = of_session.waiting.pop_first()?;
+            if of_session.waiting.is_empty() {
+                self.sessions.remove(&session);
             } else {
-                line.turn = turn;
-                self.turns.insert(turn, session);
+                of_session.position = position;
+                self.order.insert(position, session);
             }
             Some(waiting)
         });
         if first.is_none() {
-            self.taken = self.taken.saturating_sub(1);
+            self.in_use = self.in_use.saturating_sub(1);
         }
         first
     }
@@ -157,193 +159,196 @@ mod tests {
 
     use super::*;
 
-    fn places(max: u32) -> Arc<FairSemaphore> {
+    fn semaphore(max: u32) -> Arc<FairSemaphore> {
         FairSemaphore::new(NonZeroU32::new(max).unwrap(), Gauge::default())
     }
 
-    /// Calls by name, and in which order they were granted their places.
+    /// Calls by name, and in which order they were granted their semaphore.
     struct Calls {
-        places: Arc<FairSemaphore>,
+        semaphore: Arc<FairSemaphore>,
         granted: Arc<Mutex<Vec<&'static str>>>,
         held: HashMap<&'static str, PermitRequest>,
     }
 
     impl Calls {
         fn new(max: u32) -> Self {
-            Self { places: places(max), granted: Arc::default(), held: HashMap::new() }
+            Self { semaphore: semaphore(max), granted: Arc::default(), held: HashMap::new() }
         }
 
-        /// The first letter of a call says whose it is.
-        fn ask(&mut self, calls: &[&'static str]) {
+        /// Requests permits. The first letter of a name is the session.
+        fn request(&mut self, calls: &[&'static str]) {
             for &call in calls {
                 let granted = Arc::clone(&self.granted);
                 let session = ActorId::Local(u64::from(call.as_bytes()[0]));
-                let (place, reservation) =
-                    self.places.reserve(session, move || granted.lock().push(call));
-                if place == PermitReply::Granted {
+                let (reply, request) =
+                    self.semaphore.request(session, move || granted.lock().push(call));
+                if reply == PermitReply::Granted {
                     self.granted.lock().push(call);
                 }
-                self.held.insert(call, reservation);
+                self.held.insert(call, request);
             }
         }
 
-        /// Ends calls, or ends their waiting.
+        /// Drops requests: releases the permit, or stops waiting.
         fn end(&mut self, calls: &[&'static str]) {
             calls.iter().for_each(|call| drop(self.held.remove(call).unwrap()));
         }
 
         #[track_caller]
-        fn granted(&self, expected: &[&str]) {
+        fn assert_granted(&self, expected: &[&str]) {
             assert_eq!(*self.granted.lock(), expected);
         }
 
         #[track_caller]
-        fn is_empty(&self) {
-            let queue = self.places.queue.lock();
-            assert!(queue.lines.is_empty() && queue.turns.is_empty() && queue.taken == 0);
-            assert_eq!(self.places.waiting.count(), 0);
+        fn assert_empty(&self) {
+            let queue = self.semaphore.queue.lock();
+            assert!(queue.sessions.is_empty() && queue.order.is_empty() && queue.in_use == 0);
+            assert_eq!(self.semaphore.waiting.count(), 0);
         }
     }
 
     #[test]
-    fn sessions_take_turns_and_calls_of_one_come_in_their_order() {
+    fn sessions_are_served_in_turn_and_requests_of_a_session_in_order() {
         let mut calls = Calls::new(1);
-        calls.ask(&["a1", "a2", "a3", "a4", "b1", "b2", "c1"]);
-        assert_eq!(calls.places.waiting.count(), 6);
+        calls.request(&["a1", "a2", "a3", "a4", "b1", "b2", "c1"]);
+        assert_eq!(calls.semaphore.waiting.count(), 6);
         let order = ["a1", "a2", "b1", "c1", "a3", "b2", "a4"];
         for (ended, call) in order.iter().enumerate() {
-            calls.granted(&order[..=ended]);
+            calls.assert_granted(&order[..=ended]);
             calls.end(&[call]);
         }
-        calls.is_empty();
+        calls.assert_empty();
     }
 
     #[test]
-    fn whoever_gives_up_is_passed_over_and_leaves_nothing_behind() {
+    fn a_dropped_request_is_removed_from_the_queue() {
         let mut calls = Calls::new(2);
-        calls.ask(&["a1", "b1", "a2", "a3", "b2", "c1"]);
-        calls.granted(&["a1", "b1"]);
+        calls.request(&["a1", "b1", "a2", "a3", "b2", "c1"]);
+        calls.assert_granted(&["a1", "b1"]);
         calls.end(&["a2", "c1", "a3"]);
-        // It comes back, and stands behind the one that stayed.
-        calls.ask(&["a4"]);
+        // A session that requests again is served after the waiting one.
+        calls.request(&["a4"]);
         calls.end(&["b1"]);
-        calls.granted(&["a1", "b1", "b2"]);
+        calls.assert_granted(&["a1", "b1", "b2"]);
         calls.end(&["a4", "b2", "a1"]);
-        calls.is_empty();
+        calls.assert_empty();
     }
 
     #[test]
     fn a_thousand_sessions_that_come_and_go_leave_an_empty_queue() {
-        let places = places(3);
+        let semaphore = semaphore(3);
         for round in 0..3 {
             let mut held: Vec<_> = (0..1000)
                 .flat_map(|n| [n, n])
-                .map(|n| places.reserve(ActorId::Local(n), || ()).1)
+                .map(|n| semaphore.request(ActorId::Local(n), || ()).1)
                 .collect();
-            assert_eq!(places.waiting.count(), 1997);
-            // In another order each time.
+            assert_eq!(semaphore.waiting.count(), 1997);
+            // The requests are dropped in a different order in each round.
             held.rotate_left(round * 700);
             drop(held);
-            assert_eq!(places.waiting.count(), 0);
-            let queue = places.queue.lock();
-            assert!(queue.lines.is_empty() && queue.turns.is_empty() && queue.taken == 0);
+            assert_eq!(semaphore.waiting.count(), 0);
+            let queue = semaphore.queue.lock();
+            assert!(queue.sessions.is_empty() && queue.order.is_empty() && queue.in_use == 0);
         }
     }
 
     #[test]
-    fn no_turn_is_lost_between_threads() {
-        let places = places(2);
+    fn concurrent_requests_are_all_granted() {
+        let semaphore = semaphore(2);
         let running = Arc::new(std::sync::atomic::AtomicU32::new(0));
         std::thread::scope(|scope| {
             for session in 0..4 {
-                let (places, running) = (Arc::clone(&places), Arc::clone(&running));
+                let (semaphore, running) = (Arc::clone(&semaphore), Arc::clone(&running));
                 scope.spawn(move || {
                     for round in 0..2000 {
-                        let (tell, told) = std::sync::mpsc::channel();
+                        let (grant, granted) = std::sync::mpsc::channel();
                         let session = ActorId::Local(session);
-                        let (place, reservation) =
-                            places.reserve(session, move || tell.send(()).unwrap_or(()));
-                        // Some go before their turn has come.
-                        if place == PermitReply::Waiting && round % 3 > 0 {
-                            told.recv_timeout(Duration::from_secs(20)).unwrap();
-                        } else if place == PermitReply::Waiting {
+                        let (reply, request) =
+                            semaphore.request(session, move || grant.send(()).unwrap_or(()));
+                        // Some requests are dropped while they wait.
+                        if reply == PermitReply::Waiting && round % 3 > 0 {
+                            granted.recv_timeout(Duration::from_secs(20)).unwrap();
+                        } else if reply == PermitReply::Waiting {
                             continue;
                         }
                         use std::sync::atomic::Ordering::SeqCst;
                         assert!(running.fetch_add(1, SeqCst) < 2);
                         running.fetch_sub(1, SeqCst);
-                        drop(reservation);
+                        drop(request);
                     }
                 });
             }
         });
-        assert_eq!((places.waiting.count(), places.queue.lock().taken), (0, 0));
+        assert_eq!((semaphore.waiting.count(), semaphore.queue.lock().in_use), (0, 0));
     }
 
-    /// The rule as one would write it down: a line for each session, in the order of their turns.
+    /// A simple model of the semaphore: a queue for each session, in the order of service.
     #[derive(Default)]
     struct Model {
         running: Vec<usize>,
-        lines: VecDeque<(u64, VecDeque<usize>)>,
+        sessions: VecDeque<(u64, VecDeque<usize>)>,
         granted: Vec<usize>,
     }
 
     impl Model {
-        fn ask(&mut self, max: usize, session: u64, call: usize) {
+        fn request(&mut self, max: usize, session: u64, call: usize) {
             if self.running.len() < max {
                 self.running.push(call);
                 self.granted.push(call);
-            } else if let Some((_, line)) = self.lines.iter_mut().find(|(of, _)| *of == session) {
-                line.push_back(call);
+            } else if let Some((_, queue)) = self.sessions.iter_mut().find(|(of, _)| *of == session)
+            {
+                queue.push_back(call);
             } else {
-                self.lines.push_back((session, VecDeque::from([call])));
+                self.sessions.push_back((session, VecDeque::from([call])));
             }
         }
 
         fn end(&mut self, call: usize) {
-            self.lines.iter_mut().for_each(|(_, line)| line.retain(|waiting| *waiting != call));
-            self.lines.retain(|(_, line)| !line.is_empty());
+            self.sessions
+                .iter_mut()
+                .for_each(|(_, queue)| queue.retain(|waiting| *waiting != call));
+            self.sessions.retain(|(_, queue)| !queue.is_empty());
             let before = self.running.len();
             self.running.retain(|running| *running != call);
             if self.running.len() == before {
                 return;
             }
-            let Some((session, mut line)) = self.lines.pop_front() else { return };
-            self.running.extend(line.front());
-            self.granted.extend(line.pop_front());
-            if !line.is_empty() {
-                self.lines.push_back((session, line));
+            let Some((session, mut queue)) = self.sessions.pop_front() else { return };
+            self.running.extend(queue.front());
+            self.granted.extend(queue.pop_front());
+            if !queue.is_empty() {
+                self.sessions.push_back((session, queue));
             }
         }
     }
 
     proptest! {
         #[test]
-        fn the_queue_does_as_its_rule_says(
+        fn the_semaphore_behaves_like_its_model(
             max in 1_u32..4,
-            // A session asks, or any call that is there ends.
+            // Each step requests a permit for a session, or drops one of the requests.
             steps in prop::collection::vec((0_u64..4, any::<prop::sample::Index>(), any::<bool>()), 0..80),
         ) {
-            let (places, granted) = (places(max), Arc::new(Mutex::new(Vec::new())));
+            let (semaphore, granted) = (semaphore(max), Arc::new(Mutex::new(Vec::new())));
             let (mut model, mut held) = (Model::default(), Vec::new());
             for (call, (session, which, asks)) in steps.into_iter().enumerate() {
                 if asks || held.is_empty() {
                     let order = Arc::clone(&granted);
-                    let tell = move || order.lock().push(call);
-                    let (place, own) = places.reserve(ActorId::Local(session), tell);
-                    if place == PermitReply::Granted {
+                    let grant = move || order.lock().push(call);
+                    let (reply, request) = semaphore.request(ActorId::Local(session), grant);
+                    if reply == PermitReply::Granted {
                         granted.lock().push(call);
                     }
-                    held.push((call, own));
-                    model.ask(max as usize, session, call);
+                    held.push((call, request));
+                    model.request(max as usize, session, call);
                 } else {
-                    let (call, own) = held.swap_remove(which.index(held.len()));
-                    drop(own);
+                    let (call, request) = held.swap_remove(which.index(held.len()));
+                    drop(request);
                     model.end(call);
                 }
                 prop_assert_eq!(&*granted.lock(), &model.granted);
-                let waiting: usize = model.lines.iter().map(|(_, line)| line.len()).sum();
-                prop_assert_eq!(places.waiting.count(), waiting);
+                let waiting: usize = model.sessions.iter().map(|(_, queue)| queue.len()).sum();
+                prop_assert_eq!(semaphore.waiting.count(), waiting);
             }
         }
     }

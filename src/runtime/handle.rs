@@ -83,13 +83,14 @@ impl SessionHandle {
         let request = request.into();
         let new = ids::run_id();
         // Subscribes before the run starts, so that no event of it is missed.
-        let (mut events, live) = self.enter(|live| live.listeners.subscribe_to(&new)).await?;
-        let (RunAccepted { id, seq, report }, taker) = self.accept(&new, &request).await?;
-        let are_whole = Arc::ptr_eq(&live, &taker) && id == new;
+        let (mut events, live) =
+            self.with_awake(|live| live.feed_access.subscribe_to(&new)).await?;
+        let (RunAccepted { id, seq, report }, accepted_by) = self.accept(&new, &request).await?;
+        let are_whole = Arc::ptr_eq(&live, &accepted_by) && id == new;
         if !are_whole {
             events = self.subscribe_to(&id).await?;
         }
-        let log = Arc::clone(&taker.log);
+        let log = Arc::clone(&accepted_by.log);
         let told = stored_sessions::told(self.clone(), id.clone(), report, Arc::clone(&log));
         let report = ReportFuture::new(told);
         Ok(StartedRun { run_id: id, seq, are_whole, events, report, log })
@@ -101,9 +102,9 @@ impl SessionHandle {
     /// As [`Self::start_run`], and when the session is closed meanwhile.
     pub async fn run(&self, request: impl Into<RunRequest>) -> Result<RunReport, HostError> {
         // No subscription is made, because only the report is needed.
-        let (accepted, taker) = self.accept(&ids::run_id(), &request.into()).await?;
+        let (accepted, accepted_by) = self.accept(&ids::run_id(), &request.into()).await?;
         let RunAccepted { id, seq: _, report } = accepted;
-        stored_sessions::told(self.clone(), id, report, Arc::clone(&taker.log)).await
+        stored_sessions::told(self.clone(), id, report, Arc::clone(&accepted_by.log)).await
     }
 
     /// Starts a run, or finds the run that the same request started first. Returns the session that
@@ -117,8 +118,8 @@ impl SessionHandle {
             let (id, request) = (new.clone(), Box::new(request.clone()));
             SessionMessage::StartRun { id, request, reply }
         };
-        let (accepted, taker) = self.link.ask(&self.id, ask).await?;
-        Ok((accepted?, taker))
+        let (accepted, accepted_by) = self.link.ask(&self.id, ask).await?;
+        Ok((accepted?, accepted_by))
     }
 
     /// Subscribes to the session's events from now on, until the session ends. A session with
@@ -127,23 +128,24 @@ impl SessionHandle {
     /// # Errors
     /// When there is no such session.
     pub async fn subscribe(&self) -> Result<Subscription, HostError> {
-        Ok(self.enter(|live| live.listeners.subscribe()).await?.0)
+        Ok(self.with_awake(|live| live.feed_access.subscribe()).await?.0)
     }
 
     /// Subscribes to the events of one run.
     pub(super) async fn subscribe_to(&self, run: &RunId) -> Result<Subscription, HostError> {
-        Ok(self.enter(|live| live.listeners.subscribe_to(run)).await?.0)
+        Ok(self.with_awake(|live| live.feed_access.subscribe_to(run)).await?.0)
     }
 
-    /// Enters the awake session. `enter` returns nothing while the session is about to hibernate.
-    async fn enter<T>(
+    /// Calls `call` with the awake session. Wakes the session again if `call` returns `None`,
+    /// because the session is about to hibernate.
+    async fn with_awake<T>(
         &self,
-        enter: impl Fn(&AwakeSession) -> Option<T>,
+        call: impl Fn(&AwakeSession) -> Option<T>,
     ) -> Result<(T, Arc<AwakeSession>), HostError> {
         for _ in 0..TRIES {
             let live = self.link.live(&self.id).await?;
-            if let Some(entered) = enter(&live) {
-                return Ok((entered, live));
+            if let Some(value) = call(&live) {
+                return Ok((value, live));
             }
             tokio::task::yield_now().await;
         }
@@ -158,9 +160,9 @@ impl SessionHandle {
     /// When no event with that id exists, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<SessionEvents, HostError> {
         let from = |live: &AwakeSession| {
-            SessionEvents::from(&live.listeners, &self.id, &live.agent, after)
+            SessionEvents::from(&live.feed_access, &self.id, &live.agent, after)
         };
-        self.enter(from).await?.0
+        self.with_awake(from).await?.0
     }
 
     /// Returns a run's events from its first record, at `seq`, and all events after the run.
@@ -177,7 +179,7 @@ impl SessionHandle {
     /// # Errors
     /// When the session is closed.
     pub async fn watch_from_now(&self) -> Result<SessionEvents, HostError> {
-        Ok(self.enter(|live| SessionEvents::from_now(&live.listeners)).await?.0)
+        Ok(self.with_awake(|live| SessionEvents::from_now(&live.feed_access)).await?.0)
     }
 
     /// Adds a user message to the current run, after the running turn. A run that would have ended
@@ -247,7 +249,7 @@ impl SessionHandle {
                 }
                 Ok(CallResult::Success(taken)) => {
                     taken?;
-                    return self.stored(live.log.last(), &live).await.map(drop);
+                    return self.stored(live.log.last_seq(), &live).await.map(drop);
                 }
                 // The accumulator died with the decision and is being replaced. If it had accepted the
                 // decision, sending it again is not an error.
@@ -301,7 +303,7 @@ impl SessionHandle {
     pub async fn delete(&self) -> Result<(), HostError> {
         let shared = Arc::clone(&self.link.shared);
         loop {
-            let asleep = shared.take_sleeping(vec![self.id.clone()]);
+            let asleep = shared.reserve_for_deletion(vec![self.id.clone()]);
             if !asleep.is_empty() {
                 return stored_sessions::delete(&self.link, &self.id).await;
             }
@@ -325,7 +327,7 @@ impl SessionHandle {
     }
 
     async fn stored(&self, seq: Seq, live: &AwakeSession) -> Result<Seq, HostError> {
-        live.log.until_durable(seq).await?;
+        live.log.wait_durable(seq).await?;
         Ok(seq)
     }
 }
@@ -361,7 +363,7 @@ impl StartedRun {
     /// When it cannot be stored.
     pub fn stored(&self) -> impl Future<Output = Result<(), HostError>> + Send + use<> {
         let (log, seq) = (Arc::clone(&self.log), self.seq);
-        async move { Ok(log.until_durable(seq).await?) }
+        async move { Ok(log.wait_durable(seq).await?) }
     }
 }
 

@@ -129,7 +129,7 @@ impl HostActorState {
                     let _ = live.actor.cast(SessionMessage::GoOn);
                 }
                 shared.enter(&id, &live);
-                shared.show_counts();
+                shared.update_counts();
             }
             Err(error) => shared.not_woken(&id, error),
         }
@@ -142,7 +142,7 @@ impl HostActorState {
         if shared.replace(&id, actor, Some(SessionSlot::Waking(Vec::new()))) {
             self.revive(id, live);
         }
-        self.link.shared.show_counts();
+        self.link.shared.update_counts();
     }
 
     /// Handles the death of a session by a bug. Its appended records are stored first. If a run was open,
@@ -156,7 +156,7 @@ impl HostActorState {
         dead.log.close();
         task::detach(async move {
             // A record that is not stored has no effect.
-            let _ = dead.log.until_durable(dead.log.last()).await;
+            let _ = dead.log.wait_durable(dead.log.last_seq()).await;
             link.go_on_waking(&id, revived);
         });
     }

@@ -82,7 +82,7 @@ impl HostState {
         if self.is_closing() { HostError::ShuttingDown } else { HostError::SessionClosed }
     }
 
-    pub(super) fn place_for_a_run(&self) -> Result<CountGuard, HostError> {
+    pub(super) fn acquire_run_slot(&self) -> Result<CountGuard, HostError> {
         let place = self.gauges.runs.try_increment(self.runs_max);
         // This is checked after the run is counted: either this check sees the shutdown, or the shutdown
         // sees the run and waits for it.
@@ -118,7 +118,7 @@ impl HostState {
     }
 
     /// Reserves the slots of hibernating sessions that are to be deleted.
-    pub(super) fn take_sleeping(&self, ids: Vec<SessionId>) -> Vec<SessionId> {
+    pub(super) fn reserve_for_deletion(&self, ids: Vec<SessionId>) -> Vec<SessionId> {
         let mut index = self.index.lock();
         let sleeping: Vec<_> = ids.into_iter().filter(|id| !index.contains_key(id)).collect();
         index.extend(sleeping.iter().map(|id| (id.clone(), SessionSlot::Leaving)));
@@ -210,7 +210,7 @@ impl HostState {
     fn longest_watcher_queue(&self) -> usize {
         let index = self.index.lock();
         let queues = index.values().map(|place| match place {
-            SessionSlot::Awake(live) => live.listeners.longest_queue(),
+            SessionSlot::Awake(live) => live.feed_access.longest_queue(),
             SessionSlot::Leaving | SessionSlot::Waking(_) => 0,
         });
         queues.max().unwrap_or(0)
@@ -222,7 +222,7 @@ impl HostState {
     }
 
     /// Updates the gauges that no event changes.
-    pub(super) fn show_counts(&self) {
+    pub(super) fn update_counts(&self) {
         let metrics = self.telemetry.metrics();
         let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
         metrics.host().set_limits(self.sessions_max, self.runs_max);
@@ -231,7 +231,7 @@ impl HostState {
         metrics.calls_waiting(self.gauges.waiting.count());
         metrics.threads_abandoned(self.gauges.abandoned.count());
         for model in self.models.values() {
-            model.limiter.show();
+            model.limiter.update_metric();
         }
         let sessions = self.sessions.load(Ordering::SeqCst);
         metrics.sessions(SessionState::Running, runs);
@@ -240,8 +240,8 @@ impl HostState {
     }
 
     /// Updates all gauges, also those that need the disk, the system or every awake session.
-    pub(super) fn show_all(&self) {
-        self.show_counts();
+    pub(super) fn update_gauges(&self) {
+        self.update_counts();
         let metrics = self.telemetry.metrics();
         metrics.host().set_watcher_queue(self.longest_watcher_queue());
         metrics.host().update();

@@ -26,7 +26,7 @@ const DELETED_MAX: usize = 1000;
 
 pub(super) fn keep_up(link: &HostRef) {
     let shared = &link.shared;
-    shared.show_all();
+    shared.update_gauges();
     shared.telemetry.upkeep();
     rest(shared);
     ring(link);
@@ -114,7 +114,7 @@ fn delete(shared: &super::host_state::HostState, kept_ms: u64) -> Result<(), Jou
     };
     let old: Vec<SessionId> =
         shared.journal.list(&listing)?.into_iter().map(|stored| stored.id).collect();
-    let old = shared.take_sleeping(old);
+    let old = shared.reserve_for_deletion(old);
     if old.is_empty() {
         return Ok(());
     }

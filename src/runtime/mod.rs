@@ -237,7 +237,7 @@ impl Host {
             Resume::Auto if unfinished.is_empty() => {}
             Resume::Auto => task::detach(recover(link.clone(), unfinished, began)),
         }
-        link.shared.show_counts();
+        link.shared.update_counts();
         Ok(Self { inner: Arc::new(HostInner { link, shutdown_grace, cancel_grace }) })
     }
 
@@ -274,7 +274,7 @@ impl Host {
             return Err(error);
         }
         let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
-        if let Err(error) = live.log.until_durable(live.log.last()).await {
+        if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
             link.shared.uncount_sessions(1);
             return Err(error.into());
         }
@@ -313,7 +313,7 @@ impl Host {
 
     /// Updates the gauges now. The host also does this every 5 seconds.
     pub fn bring_metrics_up_to_date(&self) {
-        self.shared().show_all();
+        self.shared().update_gauges();
     }
 
     /// Returns the host's telemetry.
@@ -376,7 +376,7 @@ impl Host {
         // Everything that is queued is stored by then.
         let _ = blocking(move || journal.close()).await;
         shared.telemetry.traces().flush(END_MAX).await;
-        shared.show_counts();
+        shared.update_counts();
     }
 
     fn interrupt(&self, now: bool) {

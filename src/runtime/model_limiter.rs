@@ -1,5 +1,4 @@
-//! The door to one model: how many requests to it may be open at once, and whether it is asked at
-//! all.
+//! Limits the requests to one model: a maximum number at the same time, and a circuit breaker.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -26,12 +25,13 @@ pub(super) struct ModelLimiter {
     permits: Arc<FairSemaphore>,
     waiting: Gauge,
     in_flight: Gauge,
-    /// CountGuard for short sections, never over an await.
+    /// Locked for short sections, never across an await.
     breaker: Mutex<Breaker>,
-    /// The breaker has opened: told to those who wait for a place.
+    /// Notifies the waiting requests when the breaker opens.
     opened: Notify,
-    began: Instant,
-    meter: ModelMetrics,
+    /// The origin of the breaker's clock.
+    started: Instant,
+    metrics: ModelMetrics,
 }
 
 /// The current status of a configured model.
@@ -43,7 +43,7 @@ pub struct ModelStatus {
     pub breaker: BreakerState,
     /// Requests to it whose response has not ended.
     pub in_flight: usize,
-    /// Requests that wait for a place.
+    /// Requests that wait for a permit.
     pub waiting: usize,
 }
 
@@ -54,23 +54,23 @@ pub(super) struct Admission {
     pub(super) breaker_permit: BreakerPermitGuard,
 }
 
-/// A place at a model, for as long as the exchange lasts. Dropped, it is given to the next.
+/// A permit for one exchange with a model. Dropping it passes the permit to the next request.
 #[derive(Debug)]
 pub(super) struct InFlightRequest {
-    _reservation: PermitRequest,
+    _permit: PermitRequest,
     _in_flight: CountGuard,
-    _shown: GaugeGuard,
+    _gauge: GaugeGuard,
 }
 
 /// Reports the result of an exchange to the breaker. Dropping it reports an unknown result.
 #[derive(Debug)]
 pub(super) struct BreakerPermitGuard {
-    gate: Arc<ModelLimiter>,
+    limiter: Arc<ModelLimiter>,
     breaker_permit: Option<BreakerPermit>,
 }
 
 impl ModelLimiter {
-    pub(super) fn new(config: &ModelConfig, meter: ModelMetrics) -> Arc<Self> {
+    pub(super) fn new(config: &ModelConfig, metrics: ModelMetrics) -> Arc<Self> {
         let waiting = Gauge::default();
         let max = config.max_concurrent_requests.unwrap_or(NonZeroU32::MAX);
         let rules =
@@ -81,54 +81,54 @@ impl ModelLimiter {
             in_flight: Gauge::default(),
             breaker: Mutex::new(Breaker::new(rules)),
             opened: Notify::new(),
-            began: Instant::now(),
-            meter,
+            started: Instant::now(),
+            metrics,
         })
     }
 
-    /// Waits for a place, and tells of the wait's beginning and end if there is one. Dropping the
-    /// future, or what it gives, leaves nothing behind.
+    /// Waits for a permit. If it has to wait, it calls `notify` at the beginning and at the end of
+    /// the wait. Dropping the future cancels the request.
     ///
     /// # Errors
-    /// As soon as it is known that the model is not asked, also during the wait.
-    pub(super) async fn enter(
+    /// As soon as the breaker is open, also during the wait.
+    pub(super) async fn acquire(
         self: &Arc<Self>,
         session: ActorId,
-        tell: impl Fn(PermitReply),
+        notify: impl Fn(PermitReply),
     ) -> Result<Admission, ProviderError> {
-        self.check()?;
+        self.check_breaker()?;
         let began = Instant::now();
         let (grant, granted) = oneshot::channel();
-        let (place, reservation) = self.permits.reserve(session, move || {
-            // One who is gone gives the place back.
+        let (reply, permit) = self.permits.request(session, move || {
+            // A receiver that was dropped has released its permit.
             let _ = grant.send(());
         });
-        let waits = place == PermitReply::Waiting;
+        let waits = reply == PermitReply::Waiting;
         if waits {
-            tell(place);
-            let _shown = self.meter.request_waiting();
-            self.wait(granted).await?;
+            notify(reply);
+            let _gauge = self.metrics.request_waiting();
+            self.wait_for(granted).await?;
         }
-        let breaker_permit = self.admit()?;
+        let breaker_permit = self.pass_breaker()?;
         if waits {
-            tell(PermitReply::Granted);
+            notify(PermitReply::Granted);
         }
-        self.meter.queue_wait(if waits { began.elapsed() } else { Duration::ZERO });
+        self.metrics.queue_wait(if waits { began.elapsed() } else { Duration::ZERO });
         let in_flight = InFlightRequest {
-            _reservation: reservation,
+            _permit: permit,
             _in_flight: self.in_flight.increment(),
-            _shown: self.meter.request_in_flight(),
+            _gauge: self.metrics.request_in_flight(),
         };
         Ok(Admission { in_flight, breaker_permit })
     }
 
-    async fn wait(&self, granted: oneshot::Receiver<()>) -> Result<(), ProviderError> {
+    async fn wait_for(&self, granted: oneshot::Receiver<()>) -> Result<(), ProviderError> {
         let mut granted = std::pin::pin!(granted);
         loop {
             let mut opened = std::pin::pin!(self.opened.notified());
-            // Enabled before the look, so that no opening falls between the two.
+            // Enabled before the check, so that an opening after the check is not missed.
             opened.as_mut().enable();
-            self.check()?;
+            self.check_breaker()?;
             tokio::select! {
                 _ = &mut granted => return Ok(()),
                 () = opened => {}
@@ -136,38 +136,38 @@ impl ModelLimiter {
         }
     }
 
-    fn check(&self) -> Result<(), ProviderError> {
+    fn check_breaker(&self) -> Result<(), ProviderError> {
         self.breaker.lock().check(self.now()).map_err(BreakerRefusal::into_error)
     }
 
-    fn admit(self: &Arc<Self>) -> Result<BreakerPermitGuard, ProviderError> {
+    fn pass_breaker(self: &Arc<Self>) -> Result<BreakerPermitGuard, ProviderError> {
         let mut breaker = self.breaker.lock();
         let now = self.now();
         let breaker_permit = breaker.handle_request(now).map_err(BreakerRefusal::into_error)?;
-        self.meter.breaker(breaker.state(now));
-        Ok(BreakerPermitGuard { gate: Arc::clone(self), breaker_permit: Some(breaker_permit) })
+        self.metrics.breaker(breaker.state(now));
+        Ok(BreakerPermitGuard { limiter: Arc::clone(self), breaker_permit: Some(breaker_permit) })
     }
 
-    fn ended(&self, breaker_permit: BreakerPermit, sign: ServiceSignal) {
+    fn handle_end(&self, breaker_permit: BreakerPermit, signal: ServiceSignal) {
         let mut breaker = self.breaker.lock();
         let now = self.now();
-        let change = breaker.handle_end(now, breaker_permit, sign);
-        self.meter.breaker(breaker.state(now));
+        let change = breaker.handle_end(now, breaker_permit, signal);
+        self.metrics.breaker(breaker.state(now));
         drop(breaker);
         let Some(change) = change else { return };
-        self.meter.breaker_changed(change);
+        self.metrics.breaker_changed(change);
         match change {
             BreakerChange::Opened { .. } => self.opened.notify_waiters(),
             BreakerChange::Closed => {}
         }
     }
 
-    /// Shows how far the breaker is open: that time has made an open one half open is told by
-    /// nobody.
-    pub(super) fn show(&self) -> BreakerState {
+    /// Updates the breaker's metric and returns its state. No event tells that an open breaker has
+    /// become half open, because that happens by the passing of time.
+    pub(super) fn update_metric(&self) -> BreakerState {
         let breaker = self.breaker.lock();
         let state = breaker.state(self.now());
-        self.meter.breaker(state);
+        self.metrics.breaker(state);
         state
     }
 
@@ -175,26 +175,26 @@ impl ModelLimiter {
     pub(super) fn status(&self, name: &str) -> ModelStatus {
         ModelStatus {
             name: name.to_owned(),
-            breaker: self.show(),
+            breaker: self.update_metric(),
             in_flight: self.in_flight.count(),
             waiting: self.waiting.count(),
         }
     }
 
     fn now(&self) -> Duration {
-        self.began.elapsed()
+        self.started.elapsed()
     }
 }
 
 impl BreakerPermitGuard {
-    /// The exchange was judged: it went well, or this was wrong with it.
-    pub(super) fn settle(mut self, error: Option<&ProviderError>) {
+    /// Reports the result of the exchange: success, or this error.
+    pub(super) fn report_result(mut self, error: Option<&ProviderError>) {
         self.end(ServiceSignal::of(error));
     }
 
-    fn end(&mut self, sign: ServiceSignal) {
+    fn end(&mut self, signal: ServiceSignal) {
         if let Some(breaker_permit) = self.breaker_permit.take() {
-            self.gate.ended(breaker_permit, sign);
+            self.limiter.handle_end(breaker_permit, signal);
         }
     }
 }
@@ -219,9 +219,9 @@ mod tests {
 
     const OPEN_FOR: Duration = Duration::from_secs(30);
 
-    fn gate(places: u32, failures: u32) -> Arc<ModelLimiter> {
+    fn limiter(permits: u32, failures: u32) -> Arc<ModelLimiter> {
         let config = ModelConfig {
-            max_concurrent_requests: NonZeroU32::new(places),
+            max_concurrent_requests: NonZeroU32::new(permits),
             breaker_failures: Some(failures),
             breaker_open_for: OPEN_FOR,
             ..ModelConfig::new(BaseUrl::parse("http://127.0.0.1:1/v1").unwrap(), "m")
@@ -230,85 +230,89 @@ mod tests {
     }
 
     fn failure() -> ProviderError {
-        ProviderError::new(ProviderErrorKind::Connect, "nobody is there")
+        ProviderError::new(ProviderErrorKind::Connect, "connection refused")
     }
 
     #[track_caller]
-    fn check(gate: &ModelLimiter, breaker: BreakerState, in_flight: usize, waiting: usize) {
+    fn check(limiter: &ModelLimiter, breaker: BreakerState, in_flight: usize, waiting: usize) {
         let name = "main".to_owned();
-        assert_eq!(gate.status("main"), ModelStatus { name, breaker, in_flight, waiting });
+        assert_eq!(limiter.status("main"), ModelStatus { name, breaker, in_flight, waiting });
     }
 
-    async fn enter(gate: &Arc<ModelLimiter>, session: u64) -> Result<Admission, ProviderError> {
-        gate.enter(ActorId::Local(session), |_| ()).await
+    async fn acquire(
+        limiter: &Arc<ModelLimiter>,
+        session: u64,
+    ) -> Result<Admission, ProviderError> {
+        limiter.acquire(ActorId::Local(session), |_| ()).await
     }
 
-    /// Returns whether a request is not let through, and when it may be.
-    async fn refused(gate: &Arc<ModelLimiter>) -> Option<Duration> {
-        let error = enter(gate, 9).await.expect_err("it is not let through");
+    /// Checks that a request is refused, and returns the time until the next one may succeed.
+    async fn refused(limiter: &Arc<ModelLimiter>) -> Option<Duration> {
+        let error = acquire(limiter, 9).await.expect_err("the request is refused");
         assert_eq!(error.kind, ProviderErrorKind::Unavailable);
         error.retry_after
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_place_is_held_until_it_is_dropped_and_those_who_leave_lose_nothing() {
-        let gate = gate(1, 5);
-        let first = enter(&gate, 1).await.unwrap();
-        let told = Mutex::new(Vec::new());
-        let mut gone = Box::pin(enter(&gate, 2));
-        let mut late = Box::pin(enter(&gate, 3));
-        let mut next = Box::pin(gate.enter(ActorId::Local(4), |place| told.lock().push(place)));
-        assert!(poll!(&mut gone).is_pending() && poll!(&mut late).is_pending());
+    async fn a_permit_is_held_until_it_is_dropped_and_dropped_requests_pass_it_on() {
+        let limiter = limiter(1, 5);
+        let first = acquire(&limiter, 1).await.unwrap();
+        let replies = Mutex::new(Vec::new());
+        let mut cancelled = Box::pin(acquire(&limiter, 2));
+        let mut late = Box::pin(acquire(&limiter, 3));
+        let mut next =
+            Box::pin(limiter.acquire(ActorId::Local(4), |reply| replies.lock().push(reply)));
+        assert!(poll!(&mut cancelled).is_pending() && poll!(&mut late).is_pending());
         assert!(poll!(&mut next).is_pending());
-        assert_eq!(*told.lock(), [PermitReply::Waiting]);
-        check(&gate, BreakerState::Closed, 1, 3);
-        drop(gone);
-        check(&gate, BreakerState::Closed, 1, 2);
+        assert_eq!(*replies.lock(), [PermitReply::Waiting]);
+        check(&limiter, BreakerState::Closed, 1, 3);
+        drop(cancelled);
+        check(&limiter, BreakerState::Closed, 1, 2);
         drop(first);
-        // Its turn has come, but it goes before it knows.
+        // This request was granted the permit, but is dropped before it is polled.
         drop(late);
-        let Poll::Ready(Ok(entered)) = poll!(next) else { panic!("it has the place") };
-        assert_eq!(*told.lock(), [PermitReply::Waiting, PermitReply::Granted]);
-        check(&gate, BreakerState::Closed, 1, 0);
-        drop(entered);
-        check(&gate, BreakerState::Closed, 0, 0);
+        let Poll::Ready(Ok(admission)) = poll!(next) else { panic!("the request is granted") };
+        assert_eq!(*replies.lock(), [PermitReply::Waiting, PermitReply::Granted]);
+        check(&limiter, BreakerState::Closed, 1, 0);
+        drop(admission);
+        check(&limiter, BreakerState::Closed, 0, 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_a_model_that_is_not_asked() {
-        let gate = gate(1, 1);
-        let Admission { in_flight, breaker_permit } = enter(&gate, 1).await.unwrap();
-        let mut waiting = Box::pin(enter(&gate, 2));
+    async fn waiting_requests_are_refused_when_the_breaker_opens() {
+        let limiter = limiter(1, 1);
+        let Admission { in_flight, breaker_permit } = acquire(&limiter, 1).await.unwrap();
+        let mut waiting = Box::pin(acquire(&limiter, 2));
         assert!(poll!(&mut waiting).is_pending());
-        breaker_permit.settle(Some(&failure()));
-        let Poll::Ready(Err(error)) = poll!(&mut waiting) else { panic!("it is told") };
+        breaker_permit.report_result(Some(&failure()));
+        let Poll::Ready(Err(error)) = poll!(&mut waiting) else { panic!("the request is refused") };
         assert_eq!(error.retry_after, Some(OPEN_FOR));
         drop(waiting);
-        check(&gate, BreakerState::Open, 1, 0);
-        assert_eq!(refused(&gate).await, Some(OPEN_FOR));
+        check(&limiter, BreakerState::Open, 1, 0);
+        assert_eq!(refused(&limiter).await, Some(OPEN_FOR));
         drop(in_flight);
-        assert_eq!(refused(&gate).await, Some(OPEN_FOR));
-        check(&gate, BreakerState::Open, 0, 0);
+        assert_eq!(refused(&limiter).await, Some(OPEN_FOR));
+        check(&limiter, BreakerState::Open, 0, 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn when_its_time_is_over_one_request_finds_out() {
-        let gate = gate(8, 1);
-        enter(&gate, 1).await.unwrap().breaker_permit.settle(Some(&failure()));
+    async fn after_the_open_time_one_request_probes_the_model() {
+        let limiter = limiter(8, 1);
+        acquire(&limiter, 1).await.unwrap().breaker_permit.report_result(Some(&failure()));
         advance(OPEN_FOR / 2).await;
-        assert_eq!(refused(&gate).await, Some(OPEN_FOR / 2));
+        assert_eq!(refused(&limiter).await, Some(OPEN_FOR / 2));
         advance(OPEN_FOR / 2).await;
-        check(&gate, BreakerState::HalfOpen, 0, 0);
-        let trying = enter(&gate, 1).await.unwrap();
-        assert_eq!(refused(&gate).await, None);
-        // Its user stops it: somebody else finds out.
-        drop(trying);
-        enter(&gate, 2).await.unwrap().breaker_permit.settle(Some(&failure()));
-        check(&gate, BreakerState::Open, 0, 0);
-        assert_eq!(refused(&gate).await, Some(OPEN_FOR * 2));
+        check(&limiter, BreakerState::HalfOpen, 0, 0);
+        let probe = acquire(&limiter, 1).await.unwrap();
+        assert_eq!(refused(&limiter).await, None);
+        // The probe is dropped without a result, so the next request is the probe.
+        drop(probe);
+        acquire(&limiter, 2).await.unwrap().breaker_permit.report_result(Some(&failure()));
+        check(&limiter, BreakerState::Open, 0, 0);
+        assert_eq!(refused(&limiter).await, Some(OPEN_FOR * 2));
         advance(OPEN_FOR * 2).await;
-        enter(&gate, 3).await.unwrap().breaker_permit.settle(None);
-        check(&gate, BreakerState::Closed, 0, 0);
-        assert!(enter(&gate, 4).await.is_ok());
+        acquire(&limiter, 3).await.unwrap().breaker_permit.report_result(None);
+        check(&limiter, BreakerState::Closed, 0, 0);
+        assert!(acquire(&limiter, 4).await.is_ok());
     }
 }

@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::event::{Event, EventId, PublishedEvent};
+use crate::event::{Event, PublishedEvent};
 use crate::journal::{Journal, JournalError, unix_ms};
 use crate::response::ResponseAssembler;
 use crate::telemetry::{Feed, PendingSubscription, SourceRecord, Subscription, Telemetry, logs};
 use crate::types::{RunId, Seq, SessionId};
 
-/// The number of events that a subscriber may be behind before its stream ends. A subscriber that never
-/// reads costs about 8 kB; the events themselves are shared.
+/// The size of a subscriber's queue. When it is full, the subscriber's stream ends. A full queue costs
+/// about 8 kB; the events themselves are shared.
 pub(super) const SUBSCRIBER_EVENTS_MAX: usize = 1024;
 
 /// Publishes the events of one session. Clones publish to the same subscribers.
@@ -21,29 +21,28 @@ pub(super) struct Publisher {
 }
 
 impl Publisher {
-    /// Events up to `from` were published before.
-    pub(super) fn new(session: SessionId, telemetry: Telemetry, from: Seq) -> Self {
-        let from = EventId { seq: from, bytes: 0 };
-        Self { session, feed: Arc::new(Feed::starting_at(telemetry.clone(), from)), telemetry }
+    /// Creates the publisher of a session whose last durable record is `last`.
+    pub(super) fn new(session: SessionId, telemetry: Telemetry, last: Seq) -> Self {
+        Self { session, feed: Arc::new(Feed::starting_after(telemetry.clone(), last)), telemetry }
     }
 
     /// Closes the feed for hibernation, unless there are subscribers. Returns whether it was closed.
-    pub(super) fn leave(&self) -> bool {
-        self.feed.close_if_idle()
+    pub(super) fn close_if_unwatched(&self) -> bool {
+        self.feed.close_if_unwatched()
     }
 
     /// Reopens the feed, because the session does not hibernate.
-    pub(super) fn stay(&self) {
+    pub(super) fn reopen(&self) {
         self.feed.reopen();
     }
 
-    /// Returns the entrance for subscribers. It does not keep their streams alive: they end with the
-    /// session.
-    pub(super) fn listeners(&self, journal: &Arc<dyn Journal>) -> Listeners {
-        Listeners { feed: Arc::downgrade(&self.feed), journal: Arc::clone(journal) }
+    /// Returns the access for subscribers. It does not keep the feed alive, so that the streams of
+    /// the subscribers end with the session.
+    pub(super) fn feed_access(&self, journal: &Arc<dyn Journal>) -> FeedAccess {
+        FeedAccess { feed: Arc::downgrade(&self.feed), journal: Arc::clone(journal) }
     }
 
-    /// Adds the model's answer to a trace that holds contents.
+    /// Adds the model's answer to the trace, if traces contain messages.
     pub(super) fn trace_answer(&self, response: &ResponseAssembler) {
         self.telemetry.traces().answered(&self.session, response);
     }
@@ -51,17 +50,23 @@ impl Publisher {
     /// Publishes an event. Never waits for a subscriber.
     pub(super) fn publish(&self, run: &RunId, turn: u32, event: Event) {
         debug_assert!(!event.is_recorded(), "{event:?} has a record");
-        self.tell(run, turn, event, None);
+        self.observe_and_publish(run, turn, event, None);
     }
 
     /// Publishes the event of a record.
-    pub(super) fn publish_recorded(&self, run: &RunId, turn: u32, event: Event, of: SourceRecord) {
+    pub(super) fn publish_recorded(
+        &self,
+        run: &RunId,
+        turn: u32,
+        event: Event,
+        source: SourceRecord,
+    ) {
         debug_assert!(event.is_recorded(), "{event:?} has no record");
-        self.tell(run, turn, event, Some(of));
+        self.observe_and_publish(run, turn, event, Some(source));
     }
 
-    /// Publishes an event after a record, whose view it may be.
-    pub(super) fn publish_behind(
+    /// Publishes an event after a record. The event may be the view of that record.
+    pub(super) fn publish_after(
         &self,
         run: &RunId,
         turn: u32,
@@ -69,13 +74,20 @@ impl Publisher {
         record: Option<SourceRecord>,
     ) {
         match record.filter(|_| event.is_recorded()) {
-            Some(of) => self.publish_recorded(run, turn, event, of),
+            Some(source) => self.publish_recorded(run, turn, event, source),
             None => self.publish(run, turn, event),
         }
     }
 
-    fn tell(&self, run: &RunId, turn: u32, event: Event, recorded: Option<SourceRecord>) {
-        // Text deltas change no metric.
+    /// Passes an event to metrics, logs and traces, and to the feed.
+    fn observe_and_publish(
+        &self,
+        run: &RunId,
+        turn: u32,
+        event: Event,
+        source: Option<SourceRecord>,
+    ) {
+        // A text delta changes no metric, so it needs only the feed.
         if !logs::logs_contents() && self.feed.append_text_if_unwatched(&event) {
             return;
         }
@@ -83,56 +95,56 @@ impl Publisher {
             session: self.session.clone(),
             run: run.clone(),
             turn,
-            timestamp_ms: recorded.map_or_else(unix_ms, |of| of.time),
+            timestamp_ms: source.map_or_else(unix_ms, |source| source.time),
             id: None,
             stream_text: crate::event::EventStreamText::default(),
             event,
         };
         self.telemetry.observe(&published);
-        self.feed.publish(published, recorded);
-    }
-}
-
-impl Listeners {
-    /// Receives from the session's log how far its records are durable.
-    pub(super) fn handle_journal(&self, told: Result<Seq, JournalError>) {
-        let Some(feed) = self.feed.upgrade() else { return };
-        match told {
-            Ok(upto) => feed.durable(upto),
-            Err(error) => feed.fail(error),
-        }
+        self.feed.publish(published, source);
     }
 }
 
 /// Accepts subscribers while the session is in memory.
 #[derive(Clone, Debug)]
-pub(super) struct Listeners {
+pub(super) struct FeedAccess {
     feed: Weak<Feed>,
     pub(super) journal: Arc<dyn Journal>,
 }
 
-impl Listeners {
-    /// Returns the session's feed, unless the session is gone or hibernates.
-    pub(super) fn enter(&self) -> Option<(Arc<Feed>, PendingSubscription)> {
-        let feed = self.feed.upgrade()?;
-        let entering = feed.begin_subscription()?;
-        Some((feed, entering))
+impl FeedAccess {
+    /// Passes the durability of the session's records to the feed: the last durable record, or the
+    /// journal's failure.
+    pub(super) fn handle_journal(&self, durable: Result<Seq, JournalError>) {
+        let Some(feed) = self.feed.upgrade() else { return };
+        match durable {
+            Ok(upto) => feed.mark_durable(upto),
+            Err(error) => feed.fail(error),
+        }
     }
 
-    /// Returns the number of events that the slowest subscriber has not read yet.
+    /// Returns the session's feed, which stays open while the second value exists. `None` if the
+    /// session is gone or hibernates.
+    pub(super) fn begin_subscription(&self) -> Option<(Arc<Feed>, PendingSubscription)> {
+        let feed = self.feed.upgrade()?;
+        let pending = feed.begin_subscription()?;
+        Some((feed, pending))
+    }
+
+    /// Returns the number of unread events of the slowest subscriber.
     pub(super) fn longest_queue(&self) -> usize {
         self.feed.upgrade().map_or(0, |feed| feed.longest_queue())
     }
 
-    /// Returns the events from now on; `None` if the session is gone.
+    /// Returns the events from now on. `None` if the session is gone.
     pub(super) fn subscribe(&self) -> Option<Subscription> {
-        let (feed, _entering) = self.enter()?;
+        let (feed, _pending) = self.begin_subscription()?;
         Some(feed.subscribe(SUBSCRIBER_EVENTS_MAX))
     }
 
     /// Returns the events of one run, which may start later.
     pub(super) fn subscribe_to(&self, run: &RunId) -> Option<Subscription> {
-        let (feed, _entering) = self.enter()?;
+        let (feed, _pending) = self.begin_subscription()?;
         Some(feed.subscribe_to(run.clone(), SUBSCRIBER_EVENTS_MAX))
     }
 }

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use futures::{Stream, StreamExt as _};
 
 use super::error::HostError;
-use super::publish::{Listeners, SUBSCRIBER_EVENTS_MAX};
+use super::publish::{FeedAccess, SUBSCRIBER_EVENTS_MAX};
 use crate::event::{EventId, PublishedEvent};
 use crate::journal::{Journal, JournalEntry, JournalError};
 use crate::record::{PastEvents, part_after};
@@ -26,79 +26,79 @@ const PAGE: usize = 256;
 
 /// The events of a session from a position on: a stream of [`FeedItem`], which ends with the session or
 /// after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing else.
-#[must_use = "a watch that is dropped shows nothing"]
+#[must_use = "a stream does nothing unless it is polled"]
 pub struct SessionEvents {
-    began: EventId,
-    deliveries: Pin<Box<dyn Stream<Item = FeedItem> + Send>>,
+    start: EventId,
+    items: Pin<Box<dyn Stream<Item = FeedItem> + Send>>,
 }
 
 impl SessionEvents {
-    /// The position before its first event.
+    /// Returns the position before the first event.
     #[must_use]
-    pub fn began(&self) -> EventId {
-        self.began
+    pub fn start(&self) -> EventId {
+        self.start
     }
 
     pub(super) fn from(
-        listeners: &Listeners,
+        feed_access: &FeedAccess,
         session: &SessionId,
         agent: &str,
         after: EventId,
     ) -> Option<Result<Self, HostError>> {
-        let (feed, entering) = listeners.enter()?;
-        let progress = feed.progress();
-        if after.seq > progress.durable {
-            let last = progress.durable;
+        let (feed, pending) = feed_access.begin_subscription()?;
+        let position = feed.position();
+        if after.seq > position.durable {
+            let last = position.durable;
             return Some(Err(HostError::UnknownEventId { asked: after, last }));
         }
-        // A fold that begins with the last run knows all that it needs.
-        let (read, turn) = match progress.run_began {
-            Some((began, turn)) if after.seq >= began => (Seq(began.0.saturating_sub(1)), turn),
+        // Reading can start at the last run, because its events need no earlier records.
+        let (read, turn) = match position.run_start {
+            Some((first, turn)) if after.seq >= first => (Seq(first.0.saturating_sub(1)), turn),
             Some(_) | None => (Seq(0), 0),
         };
         let reader = HistoryReader {
             feed: Arc::downgrade(&feed),
-            entering: Some(entering),
-            journal: Arc::clone(&listeners.journal),
+            pending: Some(pending),
+            journal: Arc::clone(&feed_access.journal),
             session: session.clone(),
             after,
             past: PastEvents::new(session.clone(), agent, turn),
             read,
-            target: target(after, &progress),
+            target: last_to_read(after, &position),
             ready: VecDeque::new(),
-            present: None,
+            live: None,
         };
-        Some(Ok(Self::of(after, reader)))
+        Some(Ok(Self::read_by(reader, after)))
     }
 
-    pub(super) fn from_now(listeners: &Listeners) -> Option<Self> {
-        let (feed, _entering) = listeners.enter()?;
-        // No text of the running attempt follows its end.
+    pub(super) fn from_now(feed_access: &FeedAccess) -> Option<Self> {
+        let (feed, _pending) = feed_access.begin_subscription()?;
+        // With the last possible position, the snapshot contains no text of the running attempt.
         let (subscription, snapshot) = feed
             .subscribe_from(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
-        let states = snapshot.open.into_iter().map(FeedItem::Event);
-        let deliveries = futures::stream::iter(states).chain(subscription);
-        Some(Self { began: snapshot.progress.at, deliveries: Box::pin(deliveries) })
+        let states = snapshot.open_calls.into_iter().map(FeedItem::Event);
+        let items = futures::stream::iter(states).chain(subscription);
+        Some(Self { start: snapshot.position.delivered, items: Box::pin(items) })
     }
 
     /// Keeps only the events of one run.
     pub(super) fn of_run(self, run: RunId) -> Self {
-        let Self { began, deliveries } = self;
-        let deliveries = deliveries.filter(move |delivery| {
-            let is_other = matches!(delivery, FeedItem::Event(event) if event.run != run);
+        let Self { start, items } = self;
+        let items = items.filter(move |item| {
+            let is_other = matches!(item, FeedItem::Event(event) if event.run != run);
             std::future::ready(!is_other)
         });
-        Self { began, deliveries: Box::pin(deliveries) }
+        Self { start, items: Box::pin(items) }
     }
 
-    fn of(began: EventId, reader: HistoryReader) -> Self {
-        let deliveries = futures::stream::unfold(Some(reader), async |reader| {
+    fn read_by(reader: HistoryReader, start: EventId) -> Self {
+        let items = futures::stream::unfold(Some(reader), async |reader| {
             let mut reader = reader?;
             let next = reader.next().await?;
             let is_last = matches!(next, FeedItem::Failed(_) | FeedItem::Lagged);
             Some((next, (!is_last).then_some(reader)))
         });
-        Self { began, deliveries: Box::pin(deliveries) }
+        Self { start, items: Box::pin(items) }
     }
 }
 
@@ -106,65 +106,67 @@ impl Stream for SessionEvents {
     type Item = FeedItem;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FeedItem>> {
-        self.deliveries.poll_next_unpin(context)
+        self.items.poll_next_unpin(context)
     }
 }
 
 impl fmt::Debug for SessionEvents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SessionEvents").field("began", &self.began).finish_non_exhaustive()
+        f.debug_struct("SessionEvents").field("start", &self.start).finish_non_exhaustive()
     }
 }
 
-/// The place up to which the journal has to be read; the beginning where it need not be.
-fn target(after: EventId, progress: &FeedPosition) -> Seq {
-    if after >= progress.recorded { Seq(0) } else { progress.at.seq }
+/// Returns the last record that has to be read from the journal, or 0 if none has to be.
+fn last_to_read(after: EventId, position: &FeedPosition) -> Seq {
+    if after >= position.recorded { Seq(0) } else { position.delivered.seq }
 }
 
-/// Reads stored events until they have caught up with the live ones.
+/// Reads stored events until all of them are read, and then subscribes to live events.
 struct HistoryReader {
     feed: Weak<Feed>,
-    /// Keeps the session in memory while its past is read.
-    entering: Option<PendingSubscription>,
+    /// Keeps the session in memory while stored events are read.
+    pending: Option<PendingSubscription>,
     journal: Arc<dyn Journal>,
     session: SessionId,
+    /// The position after which events are returned.
     after: EventId,
     past: PastEvents,
     /// The last record that was read.
     read: Seq,
     /// The last record to read.
     target: Seq,
+    /// Events that were read and not returned yet.
     ready: VecDeque<FeedItem>,
-    /// The live events after the stored ones, once these have caught up.
-    present: Option<(Subscription, Option<FeedSnapshot>)>,
+    /// The live events after the stored ones. The snapshot is taken once its events are in `ready`.
+    live: Option<(Subscription, Option<FeedSnapshot>)>,
 }
 
 impl HistoryReader {
     async fn next(&mut self) -> Option<FeedItem> {
         loop {
-            if let Some(delivery) = self.ready.pop_front() {
-                return Some(delivery);
+            if let Some(item) = self.ready.pop_front() {
+                return Some(item);
             }
             if self.read < self.target {
-                match self.page().await {
+                match self.read_page().await {
                     Ok(entries) if entries.is_empty() => return None,
-                    Ok(entries) => self.fold(&entries),
+                    Ok(entries) => self.append_entries(&entries),
                     Err(error) => return Some(FeedItem::Failed(error)),
                 }
                 continue;
             }
-            match &mut self.present {
+            match &mut self.live {
                 None => {
                     let feed = self.feed.upgrade()?;
                     let (subscription, snapshot) =
                         feed.subscribe_from(self.after, SUBSCRIBER_EVENTS_MAX);
-                    self.target = target(self.after, &snapshot.progress);
-                    self.present = Some((subscription, Some(snapshot)));
-                    self.entering = None;
+                    self.target = last_to_read(self.after, &snapshot.position);
+                    self.live = Some((subscription, Some(snapshot)));
+                    self.pending = None;
                 }
                 Some((_, snapshot @ Some(_))) => {
                     if let Some(snapshot) = snapshot.take() {
-                        self.finish(snapshot);
+                        self.append_snapshot(snapshot);
                     }
                 }
                 Some((subscription, None)) => return subscription.next().await,
@@ -172,8 +174,8 @@ impl HistoryReader {
         }
     }
 
-    /// Returns the next entries; none if the session was deleted.
-    async fn page(&self) -> Result<Vec<JournalEntry>, JournalError> {
+    /// Reads the next entries. There are none if the session was deleted.
+    async fn read_page(&self) -> Result<Vec<JournalEntry>, JournalError> {
         let (journal, session, after) =
             (Arc::clone(&self.journal), self.session.clone(), self.read);
         // The read may wait for a disk.
@@ -181,25 +183,26 @@ impl HistoryReader {
         reading.await.unwrap_or_else(|error| Err(JournalError::Read(error.to_string())))
     }
 
-    fn fold(&mut self, entries: &[JournalEntry]) {
-        let mut shown = VecDeque::new();
+    fn append_entries(&mut self, entries: &[JournalEntry]) {
+        let mut events = VecDeque::new();
         for entry in entries.iter().take_while(|entry| entry.seq <= self.target) {
-            self.past.handle_entry(entry, &mut shown);
+            self.past.handle_entry(entry, &mut events);
             self.read = entry.seq;
         }
-        self.take(shown);
+        self.append_events(events);
     }
 
-    /// The running attempt's text and the open calls follow the last record.
-    fn finish(&mut self, snapshot: FeedSnapshot) {
-        let mut shown = VecDeque::new();
-        self.past.finish(snapshot.running.as_ref(), &mut shown);
-        self.take(shown);
-        self.ready.extend(snapshot.open.into_iter().map(FeedItem::Event));
+    /// Appends the running attempt's text and the open calls, which follow the last record.
+    fn append_snapshot(&mut self, snapshot: FeedSnapshot) {
+        let mut events = VecDeque::new();
+        self.past.finish(snapshot.running.as_ref(), &mut events);
+        self.append_events(events);
+        self.ready.extend(snapshot.open_calls.into_iter().map(FeedItem::Event));
     }
 
-    fn take(&mut self, shown: VecDeque<PublishedEvent>) {
-        let shown = shown.into_iter().filter_map(|published| part_after(self.after, published));
-        self.ready.extend(shown.map(|published| FeedItem::Event(Arc::new(published))));
+    /// Appends the events, or the parts of them, that follow the requested position.
+    fn append_events(&mut self, events: VecDeque<PublishedEvent>) {
+        let events = events.into_iter().filter_map(|published| part_after(self.after, published));
+        self.ready.extend(events.map(|published| FeedItem::Event(Arc::new(published))));
     }
 }

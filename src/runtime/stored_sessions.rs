@@ -42,7 +42,7 @@ pub(super) async fn told(
 ) -> Result<RunReport, HostError> {
     let Some(told) = told else { return report(session, run).await };
     let (report, upto) = told.await.unwrap_or_else(|_| Err(session.link.shared.gone()))?;
-    log.until_durable(upto).await?;
+    log.wait_durable(upto).await?;
     Ok(report)
 }
 
@@ -140,7 +140,7 @@ pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostErr
     link.shared.held.lock().remove(id);
     if deleted?? {
         link.shared.uncount_sessions(1);
-        link.shared.show_counts();
+        link.shared.update_counts();
         Ok(())
     } else {
         Err(HostError::NoSuchSession(id.clone()))
@@ -155,7 +155,7 @@ pub(super) async fn fork(
 ) -> Result<SessionHandle, HostError> {
     let link = from.link.clone();
     if let Some(live) = link.shared.awake(from.id()) {
-        live.log.until_durable(live.log.last()).await?;
+        live.log.wait_durable(live.log.last_seq()).await?;
     }
     let (waiter, waited) = oneshot::channel();
     link.shared.reserve(&id, waiter)?;
@@ -170,7 +170,7 @@ pub(super) async fn fork(
         return Err(error);
     }
     let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
-    live.log.until_durable(live.log.last()).await?;
+    live.log.wait_durable(live.log.last_seq()).await?;
     Ok(SessionHandle::new(id, link))
 }
 
@@ -196,7 +196,12 @@ async fn prefix(
             entries.retain(|entry| entry.seq <= at);
             let record = Record::SessionForked { from: source.clone(), at };
             let seq = Seq(at.0 + 1);
-            entries.push(JournalEntry { seq, time: crate::journal::unix_ms(), shown: 0, record });
+            entries.push(JournalEntry {
+                seq,
+                time: crate::journal::unix_ms(),
+                displayed_bytes: 0,
+                record,
+            });
             let agent = agent_of(&entries, &source)?;
             let own = shared.agents.get(agent).cloned();
             let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;

@@ -18,8 +18,8 @@ use crate::response::ExchangeEnd;
 use crate::turn::AttemptPlan;
 use crate::types::TraceContext;
 
-/// Makes one exchange at a time. The read loop is a task that is aborted with the actor, so that
-/// a disconnect is heard while the model is silent.
+/// Makes one exchange at a time. The read loop is a task of its own, so that the actor handles a
+/// disconnect while the model is silent. The task is aborted with the actor.
 #[derive(Debug)]
 pub(super) struct StreamActor;
 
@@ -108,14 +108,14 @@ impl ReadLoop {
             tokio::time::sleep(plan.wait).await;
         }
         let (turn, attempt) = (self.turn, self.attempt);
-        let tell = |place| {
-            // An accumulator that is gone takes this task with it.
+        let notify = |place| {
+            // If the accumulator has ended, this task is aborted.
             let message = AccumulatorMessage::RequestPlace { turn, attempt, place };
             let _ = self.accumulator.cast(message);
         };
         let Admission { in_flight, breaker_permit } =
-            match self.model.limiter.enter(self.session, tell).await {
-                Ok(entered) => entered,
+            match self.model.limiter.acquire(self.session, notify).await {
+                Ok(admission) => admission,
                 Err(error) => return self.ended(ExchangeEnd::Failed(error), None),
             };
         let mut exchange = self.exchange(&plan, &request).with_trace(self.trace.clone());
@@ -126,15 +126,15 @@ impl ReadLoop {
                 Some(Err(error)) => break ExchangeEnd::Failed(error),
                 None => break ExchangeEnd::Closed,
             };
-            let taken = self.accumulator.call(
+            let handled = self.accumulator.call(
                 |reply| AccumulatorMessage::DeltasReceived { turn, attempt, batch, reply },
                 None,
             );
-            // An accumulator that is gone takes this task with it.
-            let Ok(CallResult::Success(())) = taken.await else { return };
+            // If the accumulator has ended, this task is aborted.
+            let Ok(CallResult::Success(())) = handled.await else { return };
         };
-        self.carried.lock().take_from(exchange);
-        // The next request may be sent before this end is judged.
+        self.carried.lock().keep_templates(exchange);
+        // The permit is released first, so that the next request need not wait for the turn.
         drop(in_flight);
         self.ended(end, Some(breaker_permit));
     }
@@ -145,7 +145,8 @@ impl ReadLoop {
         let _ = self.accumulator.cast(ended);
     }
 
-    /// The turn's request is made for its first model, asked in that model's usual way.
+    /// Creates the exchange of an attempt. The turn's request is for its first model and that model's
+    /// configured streaming, and is adapted to any other.
     fn exchange(&self, plan: &AttemptPlan, request: &Arc<ModelRequest>) -> Exchange {
         let mut carried = self.carried.lock();
         if plan.model == 0 && request.stream == plan.streamed {

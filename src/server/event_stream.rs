@@ -25,19 +25,19 @@ const SESSION_CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
 
 /// Streams the events of a new run, until the run ends or the server shuts down.
 pub(super) fn run(events: Subscription, state: &AppState) -> Response {
-    let position = StreamPosition { last: events.began(), ends_with_run: true };
+    let position = StreamPosition { last: events.start(), ends_with_run: true };
     respond(writes(events, position, StreamSettings::new(state)))
 }
 
 /// Streams the events of a run that an earlier request with the same `Idempotency-Key` started.
 pub(super) fn past_run(events: SessionEvents, state: &AppState) -> Response {
-    let position = StreamPosition { last: events.began(), ends_with_run: true };
+    let position = StreamPosition { last: events.start(), ends_with_run: true };
     respond(writes(events, position, StreamSettings::new(state)))
 }
 
 /// Streams the events of a session, until it is closed or the server shuts down.
 pub(super) fn session(events: SessionEvents, state: &AppState) -> Response {
-    let position = StreamPosition { last: events.began(), ends_with_run: false };
+    let position = StreamPosition { last: events.start(), ends_with_run: false };
     respond(writes(events, position, StreamSettings::new(state)))
 }
 
@@ -115,7 +115,8 @@ fn writes(
 }
 
 impl StreamPosition {
-    /// Appends the text of a item, or of the end of the session. Returns true if it is the last.
+    /// Appends the text of an item, or of the end of the session if there is none. Returns true if
+    /// the stream ends after it.
     fn append(&mut self, text: &mut String, item: Option<&FeedItem>) -> bool {
         match item {
             Some(FeedItem::Event(published)) => {
@@ -155,7 +156,7 @@ mod tests {
     use crate::event::samples::published;
     use crate::event::{Event, RunStats};
     use crate::telemetry::{Feed, Telemetry};
-    use crate::types::RunEnd;
+    use crate::types::{RunEnd, Seq};
 
     const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
@@ -174,7 +175,7 @@ mod tests {
     }
 
     fn feed() -> Feed {
-        Feed::starting_at(Telemetry::new(&[]), EventId::default())
+        Feed::starting_after(Telemetry::new(&[]), Seq(0))
     }
 
     fn publish(feed: &Feed, event: crate::event::PublishedEvent) {

@@ -135,7 +135,7 @@ impl Session {
 
     /// Returns the turn of the calls that the session was opened with, while they are open.
     fn initial_calls(&self, rules: &TurnRules) -> Option<InitialCallsTurn> {
-        let calls = self.history.open_calls()?;
+        let calls = self.history.initial_calls()?;
         Some(InitialCallsTurn::new(self.turn + 1, calls, rules))
     }
 

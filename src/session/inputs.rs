@@ -249,7 +249,7 @@ impl Session {
     }
 
     fn check_room(&self, inputs_max: usize) -> Result<(), SessionRefusal> {
-        let waiting = self.queue.len() + self.history.undelivered();
+        let waiting = self.queue.len() + self.history.pending_inputs();
         if waiting < inputs_max { Ok(()) } else { Err(SessionRefusal::QueueFull(inputs_max)) }
     }
 

@@ -253,7 +253,7 @@ impl Session {
             return false;
         }
         let (message, bytes_max) = (record.message.as_ref(), run.limits.max_result_bytes);
-        let steered = self.history.undelivered() > 0;
+        let steered = self.history.pending_inputs() > 0;
         self.history.commit(record.number, message, &record.results, bytes_max);
         record.results.iter().for_each(|result| self.variables.apply(&result.writes));
         self.usage += record.usage;
@@ -272,7 +272,7 @@ impl Session {
 
     fn start_run(&mut self, at: RecordedAt, limits: Limits, queued: QueuedRun) {
         self.queue.retain(|other| other.run_id != queued.run_id);
-        let has_initial_calls = self.history.open_calls().is_some();
+        let has_initial_calls = self.history.initial_calls().is_some();
         let first_message = self.history.messages().len();
         self.history.begin_run(queued.input.clone());
         let run = OpenRun::start(queued, at, limits, has_initial_calls, first_message);

@@ -15,7 +15,7 @@ pub(crate) fn entries(records: impl IntoIterator<Item = Record>) -> Vec<JournalE
     let numbered = records.into_iter().zip(1..);
     let time = |n: u64| 1_700_000_000_000 + n * 1_000;
     numbered
-        .map(|(record, n)| JournalEntry { seq: Seq(n), time: time(n), shown: 0, record })
+        .map(|(record, n)| JournalEntry { seq: Seq(n), time: time(n), displayed_bytes: 0, record })
         .collect()
 }
 

@@ -53,7 +53,7 @@ impl<'a> Transcript<'a> {
         if self.closed.is_some() {
             self.breach(at, Invariant::Session, "it follows the end of the session");
         }
-        if entry.shown > 0 && self.open_run().is_none() {
+        if entry.displayed_bytes > 0 && self.open_run().is_none() {
             self.breach(at, Invariant::Run, "it counts shown text, and no run is open");
         }
         self.add(at, &entry.record);

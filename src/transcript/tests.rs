@@ -171,7 +171,7 @@ fn numbers_and_times_are_checked() {
         read(&|entries| entries[4].time -= TIME_FALL_MAX_MS + 2_000),
         [(5, Invariant::Time)]
     );
-    assert_eq!(read(&|entries| entries[0].shown = 7), [(1, Invariant::Run)]);
+    assert_eq!(read(&|entries| entries[0].displayed_bytes = 7), [(1, Invariant::Run)]);
 }
 
 #[test]

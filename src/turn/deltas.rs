@@ -74,7 +74,7 @@ impl Turn {
         let call = ServiceCall {
             turn: self.spec.number,
             attempt: self.attempt.plan.attempt,
-            place: u32::try_from(at).unwrap_or(u32::MAX),
+            position: u32::try_from(at).unwrap_or(u32::MAX),
             provider_id: partial_call.provider_id.clone(),
             name: partial_call.name.clone(),
             input_summary: excerpt(&partial_call.raw, QUOTE_CHARS),

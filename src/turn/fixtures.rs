@@ -119,7 +119,7 @@ pub(crate) fn entries(after: u64, records: &[(Record, u64)]) -> Vec<JournalEntry
     let entry = |((record, time), seq): (&(Record, u64), u64)| JournalEntry {
         seq: Seq(seq),
         time: *time,
-        shown: 0,
+        displayed_bytes: 0,
         record: read_again(record),
     };
     records.iter().zip(after + 1..).map(entry).collect()
@@ -135,7 +135,8 @@ fn read_again(record: &Record) -> Record {
         if let Some(read) = known.get(record) {
             return read.clone();
         }
-        let entry = JournalEntry { seq: Seq(1), time: 0, shown: 0, record: record.clone() };
+        let entry =
+            JournalEntry { seq: Seq(1), time: 0, displayed_bytes: 0, record: record.clone() };
         let session = SessionId::parse("s").unwrap();
         let read =
             JournalEntry::read(&session, entry.seq, entry.time, &entry.body()).unwrap().record;

@@ -32,14 +32,6 @@ pub struct PublicEvent {
     pub json: String,
 }
 
-impl PublicEvent {
-    /// Returns whether the event has no `id`: a state, or data that `stream_end` repeats.
-    #[must_use]
-    pub fn is_state(&self) -> bool {
-        matches!(self.kind, "tool_use" | "tool_progress" | "session_stats" | "error")
-    }
-}
-
 /// The public events of an event: at most three, which a run's end has.
 type EventViews = [Option<PublicEvent>; 3];
 
@@ -484,7 +476,7 @@ mod tests {
         next(&[("content_delta", json!({"text": "Noon \"there\"\n"}))]);
         next(&[tool_use("detected", json!({}))]);
         next(&[]); // CallDetected
-        next(&[]); // ArgumentsOdd
+        next(&[]); // ArgumentsAnomalyFound
         next(&[tool_use("waiting", json!({"waiting_for": "capacity", "input_summary": "{}"}))]);
         let input_summary = "{\"zone\":\"Asia/Tokyo\"}";
         let known = json!({"input_summary": input_summary, "early": true});

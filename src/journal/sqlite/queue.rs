@@ -75,7 +75,7 @@ enum QueueItem {
 pub(super) struct WriteQueue {
     state: Mutex<QueueState>,
     ready: Condvar,
-    queuedmax: usize,
+    batches_max: usize,
 }
 
 #[derive(Default)]
@@ -92,8 +92,8 @@ struct QueueState {
 }
 
 impl WriteQueue {
-    pub(super) fn new(queuedmax: usize) -> Self {
-        Self { state: Mutex::default(), ready: Condvar::new(), queuedmax }
+    pub(super) fn new(batches_max: usize) -> Self {
+        Self { state: Mutex::default(), ready: Condvar::new(), batches_max }
     }
 
     /// Queues a batch, or reports at once that it failed.
@@ -101,7 +101,7 @@ impl WriteQueue {
         let mut state = self.state.lock();
         let refused = if state.closed {
             Some(JournalError::Closed)
-        } else if state.batches >= self.queuedmax || state.bytes > QUEUE_BYTES_MAX {
+        } else if state.batches >= self.batches_max || state.bytes > QUEUE_BYTES_MAX {
             Some(JournalError::Overloaded)
         } else {
             None

@@ -60,7 +60,7 @@ async fn durable_records_survive_reopening() {
         let session = log(&journal, "s1", 0);
         session.append(vec![opened("writer")], Urgency::Urgent, || ());
         session.append(vec![Record::SessionClosed], Urgency::Lazy, || ());
-        session.until_durable(Seq(2)).await.unwrap();
+        session.wait_durable(Seq(2)).await.unwrap();
         let expected = journal.read(&id("s1"), Seq(0)).unwrap();
         assert_eq!(expected.len(), 2);
         assert_eq!(expected[0].record, opened("writer"));
@@ -79,7 +79,7 @@ async fn durable_records_survive_reopening() {
         assert_eq!(journal.list(&StoredSessionFilter::default()).unwrap(), [found]);
         let session = log(&journal, "s1", 2);
         session.append(vec![Record::SessionClosed], Urgency::Urgent, || ());
-        session.until_durable(Seq(3)).await.unwrap();
+        session.wait_durable(Seq(3)).await.unwrap();
         assert_eq!(journal.read(&id("s1"), Seq(0)).unwrap().len(), 3);
     }
 }
@@ -95,7 +95,7 @@ async fn a_full_disk_fails_batches_until_there_is_space_again() {
         let error = loop {
             let session = log(&journal, &format!("s{kept}"), 0);
             session.append(vec![large()], Urgency::Urgent, || ());
-            match session.until_durable(Seq(1)).await {
+            match session.wait_durable(Seq(1)).await {
                 Ok(()) => kept += 1,
                 Err(error) => break error,
             }
@@ -108,7 +108,7 @@ async fn a_full_disk_fails_batches_until_there_is_space_again() {
         journal.remove(&[id("s0")]).unwrap();
         let session = log(&journal, "new", 0);
         session.append(vec![large()], Urgency::Urgent, || ());
-        assert_eq!(session.until_durable(Seq(1)).await, Ok(()));
+        assert_eq!(session.wait_durable(Seq(1)).await, Ok(()));
         assert_eq!(journal.count(), Ok(kept));
     }
 }
@@ -123,7 +123,7 @@ async fn the_write_ahead_log_stays_bounded() {
     for at in 1..400 {
         session.append(vec![opened(&body)], Urgency::Urgent, || ());
         // The queue is empty, so the writer checkpoints.
-        session.until_durable(Seq(at + 1)).await.unwrap();
+        session.wait_durable(Seq(at + 1)).await.unwrap();
     }
     let log = std::fs::metadata(data_directory::log_of(&journal.file)).unwrap().len();
     assert!(log < 10 << 20, "{log}");
@@ -139,6 +139,6 @@ async fn a_panicking_listener_does_not_stop_the_writer() {
     bad.append(vec![opened("default")], Urgency::Urgent, || ());
     let good = log(&journal, "good", 0);
     good.append(vec![opened("default")], Urgency::Urgent, || ());
-    assert_eq!(good.until_durable(Seq(1)).await, Ok(()));
+    assert_eq!(good.wait_durable(Seq(1)).await, Ok(()));
     assert_eq!(journal.count(), Ok(2));
 }

@@ -85,7 +85,7 @@ impl Verifier<'_, '_> {
         if let Some(opening) = transcript.opening {
             match InitialHistory::parse(opening.messages) {
                 Ok(seed) => {
-                    self.opens_with_calls = History::from_initial(seed).open_calls().is_some()
+                    self.opens_with_calls = History::from_initial(seed).initial_calls().is_some()
                 }
                 Err(error) => {
                     self.require(false, opening.at, Invariant::Pairing, || error.to_string());

@@ -220,7 +220,7 @@ fn numbers_and_times_rise() {
     fallen[4].time -= 2_000;
     assert_eq!(seen(&fallen), [Invariant::Time]);
     let mut shown = entries(rich());
-    shown[0].shown = 7;
+    shown[0].displayed_bytes = 7;
     assert_eq!(seen(&shown), [Invariant::Run]);
 }
 

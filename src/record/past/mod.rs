@@ -115,11 +115,11 @@ impl PastEvents {
                     self.release_held(out);
                 }
                 // How much was shown before a crash is not known.
-                if !*kept && (entry.shown > 0 || *host_stopped) {
+                if !*kept && (entry.displayed_bytes > 0 || *host_stopped) {
                     let (model, streamed) = self.asked.clone();
                     let (attempt, reason) = (*attempt, error.message.clone());
                     let event = Event::AttemptVoided { attempt, model, streamed, reason };
-                    let id = EventId { seq: entry.seq, bytes: 0 };
+                    let id = EventId::of_record(entry.seq, entry.displayed_bytes, &event);
                     self.voided = Some(self.published(id, entry.time, event));
                 }
                 if *kept && *host_stopped {
@@ -239,7 +239,7 @@ impl PastEvents {
 
     /// Releases an event, or holds it until the text before it is known.
     fn push(&mut self, entry: &JournalEntry, event: Event, out: &mut VecDeque<PublishedEvent>) {
-        let id = EventId { seq: entry.seq, bytes: entry.shown }.after(&event, Some(entry.seq));
+        let id = EventId::of_record(entry.seq, entry.displayed_bytes, &event);
         let published = self.published(id, entry.time, event);
         match &mut self.held {
             Some(held) => held.push(published),

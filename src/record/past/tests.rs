@@ -10,17 +10,17 @@ fn session() -> SessionId {
     SessionId::parse("s1").unwrap()
 }
 
-/// Entries of these records, each with the number of bytes that had been shown by then.
+/// Returns entries of these records, each with the number of bytes that were published before it.
 fn entries(records: Vec<(u64, Record)>) -> Vec<JournalEntry> {
     let numbered = records.into_iter().zip(1..);
-    let entries = numbered.map(|((shown, record), seq)| {
-        let entry = JournalEntry { seq: Seq(seq), time: 1000 + seq, shown, record };
+    let entries = numbered.map(|((displayed_bytes, record), seq)| {
+        let entry = JournalEntry { seq: Seq(seq), time: 1000 + seq, displayed_bytes, record };
         JournalEntry::read(&session(), entry.seq, entry.time, &entry.body()).unwrap()
     });
     entries.collect()
 }
 
-fn shown(published: &VecDeque<PublishedEvent>) -> Vec<String> {
+fn format_events(published: &VecDeque<PublishedEvent>) -> Vec<String> {
     let lines = published.iter().map(|published| {
         let id = published.id.unwrap();
         let views = published.public().map(|view| match published.event.text() {
@@ -37,7 +37,7 @@ fn check(records: Vec<(u64, Record)>, expect: &[&str]) {
     let mut past = PastEvents::new(session(), "default", 0);
     let mut out = VecDeque::new();
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
-    assert_eq!(shown(&out), expect);
+    assert_eq!(format_events(&out), expect);
 }
 
 fn run() -> (u64, Record) {
@@ -257,7 +257,7 @@ fn the_running_attempt_follows_the_stored_events() {
     assert_eq!(out.len(), 2, "the text before the result is not known yet");
     past.finish(Some(&running(0, &[(true, "hm"), (false, "so it")])), &mut out);
     assert_eq!(
-        shown(&out)[2..],
+        format_events(&out)[2..],
         [
             "2.2 thinking:hm",
             "2.4 content_delta:so",
@@ -268,14 +268,14 @@ fn the_running_attempt_follows_the_stored_events() {
     // A watcher that has seen the last record gets only the rest of the text.
     out.clear();
     PastEvents::new(session(), "default", 0).finish(Some(&running(5, &[(false, "it")])), &mut out);
-    assert_eq!(shown(&out), ["3.7 content_delta:it"]);
+    assert_eq!(format_events(&out), ["3.7 content_delta:it"]);
     // The text of a void attempt is not shown.
     out.clear();
     let mut past = PastEvents::new(session(), "default", 0);
     let records = vec![attempt(1, None, 0), failed(false, 2)];
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
     past.finish(Some(&running(0, &[(false, "so")])), &mut out);
-    assert_eq!(shown(&out), ["1.0 thinking"]);
+    assert_eq!(format_events(&out), ["1.0 thinking"]);
 }
 
 #[test]
@@ -286,5 +286,5 @@ fn the_stored_events_of_an_interrupted_attempt_are_shown() {
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
     // The host has started again, and the attempt is void.
     past.finish(None, &mut out);
-    assert_eq!(shown(&out)[2..], ["3.4 tool_result"]);
+    assert_eq!(format_events(&out)[2..], ["3.4 tool_result"]);
 }

@@ -35,8 +35,8 @@ impl TurnBatch {
     ) {
         match self.records.last() {
             None => setup.publish(event, None, current),
-            Some(PendingRecord { shown, .. }) => {
-                self.events.push((self.records.len() as u64, *shown, event));
+            Some(PendingRecord { displayed_bytes, .. }) => {
+                self.events.push((self.records.len() as u64, *displayed_bytes, event));
             }
         }
     }
@@ -64,9 +64,9 @@ impl AccumulatorSetup {
         let (last, appended) = self.log.append_at(time, records.drain(..), urgency, move || {
             let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
         });
-        for (behind, shown, event) in events.drain(..) {
+        for (behind, displayed_bytes, event) in events.drain(..) {
             let seq = Seq(last.0 - count + behind);
-            self.publish(event, Some(SourceRecord { seq, time, shown }), current);
+            self.publish(event, Some(SourceRecord { seq, time, displayed_bytes }), current);
         }
         goes_on || appended == AppendStatus::Durable
     }
@@ -80,9 +80,10 @@ impl AccumulatorSetup {
         myself: &ActorRef<AccumulatorMessage>,
     ) -> PermitReply {
         let accumulator = myself.clone();
-        let (place, reservation) = self.caps.reserve(tool, self.session.get_id(), move || {
-            let _ = accumulator.cast(AccumulatorMessage::PlaceGranted { key });
-        });
+        let (place, reservation) =
+            self.caps.request_permit(tool, self.session.get_id(), move || {
+                let _ = accumulator.cast(AccumulatorMessage::PlaceGranted { key });
+            });
         if let Some(reservation) = reservation {
             of.places.insert(key, reservation);
         }
@@ -108,12 +109,12 @@ impl AccumulatorSetup {
         if let Event::AttemptEnded { error, .. } = &event
             && let Some(breaker_permit) = of.breaker_permit.take()
         {
-            breaker_permit.settle(error.as_deref());
+            breaker_permit.report_result(error.as_deref());
         }
         if let Event::AttemptEnded { error: None, .. } = &event {
             self.publisher.trace_answer(of.turn.response());
         }
-        self.publisher.publish_behind(&of.run, of.number, event, record);
+        self.publisher.publish_after(&of.run, of.number, event, record);
     }
 
     /// Performs an action of the turn. If its receiver has ended, the session is notified of that

@@ -22,7 +22,6 @@ use super::publish::Publisher;
 use super::supervisor::{ToolCommand, ToolSupervisor};
 use super::task::OwnedTask;
 use super::tool::failed;
-use crate::event::EventId;
 use crate::journal::{PendingRecord, SessionLog, unix_ms};
 use crate::turn::{ApprovalError, AttemptPlan, Effect, PermitReply, ToolCompletion, Turn};
 use crate::types::{ApprovalPhase, CallKey, FailureKind, RunId, RunTrace};
@@ -84,8 +83,8 @@ struct CurrentTurn {
     records: u64,
     /// Number of these records that are stored.
     stored: u64,
-    /// Position in the events and the text that the current attempt has shown.
-    shown: EventId,
+    /// Bytes of text and thinking of the running attempt that were published.
+    displayed_bytes: u64,
     /// The approval state that the session was notified of last.
     told: (Vec<(CallKey, ApprovalPhase)>, bool),
 }
@@ -188,7 +187,7 @@ impl CurrentTurn {
             began,
             records: 0,
             stored: 0,
-            shown: EventId::default(),
+            displayed_bytes: 0,
             told: Default::default(),
         }
     }
@@ -317,10 +316,12 @@ impl AccumulatorState {
             while let Some(effect) = current.turn.poll() {
                 match effect {
                     Effect::Record(record) => {
-                        batch.records.push(PendingRecord { record, shown: current.shown.bytes });
+                        let displayed_bytes = current.displayed_bytes;
+                        batch.records.push(PendingRecord { record, displayed_bytes });
                     }
                     Effect::Emit(event) => {
-                        current.shown = current.shown.after(&event, None);
+                        current.displayed_bytes =
+                            event.displayed_bytes_after(current.displayed_bytes);
                         batch.push_event(event, &self.setup, current);
                     }
                     Effect::Perform(action) => self.setup.perform(action, current, myself),

@@ -25,7 +25,7 @@ pub(super) fn transport(error: reqwest::Error) -> ProviderError {
 
 /// Prefixes the message with the host and port of the service. The path and the query are left out,
 /// because they may hold a key.
-pub(super) fn place(error: &mut ProviderError, url: &Url) {
+pub(super) fn add_address(error: &mut ProviderError, url: &Url) {
     let host = url.host_str().unwrap_or_default();
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     error.message = format!("{host}{port}: {}", error.message);
@@ -105,7 +105,7 @@ impl RetryHints {
     }
 
     /// Copies the hints to an error. A wait from a header takes precedence over one from the body.
-    pub(super) fn put_on(self, error: &mut ProviderError) {
+    pub(super) fn apply_to(self, error: &mut ProviderError) {
         error.retry_after = self.retry_after.or(error.retry_after);
         error.retryable = self.retryable.or(error.retryable);
     }
@@ -168,7 +168,7 @@ mod tests {
             headers.insert("x-should-retry", word.parse().unwrap());
             let mut error = ProviderError::new(ProviderErrorKind::Status, "it is busy");
             error.retry_after = Some(Duration::from_secs(1));
-            RetryHints::read(&headers, SystemTime::UNIX_EPOCH).put_on(&mut error);
+            RetryHints::read(&headers, SystemTime::UNIX_EPOCH).apply_to(&mut error);
             assert_eq!(error.retryable, expected, "{word:?}");
             assert_eq!(error.retry_after, Some(Duration::from_secs(1)), "the body's own wish");
         }
@@ -203,7 +203,7 @@ mod tests {
     fn an_error_says_where_without_the_path() {
         let url = Url::parse("https://key@example.com:8443/v1/secret?key=k").unwrap();
         let mut error = ProviderError::new(ProviderErrorKind::Timeout, "it was silent");
-        place(&mut error, &url);
+        add_address(&mut error, &url);
         assert_eq!(error.message, "example.com:8443: it was silent");
     }
 

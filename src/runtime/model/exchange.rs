@@ -60,7 +60,7 @@ struct ResponseBody {
     alarm: Pin<Box<Sleep>>,
     /// True after the last relevant delta: the end of the response, or an error of the service.
     done: bool,
-    wishes: RetryHints,
+    hints: RetryHints,
 }
 
 impl Exchange {
@@ -92,7 +92,7 @@ impl Exchange {
             ExchangeState::Unsent { body } => match self.send(body).await {
                 Ok(reading) => Box::new(reading),
                 Err(mut error) => {
-                    error::place(&mut error, &self.client.plain.url);
+                    error::add_address(&mut error, &self.client.plain.url);
                     return Some(Err(error));
                 }
             },
@@ -107,11 +107,11 @@ impl Exchange {
         match &mut batch {
             Ok(deltas) => {
                 for error in deltas.iter_mut().filter_map(reported) {
-                    reading.wishes.put_on(error);
-                    error::place(error, &self.client.plain.url);
+                    reading.hints.apply_to(error);
+                    error::add_address(error, &self.client.plain.url);
                 }
             }
-            Err(error) => error::place(error, &self.client.plain.url),
+            Err(error) => error::add_address(error, &self.client.plain.url),
         }
         if batch.is_ok() {
             self.state = ExchangeState::ResponseBody(reading);
@@ -143,10 +143,10 @@ impl Exchange {
             return Err(refusal(response, deadline).await);
         }
         error::check_encoding(response.headers())?;
-        let wishes = RetryHints::read(response.headers(), SystemTime::now());
+        let hints = RetryHints::read(response.headers(), SystemTime::now());
         let (decoder, whole, done) = (None, false, false);
         let alarm = Box::pin(sleep_until(deadline));
-        Ok(ResponseBody { response, decoder, whole, deadline, patience, alarm, done, wishes })
+        Ok(ResponseBody { response, decoder, whole, deadline, patience, alarm, done, hints })
     }
 }
 
@@ -288,10 +288,10 @@ fn no_answer(begin: &[u8]) -> Option<ProviderError> {
 /// Converts an unsuccessful response to an error. Includes the service's message from the body.
 async fn refusal(mut response: reqwest::Response, deadline: Instant) -> ProviderError {
     let status = response.status().as_u16();
-    let wishes = RetryHints::read(response.headers(), SystemTime::now());
+    let hints = RetryHints::read(response.headers(), SystemTime::now());
     let deadline = deadline.min(Instant::now() + ERROR_BODY_WAIT_MAX);
     let readable = error::check_encoding(response.headers()).is_ok();
-    let hint = error::hint(status, response.headers(), wishes.retry_after);
+    let hint = error::hint(status, response.headers(), hints.retry_after);
     let mut body = Vec::new();
     while readable
         && body.len() < ERROR_BODY_BYTES_MAX
@@ -301,7 +301,7 @@ async fn refusal(mut response: reqwest::Response, deadline: Instant) -> Provider
     }
     body.truncate(ERROR_BODY_BYTES_MAX);
     let mut error = http_error(status, &String::from_utf8_lossy(&body));
-    wishes.put_on(&mut error);
+    hints.apply_to(&mut error);
     error.message.push_str(&hint);
     error
 }

@@ -40,7 +40,7 @@ pub(super) struct ExchangeCache {
 
 impl ExchangeCache {
     /// Stores the templates of a finished exchange.
-    pub(super) fn take_from(&mut self, exchange: Exchange) {
+    pub(super) fn keep_templates(&mut self, exchange: Exchange) {
         self.templates = exchange.into_templates();
     }
 }
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knows_this_machine_by_all_its_names() {
+    fn loopback_hosts_are_recognised() {
         for (host, expect) in [
             ("localhost", true),
             ("LOCALHOST.", true),

@@ -36,9 +36,9 @@ pub(in crate::runtime) async fn spawn(
     supervisor: ActorCell,
 ) -> Result<Arc<AwakeSession>, HostError> {
     let agent = opening.agent.name.clone();
-    let listeners = opening.publisher.listeners(&link.shared.journal);
+    let feed_access = opening.publisher.feed_access(&link.shared.journal);
     // A reference to the log does not keep the session's streams open.
-    let gate = listeners.clone();
+    let gate = feed_access.clone();
     let actor: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
     let journal = Arc::clone(&link.shared.journal);
     let last = match &opening.origin {
@@ -63,7 +63,7 @@ pub(in crate::runtime) async fn spawn(
     if let Some(error) = log.failure() {
         let _ = spawned.cast(SessionMessage::JournalFailed { error });
     }
-    Ok(Arc::new(AwakeSession { agent, actor: spawned, listeners, log, state }))
+    Ok(Arc::new(AwakeSession { agent, actor: spawned, feed_access, log, state }))
 }
 
 impl State {
@@ -79,7 +79,7 @@ impl State {
                 (stored.session, Some((stored.last, stored.turn_entries)))
             }
             SessionOrigin::Forked(stored, entries) => {
-                log.adopt(entries);
+                log.import(entries);
                 (stored.session, Some((stored.last, stored.turn_entries)))
             }
         };
@@ -109,7 +109,7 @@ impl State {
         };
         state.live.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
         if let Some((_, entries)) = stored {
-            state.log.remember(entries);
+            state.log.prepend_recent(entries);
         }
         state.count_queued();
         state.live.running.store(state.session.run().is_some(), Ordering::Release);
@@ -145,7 +145,7 @@ impl State {
         let has_failed = self.shared.unwritten.lock().remove(&id).is_some();
         self.run = Some(Box::new(ActiveRun::new(id, trace, self.stored_turn_after, None)));
         self.live.running.store(true, Ordering::Release);
-        self.shared.show_counts();
+        self.shared.update_counts();
         if has_failed {
             self.give_up("journal_failed", "the journal could not be written");
         }

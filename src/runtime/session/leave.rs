@@ -1,4 +1,4 @@
-//! A session leaves memory: it hibernates, it is deleted, or its records can no longer be stored.
+//! The end of the session actor: the session hibernates, is deleted, or cannot store its records.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,8 +16,9 @@ use crate::runtime::stored_sessions;
 use crate::runtime::task;
 
 impl State {
-    /// Leaves memory if nothing has happened for `idle`, no subscriber is there, and the session
-    /// waits for requests or for people. The journal has its whole state.
+    /// Hibernates: ends the actor, because the journal has the session's whole state. Does nothing
+    /// if the last request is more recent than `idle`, if there is a subscriber, or if the session
+    /// has work other than waiting for requests and approvals.
     pub(super) fn hibernate(&mut self, myself: &ActorRef<SessionMessage>, idle: Duration) {
         let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
         let touched = self.live.touched_ms.load(Ordering::Relaxed);
@@ -31,11 +32,12 @@ impl State {
         if !is_quiet || is_awaited || !self.session.may_hibernate() {
             return;
         }
-        // One step for other requests: each finds this session or its successor.
+        // Removal from the index and closing are one step for other requests: each request finds
+        // this session or its successor.
         let leaves = self.shared.leave_index(&self.id, myself.get_id(), || {
-            let leaves = self.publisher.leave();
+            let leaves = self.publisher.close_if_unwatched();
             if leaves && !self.log.close_if_durable() {
-                self.publisher.stay();
+                self.publisher.reopen();
                 return false;
             }
             self.live.leaving.store(leaves, Ordering::Release);
@@ -45,13 +47,13 @@ impl State {
             if let Some(until) = self.approvals_until() {
                 self.shared.alarms.lock().insert((until, self.id.clone()));
             }
-            // The run goes on from its records.
+            // An open run continues from its records when the session wakes.
             myself.stop(None);
         }
     }
 
-    /// A record could not be stored. The state in memory may be ahead of the journal, so the next
-    /// request begins with the journal.
+    /// Ends the session because a record could not be stored. The state in memory may be ahead of
+    /// the journal, so the next request reads the session from the journal again.
     pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
         tracing::error!(session = %self.id, %error, "journal_failed");
         self.shared.telemetry.metrics().journal().session_failed();

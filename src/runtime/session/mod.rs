@@ -125,7 +125,7 @@ impl Actor for SessionActor {
                 state.perform(&myself).await;
                 state.resume_if_suspended();
                 state.perform(&myself).await;
-                let _ = reply.send(state.log.last());
+                let _ = reply.send(state.log.last_seq());
             }
             SessionMessage::GoOn => state.wake(),
             SessionMessage::Resume { reply } => {
@@ -229,7 +229,7 @@ impl State {
             RunAdmission::Queue => false,
         };
         let agent = self.agents.own().with(&overrides)?;
-        let slot = if starts { Some(self.shared.place_for_a_run()?) } else { None };
+        let slot = if starts { Some(self.shared.acquire_run_slot()?) } else { None };
         if starts {
             self.agents.set_current(overrides.clone(), agent);
             self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
@@ -242,7 +242,7 @@ impl State {
         let (report, receiver) = oneshot::channel();
         let counted = (!starts).then(|| self.shared.gauges.queued.increment());
         self.callers.insert(id.clone(), RunCaller { report: Some(report), _counted: counted });
-        let seq = self.perform(myself).await.unwrap_or_else(|| self.log.last());
+        let seq = self.perform(myself).await.unwrap_or_else(|| self.log.last_seq());
         Ok(RunAccepted { id, seq, report: Some(receiver) })
     }
 
@@ -255,7 +255,7 @@ impl State {
         let max = self.shared.queued_inputs_max;
         let known = self.session.handle_steer(input, request, max)?;
         let recorded = self.perform(myself).await;
-        Ok(known.or(recorded).unwrap_or_else(|| self.log.last()))
+        Ok(known.or(recorded).unwrap_or_else(|| self.log.last_seq()))
     }
 
     /// Lets an interrupted run go on, unless it waits for a manual resume.
@@ -277,7 +277,7 @@ impl State {
         }
         self.resume_if_suspended();
         self.perform(myself).await;
-        Ok(self.log.last())
+        Ok(self.log.last_seq())
     }
 
     /// Resumes the run that a request needs.

@@ -55,7 +55,7 @@ impl State {
                 SessionEffect::ReleaseSlot => {
                     self.slot = None;
                     self.live.running.store(false, Ordering::Release);
-                    self.shared.show_counts();
+                    self.shared.update_counts();
                 }
                 SessionEffect::Close => self.delete_session(myself),
             }
@@ -81,10 +81,10 @@ impl State {
                 tracing::error!(session = %self.id, seq, error, "session_record_contradicts");
             }
             self.record_appended(&record, Seq(seq), ends);
-            let position = SourceRecord { seq: Seq(seq), time, shown: 0 };
+            let position = SourceRecord { seq: Seq(seq), time, displayed_bytes: 0 };
             for event in events {
                 if let Some(run) = &run_id {
-                    self.publisher.publish_behind(run, turn, event, Some(position));
+                    self.publisher.publish_after(run, turn, event, Some(position));
                 }
             }
         }
@@ -95,8 +95,8 @@ impl State {
     fn record_appended(&mut self, record: &Record, seq: Seq, ends: bool) {
         match record {
             // No turn continues from records before these.
-            Record::SessionOpened { .. } => self.log.forget_until(seq),
-            Record::InputQueued { .. } => self.shared.show_counts(),
+            Record::SessionOpened { .. } => self.log.trim_recent(seq),
+            Record::InputQueued { .. } => self.shared.update_counts(),
             Record::RunStarted { input, .. } if !ends => {
                 let Some(run) = self.session.run() else { return };
                 let (id, trace, began) = (run.id.clone(), run.trace.clone(), run.began);
@@ -106,7 +106,7 @@ impl State {
                 let report = self.callers.remove(&id).and_then(|caller| caller.report);
                 self.run = Some(Box::new(ActiveRun::new(id, trace, seq, report)));
                 self.live.running.store(true, Ordering::Release);
-                self.shared.show_counts();
+                self.shared.update_counts();
             }
             Record::ResponseEnded { .. } => {
                 if let Some(run) = &mut self.run {
@@ -137,8 +137,8 @@ impl State {
         let Some(run) = &mut self.run else { return };
         let resume = match origin {
             TurnOrigin::New => {
-                let last = self.log.last();
-                self.log.forget_until(last);
+                let last = self.log.last_seq();
+                self.log.trim_recent(last);
                 run.turn_after = last;
                 None
             }
@@ -176,9 +176,9 @@ impl State {
     /// Sends the report of a run that has ended.
     fn end_run(&mut self, summary: RunSummary) {
         // Nothing continues from the records of the last turn any more.
-        let last = self.log.last();
-        self.log.forget_until(last);
-        self.shared.show_counts();
+        let last = self.log.last_seq();
+        self.log.trim_recent(last);
+        self.shared.update_counts();
         let Some(run) = self.run.take() else { return };
         if !run.is_awaited() {
             return;
@@ -209,7 +209,7 @@ impl State {
     fn forget_callers(&mut self) {
         let session = &self.session;
         self.callers.retain(|id, _| session.has_run(id));
-        self.shared.show_counts();
+        self.shared.update_counts();
     }
 
     /// Tells all callers of queued runs that their runs do not start.
@@ -217,7 +217,7 @@ impl State {
         for (_, mut caller) in self.callers.drain() {
             caller.fail(why.clone());
         }
-        self.shared.show_counts();
+        self.shared.update_counts();
     }
 }
 

@@ -121,8 +121,8 @@ impl State {
             let (last, _) = self.log.append_at(time, batch, Urgency::Lazy, || ());
             for (behind, event) in events {
                 let seq = Seq(last.0.saturating_sub(count) + behind);
-                let record = (behind > 0).then_some(SourceRecord { seq, time, shown: 0 });
-                self.publisher.publish_behind(run, number, event, record);
+                let record = (behind > 0).then_some(SourceRecord { seq, time, displayed_bytes: 0 });
+                self.publisher.publish_after(run, number, event, record);
             }
             if count == 0 {
                 return committed;

@@ -49,7 +49,7 @@ impl State {
             id: self.id.clone(),
             agent: self.agents.own().name.clone(),
             state,
-            seq: self.log.last(),
+            seq: self.log.last_seq(),
             history: session.history().display_messages(),
             variables: session.variables().clone(),
             current_run,
@@ -61,7 +61,7 @@ impl State {
     /// Returns the results of the current turn up to the first call that has none, as far as they
     /// are durable.
     fn results_so_far(&self, run: &RunId, turn_after: Seq) -> Vec<CallReport> {
-        let durable = self.log.durable();
+        let durable = self.log.durable_seq();
         let entries = self.log.entries_since(turn_after);
         let records = entries.iter().filter(|entry| entry.seq <= durable);
         let results = results_so_far(records.map(|entry| &entry.record));

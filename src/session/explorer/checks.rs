@@ -74,7 +74,7 @@ impl World {
         let users = users.iter().filter(|message| matches!(&***message, Message::User { .. }));
         let inputs = self
             .count(|record| matches!(record, Record::RunStarted { .. } | Record::Steered { .. }));
-        let users = users.count() + self.session.history.undelivered();
+        let users = users.count() + self.session.history.pending_inputs();
         assert_eq!(users, inputs, "inputs in the history");
     }
 

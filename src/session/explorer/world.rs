@@ -116,7 +116,7 @@ pub(super) fn entries(log: &[Record]) -> Vec<JournalEntry> {
     let entry = |(record, seq): (&Record, u64)| JournalEntry {
         seq: Seq(seq),
         time: 0,
-        shown: 0,
+        displayed_bytes: 0,
         record: record.clone(),
     };
     log.iter().zip(1..).map(entry).collect()

@@ -115,7 +115,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             None,
         )?;
         self.done.runs += 1;
-        let seeded = self.done.history.open_calls();
+        let seeded = self.done.history.initial_calls();
         let seeded = seeded.map(|calls| InitialCallsTurn::new(self.done.turns + 1, calls, &rules));
         self.done.history.begin_run(input.clone());
         self.recorded.history.begin_run(input);
@@ -245,7 +245,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
     fn commit(&mut self, run: &mut ReplayedRun, record: &TurnRecord, from: usize) -> FollowUp {
         let stops_later = self.handle_inputs_before_commit(run, record.number);
         let bytes_max = run.rules.limits.max_result_bytes;
-        let steered = self.done.history.undelivered() > 0;
+        let steered = self.done.history.pending_inputs() > 0;
         let (message, results) = (record.message.as_ref(), &record.results);
         self.done.history.commit(record.number, message, results, bytes_max);
         results.iter().for_each(|result| self.done.variables.apply(&result.writes));

@@ -250,13 +250,13 @@ fn what_did_not_get_through_stands_at_the_runs_end() {
     let mut both = Both::default();
     both.start("go");
     both.steer(1, "a");
-    assert_eq!(both.live.undelivered(), 1);
+    assert_eq!(both.live.pending_inputs(), 1);
     assert_eq!(fold(&both.records), both.live, "also while the turn goes on");
     both.end();
     both.check(&["go", "a"]);
     both.start("again");
     both.check(&["go", "a", "again"]);
-    assert_eq!(both.live.undelivered(), 0);
+    assert_eq!(both.live.pending_inputs(), 0);
 }
 
 fn seeded(messages: serde_json::Value) -> Both {
@@ -279,7 +279,7 @@ fn a_seed_counts_as_what_was_said_before() {
     let mut both = seeded(serde_json::json!([user, asks("call_0_0"), answer]));
     assert_eq!((both.live.turns(), both.live.turns_with_calls()), (0, 1));
     assert_eq!(*both.live.used_call_ids(), BTreeSet::from(["call_0_0".to_owned()]));
-    assert_eq!(both.live.open_calls(), None);
+    assert_eq!(both.live.initial_calls(), None);
     both.start("go");
     both.check(&["hi", "turn 1", "", "go"]);
 }
@@ -293,7 +293,7 @@ fn the_first_input_stands_behind_the_answers_of_open_calls() {
     both.steer(1, "more");
     assert_eq!(fold(&both.records), both.live);
     assert_eq!(both.live.display_messages().len(), 1, "what the turn says is known");
-    let message = both.live.open_calls().unwrap().clone();
+    let message = both.live.initial_calls().unwrap().clone();
     let result = result(message.calls[0].clone(), "noon");
     both.records.push(response(1, message.clone()));
     both.records.push(ended(&result));
@@ -301,7 +301,7 @@ fn the_first_input_stands_behind_the_answers_of_open_calls() {
     both.live.commit(1, Some(&Arc::new(message)), &[result], 10);
     both.check(&["turn 1", "noon", "go", "more"]);
     assert_eq!((both.live.turns_with_calls(), both.live.used_call_ids().len()), (1, 1));
-    assert_eq!((both.live.open_calls(), both.live.request_messages().1), (None, 0));
+    assert_eq!((both.live.initial_calls(), both.live.request_messages().1), (None, 0));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The state that a subscriber needs when it joins during an attempt.
+//! The state that a subscriber needs when it joins during an attempt: the attempt's text and its
+//! open calls.
 
 use std::sync::Arc;
 
@@ -6,26 +7,34 @@ use crate::event::{Event, EventId, PublishedEvent, ServiceCallStatus};
 use crate::record::{DisplayedText, RunningText};
 use crate::types::{CallKey, RunId, Seq, ToolCall};
 
-/// The current position, the text of the running attempt, and its open calls.
+/// The state after the last delivered event.
 #[derive(Debug)]
 pub(super) struct CatchUpState {
+    /// The position after the last event.
+    pub(super) delivered: EventId,
     /// The position after the last event that is the view of a record.
     pub(super) recorded: EventId,
-    /// The first record of the last run, and the session's turn at that time.
-    pub(super) run_began: Option<(Seq, u32)>,
+    /// The first record of the last run, and the session's turn before it.
+    pub(super) run_start: Option<(Seq, u32)>,
     /// The last event that is the view of a record.
-    last: Option<LastRecordedEvent>,
+    last_recorded: Option<LastRecordedEvent>,
     /// The running attempt's text and thinking, in order.
     pieces: Vec<DisplayedText>,
-    /// The size of the text in bytes.
-    bytes: u64,
-    /// True while a response is in progress.
-    asks: bool,
-    /// True if the response has ended. The next record then contains its text.
-    is_over: bool,
+    response: ResponseStage,
+    /// The calls without an outcome.
     open: Vec<DisplayedCall>,
     /// The ended calls of the response in progress. No record has their arguments yet.
     ended: Vec<Arc<PublishedEvent>>,
+}
+
+/// The stage of the last response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ResponseStage {
+    /// No response is in progress, and the journal has the text of the last one.
+    None,
+    InProgress,
+    /// The response has ended. The next record contains its text.
+    Ended,
 }
 
 #[derive(Debug)]
@@ -39,14 +48,17 @@ struct LastRecordedEvent {
 #[derive(Debug)]
 struct DisplayedCall {
     id: OpenCallId,
+    /// Its last `tool_use` event.
     state: Arc<PublishedEvent>,
+    /// Its last progress, if any.
     progress: Option<Arc<PublishedEvent>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OpenCallId {
-    Ours(CallKey),
-    /// Turn, attempt and position of a call of the service.
+    /// A call that the host runs.
+    Host(CallKey),
+    /// A call that the service runs itself: its turn, attempt and position.
     Service(u32, u32, u32),
 }
 
@@ -58,28 +70,23 @@ enum CallUpdate {
 }
 
 impl CatchUpState {
-    pub(super) fn at(at: EventId) -> Self {
+    /// Creates the state of a session that has no running attempt.
+    pub(super) fn new(position: EventId) -> Self {
         Self {
-            recorded: at,
-            run_began: None,
-            last: None,
+            delivered: position,
+            recorded: position,
+            run_start: None,
+            last_recorded: None,
             pieces: Vec::new(),
-            bytes: at.bytes,
-            asks: false,
-            is_over: false,
+            response: ResponseStage::None,
             open: Vec::new(),
             ended: Vec::new(),
         }
     }
 
-    /// Returns the position after the last event.
-    pub(super) fn position(&self) -> EventId {
-        EventId { seq: self.recorded.seq, bytes: self.bytes }
-    }
-
-    /// Appends text of the running attempt.
-    pub(super) fn append_text(&mut self, is_thinking: bool, text: &str) {
-        self.bytes = self.bytes.saturating_add(text.len() as u64);
+    /// Appends text of the running attempt. `position` is the position after the text.
+    pub(super) fn append_text(&mut self, position: EventId, is_thinking: bool, text: &str) {
+        self.delivered = position;
         match self.pieces.last_mut() {
             Some(piece) if piece.is_thinking == is_thinking => piece.text.push_str(text),
             Some(_) | None => {
@@ -88,28 +95,28 @@ impl CatchUpState {
         }
     }
 
-    /// Applies an event and returns it for the subscribers, unless there are none (`alone`).
+    /// Applies an event. Returns it for the subscribers, if there are any.
     pub(super) fn apply(
         &mut self,
         published: PublishedEvent,
-        alone: bool,
+        has_subscribers: bool,
     ) -> Option<Arc<PublishedEvent>> {
         match (published.id, published.event.text()) {
-            (_, Some((is_thinking, text))) => self.append_text(is_thinking, text),
+            (Some(id), Some((is_thinking, text))) => self.append_text(id, is_thinking, text),
             (Some(id), None) => self.apply_recorded(id, &published),
-            (None, None) => {
+            (None, _) => {
                 if matches!(published.event, Event::ResponseEnded { .. }) {
-                    self.is_over = true;
-                    self.asks = false;
+                    self.response = ResponseStage::Ended;
                 }
             }
         }
         let update = call_update(&published.event);
-        let ends = self.asks && matches!(published.event, Event::CallEnded { .. });
-        let is_kept =
-            ends || matches!(update, Some(CallUpdate::State(_) | CallUpdate::Progress(_)));
-        let event = (is_kept || !alone).then(|| Arc::new(published));
-        self.ended.extend(event.iter().filter(|_| ends).map(Arc::clone));
+        let ends_a_call = matches!(published.event, Event::CallEnded { .. });
+        let is_ended_early = ends_a_call && self.response == ResponseStage::InProgress;
+        let is_kept = is_ended_early
+            || matches!(update, Some(CallUpdate::State(_) | CallUpdate::Progress(_)));
+        let event = (is_kept || has_subscribers).then(|| Arc::new(published));
+        self.ended.extend(event.iter().filter(|_| is_ended_early).map(Arc::clone));
         match (update, &event) {
             (Some(CallUpdate::State(id)), Some(event)) => self.set_state(id, event),
             (Some(CallUpdate::Progress(id)), Some(event)) => {
@@ -120,22 +127,26 @@ impl CatchUpState {
             (Some(CallUpdate::Closed(id)), _) => self.open.retain(|call| call.id != id),
             (None, _) | (Some(CallUpdate::State(_) | CallUpdate::Progress(_)), None) => {}
         }
-        event.filter(|_| !alone)
+        event.filter(|_| has_subscribers)
     }
 
     fn apply_recorded(&mut self, id: EventId, published: &PublishedEvent) {
-        // The text is void, or the journal has it.
-        if self.is_over || id.bytes < self.bytes {
+        // The text is in the journal after the response has ended, and void after its attempt was
+        // replaced.
+        let is_ended = self.response == ResponseStage::Ended;
+        if is_ended || id.bytes < self.delivered.bytes {
             self.pieces = Vec::new();
             self.ended = Vec::new();
-            self.is_over = false;
         }
-        self.bytes = id.bytes;
+        if is_ended {
+            self.response = ResponseStage::None;
+        }
+        self.delivered = id;
         self.recorded = id;
         let (run, turn, time) = (published.run.clone(), published.turn, published.timestamp_ms);
         let event = &published.event;
         if matches!(event, Event::RunStarted { .. }) {
-            self.run_began = Some((id.seq, turn));
+            self.run_start = Some((id.seq, turn));
         }
         // Open calls belong to one attempt of one turn.
         if matches!(
@@ -149,9 +160,10 @@ impl CatchUpState {
         ) {
             self.open.clear();
             self.ended.clear();
-            self.asks = matches!(event, Event::TurnStarted | Event::AttemptStarted { .. });
+            let starts = matches!(event, Event::TurnStarted | Event::AttemptStarted { .. });
+            self.response = if starts { ResponseStage::InProgress } else { ResponseStage::None };
         }
-        self.last = Some(LastRecordedEvent { run, turn, time });
+        self.last_recorded = Some(LastRecordedEvent { run, turn, time });
     }
 
     fn set_state(&mut self, id: OpenCallId, event: &Arc<PublishedEvent>) {
@@ -161,39 +173,39 @@ impl CatchUpState {
         }
     }
 
-    /// Returns the text of the running attempt after `from` bytes. `None` if no event was
-    /// published.
-    pub(super) fn running(&self, from: u64) -> Option<RunningText> {
-        let LastRecordedEvent { run, turn, time } = self.last.as_ref()?;
-        let mut skip = usize::try_from(from).unwrap_or(usize::MAX);
+    /// Returns the text of the running attempt after its first `skip` bytes. `None` if no event
+    /// of a record was delivered.
+    pub(super) fn running_text(&self, skip: u64) -> Option<RunningText> {
+        let LastRecordedEvent { run, turn, time } = self.last_recorded.as_ref()?;
+        let mut skip = usize::try_from(skip).unwrap_or(usize::MAX);
         let mut pieces = Vec::new();
         for DisplayedText { is_thinking, text } in &self.pieces {
-            let cut = text.floor_char_boundary(skip);
+            let start = text.floor_char_boundary(skip);
             skip = skip.saturating_sub(text.len());
-            if let Some(rest) = text.get(cut..).filter(|rest| !rest.is_empty()) {
-                pieces.push(DisplayedText { is_thinking: *is_thinking, text: rest.to_owned() });
+            if let Some(text) = text.get(start..).filter(|text| !text.is_empty()) {
+                pieces.push(DisplayedText { is_thinking: *is_thinking, text: text.to_owned() });
             }
         }
-        let left: u64 = pieces.iter().map(|piece| piece.text.len() as u64).sum();
+        let bytes: u64 = pieces.iter().map(|piece| piece.text.len() as u64).sum();
         Some(RunningText {
             run: run.clone(),
             turn: *turn,
             seq: self.recorded.seq,
             time: *time,
-            from: self.bytes.saturating_sub(left),
+            from: self.delivered.bytes.saturating_sub(bytes),
             pieces,
-            calls: self.ended.iter().filter_map(|ended| call(&ended.event)).collect(),
+            calls: self.ended.iter().filter_map(|ended| ended_call(&ended.event)).collect(),
         })
     }
 
-    /// Returns the last states of each open call, in the order of their start.
+    /// Returns the last state and progress of each open call, in the order of detection.
     pub(super) fn open_calls(&self) -> Vec<Arc<PublishedEvent>> {
         let states = self.open.iter().flat_map(|call| [Some(&call.state), call.progress.as_ref()]);
         states.flatten().map(Arc::clone).collect()
     }
 }
 
-fn call(event: &Event) -> Option<ToolCall> {
+fn ended_call(event: &Event) -> Option<ToolCall> {
     let Event::CallEnded { result, .. } = event else { return None };
     Some(result.call.clone())
 }
@@ -203,19 +215,19 @@ fn call_update(event: &Event) -> Option<CallUpdate> {
     | Event::CallWaiting { call, .. }
     | Event::CallStarted { call, .. } = event
     {
-        return Some(CallUpdate::State(OpenCallId::Ours(call.key)));
+        return Some(CallUpdate::State(OpenCallId::Host(call.key)));
     }
     if let Event::CallProgressed { key, .. } = event {
-        return Some(CallUpdate::Progress(OpenCallId::Ours(*key)));
+        return Some(CallUpdate::Progress(OpenCallId::Host(*key)));
     }
     if let Event::CallDiscarded { call, .. } = event {
-        return Some(CallUpdate::Closed(OpenCallId::Ours(call.key)));
+        return Some(CallUpdate::Closed(OpenCallId::Host(call.key)));
     }
     if let Event::CallEnded { result, .. } = event {
-        return Some(CallUpdate::Closed(OpenCallId::Ours(result.call.key)));
+        return Some(CallUpdate::Closed(OpenCallId::Host(result.call.key)));
     }
     let Event::ServiceCallChanged { call, status } = event else { return None };
-    let id = OpenCallId::Service(call.turn, call.attempt, call.place);
+    let id = OpenCallId::Service(call.turn, call.attempt, call.position);
     Some(match status {
         ServiceCallStatus::Running => CallUpdate::State(id),
         ServiceCallStatus::Finished | ServiceCallStatus::Discarded => CallUpdate::Closed(id),

@@ -1,12 +1,13 @@
 //! The event feed of one session and its subscribers.
 //!
 //! An event that is the view of a record is delivered when that record is durable. Later events
-//! wait behind it, in order. Publishing never waits for a subscriber: each has a bounded queue, and
-//! when it is full, the subscriber receives the queued events, then a lag notice, and its stream
-//! ends. All subscribers receive the same events in the same order.
+//! wait until then, so that all subscribers receive all events in the order of publishing.
 //!
-//! The feed keeps the state that the journal does not have for subscribers that join later: the
-//! text of the running attempt and its open calls.
+//! Publishing never waits for a subscriber. Each subscriber has a bounded queue. When the queue is
+//! full, the subscriber receives the queued events and a lag notice, and its stream ends.
+//!
+//! The journal does not have the text of the running attempt and the states of its open calls. The
+//! feed keeps them for subscribers that join later.
 
 mod catch_up;
 mod subscription;
@@ -36,25 +37,27 @@ pub struct Feed {
 
 #[derive(Debug)]
 struct FeedState {
-    /// The position after the last published event.
-    head: EventId,
+    /// The position after the last event that was passed to [`Feed::publish`].
+    published: EventId,
     /// All records up to this one are durable.
     durable: Seq,
-    /// Waiting events, each with the record that must become durable first.
+    /// Events that were not delivered yet, each with the record that must become durable first.
     waiting: VecDeque<(Seq, PublishedEvent)>,
+    /// The state after the last delivered event.
     catch_up: CatchUpState,
     subscribers: Vec<Subscriber>,
+    /// The journal's failure, after which nothing is delivered.
     failed: Option<JournalError>,
-    /// Counts subscribers that are about to join.
+    /// Has one more reference for each subscriber that is about to join.
     pending_subscriptions: Arc<()>,
-    /// True if the feed is closed, because the session is being unloaded.
+    /// True if the feed accepts no subscribers, because the session is being unloaded.
     closed: bool,
 }
 
-/// Keeps the session in memory until the subscriber has joined.
+/// Keeps the feed open until the subscriber has joined.
 #[derive(Clone, Debug)]
-#[must_use = "the session stays only as long as this is held"]
-pub struct PendingSubscription(#[expect(dead_code, reason = "counted by its reference")] Arc<()>);
+#[must_use = "the feed stays open only while this value exists"]
+pub struct PendingSubscription(#[expect(dead_code, reason = "its references are counted")] Arc<()>);
 
 #[derive(Debug)]
 struct Subscriber {
@@ -71,45 +74,45 @@ pub struct SourceRecord {
     pub seq: Seq,
     /// The time of record and event.
     pub time: u64,
-    /// Bytes of text and thinking that the record contains.
-    pub shown: u64,
+    /// Bytes of text and thinking of the running attempt that were published before the record.
+    pub displayed_bytes: u64,
 }
 
-/// The position of a feed.
+/// The progress of a feed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedPosition {
-    /// Position after the last published event.
-    pub at: EventId,
-    /// Position after the last event of a record.
+    /// The position after the last delivered event.
+    pub delivered: EventId,
+    /// The position after the last delivered event that is the view of a record.
     pub recorded: EventId,
     /// The last durable record, with or without an event.
     pub durable: Seq,
-    /// The first record of the last run, and the session's turn at that time. `None` before the
-    /// first run.
-    pub run_began: Option<(Seq, u32)>,
+    /// The first record of the last run, and the session's turn before it. `None` before the first
+    /// run.
+    pub run_start: Option<(Seq, u32)>,
 }
 
-/// The state for a subscriber that joins later, in addition to the journal.
+/// The state of a feed that a new subscriber needs and the journal does not have.
 #[derive(Debug)]
 pub struct FeedSnapshot {
     /// The position of the feed. The subscription continues after it.
-    pub progress: FeedPosition,
-    /// The text of the running attempt.
+    pub position: FeedPosition,
+    /// The text of the running attempt after the subscriber's position.
     pub running: Option<RunningText>,
-    /// The last states of each open call.
-    pub open: Vec<Arc<PublishedEvent>>,
+    /// The last `tool_use` event of each open call, and its last progress.
+    pub open_calls: Vec<Arc<PublishedEvent>>,
 }
 
 impl Feed {
-    /// Creates the feed of a session that continues after its last durable record, without a
-    /// running attempt. For a new session the position is 0.
+    /// Creates the feed of a session whose last durable record is `last`. No attempt is running.
     #[must_use]
-    pub fn starting_at(telemetry: Telemetry, at: EventId) -> Self {
+    pub fn starting_after(telemetry: Telemetry, last: Seq) -> Self {
+        let published = EventId { seq: last, bytes: 0 };
         let state = FeedState {
-            head: at,
-            durable: at.seq,
+            published,
+            durable: last,
             waiting: VecDeque::new(),
-            catch_up: CatchUpState::at(at),
+            catch_up: CatchUpState::new(published),
             subscribers: Vec::new(),
             failed: None,
             pending_subscriptions: Arc::default(),
@@ -118,25 +121,22 @@ impl Feed {
         Self { telemetry, state: Mutex::new(state) }
     }
 
-    /// Publishes an event, now or when the record before it is durable. Assigns its id. Never
-    /// blocks.
-    pub fn publish(&self, mut published: PublishedEvent, recorded: Option<SourceRecord>) {
+    /// Assigns the event's id. Delivers the event, at once or when all records before it are
+    /// durable. Never blocks.
+    pub fn publish(&self, mut published: PublishedEvent, source: Option<SourceRecord>) {
         let mut state = self.state.lock();
         if state.failed.is_some() {
             return;
         }
-        let (event, before) = (&published.event, state.head);
-        let id = match recorded {
-            Some(SourceRecord { seq, shown, .. }) => {
-                EventId { seq, bytes: shown }.after(event, Some(seq))
-            }
-            None => before.after(event, None),
+        let event = &published.event;
+        let position = match source {
+            Some(record) => EventId::of_record(record.seq, record.displayed_bytes, event),
+            None => state.published.after(event),
         };
-        state.head = id;
-        let has_id = recorded.is_some() || event.text().is_some();
-        published.id = has_id.then_some(id);
-        if id.seq > state.durable || !state.waiting.is_empty() {
-            state.waiting.push_back((id.seq, published));
+        state.published = position;
+        published.id = event.has_id().then_some(position);
+        if position.seq > state.durable || !state.waiting.is_empty() {
+            state.waiting.push_back((position.seq, published));
             return;
         }
         let lagged = state.deliver(published);
@@ -144,21 +144,26 @@ impl Feed {
         self.count_lagged(lagged);
     }
 
-    /// Appends a text delta without creating an event, if there are no subscribers and no waiting
-    /// events. Returns whether it did.
+    /// Records a text delta for later subscribers without allocating an event. Does nothing and
+    /// returns false if the event is not a text delta, if there is a subscriber, or if the event
+    /// has to wait for a record.
     pub fn append_text_if_unwatched(&self, event: &Event) -> bool {
         let Some((is_thinking, text)) = event.text() else { return false };
         let mut state = self.state.lock();
-        if !state.is_idle() || !state.waiting.is_empty() || state.head.seq > state.durable {
+        if state.has_subscribers()
+            || !state.waiting.is_empty()
+            || state.published.seq > state.durable
+        {
             return false;
         }
-        state.head = state.head.after(event, None);
-        state.catch_up.append_text(is_thinking, text);
+        state.published = state.published.after(event);
+        let position = state.published;
+        state.catch_up.append_text(position, is_thinking, text);
         true
     }
 
-    /// Marks all records up to this one as durable, and publishes the events that waited for them.
-    pub fn durable(&self, upto: Seq) {
+    /// Marks all records up to this one as durable, and delivers the events that waited for them.
+    pub fn mark_durable(&self, upto: Seq) {
         let mut state = self.state.lock();
         let durable = state.durable.max(upto);
         state.durable = durable;
@@ -171,58 +176,60 @@ impl Feed {
         self.count_lagged(lagged);
     }
 
-    /// Ends every stream with an error, because no more records can be stored. Waiting events are
-    /// dropped.
+    /// Ends every stream with an error, because no more records can be stored. Drops the waiting
+    /// events.
     pub fn fail(&self, error: JournalError) {
         let mut state = self.state.lock();
         state.waiting.clear();
         for subscriber in state.subscribers.drain(..) {
-            // Each subscriber in the list has no end yet.
+            // The subscribers in the list have no end yet, so this cannot fail.
             let _ = subscriber.end.set(SubscriptionEnd::Failed(error.clone()));
         }
         state.failed.get_or_insert(error);
     }
 
-    /// Adds a subscriber with a queue of `capacity` events (at least 1).
+    /// Adds a subscriber to the events from now on, with a queue of `capacity` events (at least 1).
     pub fn subscribe(&self, capacity: usize) -> Subscription {
         self.add(&mut self.state.lock(), None, capacity)
     }
 
-    /// Adds a subscriber to the events of one run, which may start later.
+    /// Adds a subscriber to the events of one run from now on. The run may start later.
     pub fn subscribe_to(&self, run: RunId, capacity: usize) -> Subscription {
         self.add(&mut self.state.lock(), Some(run), capacity)
     }
 
-    /// Adds a subscriber, and returns the state after `after` that the journal does not have.
+    /// Adds a subscriber to the events from now on. Also returns the state that the journal does
+    /// not have, for a subscriber that has received the events up to `after`.
     pub fn subscribe_from(&self, after: EventId, capacity: usize) -> (Subscription, FeedSnapshot) {
         let mut state = self.state.lock();
-        let progress = state.progress();
-        let from = if after >= progress.recorded { after.bytes } else { 0 };
-        let running = state.catch_up.running(from);
-        let open = state.catch_up.open_calls();
+        let position = state.position();
+        let from = if after >= position.recorded { after.bytes } else { 0 };
+        let running = state.catch_up.running_text(from);
+        let open_calls = state.catch_up.open_calls();
         let subscription = self.add(&mut state, None, capacity);
-        (subscription, FeedSnapshot { progress, running, open })
+        (subscription, FeedSnapshot { position, running, open_calls })
     }
 
-    /// The position of a feed.
+    /// Returns the position of the feed.
     #[must_use]
-    pub fn progress(&self) -> FeedPosition {
-        self.state.lock().progress()
+    pub fn position(&self) -> FeedPosition {
+        self.state.lock().position()
     }
 
-    /// Announces a subscriber. Returns `None` if the feed is closed.
+    /// Announces a subscriber, which keeps the feed open. Returns `None` if the feed is closed.
     #[must_use]
     pub fn begin_subscription(&self) -> Option<PendingSubscription> {
         let state = self.state.lock();
         (!state.closed).then(|| PendingSubscription(Arc::clone(&state.pending_subscriptions)))
     }
 
-    /// Closes the feed if there are no subscribers and none is announced. Returns whether it is
-    /// closed.
+    /// Closes the feed if there are no subscribers and none is announced. A closed feed accepts no
+    /// subscribers. Returns whether the feed is closed.
     #[must_use]
-    pub fn close_if_idle(&self) -> bool {
+    pub fn close_if_unwatched(&self) -> bool {
         let mut state = self.state.lock();
-        state.closed = state.is_idle() && Arc::strong_count(&state.pending_subscriptions) == 1;
+        let is_announced = Arc::strong_count(&state.pending_subscriptions) > 1;
+        state.closed = !state.has_subscribers() && !is_announced;
         state.closed
     }
 
@@ -231,24 +238,18 @@ impl Feed {
         self.state.lock().closed = false;
     }
 
-    /// Returns whether there are no subscribers.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.state.lock().is_idle()
-    }
-
-    /// Returns the number of events in the longest queue of a subscriber.
+    /// Returns the number of unread events of the slowest subscriber.
     #[must_use]
     pub fn longest_queue(&self) -> usize {
         let state = self.state.lock();
-        let waiting = |queue: &mpsc::Sender<_>| queue.max_capacity() - queue.capacity();
-        state.subscribers.iter().map(|subscriber| waiting(&subscriber.queue)).max().unwrap_or(0)
+        let unread = |queue: &mpsc::Sender<_>| queue.max_capacity() - queue.capacity();
+        state.subscribers.iter().map(|subscriber| unread(&subscriber.queue)).max().unwrap_or(0)
     }
 
     fn add(&self, state: &mut FeedState, run: Option<RunId>, capacity: usize) -> Subscription {
         let (sender, receiver) = mpsc::channel(capacity.max(1));
         let end = Arc::new(OnceLock::new());
-        // An idle session publishes nothing, so closed subscribers are removed here.
+        // Closed subscribers are also removed here, because an idle session publishes no events.
         state.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
         match &state.failed {
             None => {
@@ -262,7 +263,7 @@ impl Feed {
         Subscription::new(
             receiver,
             end,
-            state.catch_up.position(),
+            state.catch_up.delivered,
             SubscriberCount::new(&self.telemetry),
         )
     }
@@ -276,11 +277,11 @@ impl Feed {
 
 impl FeedState {
     /// Delivers an event to every subscriber, and removes those that are closed or too slow.
-    /// Returns how many were too slow. Allocates nothing for an event that has no subscribers and
-    /// need not be kept.
+    /// Returns the number of those that were too slow. Allocates nothing for an event without
+    /// subscribers, unless later subscribers need it.
     fn deliver(&mut self, published: PublishedEvent) -> usize {
         self.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
-        let Some(event) = self.catch_up.apply(published, self.subscribers.is_empty()) else {
+        let Some(event) = self.catch_up.apply(published, !self.subscribers.is_empty()) else {
             return 0;
         };
         let mut lagged = 0;
@@ -292,8 +293,8 @@ impl FeedState {
                 Ok(()) => true,
                 Err(TrySendError::Closed(_)) => false,
                 Err(TrySendError::Full(_)) => {
-                    // The end is set before the sender is dropped, because the reader then looks
-                    // for it.
+                    // The end is set before the sender is dropped, because the reader reads it as
+                    // soon as the queue is closed.
                     let _ = subscriber.end.set(SubscriptionEnd::Lagged);
                     lagged += 1;
                     false
@@ -303,16 +304,16 @@ impl FeedState {
         lagged
     }
 
-    fn is_idle(&self) -> bool {
-        self.subscribers.iter().all(|subscriber| subscriber.queue.is_closed())
+    fn has_subscribers(&self) -> bool {
+        self.subscribers.iter().any(|subscriber| !subscriber.queue.is_closed())
     }
 
-    fn progress(&self) -> FeedPosition {
+    fn position(&self) -> FeedPosition {
         FeedPosition {
-            at: self.catch_up.position(),
+            delivered: self.catch_up.delivered,
             recorded: self.catch_up.recorded,
-            durable: self.durable.max(self.catch_up.position().seq),
-            run_began: self.catch_up.run_began,
+            durable: self.durable.max(self.catch_up.delivered.seq),
+            run_start: self.catch_up.run_start,
         }
     }
 }

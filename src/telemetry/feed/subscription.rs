@@ -38,13 +38,13 @@ pub fn journal_failed(error: &JournalError) -> PublicEvent {
 /// A stream of the events of a session or of one of its runs, from the time of subscribing. It ends
 /// with the session, or after [`FeedItem::Lagged`] or [`FeedItem::Failed`].
 #[derive(Debug)]
-#[must_use = "a subscription that is dropped hears nothing"]
+#[must_use = "a subscription receives events only while it exists"]
 pub struct Subscription {
     queue: mpsc::Receiver<Arc<PublishedEvent>>,
     end: Arc<OnceLock<SubscriptionEnd>>,
-    is_over: bool,
-    began: EventId,
-    _watching: SubscriberCount,
+    is_ended: bool,
+    start: EventId,
+    _count: SubscriberCount,
 }
 
 /// The reason why a subscription ends before its session.
@@ -75,16 +75,16 @@ impl Subscription {
     pub(super) fn new(
         queue: mpsc::Receiver<Arc<PublishedEvent>>,
         end: Arc<OnceLock<SubscriptionEnd>>,
-        began: EventId,
-        watching: SubscriberCount,
+        start: EventId,
+        count: SubscriberCount,
     ) -> Self {
-        Self { queue, end, is_over: false, began, _watching: watching }
+        Self { queue, end, is_ended: false, start, _count: count }
     }
 
-    /// Returns the position of the session before the first event.
+    /// Returns the position before the first event.
     #[must_use]
-    pub fn began(&self) -> EventId {
-        self.began
+    pub fn start(&self) -> EventId {
+        self.start
     }
 }
 
@@ -95,7 +95,7 @@ impl Stream for Subscription {
         let next = ready!(self.queue.poll_recv(context));
         Poll::Ready(match next {
             Some(event) => Some(FeedItem::Event(event)),
-            None if std::mem::replace(&mut self.is_over, true) => None,
+            None if std::mem::replace(&mut self.is_ended, true) => None,
             None => self.end.get().map(|end| match end {
                 SubscriptionEnd::Lagged => FeedItem::Lagged,
                 SubscriptionEnd::Failed(error) => FeedItem::Failed(error.clone()),

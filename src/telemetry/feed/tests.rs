@@ -6,30 +6,30 @@ use super::*;
 use crate::event::samples;
 
 fn feed() -> Feed {
-    Feed::starting_at(Telemetry::new(&[]), EventId::default())
+    Feed::starting_after(Telemetry::new(&[]), Seq(0))
 }
 
 fn text(text: impl ToString) -> Event {
     Event::TextReceived { text: text.to_string() }
 }
 
-fn tell(feed: &Feed, event: Event) {
+fn publish(feed: &Feed, event: Event) {
     feed.publish(samples::published(event), None);
 }
 
-/// Publishes an event of the record `seq`. `shown` bytes of the attempt were published before it.
-fn tell_recorded(feed: &Feed, event: Event, seq: u64, shown: u64) {
-    let recorded = SourceRecord { seq: Seq(seq), time: 7, shown };
-    feed.publish(samples::published(event), Some(recorded));
+/// Publishes the event of the record `seq`. `displayed_bytes` of the attempt were published before.
+fn publish_recorded(feed: &Feed, event: Event, seq: u64, displayed_bytes: u64) {
+    let source = SourceRecord { seq: Seq(seq), time: 7, displayed_bytes };
+    feed.publish(samples::published(event), Some(source));
 }
 
 fn limit() -> Event {
     Event::LimitReached { limit: "l".into(), value: 1, maximum: 2, action: "a".into() }
 }
 
-fn shown(delivery: &FeedItem) -> String {
-    let FeedItem::Event(published) = delivery else {
-        return match delivery {
+fn format_item(item: &FeedItem) -> String {
+    let FeedItem::Event(published) = item else {
+        return match item {
             FeedItem::Lagged => "lagged".to_owned(),
             FeedItem::Failed(error) => format!("failed: {error}"),
             FeedItem::Event(_) => unreachable!(),
@@ -49,12 +49,12 @@ fn kind(event: &Event) -> String {
 /// Returns the items that have arrived.
 fn ready(subscription: &mut Subscription) -> Vec<String> {
     std::iter::from_fn(|| subscription.next().now_or_never().flatten())
-        .map(|delivery| shown(&delivery))
+        .map(|item| format_item(&item))
         .collect()
 }
 
 async fn all(subscription: Subscription) -> Vec<String> {
-    subscription.map(|delivery| shown(&delivery)).collect().await
+    subscription.map(|item| format_item(&item)).collect().await
 }
 
 fn metric(feed: &Feed, name: &str) -> String {
@@ -67,7 +67,7 @@ fn metric(feed: &Feed, name: &str) -> String {
 async fn all_subscribers_receive_the_same_events_in_order_until_the_feed_ends() {
     let feed = feed();
     let (one, other) = (feed.subscribe(8), feed.subscribe(8));
-    (0..8).for_each(|number| tell(&feed, text(number)));
+    (0..8).for_each(|number| publish(&feed, text(number)));
     drop(feed);
     let expect: Vec<_> = (0..8).map(|number| format!("0.{} {number}", number + 1)).collect();
     assert_eq!(all(one).await, expect);
@@ -77,10 +77,10 @@ async fn all_subscribers_receive_the_same_events_in_order_until_the_feed_ends() 
 #[tokio::test]
 async fn a_late_subscriber_receives_later_events() {
     let feed = feed();
-    tell(&feed, text("one"));
+    publish(&feed, text("one"));
     let late = feed.subscribe(8);
-    assert_eq!(late.began().to_string(), "0.3");
-    tell(&feed, text("two"));
+    assert_eq!(late.start().to_string(), "0.3");
+    publish(&feed, text("two"));
     drop(feed);
     assert_eq!(all(late).await, ["0.6 two"]);
 }
@@ -95,7 +95,7 @@ async fn a_subscriber_to_a_run_receives_only_events_of_that_run() {
             None,
         );
     }
-    assert!(!feed.is_idle());
+    assert!(feed.state.lock().has_subscribers());
     drop(feed);
     assert_eq!(all(one).await, ["0.4 3", "0.6 5"]);
     assert_eq!(all(other).await.len(), 6);
@@ -105,7 +105,7 @@ async fn a_subscriber_to_a_run_receives_only_events_of_that_run() {
 async fn a_slow_subscriber_is_removed_with_a_notice_and_delays_no_other() {
     let feed = feed();
     let (slow, quick) = (feed.subscribe(2), feed.subscribe(8));
-    (0..5).for_each(|number| tell(&feed, text(number)));
+    (0..5).for_each(|number| publish(&feed, text(number)));
     assert_eq!(metric(&feed, "callsheet_subscribers_lagged_total"), "1");
     // The stream ends although the feed lives on.
     assert_eq!(all(slow).await, ["0.1 0", "0.2 1", "lagged"]);
@@ -119,7 +119,7 @@ async fn a_subscriber_that_reads_does_not_lag() {
     let feed = feed();
     let mut reader = feed.subscribe(1);
     for number in 0..100 {
-        tell(&feed, text(number));
+        publish(&feed, text(number));
         assert!(matches!(reader.next().await, Some(FeedItem::Event(_))));
     }
 }
@@ -130,7 +130,7 @@ async fn a_waiting_subscriber_wakes_for_an_event_and_for_the_end() {
     let mut waiting = feed.subscribe(1);
     let publish = async {
         tokio::task::yield_now().await;
-        tell(&feed, text(0));
+        publish(&feed, text(0));
     };
     let (seen, ()) = tokio::join!(waiting.next(), publish);
     assert!(matches!(seen, Some(FeedItem::Event(_))));
@@ -145,15 +145,15 @@ async fn a_waiting_subscriber_wakes_for_an_event_and_for_the_end() {
 #[test]
 fn closed_subscribers_are_removed() {
     let feed = feed();
-    assert!(feed.is_idle());
+    assert!(!feed.state.lock().has_subscribers());
     let kept = feed.subscribe(1);
     (0..100).for_each(|_| drop(feed.subscribe(1)));
     assert!(feed.state.lock().subscribers.len() <= 2);
-    assert!(!feed.is_idle());
+    assert!(feed.state.lock().has_subscribers());
     assert_eq!(metric(&feed, "callsheet_watchers"), "1");
     drop(kept);
-    assert!(feed.is_idle());
-    tell(&feed, limit());
+    assert!(!feed.state.lock().has_subscribers());
+    publish(&feed, limit());
     assert_eq!(feed.state.lock().subscribers.len(), 0);
     assert_eq!(metric(&feed, "callsheet_watchers"), "0");
 }
@@ -165,7 +165,7 @@ fn concurrent_publishers_have_one_order_for_all_subscribers() {
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let feed = &feed;
-            scope.spawn(move || (0..100).for_each(|n| tell(feed, text(thread * 100 + n))));
+            scope.spawn(move || (0..100).for_each(|n| publish(feed, text(thread * 100 + n))));
         }
     });
     let (one, other) = (ready(&mut one), ready(&mut other));
@@ -177,23 +177,23 @@ fn concurrent_publishers_have_one_order_for_all_subscribers() {
 fn events_after_a_record_wait_until_it_is_durable() {
     let feed = feed();
     let mut events = feed.subscribe(16);
-    feed.durable(Seq(1));
-    tell(&feed, text("a"));
-    tell_recorded(&feed, limit(), 2, 1);
-    tell(&feed, text("bc"));
-    tell_recorded(&feed, limit(), 4, 3);
+    feed.mark_durable(Seq(1));
+    publish(&feed, text("a"));
+    publish_recorded(&feed, limit(), 2, 1);
+    publish(&feed, text("bc"));
+    publish_recorded(&feed, limit(), 4, 3);
     let call = samples::label();
-    tell(&feed, Event::CallOpened { call });
+    publish(&feed, Event::CallOpened { call });
     assert_eq!(ready(&mut events), ["0.1 a"]);
-    assert_eq!(feed.progress().at.to_string(), "0.1");
+    assert_eq!(feed.position().delivered.to_string(), "0.1");
     // A new subscriber receives the published text, not the waiting text.
     let (mut late, snapshot) = feed.subscribe_from(EventId::default(), 8);
-    assert!(snapshot.open.is_empty());
-    feed.durable(Seq(2));
+    assert!(snapshot.open_calls.is_empty());
+    feed.mark_durable(Seq(2));
     assert_eq!(ready(&mut events), ["2.1 LimitReached", "2.3 bc"]);
-    feed.durable(Seq(3));
+    feed.mark_durable(Seq(3));
     assert_eq!(ready(&mut events), [""; 0]);
-    feed.durable(Seq(5));
+    feed.mark_durable(Seq(5));
     assert_eq!(ready(&mut events), ["4.3 LimitReached", " CallOpened"]);
     let expect = ["2.1 LimitReached", "2.3 bc", "4.3 LimitReached", " CallOpened"];
     assert_eq!(ready(&mut late), expect);
@@ -203,15 +203,15 @@ fn events_after_a_record_wait_until_it_is_durable() {
 fn waiting_events_are_dropped_when_the_journal_fails() {
     let feed = feed();
     let mut events = feed.subscribe(16);
-    tell_recorded(&feed, limit(), 1, 0);
+    publish_recorded(&feed, limit(), 1, 0);
     feed.fail(JournalError::Full);
-    tell(&feed, text("later"));
-    feed.durable(Seq(1));
+    publish(&feed, text("later"));
+    feed.mark_durable(Seq(1));
     let failed = "failed: write the journal: the disk is full";
     assert_eq!(ready(&mut events), [failed]);
     assert!(events.next().now_or_never().is_some_and(|end| end.is_none()));
     let (mut late, snapshot) = feed.subscribe_from(EventId::default(), 8);
-    assert_eq!(snapshot.progress.at, EventId::default());
+    assert_eq!(snapshot.position.delivered, EventId::default());
     assert_eq!(ready(&mut late), [failed]);
     assert_eq!(
         journal_failed(&JournalError::Full).json,
@@ -223,13 +223,13 @@ fn waiting_events_are_dropped_when_the_journal_fails() {
 #[test]
 fn text_without_subscribers_is_kept_for_later_ones() {
     let feed = feed();
-    feed.durable(Seq(9));
-    tell_recorded(&feed, Event::TurnStarted, 3, 0);
-    let heard = |event: &Event| !feed.append_text_if_unwatched(event);
-    assert!(!heard(&Event::ThinkingReceived { text: "hm".into() }));
-    assert!(!heard(&text("Nö")));
-    assert!(!heard(&text("on")));
-    assert!(heard(&limit()));
+    feed.mark_durable(Seq(9));
+    publish_recorded(&feed, Event::TurnStarted, 3, 0);
+    let append = |event: &Event| feed.append_text_if_unwatched(event);
+    assert!(append(&Event::ThinkingReceived { text: "hm".into() }));
+    assert!(append(&text("Nö")));
+    assert!(append(&text("on")));
+    assert!(!append(&limit()));
     let running = |after: &str| {
         let (_, snapshot) = feed.subscribe_from(after.parse().unwrap(), 1);
         let running = snapshot.running.unwrap();
@@ -247,34 +247,34 @@ fn text_without_subscribers_is_kept_for_later_ones() {
     // The next attempt starts with empty text.
     let events = samples::every();
     let again = events.into_iter().find(|e| matches!(e, Event::AttemptStarted { .. })).unwrap();
-    tell_recorded(&feed, again, 5, 7);
+    publish_recorded(&feed, again, 5, 7);
     assert_eq!(running("0"), (0, vec![]));
-    assert_eq!(feed.progress().at.to_string(), "5.0");
+    assert_eq!(feed.position().delivered.to_string(), "5.0");
     let subscriber = feed.subscribe(1);
-    assert!(heard(&text("for somebody")));
+    assert!(!append(&text("for a subscriber")));
     drop(subscriber);
-    assert!(!heard(&text("for nobody")));
+    assert!(append(&text("without a subscriber")));
 }
 
 #[test]
 fn text_is_kept_until_the_record_of_its_response() {
     let feed = feed();
-    feed.durable(Seq(9));
-    tell_recorded(&feed, Event::TurnStarted, 1, 0);
-    tell(&feed, text("all"));
+    feed.mark_durable(Seq(9));
+    publish_recorded(&feed, Event::TurnStarted, 1, 0);
+    publish(&feed, text("all"));
     let ended = Event::ResponseEnded { names: vec![], opened: 0, detected: 0, stopped: false };
-    tell(&feed, ended);
+    publish(&feed, ended);
     let pieces =
         || feed.subscribe_from(EventId::default(), 1).1.running.map(|text| text.pieces.len());
-    assert_eq!((feed.progress().at.to_string().as_str(), pieces()), ("1.3", Some(1)));
-    tell_recorded(&feed, limit(), 3, 0);
-    assert_eq!((feed.progress().at.to_string().as_str(), pieces()), ("3.0", Some(0)));
+    assert_eq!((feed.position().delivered.to_string().as_str(), pieces()), ("1.3", Some(1)));
+    publish_recorded(&feed, limit(), 3, 0);
+    assert_eq!((feed.position().delivered.to_string().as_str(), pieces()), ("3.0", Some(0)));
 }
 
 #[test]
 fn a_new_subscriber_receives_the_open_calls() {
     let feed = feed();
-    feed.durable(Seq(9));
+    feed.mark_durable(Seq(9));
     let call = |index| {
         let mut call = samples::label();
         call.key.index = index;
@@ -282,17 +282,17 @@ fn a_new_subscriber_receives_the_open_calls() {
     };
     let open = || {
         let (_, snapshot) = feed.subscribe_from(EventId::default(), 1);
-        snapshot.open.iter().map(|published| kind(&published.event)).collect::<Vec<_>>()
+        snapshot.open_calls.iter().map(|published| kind(&published.event)).collect::<Vec<_>>()
     };
     let service = |status| {
         let call = Box::new(samples::service_call());
         Event::ServiceCallChanged { call, status }
     };
     use crate::event::ServiceCallStatus::{Finished, Running};
-    tell(&feed, Event::CallOpened { call: call(2) });
-    tell(&feed, service(Running));
-    tell(&feed, Event::CallOpened { call: call(3) });
-    tell(
+    publish(&feed, Event::CallOpened { call: call(2) });
+    publish(&feed, service(Running));
+    publish(&feed, Event::CallOpened { call: call(3) });
+    publish(
         &feed,
         Event::CallStarted {
             call: call(2),
@@ -304,18 +304,18 @@ fn a_new_subscriber_receives_the_open_calls() {
         },
     );
     for text in ["a", "b"] {
-        tell(&feed, Event::CallProgressed { key: call(2).key, text: text.into() });
-        tell(&feed, Event::CallProgressed { key: call(7).key, text: text.into() });
+        publish(&feed, Event::CallProgressed { key: call(2).key, text: text.into() });
+        publish(&feed, Event::CallProgressed { key: call(7).key, text: text.into() });
     }
     assert_eq!(open(), ["CallStarted", "CallProgressed", "ServiceCallChanged", "CallOpened"]);
-    tell(&feed, service(Finished));
-    tell(&feed, Event::CallDiscarded { call: call(3), had_result: false });
+    publish(&feed, service(Finished));
+    publish(&feed, Event::CallDiscarded { call: call(3), had_result: false });
     assert_eq!(open(), ["CallStarted", "CallProgressed"]);
     let result = Box::new(samples::result());
-    tell_recorded(&feed, Event::CallEnded { result, parallel: true, early: true }, 2, 0);
+    publish_recorded(&feed, Event::CallEnded { result, parallel: true, early: true }, 2, 0);
     assert_eq!(open(), [""; 0]);
-    tell(&feed, Event::CallOpened { call: call(4) });
-    tell_recorded(&feed, Event::TurnEnded { summary: Box::default() }, 3, 0);
+    publish(&feed, Event::CallOpened { call: call(4) });
+    publish_recorded(&feed, Event::TurnEnded { summary: Box::default() }, 3, 0);
     assert_eq!(open(), [""; 0]);
 }
 
@@ -325,14 +325,14 @@ fn a_stalled_subscriber_costs_only_a_bounded_queue_of_shared_events() {
     let mut stalled: Vec<_> = (0..200).map(|_| feed.subscribe(1024)).collect();
     let progress = Event::CallProgressed { key: samples::key(), text: "x".repeat(1000) };
     let info = allocation_counter::measure(|| {
-        (0..1500).for_each(|_| tell(&feed, progress.clone()));
+        (0..1500).for_each(|_| publish(&feed, progress.clone()));
     });
     // This leaves 1,024 events of about 1.3 kB, and their pointers in 200 queues.
     let for_queues = usize::try_from(info.bytes_current).unwrap() - 1024 * 1300;
     assert!(for_queues / 200 < 12 * 1024, "{} bytes each", for_queues / 200);
     assert!(feed.state.lock().subscribers.is_empty());
     for subscription in &mut stalled {
-        let heard = ready(subscription);
-        assert_eq!((heard.len(), heard.last().unwrap().as_str()), (1025, "lagged"));
+        let received = ready(subscription);
+        assert_eq!((received.len(), received.last().unwrap().as_str()), (1025, "lagged"));
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn check(spec: &super::TurnSpec, records: &[crate::record::Record]) {
     let entry = |(record, seq): (&crate::record::Record, u64)| JournalEntry {
         seq: crate::record::Seq(seq),
         time: 0,
-        shown: 0,
+        displayed_bytes: 0,
         record: record.clone(),
     };
     // A turn that is resumed after its commit is committed again.

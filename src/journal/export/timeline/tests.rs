@@ -11,7 +11,7 @@ fn entries(records: Vec<(u64, Value)>) -> Vec<JournalEntry> {
     let numbered = records.into_iter().zip(1..);
     let entry = |((at, record), n)| {
         let record = serde_json::from_value(record).unwrap();
-        JournalEntry { seq: Seq(n), time: BEGAN + at, shown: 0, record }
+        JournalEntry { seq: Seq(n), time: BEGAN + at, displayed_bytes: 0, record }
     };
     numbered.map(entry).collect()
 }
