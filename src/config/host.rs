@@ -14,27 +14,31 @@ pub const TOKEN_ENV: &str = "CALLSHEET_TOKEN";
 /// The configuration of the host: address, access and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostConfig {
-    /// The address to listen on.
+    /// The address to listen on. Default: `127.0.0.1:7700`.
     pub listen: SocketAddr,
-    /// Allowed `Host` names besides loopback and the listen address. Lower case; with a port if
-    /// only that port is allowed.
+    /// `Host` headers that are accepted besides loopback names and the listen address. Lower case. A
+    /// name with a port is accepted only with that port.
     pub allowed_hosts: Vec<String>,
     /// The environment variable that holds the token. If the file names it, the variable must be
     /// set; the default one may be unset or blank.
     pub token_env: String,
     /// The token that requests must have. `None` means that they need none.
     pub token: Option<ApiKey>,
-    /// The time that running tools have to finish at shutdown.
+    /// The time that running turns have to finish at shutdown. Default: 10 seconds. After it, they
+    /// are cancelled.
     pub shutdown_grace: Duration,
-    /// Maximum number of sessions.
+    /// Maximum number of sessions, awake or hibernating. Default: 100,000. Further ones are refused.
     pub max_sessions: usize,
-    /// Maximum number of concurrent runs.
+    /// Maximum number of concurrent runs. Default: 10,000. Further ones are refused.
     pub max_concurrent_runs: usize,
-    /// Maximum number of inputs that wait in one session: queued runs and steering inputs.
+    /// Maximum number of inputs that wait in one session: queued runs and steering inputs. Default:
+    /// 16. Further ones are refused.
     pub max_queued_inputs: usize,
-    /// The directory of the journal. A relative path starts at the host's working directory.
+    /// The directory of the journal. Default: `./callsheet-data`. A relative path starts at the
+    /// host's working directory.
     pub data_dir: PathBuf,
-    /// An idle session is unloaded after this time; its records stay. `None` means never.
+    /// The time after which an idle session hibernates: it leaves memory, and its records stay.
+    /// Default: 5 minutes. `None` means never.
     pub idle_after: Option<Duration>,
 }
 
