@@ -1,4 +1,4 @@
-//! What do these bytes mean? The arguments of a call, parsed once, at its seal.
+//! Parsing of a call's arguments, once, at its seal.
 
 use std::borrow::Cow;
 
@@ -6,27 +6,27 @@ use serde_json::Value;
 
 use crate::wire::replace_lone_surrogates;
 
-/// What the text of a call's arguments means.
+/// The result of parsing the text of a call's arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ParsedArguments {
-    /// A JSON object, or something that stands for an empty one.
+    /// A JSON object, or a text that stands for an empty one.
     Object {
         /// Always a JSON object.
         value: Value,
-        /// The text was a JSON string which held the object.
+        /// The text was a JSON string that held the object.
         decoded_twice: bool,
     },
     /// The text ends in the middle of a JSON value.
     CutOff,
     /// The text is another JSON value, or no JSON.
     NotAnObject {
-        /// What it is instead, for people; fits "the arguments are {found}".
+        /// A description of the text. It fits into "the arguments are {found}".
         found: String,
     },
 }
 
 impl ParsedArguments {
-    /// The object, if there is one.
+    /// Returns the object, if there is one.
     #[must_use]
     pub fn object(&self) -> Option<&Value> {
         match self {
@@ -36,28 +36,25 @@ impl ParsedArguments {
     }
 }
 
-/// Understands the text of a call's arguments.
+/// Parses the text of a call's arguments.
 ///
-/// Nothing, blanks and `null` mean `{}`. Half a character is U+FFFD. A JSON string that holds an object (or one of these) is
-/// decoded once more. Anything after the value makes it no JSON. Nesting is limited by the
-/// parser, so that no text can exhaust the stack.
+/// An empty text, white space and `null` mean `{}`. A lone surrogate becomes U+FFFD. A JSON string
+/// that holds an object, or a text that means `{}`, is decoded once more. A text after the value
+/// makes the arguments invalid. The parser limits the depth, so no text can overflow the stack.
 #[must_use]
 pub fn parse_arguments(raw: &str) -> ParsedArguments {
     if raw.trim().is_empty() {
-        return ParsedArguments::Object { value: empty(), decoded_twice: false };
+        return object(Value::Null, false);
     }
     match serde_json::from_str(raw) {
-        Ok(Value::Object(map)) => {
-            ParsedArguments::Object { value: Value::Object(map), decoded_twice: false }
-        }
-        Ok(Value::Null) => ParsedArguments::Object { value: empty(), decoded_twice: false },
+        Ok(value @ (Value::Object(_) | Value::Null)) => object(value, false),
         Ok(Value::String(inner)) => decode_again(&inner),
         Ok(Value::Array(_)) => not_an_object("a JSON array"),
         Ok(Value::Number(_)) => not_an_object("a JSON number"),
         Ok(Value::Bool(_)) => not_an_object("a JSON boolean"),
         Err(error) if error.is_eof() => ParsedArguments::CutOff,
         Err(error) => match replace_lone_surrogates(raw) {
-            Cow::Owned(mended) => parse_arguments(&mended),
+            Cow::Owned(repaired) => parse_arguments(&repaired),
             Cow::Borrowed(_) => not_an_object(&format!("not JSON ({error})")),
         },
     }
@@ -65,21 +62,20 @@ pub fn parse_arguments(raw: &str) -> ParsedArguments {
 
 fn decode_again(inner: &str) -> ParsedArguments {
     if inner.trim().is_empty() {
-        return ParsedArguments::Object { value: empty(), decoded_twice: true };
+        return object(Value::Null, true);
     }
     match serde_json::from_str(&replace_lone_surrogates(inner)) {
-        Ok(Value::Object(map)) => {
-            ParsedArguments::Object { value: Value::Object(map), decoded_twice: true }
-        }
-        Ok(Value::Null) => ParsedArguments::Object { value: empty(), decoded_twice: true },
+        Ok(value @ (Value::Object(_) | Value::Null)) => object(value, true),
         Ok(Value::Array(_) | Value::Number(_) | Value::Bool(_) | Value::String(_)) | Err(_) => {
             not_an_object("a JSON string that holds no object")
         }
     }
 }
 
-fn empty() -> Value {
-    Value::Object(serde_json::Map::new())
+/// Returns an object as arguments. Null stands for an empty object.
+fn object(value: Value, decoded_twice: bool) -> ParsedArguments {
+    let value = if value.is_null() { serde_json::Map::new().into() } else { value };
+    ParsedArguments::Object { value, decoded_twice }
 }
 
 fn not_an_object(found: &str) -> ParsedArguments {
@@ -102,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_is_an_empty_object() {
+    fn empty_text_and_null_are_an_empty_object() {
         for raw in ["", " ", "\n\t ", "null", " null\n", "{}"] {
             check(raw, json!({}), false);
         }
@@ -112,13 +108,13 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_themselves() {
+    fn objects_are_unchanged() {
         check(r#" {"a": [1, {"b": null}]} "#, json!({"a": [1, {"b": null}]}), false);
         check(r#"{"a":1.1234567890123457}"#, json!({"a": 1.123_456_789_012_345_7}), false);
     }
 
     #[test]
-    fn half_a_character_costs_no_call() {
+    fn a_lone_surrogate_does_not_invalidate_a_call() {
         check(r#"{"a":"\ud83d"}"#, json!({"a": "\u{FFFD}"}), false);
         check(r#"{"a":"\ud83d\ude00 \ude00"}"#, json!({"a": "😀 \u{FFFD}"}), false);
         check(r#""{\"a\":\"\\ud83d\"}""#, json!({"a": "\u{FFFD}"}), true);
@@ -132,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_told_from_an_error() {
+    fn cut_off_text_is_distinguished_from_invalid_text() {
         for raw in ["{", r#"{"a"#, r#"{"a":"#, r#"{"a": tru"#, r#"{"a":"\u12"#, "[1,", r#""{}"#] {
             assert_eq!(parse_arguments(raw), ParsedArguments::CutOff, "{raw:?}");
         }
@@ -142,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_of_an_object_is_a_cut() {
+    fn every_beginning_of_an_object_is_cut_off() {
         let whole = r#"{"a":"x\n\"ü","b":[1.5e3,true,null,{"c":{}}]}"#;
         for cut in (1..whole.len()).filter(|cut| whole.is_char_boundary(*cut)) {
             assert_eq!(

@@ -1,4 +1,4 @@
-//! The deltas of one response, put together.
+//! Assembles one response from its deltas.
 
 use super::call_assembler::CallAssembler;
 use super::change::{CallChange, CallChanges, ResponseLimits};
@@ -7,8 +7,11 @@ use super::partial_call::PartialCall;
 use crate::types::{FinishReason, MessagePart, ProviderError, ProviderErrorKind, Usage};
 use crate::wire::{CallDelta, CallKind, Delta, Problem};
 
-/// One response, as far as it has come.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// Maximum number of problems of one response that are kept.
+const PROBLEMS_MAX: usize = 64;
+
+/// One response, as far as it has arrived.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ResponseAssembler {
     limits: ResponseLimits,
     calls: CallAssembler,
@@ -22,92 +25,58 @@ pub struct ResponseAssembler {
     usage: Usage,
     usage_raw: Option<Box<str>>,
     error: Option<ProviderError>,
-    /// The error came when the response was whole.
+    /// The error came after the response was complete.
     is_error_late: bool,
     problems: Vec<Problem>,
     done: bool,
 }
 
-/// Problems of one response that are kept.
-const PROBLEMS_MAX: usize = 64;
-
 impl ResponseAssembler {
-    /// An empty response.
+    /// Creates an empty response.
     #[must_use]
     pub fn new(limits: ResponseLimits) -> Self {
-        Self {
-            limits,
-            calls: CallAssembler::default(),
-            service_calls: CallAssembler::default(),
-            parts: ContentParts::default(),
-            text: String::new(),
-            reasoning: String::new(),
-            refusal: String::new(),
-            finish: None,
-            usage: Usage::default(),
-            usage_raw: None,
-            error: None,
-            is_error_late: false,
-            problems: Vec::new(),
-            done: false,
-        }
+        Self { limits, ..Self::default() }
     }
 
-    /// Adds one delta, and says what it did to the calls.
+    /// Adds one delta. Returns the changes to the calls.
     pub fn push(&mut self, delta: &Delta) -> CallChanges {
-        // After the limit nothing more is taken, or the text would have a gap.
+        // Nothing is added after the limit is exceeded, because the text would have a gap.
         let full = self.error.as_ref().is_some_and(|e| e.kind == ProviderErrorKind::TooLarge);
         let bytes_max = if full { 0 } else { self.limits.text_bytes_max };
         let mut changes = CallChanges::new();
-        let fits = match delta {
+        let mut fits = true;
+        match delta {
             Delta::Text(piece) => {
-                let fits = append(&mut self.text, piece, bytes_max);
-                self.parts.text(if fits { piece.len() } else { 0 });
-                fits
+                fits = append(&mut self.text, piece, bytes_max);
+                self.parts.add_text(if fits { piece.len() } else { 0 });
             }
             Delta::Reasoning(piece) => {
-                let fits = append(&mut self.reasoning, piece, bytes_max);
-                self.parts.reasoning(if fits { piece.len() } else { 0 });
-                fits
+                fits = append(&mut self.reasoning, piece, bytes_max);
+                self.parts.add_reasoning(if fits { piece.len() } else { 0 });
             }
-            Delta::Refusal(piece) => append(&mut self.refusal, piece, bytes_max),
-            Delta::Call(piece) => {
-                self.push_call(piece, &mut changes);
-                true
-            }
+            Delta::Refusal(piece) => fits = append(&mut self.refusal, piece, bytes_max),
+            Delta::Call(piece) => self.push_call(piece, &mut changes),
             Delta::Seal { index, arguments } => {
                 self.seal(*index, arguments.as_deref(), &mut changes);
-                true
             }
-            Delta::Metadata(keep) => {
-                let call = |index| self.calls.at_index(index);
-                self.parts.keep(keep, call, bytes_max)
+            Delta::Metadata(metadata) => {
+                let call_at = |index| self.calls.at_index(index);
+                fits = self.parts.add_metadata(metadata, call_at, bytes_max);
             }
-            Delta::Finish(reason) => {
-                self.finish = Some(reason.clone());
-                true
-            }
+            Delta::Finish(reason) => self.finish = Some(reason.clone()),
             Delta::Usage { usage, raw } => {
                 self.usage = *usage;
                 self.usage_raw = Some(raw.clone());
-                true
             }
             Delta::Error(error) => {
                 if self.error.is_none() {
                     self.is_error_late = self.done && self.finish.is_some();
                     self.error = Some(error.clone());
                 }
-                true
             }
-            Delta::Problem(problem) => {
-                self.note(problem.clone());
-                true
-            }
-            Delta::Done => {
-                self.done = true;
-                true
-            }
-        };
+            Delta::Problem(problem) => self.add_problem(problem.clone()),
+            Delta::Done => self.done = true,
+        }
         if !fits {
             self.error.get_or_insert_with(|| {
                 let bytes_max = self.limits.text_bytes_max;
@@ -118,12 +87,12 @@ impl ResponseAssembler {
         changes
     }
 
-    /// Says that nothing more will come. What is open is sealed if the response ended well, and
-    /// stays open otherwise.
+    /// Handles the end of the response. Open calls are sealed if it ended well, and stay open
+    /// otherwise.
     pub fn end(&mut self, well: bool) -> CallChanges {
         let mut changes = CallChanges::new();
         if let Some(problem) = self.calls.end() {
-            self.note(problem);
+            self.add_problem(problem);
         }
         if well {
             self.calls.seal_all(&mut changes);
@@ -132,159 +101,154 @@ impl ResponseAssembler {
         changes
     }
 
-    /// The calls with a name, in the order in which they were opened.
+    /// Returns the calls with a name, in the order in which they were opened.
     #[must_use]
     pub fn calls(&self) -> &[PartialCall] {
-        self.calls.kept()
+        self.calls.as_slice()
     }
 
-    /// How many calls were opened beyond `calls_max`.
+    /// Returns the number of calls that were opened beyond `calls_max`.
     #[must_use]
     pub fn excess(&self) -> usize {
         self.calls.excess()
     }
 
-    /// The calls that the service runs itself, in the order in which they were opened.
+    /// Returns the calls that the service runs itself, in the order in which they were opened.
     #[must_use]
     pub fn service_calls(&self) -> &[PartialCall] {
-        self.service_calls.kept()
+        self.service_calls.as_slice()
     }
 
-    /// The order of what has come, and what the service wants back with it; empty where it wants
-    /// nothing back. A call's index is its place in [`Self::calls`].
+    /// Returns the parts in their order, with the metadata that the service wants back. Empty if it
+    /// wants none. The index of a call is its position in [`Self::calls`].
     #[must_use]
     pub fn parts(&self) -> &[MessagePart] {
-        self.parts.wanted()
+        self.parts.with_metadata()
     }
 
-    /// The answer's text so far.
+    /// Returns the answer's text so far.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The model's thinking so far.
+    /// Returns the model's reasoning so far.
     #[must_use]
     pub fn reasoning(&self) -> &str {
         &self.reasoning
     }
 
-    /// The refusal so far.
+    /// Returns the refusal so far.
     #[must_use]
     pub fn refusal(&self) -> &str {
         &self.refusal
     }
 
-    /// Why the response ended, if it said so.
+    /// Returns the last finish reason, if one came.
     #[must_use]
     pub fn finish(&self) -> Option<&FinishReason> {
         self.finish.as_ref()
     }
 
-    /// The last token counts that came; zeros if none came.
+    /// Returns the last token counts, or zeros if none came.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// The last token counts that came, as JSON text of the wire's own.
+    /// Returns the last token counts as the wire sent them: JSON text.
     #[must_use]
     pub fn usage_raw(&self) -> Option<&str> {
         self.usage_raw.as_deref()
     }
 
-    /// The first error that the service reported, or that a limit made.
+    /// Returns the first error, reported by the service or caused by a limit.
     #[must_use]
     pub fn error(&self) -> Option<&ProviderError> {
         self.error.as_ref()
     }
 
-    /// The error that spoils the response: one that came before the response was whole, which is
-    /// when it has its finish and the wire's own sign of the end.
+    /// Returns the error that makes the response unusable. An error that comes after the finish
+    /// reason and the wire's end mark does not, because the response is complete then.
     #[must_use]
-    pub fn spoiled_by(&self) -> Option<&ProviderError> {
+    pub fn fatal_error(&self) -> Option<&ProviderError> {
         self.error.as_ref().filter(|_| !self.is_error_late)
     }
 
-    /// What was odd and was passed over; the first 64.
+    /// Returns the first problems that were ignored, at most 64.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// Returns whether the wire's own sign of the end was seen.
+    /// Returns whether the wire's end mark came.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.done
     }
 
-    /// Returns whether the response holds neither text, nor thinking, nor a refusal, nor a call, nor
-    /// anything that its service wants back.
+    /// Returns whether the response has no text, reasoning, refusal, call or metadata.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.text.is_empty()
             && self.reasoning.is_empty()
             && self.refusal.is_empty()
-            && self.calls.kept().is_empty()
-            && self.service_calls.kept().is_empty()
-            && self.parts.wanted().is_empty()
+            && self.calls().is_empty()
+            && self.service_calls().is_empty()
+            && self.parts().is_empty()
             && self.calls.excess() == 0
     }
 
     fn push_call(&mut self, piece: &CallDelta, changes: &mut CallChanges) {
-        let arrival = self.calls.kept().len() + self.service_calls.kept().len();
+        let before = self.calls().len();
+        let arrival = before + self.service_calls().len();
         let limits = &self.limits;
         let problem = match piece.kind {
             CallKind::Function | CallKind::Custom => {
-                let before = self.calls.kept().len();
-                let problem = self.calls.push(piece, arrival, limits, changes);
-                if self.calls.kept().len() > before {
-                    self.parts.call(before);
-                }
-                problem
+                self.calls.push(piece, arrival, limits, changes)
             }
             CallKind::ServerToolUse => {
                 let calls = &mut self.service_calls;
                 of_service(changes, |changes| calls.push(piece, arrival, limits, changes))
             }
         };
-        problem.into_iter().for_each(|problem| self.note(problem));
+        if self.calls().len() > before {
+            self.parts.add_call(before);
+        }
+        problem.into_iter().for_each(|problem| self.add_problem(problem));
     }
 
-    /// One index is one call's at a time, so the newest of ours and of the service's is meant.
+    /// Seals the newest call with this index: one of ours or one that the service runs itself.
     fn seal(&mut self, index: u64, arguments: Option<&str>, changes: &mut CallChanges) {
-        let arrival =
-            |calls: &CallAssembler, at: usize| calls.kept().get(at).map(|call| call.arrival);
-        let ours = self.calls.at_index(index);
-        let theirs = self.service_calls.at_index(index);
-        let newest_is_ours = ours.and_then(|at| arrival(&self.calls, at))
-            >= theirs.and_then(|at| arrival(&self.service_calls, at));
-        match (ours, theirs) {
-            (Some(at), _) if newest_is_ours => {
-                self.calls.seal_said(at, arguments, &self.limits, changes);
+        let newest = |calls: &CallAssembler| {
+            let at = calls.at_index(index)?;
+            Some((calls.as_slice().get(at)?.arrival, at))
+        };
+        let limits = &self.limits;
+        match (newest(&self.calls), newest(&self.service_calls)) {
+            (Some((_, at)), None) => self.calls.seal_explicitly(at, arguments, limits, changes),
+            (Some((ours, at)), Some((theirs, _))) if ours >= theirs => {
+                self.calls.seal_explicitly(at, arguments, limits, changes);
             }
-            (_, Some(at)) => {
-                let limits = &self.limits;
-                of_service(changes, |changes| {
-                    self.service_calls.seal_said(at, arguments, limits, changes);
-                });
-            }
-            (Some(_) | None, None) => {}
+            (_, Some((_, at))) => of_service(changes, |changes| {
+                self.service_calls.seal_explicitly(at, arguments, limits, changes);
+            }),
+            (None, None) => {}
         }
     }
 
-    fn note(&mut self, problem: Problem) {
+    fn add_problem(&mut self, problem: Problem) {
         if self.problems.len() < PROBLEMS_MAX {
             self.problems.push(problem);
         }
     }
 }
 
-/// Adds what is done to the service's calls to the changes, under names of their own. What comes
-/// after the seal of such a call is nothing to us.
+/// Makes changes to calls that the service runs itself, and adds them to `changes` under their own
+/// names. Bytes after the seal of such a call do not matter.
 fn of_service<T>(changes: &mut CallChanges, change: impl FnOnce(&mut CallChanges) -> T) -> T {
     let mut found = CallChanges::new();
-    let done = change(&mut found);
+    let result = change(&mut found);
     changes.extend(found.into_iter().filter_map(|change| match change {
         CallChange::Opened(at) => Some(CallChange::ServiceOpened(at)),
         CallChange::Sealed(at) => Some(CallChange::ServiceSealed(at)),
@@ -292,9 +256,10 @@ fn of_service<T>(changes: &mut CallChanges, change: impl FnOnce(&mut CallChanges
         | CallChange::ServiceOpened(_)
         | CallChange::ServiceSealed(_) => None,
     }));
-    done
+    result
 }
 
+/// Appends a piece of text unless it exceeds the limit. Returns whether it fits.
 fn append(text: &mut String, piece: &str, bytes_max: usize) -> bool {
     let fits = text.len() + piece.len() <= bytes_max;
     if fits {
@@ -333,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_good_end_seals_what_is_open() {
+    fn only_a_good_end_seals_open_calls() {
         let whole = Delta::Call(CallDelta {
             index: Some(0),
             name: Some("f".into()),
@@ -348,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wire_may_seal_a_call_itself() {
+    fn the_wire_may_seal_a_call_explicitly() {
         let mut sealed = response(&[call(7)]);
         assert_eq!(
             sealed.push(&Delta::Seal { index: 7, arguments: None }),
@@ -359,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_the_service_change_under_names_of_their_own() {
+    fn calls_of_the_service_have_changes_of_their_own() {
         let piece = |index, begins: bool, arguments: &str| {
             let name = begins.then(|| "search".to_owned());
             let (kind, arguments) = (CallKind::ServerToolUse, Some(arguments.to_owned()));
@@ -384,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_reason_and_usage_and_the_first_error_stand() {
+    fn the_last_reason_and_usage_and_the_first_error_count() {
         let usage = |input_tokens, raw: &str| Delta::Usage {
             usage: Usage { input_tokens, ..Usage::default() },
             raw: raw.into(),

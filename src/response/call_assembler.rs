@@ -1,14 +1,16 @@
-//! Which piece belongs to which call, and when a call is whole: decided here and nowhere else.
+//! Assembles calls from their pieces: decides which piece belongs to which call, and when the
+//! arguments of a call are complete.
 //!
-//! A piece belongs to the last call with its index; a new id together with a name begins another
-//! call under an index that is in use. Without an index it belongs to the call with its id, or
-//! else to the call before. A missing index never means 0, because that would merge calls. The
-//! first id and the first name stand.
+//! A piece belongs to the newest call with its index. A new id together with a name begins another
+//! call under the same index. A piece without an index belongs to the call with its id, or else to
+//! the newest call. A missing index never means 0, because that would merge calls. The first id and
+//! the first name of a call count.
 //!
-//! A call that opens seals all earlier ones (of 1,046 recorded Chat Completions streams none
-//! interleaves calls), and a good ending seals all. Only those that have no arguments yet wait for
-//! its first ones: several calls may be announced before the arguments of any. That text parses is
-//! no proof that it is whole: some services send placeholders first.
+//! A call that opens seals all earlier ones, because services do not interleave calls (none of 1,046
+//! recorded Chat Completions streams does), and a good end of the response seals all. There is one
+//! exception: several calls may be announced before the arguments of any. A call without arguments
+//! stays open until a later call gets some. Arguments that parse are not sealed for that reason
+//! alone, because some services send placeholders first.
 
 use super::change::{CallChange, CallChanges, ResponseLimits};
 use super::partial_call::PartialCall;
@@ -18,39 +20,44 @@ use crate::wire::{CallDelta, Problem};
 /// The calls of one response.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct CallAssembler {
-    kept: Vec<PartialCall>,
-    /// The newest call, while it is none that is kept: one that lacks its name, or one too many.
-    tail: Option<PendingCall>,
+    calls: Vec<PartialCall>,
+    /// The newest call, if it is not in `calls`.
+    pending: Option<PendingCall>,
+    /// Number of calls beyond the limit.
     excess: usize,
-    /// All before this place are sealed.
+    /// All calls before this position are sealed.
     sealed_up_to: usize,
 }
 
+/// A call that is not in the list.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum PendingCall {
+    /// Its name has not arrived yet.
     Nameless(PartialCall),
+    /// It exceeds the limit. Its pieces are collected so that they do not go to another call.
     Excess(PartialCall),
 }
 
-/// Where a piece belongs.
+/// The call to which a piece belongs.
 #[derive(Clone, Copy)]
 enum CallSlot {
-    PendingCall,
-    Call(usize),
+    Pending,
+    /// The call at this position.
+    Listed(usize),
 }
 
 impl CallAssembler {
-    /// The calls with a name, in the order in which they were opened.
-    pub(super) fn kept(&self) -> &[PartialCall] {
-        &self.kept
+    /// Returns the calls with a name, in the order in which they were opened.
+    pub(super) fn as_slice(&self) -> &[PartialCall] {
+        &self.calls
     }
 
-    /// How many calls were opened beyond the limit.
+    /// Returns the number of calls that were opened beyond the limit.
     pub(super) fn excess(&self) -> usize {
         self.excess
     }
 
-    /// Takes one piece of a call; `arrival` is for the call that it begins, if it does.
+    /// Adds one piece of a call. `arrival` is for the call that the piece begins, if it begins one.
     pub(super) fn push(
         &mut self,
         piece: &CallDelta,
@@ -58,84 +65,84 @@ impl CallAssembler {
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) -> Option<Problem> {
-        let inferred = self.place_of(piece).filter(|_| !piece.begins);
-        let place = inferred.filter(|place| {
-            self.bucket_mut(*place).is_some_and(|bucket| !bucket.is_followed_by(piece))
-        });
-        match place {
+        let slot = self.slot_of(piece).filter(|_| !piece.begins);
+        let slot = slot
+            .filter(|slot| self.call_mut(*slot).is_some_and(|call| !call.is_followed_by(piece)));
+        match slot {
             None if piece.is_blank() => None,
             None => self.open(piece, arrival, limits, changes),
-            Some(CallSlot::Call(at)) => self.continue_call(at, piece, limits, changes),
-            Some(CallSlot::PendingCall) => {
-                self.continue_tail(piece, limits, changes);
+            Some(CallSlot::Listed(at)) => self.continue_listed(at, piece, limits, changes),
+            Some(CallSlot::Pending) => {
+                self.continue_pending(piece, limits, changes);
                 None
             }
         }
     }
 
-    /// The newest call with this index that is open, or else the newest with it.
+    /// Returns the position of the newest open call with this index, or of the newest call with it
+    /// if none is open.
     pub(super) fn at_index(&self, index: u64) -> Option<usize> {
-        let with_index = |call: &PartialCall| call.wire_index == Some(index);
-        let open = self.kept.iter().rposition(|call| with_index(call) && !call.sealed);
-        open.or_else(|| self.kept.iter().rposition(with_index))
+        let has_index = |call: &PartialCall| call.wire_index == Some(index);
+        let open = self.calls.iter().rposition(|call| has_index(call) && !call.sealed);
+        open.or_else(|| self.calls.iter().rposition(has_index))
     }
 
-    /// Seals a call, where the wire says so itself and perhaps says its arguments once more.
-    pub(super) fn seal_said(
+    /// Seals a call on the wire's own mark, which may hold the complete arguments.
+    pub(super) fn seal_explicitly(
         &mut self,
         at: usize,
         arguments: Option<&str>,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) {
-        let Some(call) = self.kept.get_mut(at) else { return };
-        if let Some(whole) = arguments.filter(|whole| *whole != call.raw) {
+        let Some(call) = self.calls.get_mut(at) else { return };
+        if let Some(complete) = arguments.filter(|complete| *complete != call.raw) {
             if call.sealed {
                 call.changed_after_seal = true;
                 changes.push(CallChange::ChangedAfterSeal(at));
             }
-            call.replace(whole, limits.arguments_bytes_max);
+            call.replace(complete, limits.arguments_bytes_max);
         }
         self.seal(at, changes);
     }
 
-    /// Seals what is open.
+    /// Seals all open calls.
     pub(super) fn seal_all(&mut self, changes: &mut CallChanges) {
-        self.seal_before(self.kept.len(), true, changes);
+        self.seal_before(self.calls.len(), true, changes);
     }
 
-    /// Seals what is open before a place; without `blank` not those that have no arguments.
+    /// Seals the open calls before a position, and those without arguments only if `blank`.
     fn seal_before(&mut self, end: usize, blank: bool, changes: &mut CallChanges) {
         for at in self.sealed_up_to..end {
-            if blank || self.kept.get(at).is_some_and(PartialCall::has_arguments) {
+            if blank || self.calls.get(at).is_some_and(PartialCall::has_arguments) {
                 self.seal(at, changes);
             }
         }
         let is_open = |call: &PartialCall| !call.sealed;
-        let open = self.kept.iter().skip(self.sealed_up_to).position(is_open);
-        self.sealed_up_to = open.map_or(self.kept.len(), |place| self.sealed_up_to + place);
+        let open = self.calls.iter().skip(self.sealed_up_to).position(is_open);
+        self.sealed_up_to = open.map_or(self.calls.len(), |ahead| self.sealed_up_to + ahead);
     }
 
-    /// Says that no piece will come for the newest call: without a name it is none.
+    /// Ends the newest call. Without a name it is dropped, which is a problem.
     pub(super) fn end(&mut self) -> Option<Problem> {
-        match self.tail.take() {
-            Some(PendingCall::Nameless(bucket)) => {
-                Some(Problem { code: "call_without_name", detail: excerpt(&bucket.raw, 200) })
+        match self.pending.take() {
+            Some(PendingCall::Nameless(call)) => {
+                Some(Problem { code: "call_without_name", detail: excerpt(&call.raw, 200) })
             }
             Some(PendingCall::Excess(_)) | None => None,
         }
     }
 
-    /// The bucket to which a piece would belong if it begins no call of its own.
-    fn place_of(&self, piece: &CallDelta) -> Option<CallSlot> {
-        let same_id = |bucket: &PartialCall| bucket.provider_id.as_deref() == piece.id.as_deref();
-        let same_index = |bucket: &PartialCall| bucket.wire_index == piece.index;
+    /// Returns the call to which a piece belongs unless it begins a call of its own.
+    fn slot_of(&self, piece: &CallDelta) -> Option<CallSlot> {
+        let same_id = |call: &PartialCall| call.provider_id.as_deref() == piece.id.as_deref();
+        let same_index = |call: &PartialCall| call.wire_index == piece.index;
         match (piece.index, &piece.id) {
             (Some(_), None) => self.find(same_index),
             (Some(_), Some(_)) => self
-                .find(|bucket| same_index(bucket) && same_id(bucket))
+                .find(|call| same_index(call) && same_id(call))
                 .or_else(|| self.find(same_index))
-                // Without a name it cannot begin a call, so its id is worth more.
+                // Without a name it cannot begin a call, so the call with its id is meant.
                 .or_else(|| self.find(same_id).filter(|_| piece.name.is_none())),
             (None, Some(_)) => {
                 self.find(same_id).or_else(|| self.find(|_| true).filter(|_| piece.name.is_none()))
@@ -144,22 +151,23 @@ impl CallAssembler {
         }
     }
 
-    fn find(&self, wanted: impl Fn(&PartialCall) -> bool) -> Option<CallSlot> {
-        match &self.tail {
-            Some(PendingCall::Nameless(bucket) | PendingCall::Excess(bucket)) if wanted(bucket) => {
-                Some(CallSlot::PendingCall)
+    /// Returns the newest call that matches.
+    fn find(&self, matches: impl Fn(&PartialCall) -> bool) -> Option<CallSlot> {
+        match &self.pending {
+            Some(PendingCall::Nameless(call) | PendingCall::Excess(call)) if matches(call) => {
+                Some(CallSlot::Pending)
             }
             Some(PendingCall::Nameless(_) | PendingCall::Excess(_)) | None => {
-                self.kept.iter().rposition(wanted).map(CallSlot::Call)
+                self.calls.iter().rposition(matches).map(CallSlot::Listed)
             }
         }
     }
 
-    fn bucket_mut(&mut self, place: CallSlot) -> Option<&mut PartialCall> {
-        match place {
-            CallSlot::Call(at) => self.kept.get_mut(at),
-            CallSlot::PendingCall => match &mut self.tail {
-                Some(PendingCall::Nameless(bucket) | PendingCall::Excess(bucket)) => Some(bucket),
+    fn call_mut(&mut self, slot: CallSlot) -> Option<&mut PartialCall> {
+        match slot {
+            CallSlot::Listed(at) => self.calls.get_mut(at),
+            CallSlot::Pending => match &mut self.pending {
+                Some(PendingCall::Nameless(call) | PendingCall::Excess(call)) => Some(call),
                 None => None,
             },
         }
@@ -173,84 +181,71 @@ impl CallAssembler {
         changes: &mut CallChanges,
     ) -> Option<Problem> {
         let problem = self.end();
-        let mut bucket = PartialCall::begin(piece, arrival);
-        bucket.append(piece, limits.arguments_bytes_max);
-        if bucket.name.is_empty() {
-            self.tail = Some(PendingCall::Nameless(bucket));
-        } else {
-            self.keep(bucket, limits, changes);
-        }
+        self.pending = Some(PendingCall::Nameless(PartialCall::begin(piece, arrival)));
+        self.continue_pending(piece, limits, changes);
         problem
     }
 
-    /// Takes a call that has its name among the calls, or counts it as one too many.
-    fn keep(&mut self, bucket: PartialCall, limits: &ResponseLimits, changes: &mut CallChanges) {
-        if !bucket.has_own_seal {
-            // Looking at all of them again for each of a great many calls would take its time.
-            let blank = bucket.has_arguments() || self.kept.len() >= limits.calls_max;
-            self.seal_before(self.kept.len(), blank, changes);
+    /// Adds a call with a name to the list, or counts it if the list is full.
+    fn add(&mut self, call: PartialCall, limits: &ResponseLimits, changes: &mut CallChanges) {
+        let is_full = self.calls.len() >= limits.calls_max;
+        if !call.has_own_seal {
+            // Beyond the limit all calls are sealed, so that a great many calls take linear time.
+            self.seal_before(self.calls.len(), call.has_arguments() || is_full, changes);
         }
-        if self.kept.len() < limits.calls_max {
-            changes.push(CallChange::Opened(self.kept.len()));
-            self.kept.push(bucket);
-        } else {
+        if is_full {
             self.excess += 1;
-            self.tail = Some(PendingCall::Excess(bucket));
+            self.pending = Some(PendingCall::Excess(call));
+        } else {
+            changes.push(CallChange::Opened(self.calls.len()));
+            self.calls.push(call);
         }
     }
 
-    fn continue_call(
+    fn continue_listed(
         &mut self,
         at: usize,
         piece: &CallDelta,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) -> Option<Problem> {
-        let bucket = self.kept.get_mut(at)?;
-        let renamed = piece.name.as_ref().filter(|name| ***name != *bucket.name);
-        let problem = renamed.map(|name| Problem {
+        let call = self.calls.get_mut(at)?;
+        let new_name = piece.name.as_ref().filter(|name| ***name != *call.name);
+        let problem = new_name.map(|name| Problem {
             code: "name_changed",
-            detail: excerpt(&format!("{} -> {name}", bucket.name), 200),
+            detail: excerpt(&format!("{} -> {name}", call.name), 200),
         });
-        bucket.fill(piece);
-        if bucket.sealed && piece.has_arguments() {
-            bucket.changed_after_seal = true;
+        call.fill(piece);
+        if call.sealed && piece.has_arguments() {
+            call.changed_after_seal = true;
             changes.push(CallChange::ChangedAfterSeal(at));
         }
-        bucket.append(piece, limits.arguments_bytes_max);
-        if !bucket.has_own_seal && at > self.sealed_up_to && piece.has_arguments() {
+        call.append(piece, limits.arguments_bytes_max);
+        if !call.has_own_seal && at > self.sealed_up_to && piece.has_arguments() {
             self.seal_before(at, true, changes);
         }
         problem
     }
 
-    fn continue_tail(
+    fn continue_pending(
         &mut self,
         piece: &CallDelta,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) {
-        match self.tail.take() {
-            Some(PendingCall::Nameless(mut bucket)) => {
-                bucket.fill(piece);
-                bucket.append(piece, limits.arguments_bytes_max);
-                if bucket.name.is_empty() {
-                    self.tail = Some(PendingCall::Nameless(bucket));
-                } else {
-                    self.keep(bucket, limits, changes);
-                }
+        let Some(call) = self.call_mut(CallSlot::Pending) else { return };
+        call.fill(piece);
+        call.append(piece, limits.arguments_bytes_max);
+        match self.pending.take() {
+            Some(PendingCall::Nameless(call)) if !call.name.is_empty() => {
+                self.add(call, limits, changes);
             }
-            Some(PendingCall::Excess(mut bucket)) => {
-                bucket.fill(piece);
-                bucket.append(piece, limits.arguments_bytes_max);
-                self.tail = Some(PendingCall::Excess(bucket));
-            }
-            None => {}
+            pending => self.pending = pending,
         }
     }
 
     fn seal(&mut self, at: usize, changes: &mut CallChanges) {
-        if let Some(call) = self.kept.get_mut(at).filter(|call| !call.sealed) {
+        if let Some(call) = self.calls.get_mut(at).filter(|call| !call.sealed) {
             call.sealed = true;
             changes.push(CallChange::Sealed(at));
         }
@@ -265,7 +260,7 @@ mod tests {
     const LIMITS: ResponseLimits =
         ResponseLimits { arguments_bytes_max: 64, calls_max: 3, text_bytes_max: 64 };
 
-    /// Index (`-` for none), id, name and arguments; empty where there is none.
+    /// Index (`-` for none), id, name and arguments. An empty text is an absent member.
     type PieceSpec = (char, &'static str, &'static str, &'static str);
 
     fn run(pieces: &[PieceSpec]) -> (CallAssembler, CallChanges, Vec<Problem>) {
@@ -287,18 +282,18 @@ mod tests {
         (calls, changes, problems)
     }
 
-    /// The calls that the pieces make: id, name and arguments of each. No problem is met.
+    /// Checks id, name and arguments of each call, and that there are no problems.
     #[track_caller]
     fn check(pieces: &[PieceSpec], expected: &[(&str, &str, &str)]) {
         let (calls, _, problems) = run(pieces);
         let found: Vec<_> = calls
-            .kept()
+            .as_slice()
             .iter()
             .map(|call| (call.provider_id.as_deref().unwrap_or(""), &*call.name, &*call.raw))
             .collect();
         assert_eq!(found, expected);
         assert_eq!(problems, []);
-        assert!(calls.kept().iter().all(|call| !call.changed_after_seal));
+        assert!(calls.as_slice().iter().all(|call| !call.changed_after_seal));
     }
 
     #[track_caller]
@@ -374,22 +369,22 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_come_late_but_must_come() {
+    fn a_call_may_get_its_name_late_but_needs_one() {
         check(&[('0', "a", "", ""), ('0', "", "", "{"), ('0', "", "f", "}")], &[("a", "f", "{}")]);
         check_changes(&[('0', "a", "", "{"), ('0', "", "f", "}")], &[Opened(0)]);
         let (calls, changes, problems) =
             run(&[('0', "a", "f", "{}"), ('1', "b", "", "{}"), ('2', "c", "g", "{}")]);
-        assert_eq!(calls.kept().len(), 2);
+        assert_eq!(calls.as_slice().len(), 2);
         assert_eq!(changes, [Opened(0), Sealed(0), Opened(1)]);
         assert_eq!(problems, [Problem { code: "call_without_name", detail: "{}".into() }]);
-        // A piece that says nothing is not even a problem.
+        // A piece without content is ignored.
         check(&[('0', "", "", ""), ('-', "", "", " ")], &[]);
     }
 
     #[test]
-    fn the_first_name_stands() {
+    fn the_first_name_counts() {
         let (calls, _, problems) = run(&[('0', "a", "f", ""), ('0', "a", "g", "")]);
-        assert_eq!(&*calls.kept()[0].name, "f");
+        assert_eq!(&*calls.as_slice()[0].name, "f");
         assert_eq!(problems, [Problem { code: "name_changed", detail: "f -> g".into() }]);
     }
 
@@ -407,7 +402,7 @@ mod tests {
             [('0', "a", "f", ""), ('1', "b", "g", ""), ('0', "", "", "{}"), ('1', "", "", "{}")];
         check(&pieces, &[("a", "f", "{}"), ("b", "g", "{}")]);
         check_changes(&pieces, &[Opened(0), Opened(1), Sealed(0)]);
-        // One that has none to the end is sealed by those of the next.
+        // A call that never gets arguments is sealed by those of the next call.
         let pieces = [('0', "a", "f", ""), ('1', "b", "g", ""), ('1', "", "", "{}")];
         check_changes(&pieces, &[Opened(0), Opened(1), Sealed(0)]);
         check_changes(
@@ -417,18 +412,18 @@ mod tests {
     }
 
     #[test]
-    fn bytes_after_the_seal_disturb_and_blanks_do_not() {
+    fn bytes_after_the_seal_are_a_change_and_blanks_are_not() {
         let pieces = [('0', "a", "f", "{"), ('1', "b", "f", "{"), ('0', "", "", " ")];
         check(&pieces, &[("a", "f", "{ "), ("b", "f", "{")]);
         let pieces = [&pieces[..], &[('0', "", "", "}")]].concat();
         let (calls, changes, _) = run(&pieces);
         assert_eq!(changes, [Opened(0), Sealed(0), Opened(1), ChangedAfterSeal(0)]);
-        assert!(calls.kept()[0].changed_after_seal && !calls.kept()[1].changed_after_seal);
-        assert_eq!(calls.kept()[0].raw, "{ }");
+        assert!(calls.as_slice()[0].changed_after_seal && !calls.as_slice()[1].changed_after_seal);
+        assert_eq!(calls.as_slice()[0].raw, "{ }");
     }
 
     #[test]
-    fn one_call_too_many_is_counted_and_touches_no_other() {
+    fn excess_calls_are_counted_and_change_no_other_call() {
         let (calls, changes, problems) = run(&[
             ('0', "a", "f", "{}"),
             ('1', "b", "f", "{}"),
@@ -437,17 +432,17 @@ mod tests {
             ('-', "", "", "}"),
             ('4', "e", "f", "{}"),
         ]);
-        assert_eq!((calls.kept().len(), calls.excess()), (3, 2));
-        assert!(calls.kept().iter().all(|call| call.raw == "{}" && call.sealed));
+        assert_eq!((calls.as_slice().len(), calls.excess()), (3, 2));
+        assert!(calls.as_slice().iter().all(|call| call.raw == "{}" && call.sealed));
         let expected = [Opened(0), Sealed(0), Opened(1), Sealed(1), Opened(2), Sealed(2)];
         assert_eq!((&changes[..], &problems[..]), (&expected[..], &[][..]));
     }
 
     #[test]
-    fn arguments_end_at_their_limit() {
+    fn arguments_are_limited() {
         let long = "0123456789012345678901234567890123456789";
         let (calls, _, _) = run(&[('0', "a", "f", long), ('0', "", "", long), ('0', "", "", "1")]);
-        assert!(calls.kept()[0].oversize);
-        assert_eq!(calls.kept()[0].raw, long);
+        assert!(calls.as_slice()[0].oversize);
+        assert_eq!(calls.as_slice()[0].raw, long);
     }
 }

@@ -1,15 +1,15 @@
-//! What a delta does to the calls of a response, and how many there may be.
+//! The limits of a response, and the changes that a delta makes to its calls.
 
 use crate::types::CALLS_MAX;
 
-/// How much one response may hold.
+/// The limits of one response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ResponseLimits {
-    /// Bytes of one call's arguments; more is not kept.
+    /// Maximum bytes of one call's arguments. Further bytes are dropped.
     pub arguments_bytes_max: usize,
-    /// Calls that are kept at all; more are only counted.
+    /// Maximum number of calls. Further calls are only counted.
     pub calls_max: usize,
-    /// Bytes of text, of reasoning and of refusal, each; more is an error of the response.
+    /// Maximum bytes of text, of reasoning and of refusal, each. More is an error of the response.
     pub text_bytes_max: usize,
 }
 
@@ -19,21 +19,23 @@ impl Default for ResponseLimits {
     }
 }
 
-/// What a delta did to the calls; the numbers are indexes into [`ResponseAssembler::calls`](super::ResponseAssembler::calls).
+/// A change to a call. The numbers are indexes into
+/// [`ResponseAssembler::calls`](super::ResponseAssembler::calls).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CallChange {
     /// A call with a name was opened.
     Opened(usize),
-    /// A call's arguments are whole.
+    /// The arguments of a call are complete.
     Sealed(usize),
-    /// More bytes came for a call that was sealed already.
+    /// Bytes arrived for a call that is sealed.
     ChangedAfterSeal(usize),
     /// A call that the service runs itself was opened: an index into
     /// [`ResponseAssembler::service_calls`](super::ResponseAssembler::service_calls).
     ServiceOpened(usize),
-    /// All of such a call has come.
+    /// A call that the service runs itself is complete.
     ServiceSealed(usize),
 }
 
-/// CallChanges in the order in which they happened; mostly none, which allocates nothing.
+/// Changes in the order in which they happened. Most deltas make none, so most lists allocate
+/// nothing.
 pub type CallChanges = Vec<CallChange>;

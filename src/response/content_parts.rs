@@ -1,64 +1,64 @@
-//! The order in which a response's parts came, and what its service wants back with them.
+//! The order in which the parts of a response arrived, and the metadata that the service wants back
+//! with them.
 
 use std::sync::Arc;
 
 use crate::types::MessagePart;
 use crate::wire::ProviderMetadata;
 
-/// Parts of one response that are told apart. Beyond that, what belongs to them is given up.
+/// Maximum number of parts of one response. With more parts, the metadata of all is dropped.
 const PARTS_MAX: usize = 4096;
 
-/// The parts of one response, as far as it has come.
+/// The parts of one response, as far as it has arrived.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ContentParts {
     parts: Vec<MessagePart>,
-    /// True if the service wants anything back.
-    wanted: bool,
-    /// The last part is closed: what follows is another.
-    closed: bool,
-    /// Bytes of members and of parts of the service's own.
-    kept_bytes: usize,
-    /// There were too many.
-    given_up: bool,
+    /// The service wants metadata back.
+    has_metadata: bool,
+    /// The last part is complete, so further text begins a new one.
+    is_last_complete: bool,
+    metadata_bytes: usize,
+    /// There were more than [`PARTS_MAX`] parts.
+    is_over_limit: bool,
 }
 
 impl ContentParts {
-    /// What the service wants back, in order; empty where it wants nothing.
-    pub(super) fn wanted(&self) -> &[MessagePart] {
-        if self.wanted && !self.given_up { &self.parts } else { &[] }
+    /// Returns the parts in their order if the service wants metadata back, and otherwise none.
+    pub(super) fn with_metadata(&self) -> &[MessagePart] {
+        if self.has_metadata && !self.is_over_limit { &self.parts } else { &[] }
     }
 
-    /// More text came.
-    pub(super) fn text(&mut self, more: usize) {
+    /// Adds the length of a piece of text.
+    pub(super) fn add_text(&mut self, more: usize) {
         match self.parts.last_mut() {
-            Some(MessagePart::Text { bytes, .. }) if !self.closed => *bytes += more,
+            Some(MessagePart::Text { bytes, .. }) if !self.is_last_complete => *bytes += more,
             Some(_) | None => self.push(MessagePart::Text { bytes: more, members: None }),
         }
     }
 
-    /// More reasoning came.
-    pub(super) fn reasoning(&mut self, more: usize) {
+    /// Adds the length of a piece of reasoning.
+    pub(super) fn add_reasoning(&mut self, more: usize) {
         match self.parts.last_mut() {
-            Some(MessagePart::Reasoning { bytes, .. }) if !self.closed => *bytes += more,
+            Some(MessagePart::Reasoning { bytes, .. }) if !self.is_last_complete => *bytes += more,
             Some(_) | None => self.push(MessagePart::Reasoning { bytes: more, members: None }),
         }
     }
 
-    /// A call was opened.
-    pub(super) fn call(&mut self, index: usize) {
+    /// Adds a call.
+    pub(super) fn add_call(&mut self, index: usize) {
         let index = u32::try_from(index).unwrap_or(u32::MAX);
         self.push(MessagePart::Call { index, members: None });
     }
 
-    /// Takes what the service wants back, and says whether there was room for it. `call_at` finds
-    /// the place of a call by the wire's index.
-    pub(super) fn keep(
+    /// Adds metadata. Returns whether it fits within the limit. `call_at` returns the position of a
+    /// call by the wire's index.
+    pub(super) fn add_metadata(
         &mut self,
-        keep: &ProviderMetadata,
+        metadata: &ProviderMetadata,
         call_at: impl Fn(u64) -> Option<usize>,
         bytes_max: usize,
     ) -> bool {
-        let more = match keep {
+        let more = match metadata {
             ProviderMetadata::Text { members } | ProviderMetadata::Reasoning { members } => {
                 members.as_ref().map_or(0, |members| members.len())
             }
@@ -66,69 +66,71 @@ impl ContentParts {
             | ProviderMetadata::LastCall { members: json }
             | ProviderMetadata::Part(json) => json.len(),
         };
-        if self.kept_bytes.saturating_add(more) > bytes_max {
+        if self.metadata_bytes.saturating_add(more) > bytes_max {
             return false;
         }
-        self.kept_bytes += more;
-        self.wanted |= more > 0;
-        match keep {
-            ProviderMetadata::Text { members } => match (self.parts.last_mut(), shared(members)) {
-                (Some(MessagePart::Text { members: old, .. }), new) if !self.closed => *old = new,
-                (Some(_) | None, None) => {}
-                (Some(_) | None, members) => self.push(MessagePart::Text { bytes: 0, members }),
-            },
+        self.metadata_bytes += more;
+        self.has_metadata |= more > 0;
+        let shared = |members: &Option<Box<str>>| members.as_deref().map(Arc::from);
+        match metadata {
+            ProviderMetadata::Text { members } => {
+                self.complete(MessagePart::Text { bytes: 0, members: shared(members) });
+            }
             ProviderMetadata::Reasoning { members } => {
-                match (self.parts.last_mut(), shared(members)) {
-                    (Some(MessagePart::Reasoning { members: old, .. }), new) if !self.closed => {
-                        *old = new
-                    }
-                    (Some(_) | None, None) => {}
-                    (Some(_) | None, members) => {
-                        self.push(MessagePart::Reasoning { bytes: 0, members })
-                    }
-                }
+                self.complete(MessagePart::Reasoning { bytes: 0, members: shared(members) });
             }
             ProviderMetadata::Call { index, members } => {
                 let at = call_at(*index).and_then(|at| u32::try_from(at).ok());
-                self.keep_with_call(|index| Some(index) == at, members);
-                return true;
+                self.set_call_members(|index| Some(index) == at, members);
             }
-            ProviderMetadata::LastCall { members } => {
-                self.keep_with_call(|_| true, members);
-                return true;
-            }
+            ProviderMetadata::LastCall { members } => self.set_call_members(|_| true, members),
             ProviderMetadata::Part(json) => {
-                self.push(MessagePart::Raw { json: Arc::from(&**json) })
+                self.push(MessagePart::Raw { json: Arc::from(&**json) });
+                self.is_last_complete = true;
             }
         }
-        self.closed = true;
         true
     }
 
-    fn keep_with_call(&mut self, is_it: impl Fn(u32) -> bool, kept: &str) {
+    /// Completes the text or the reasoning at the end with the members of `part`. If the last part
+    /// is of another kind or complete, members without a text of their own become a new part.
+    fn complete(&mut self, part: MessagePart) {
+        match (self.parts.last_mut(), part) {
+            (Some(MessagePart::Text { members, .. }), MessagePart::Text { members: new, .. })
+            | (
+                Some(MessagePart::Reasoning { members, .. }),
+                MessagePart::Reasoning { members: new, .. },
+            ) if !self.is_last_complete => *members = new,
+            (
+                _,
+                MessagePart::Text { members: None, .. }
+                | MessagePart::Reasoning { members: None, .. },
+            ) => {}
+            (_, part) => self.push(part),
+        }
+        self.is_last_complete = true;
+    }
+
+    fn set_call_members(&mut self, is_wanted: impl Fn(u32) -> bool, new: &str) {
         for part in self.parts.iter_mut().rev() {
             if let MessagePart::Call { index, members } = part
-                && is_it(*index)
+                && is_wanted(*index)
             {
-                *members = Some(kept.into());
+                *members = Some(new.into());
                 return;
             }
         }
     }
 
     fn push(&mut self, part: MessagePart) {
-        self.closed = false;
+        self.is_last_complete = false;
         if self.parts.len() < PARTS_MAX {
             self.parts.push(part);
         } else {
-            self.given_up = true;
+            self.is_over_limit = true;
             self.parts = Vec::new();
         }
     }
-}
-
-fn shared(members: &Option<Box<str>>) -> Option<Arc<str>> {
-    members.as_deref().map(Arc::from)
 }
 
 #[cfg(test)]
@@ -139,30 +141,30 @@ mod tests {
         ProviderMetadata::Text { members: members.map(Into::into) }
     }
 
-    fn thought(members: Option<&str>) -> ProviderMetadata {
+    fn reasoning(members: Option<&str>) -> ProviderMetadata {
         ProviderMetadata::Reasoning { members: members.map(Into::into) }
     }
 
-    fn keep(parts: &mut ContentParts, keep: &ProviderMetadata) {
-        assert!(parts.keep(keep, |index| usize::try_from(index).ok(), 100));
+    fn add(parts: &mut ContentParts, metadata: &ProviderMetadata) {
+        assert!(parts.add_metadata(metadata, |index| usize::try_from(index).ok(), 100));
     }
 
     #[test]
-    fn parts_keep_their_order_and_what_belongs_to_them() {
+    fn parts_keep_their_order_and_their_metadata() {
         let mut parts = ContentParts::default();
-        parts.reasoning(2);
-        parts.reasoning(1);
-        keep(&mut parts, &thought(Some("{1}")));
-        keep(&mut parts, &thought(Some("{2}")));
-        parts.text(4);
-        keep(&mut parts, &text(None));
-        parts.text(5);
-        keep(&mut parts, &text(Some("{3}")));
-        parts.call(0);
-        keep(&mut parts, &ProviderMetadata::Part("{4}".into()));
-        parts.call(1);
-        keep(&mut parts, &ProviderMetadata::Call { index: 0, members: "{5}".into() });
-        keep(&mut parts, &ProviderMetadata::LastCall { members: "{6}".into() });
+        parts.add_reasoning(2);
+        parts.add_reasoning(1);
+        add(&mut parts, &reasoning(Some("{1}")));
+        add(&mut parts, &reasoning(Some("{2}")));
+        parts.add_text(4);
+        add(&mut parts, &text(None));
+        parts.add_text(5);
+        add(&mut parts, &text(Some("{3}")));
+        parts.add_call(0);
+        add(&mut parts, &ProviderMetadata::Part("{4}".into()));
+        parts.add_call(1);
+        add(&mut parts, &ProviderMetadata::Call { index: 0, members: "{5}".into() });
+        add(&mut parts, &ProviderMetadata::LastCall { members: "{6}".into() });
         let reasoning =
             |bytes, members: &str| MessagePart::Reasoning { bytes, members: Some(members.into()) };
         let expected = [
@@ -174,29 +176,29 @@ mod tests {
             MessagePart::Raw { json: "{4}".into() },
             MessagePart::Call { index: 1, members: Some("{6}".into()) },
         ];
-        assert_eq!(parts.wanted(), expected);
+        assert_eq!(parts.with_metadata(), expected);
     }
 
     #[test]
-    fn where_nothing_is_wanted_back_there_are_no_parts() {
+    fn without_metadata_there_are_no_parts() {
         let mut parts = ContentParts::default();
-        parts.text(4);
-        keep(&mut parts, &text(None));
-        parts.call(0);
-        assert_eq!(parts.wanted(), []);
+        parts.add_text(4);
+        add(&mut parts, &text(None));
+        parts.add_call(0);
+        assert_eq!(parts.with_metadata(), []);
     }
 
     #[test]
-    fn what_is_kept_has_a_limit() {
+    fn metadata_and_parts_have_a_limit() {
         let mut parts = ContentParts::default();
         let long = ProviderMetadata::Part("x".repeat(60).into());
-        keep(&mut parts, &long);
-        assert!(!parts.keep(&long, |_| None, 100));
+        add(&mut parts, &long);
+        assert!(!parts.add_metadata(&long, |_| None, 100));
         for _ in 0..2 * PARTS_MAX {
-            parts.text(1);
-            parts.reasoning(1);
+            parts.add_text(1);
+            parts.add_reasoning(1);
         }
-        assert_eq!(parts.wanted(), []);
+        assert_eq!(parts.with_metadata(), []);
         assert!(parts.parts.len() <= PARTS_MAX);
     }
 }

@@ -1,4 +1,4 @@
-//! A whole response at once: what `callsheet decode` shows, and what tests compare.
+//! Decodes a recorded response and describes it as JSON, for `callsheet decode` and for tests.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::wire::{CallKind, Decoder, DecoderOptions, Delta, Framing, Problem, Wi
 
 /// Decodes a whole response body.
 ///
-/// What a limit cut short is an error of the response, beside what was understood before.
+/// If a limit is exceeded, the response keeps what was decoded before and gets an error.
 #[must_use]
 pub fn decode_body(
     wire: Wire,
@@ -23,7 +23,8 @@ pub fn decode_body(
     let result = decoder.push(body, &mut deltas).and_then(|()| decoder.finish(&mut deltas));
     deltas.extend(result.err().map(Delta::Error));
     if deltas.is_empty() && !body.trim_ascii().is_empty() {
-        // Lines that are no event are skipped, so a file of another kind would seem an empty response.
+        // Lines that are not events are skipped, so a file of another kind would seem an empty
+        // response.
         let detail = excerpt(&String::from_utf8_lossy(body), 200);
         deltas.push(Delta::Problem(Problem { code: "nothing_decoded", detail }));
     }
@@ -31,7 +32,7 @@ pub fn decode_body(
     for delta in &deltas {
         response.push(delta);
     }
-    // Whatever has no name by now is no call.
+    // Drops a call without a name, which `ended_well` has to know.
     response.end(false);
     if ended_well(&response) {
         response.end(true);
@@ -54,7 +55,7 @@ pub fn describe_response(response: &ResponseAssembler) -> Value {
         "reasoning": response.reasoning(),
         "refusal": response.refusal(),
         "tool_calls": calls,
-        // Empty where the wire gave no word: a prompt was refused, say.
+        // Empty if the wire sent no word, for instance because the prompt was refused.
         "finish_reason": response.finish().map(|finish| &finish.raw).filter(|raw| !raw.is_empty()),
         "usage": response.usage_raw().and_then(|raw| serde_json::from_str::<Value>(raw).ok()),
         "error": response.error().map(describe_error),
@@ -65,7 +66,7 @@ pub fn describe_response(response: &ResponseAssembler) -> Value {
 fn describe_call(place: u64, call: &PartialCall) -> Value {
     let arguments = parse_arguments(&call.raw);
     let object = arguments.object().filter(|_| !call.oversize);
-    // Free text is whole in any form.
+    // Free text has no form that it could violate.
     let is_readable = match call.kind {
         CallKind::Function | CallKind::ServerToolUse => object.is_some(),
         CallKind::Custom => !call.oversize,
@@ -81,7 +82,7 @@ fn describe_call(place: u64, call: &PartialCall) -> Value {
     })
 }
 
-/// Returns the problem of a call whose arguments end in the middle. Free text has no such end.
+/// Returns the problem of a call whose arguments are cut off. Free text cannot be cut off.
 fn cut_off_arguments(call: &PartialCall) -> Option<Problem> {
     let is_json = match call.kind {
         CallKind::Function | CallKind::ServerToolUse => true,
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_ending_the_last_call_is_not_complete() {
+    fn without_an_end_mark_the_last_call_is_not_complete() {
         let whole = r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"c0",
             "function":{"name":"f","arguments":"{}"}}]}}]}"#
             .replace('\n', "");
@@ -195,16 +196,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_kind_is_odd() {
+    fn a_file_of_another_kind_is_a_problem() {
         let decode = |body: &str| {
             let limits = (DecoderOptions::default(), ResponseLimits::default());
-            let said = describe_response(&decode_body(
+            let described = describe_response(&decode_body(
                 Wire::OpenaiChat,
                 Framing::Sse,
                 limits,
                 body.as_bytes(),
             ));
-            said["problems"].clone()
+            described["problems"].clone()
         };
         let odd = json!([{"code": "nothing_decoded", "detail": "<html>\n"}]);
         assert_eq!(decode("<html>\n"), odd);
@@ -250,24 +251,24 @@ mod tests {
         assert_eq!(found["tool_calls"].as_array().unwrap().len(), 1024);
     }
 
-    /// What a model might say, and how a service might send it.
+    /// The texts of an answer and its calls, each in pieces.
     #[derive(Clone, Debug)]
-    struct Said {
+    struct Answer {
         texts: Vec<String>,
         calls: Vec<(String, Vec<String>)>,
     }
 
-    fn said() -> impl Strategy<Value = Said> {
+    fn answer() -> impl Strategy<Value = Answer> {
         let texts = proptest::collection::vec("[a-z é\"\\\\\n🌍]{0,6}", 0..5);
         let call = ("[a-z]{1,8}", proptest::collection::vec("[a-z{}\":,🌍 ]{0,8}", 0..4));
         (texts, proptest::collection::vec(call, 0..4))
-            .prop_map(|(texts, calls)| Said { texts, calls })
+            .prop_map(|(texts, calls)| Answer { texts, calls })
     }
 
-    fn stream(said: &Said, end: &str) -> String {
+    fn stream(answer: &Answer, end: &str) -> String {
         let mut payloads: Vec<Value> =
-            said.texts.iter().map(|text| json!({"content": text})).collect();
-        for (index, (name, pieces)) in said.calls.iter().enumerate() {
+            answer.texts.iter().map(|text| json!({"content": text})).collect();
+        for (index, (name, pieces)) in answer.calls.iter().enumerate() {
             let id = format!("c{index}");
             payloads.push(json!({"tool_calls": [{"index": index, "id": id,
                 "function": {"name": name, "arguments": ""}}]}));
@@ -281,12 +282,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_split_gives_what_was_said(
-            said in said(),
+        fn any_split_gives_the_same_answer(
+            answer in answer(),
             end in prop_oneof![Just("\n"), Just("\r\n"), Just("\r")],
             cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..6),
         ) {
-            let body = stream(&said, end);
+            let body = stream(&answer, end);
             let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(body.len() + 1)).collect();
             cuts.extend([0, body.len()]);
             cuts.sort_unstable();
@@ -300,14 +301,14 @@ mod tests {
             decoder.finish(&mut deltas).unwrap();
             deltas.iter().for_each(|delta| drop(response.push(delta)));
             prop_assert!(response.is_done() && response.problems().is_empty());
-            prop_assert_eq!(response.text(), said.texts.concat());
+            prop_assert_eq!(response.text(), answer.texts.concat());
             let found: Vec<_> = response
                 .calls()
                 .iter()
                 .map(|call| (call.name.to_string(), call.raw.clone()))
                 .collect();
             let calls: Vec<_> =
-                said.calls.iter().map(|(name, pieces)| (name.clone(), pieces.concat())).collect();
+                answer.calls.iter().map(|(name, pieces)| (name.clone(), pieces.concat())).collect();
             prop_assert_eq!(found, calls);
         }
 

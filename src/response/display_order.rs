@@ -1,50 +1,48 @@
-//! What watchers were shown of a response, in its order: where thinking and text take turns, its
-//! message alone does not tell.
+//! The order in which a response's text and thinking were displayed. Its message holds all thinking
+//! and all text, but not how they alternated.
 
 use crate::record::{DisplayedSegment, ResponseMessage};
 
-/// Pieces that are told apart. What comes beyond is shown again as thinking and then text.
-const PIECES_MAX: usize = 1024;
+/// Maximum number of segments of one response. What follows is displayed again as thinking and then
+/// text.
+const SEGMENTS_MAX: usize = 1024;
 
-/// The order of a response's text and thinking, as far as it has come.
+/// The order of a response's text and thinking, as far as it has arrived.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct DisplayOrder {
-    /// Each with whether it is thinking, and its bytes.
-    pieces: Vec<(bool, usize)>,
-    /// There were too many.
+    /// For each segment: true for thinking, and its length in bytes.
+    segments: Vec<(bool, usize)>,
+    /// There were more than [`SEGMENTS_MAX`] segments.
     is_full: bool,
 }
 
 impl DisplayOrder {
-    /// More was shown.
+    /// Adds bytes that were displayed.
     pub(crate) fn push(&mut self, is_thinking: bool, bytes: usize) {
         if bytes == 0 || self.is_full {
             return;
         }
-        let is_at_end = self.pieces.len() == PIECES_MAX;
-        match self.pieces.last_mut() {
-            Some((of_thinking, before)) if *of_thinking == is_thinking => *before += bytes,
-            Some(_) if is_at_end => self.is_full = true,
-            Some(_) | None => self.pieces.push((is_thinking, bytes)),
+        let is_at_limit = self.segments.len() == SEGMENTS_MAX;
+        match self.segments.last_mut() {
+            Some((kind, before)) if *kind == is_thinking => *before += bytes,
+            Some(_) if is_at_limit => self.is_full = true,
+            Some(_) | None => self.segments.push((is_thinking, bytes)),
         }
     }
 
-    /// Returns whether nothing was shown.
+    /// Returns whether nothing was displayed.
     pub(crate) fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
+        self.segments.is_empty()
     }
 
-    /// The order for the record of this message; empty where it is thinking and then text.
+    /// Returns the order for the record of this message. It is empty for thinking followed by text.
     pub(crate) fn of(&self, message: &ResponseMessage) -> Vec<DisplayedSegment> {
-        let kinds = self.pieces.iter().map(|(is_thinking, _)| *is_thinking);
-        let mut sorted = kinds.clone().collect::<Vec<_>>();
-        sorted.sort_by_key(|is_thinking| !is_thinking);
-        if kinds.eq(sorted) {
+        if let [] | [_] | [(true, _), (false, _)] = self.segments.as_slice() {
             return Vec::new();
         }
-        // A piece that the message does not hold was beyond what is kept of a response.
+        // The message may lack the last segments, because its length is limited.
         let (mut text, mut thinking) = (message.text.len(), message.reasoning.len());
-        let pieces = self.pieces.iter().map(|&(is_thinking, bytes)| {
+        let segment = |&(is_thinking, bytes): &(bool, usize)| {
             let left = if is_thinking { &mut thinking } else { &mut text };
             let bytes = bytes.min(*left);
             *left -= bytes;
@@ -53,8 +51,8 @@ impl DisplayOrder {
             } else {
                 DisplayedSegment::Text(bytes)
             }
-        });
-        pieces.collect()
+        };
+        self.segments.iter().map(segment).collect()
     }
 }
 
@@ -62,10 +60,10 @@ impl DisplayOrder {
 mod tests {
     use super::*;
 
-    fn layout(pieces: &[(bool, usize)]) -> DisplayOrder {
-        let mut layout = DisplayOrder::default();
-        pieces.iter().for_each(|(is_thinking, bytes)| layout.push(*is_thinking, *bytes));
-        layout
+    fn order_of(pieces: &[(bool, usize)]) -> DisplayOrder {
+        let mut order = DisplayOrder::default();
+        pieces.iter().for_each(|(is_thinking, bytes)| order.push(*is_thinking, *bytes));
+        order
     }
 
     #[track_caller]
@@ -76,18 +74,18 @@ mod tests {
             reasoning: "r".repeat(sum(true)),
             ..ResponseMessage::default()
         };
-        assert_eq!(layout(pieces).of(&message), expect);
+        assert_eq!(order_of(pieces).of(&message), expect);
     }
 
     #[test]
-    fn the_usual_order_needs_no_words() {
+    fn thinking_followed_by_text_has_no_order() {
         check(&[], &[]);
         check(&[(false, 3), (false, 4)], &[]);
         check(&[(true, 3), (true, 4), (false, 0), (true, 1), (false, 2), (false, 3)], &[]);
     }
 
     #[test]
-    fn pieces_of_a_kind_are_one() {
+    fn consecutive_pieces_of_a_kind_are_one_segment() {
         use DisplayedSegment::{Text, Thinking};
         check(&[(false, 3), (true, 4)], &[Text(3), Thinking(4)]);
         check(
@@ -97,13 +95,13 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_told_apart_than_may_be() {
-        let pieces: Vec<_> = (0..3 * PIECES_MAX).map(|at| (at % 2 == 0, 1)).collect();
+    fn the_number_of_segments_is_limited() {
+        let pieces: Vec<_> = (0..3 * SEGMENTS_MAX).map(|at| (at % 2 == 0, 1)).collect();
         let message = ResponseMessage {
             text: "t".repeat(pieces.len()),
             reasoning: "r".repeat(pieces.len()),
             ..ResponseMessage::default()
         };
-        assert_eq!(layout(&pieces).of(&message).len(), PIECES_MAX);
+        assert_eq!(order_of(&pieces).of(&message).len(), SEGMENTS_MAX);
     }
 }

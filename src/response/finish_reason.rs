@@ -1,32 +1,33 @@
-//! How a response ended: the one place that reads its finish.
+//! Decides from its finish reason and its error how a response ended.
 
 use crate::record::ResponseDisposition;
 use crate::response::ResponseAssembler;
 use crate::response::{ParsedArguments, parse_arguments};
 use crate::types::{FinishKind, ProviderError, ProviderErrorKind};
 
-/// How an exchange with the model ended, as its reader saw it.
+/// The end of an exchange with a model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ExchangeEnd {
     /// The body ended. [`Turn`](crate::turn::Turn) decides whether that was a good end.
     Closed,
-    /// The exchange failed: no connection, a status, a broken or stalled stream, unreadable bytes.
+    /// The exchange failed: no connection, an HTTP error, a broken or stalled stream, or bytes that
+    /// cannot be read.
     Failed(ProviderError),
 }
 
-/// Judges a response that is over.
+/// Classifies a response that is over.
 ///
 /// # Errors
-/// It broke: why, as the next attempt is told.
+/// The response broke. The error is the reason for the next attempt.
 pub(crate) fn classify_ending(
     response: &ResponseAssembler,
     end: ExchangeEnd,
 ) -> Result<ResponseDisposition, ProviderError> {
-    // What breaks after the finish reason cannot have taken anything away.
+    // A failure after the finish reason cannot have removed anything.
     if let (ExchangeEnd::Failed(error), None) = (end, response.finish()) {
         return Err(error);
     }
-    if let Some(error) = response.spoiled_by() {
+    if let Some(error) = response.fatal_error() {
         return Err(error.clone());
     }
     if response.calls().is_empty() && response.text().is_empty() && has_nameless_calls(response) {
@@ -50,9 +51,9 @@ pub(crate) fn classify_ending(
             ProviderErrorKind::InStream,
             "the service ended the response with an error",
         )),
-        // Some services say that the response is over, but never why. That is taken as good only
-        // if nothing in it is cut off.
-        None if response.is_done() && !response.is_empty() && all_whole(response) => {
+        // Some services mark the end of a response but send no finish reason. The end is good only
+        // if no call is cut off.
+        None if response.is_done() && !response.is_empty() && all_calls_parse(response) => {
             Ok(if refused { ResponseDisposition::Refused } else { ResponseDisposition::Well })
         }
         None if response.is_empty() => {
@@ -79,7 +80,7 @@ fn has_nameless_calls(response: &ResponseAssembler) -> bool {
     response.problems().iter().any(|problem| problem.code == "call_without_name")
 }
 
-fn all_whole(response: &ResponseAssembler) -> bool {
+fn all_calls_parse(response: &ResponseAssembler) -> bool {
     response
         .calls()
         .iter()
@@ -94,7 +95,7 @@ mod tests {
     use crate::wire::{Delta, ProviderMetadata};
 
     #[test]
-    fn a_response_ends_by_its_reason_or_else_by_the_wires_sign() {
+    fn the_finish_reason_or_else_the_end_mark_classifies_a_response() {
         let error = || Delta::Error(malformed("m"));
         for (deltas, ending) in [
             (vec![finish(FinishKind::Stop)], Some(ResponseDisposition::Well)),

@@ -3,7 +3,7 @@
 use crate::types::{FinishKind, FinishReason};
 use crate::wire::{CallDelta, Delta};
 
-/// A whole call in one piece.
+/// Returns a complete call in one piece.
 pub(crate) fn call(index: u64, name: &str, arguments: &str) -> Delta {
     Delta::Call(CallDelta {
         index: Some(index),

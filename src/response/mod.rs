@@ -1,16 +1,16 @@
-//! One model response, assembled from its deltas. Machines: no async, no clock, no I/O.
+//! Assembles one model response from its deltas. This module is pure: no async, no clock, no I/O.
 //!
-//! | file | rule |
+//! | file | what it does |
 //! | --- | --- |
-//! | `assembler` | which delta changes which part of the response |
-//! | `calls` | which piece belongs to which call; when a call is sealed |
+//! | `assembler` | applies each delta to the response |
+//! | `call_assembler` | decides which piece belongs to which call, and when a call is sealed |
 //! | `partial_call` | one call while its pieces arrive |
-//! | `arguments` | what the text of a call's arguments means |
-//! | `content_parts` | the parts that the service wants back |
-//! | `display_order` | the order in which text and thinking were shown |
-//! | `response_end` | whether a response that is over ended well |
-//! | `change` | what a delta did to the calls |
-//! | `decode_report` | a recorded response, decoded and described as JSON |
+//! | `arguments` | parses the text of a call's arguments |
+//! | `content_parts` | the parts of the response and the metadata that the service wants back |
+//! | `display_order` | the order in which text and thinking were displayed |
+//! | `finish_reason` | decides how a response ended |
+//! | `change` | limits, and changes to the calls |
+//! | `decode_report` | decodes a recorded response and describes it as JSON |
 #![warn(clippy::indexing_slicing)]
 
 mod arguments;

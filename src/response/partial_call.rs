@@ -1,55 +1,44 @@
-//! One call while its pieces come.
+//! One call while its pieces arrive.
 
 use std::sync::Arc;
 
 use crate::wire::{CallDelta, CallKind};
 
-/// One call while its pieces come: what the wire said of it, and what is known of its end.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// One call while its pieces arrive.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PartialCall {
     /// The wire's own index, if it sent one.
     pub wire_index: Option<u64>,
-    /// The provider's id: the first that came.
+    /// The first id that the provider sent.
     pub provider_id: Option<Arc<str>>,
-    /// The tool's name: the first that came.
+    /// The first name of the tool that the provider sent.
     pub name: Arc<str>,
-    /// The text of the arguments, everything that came.
+    /// The text of the arguments so far.
     pub raw: String,
-    /// What kind of call it is.
+    /// The kind of the call.
     pub kind: CallKind,
-    /// The arguments are whole.
+    /// The arguments are complete.
     pub sealed: bool,
-    /// Bytes came after the seal, so the call is malformed.
+    /// Bytes arrived after the seal, so the call is malformed.
     pub changed_after_seal: bool,
-    /// The arguments are longer than is allowed, and `raw` is only their beginning.
+    /// The arguments exceed the limit, and `raw` holds only their beginning.
     pub oversize: bool,
-    /// How many calls of any kind were opened before it.
+    /// Number of calls of any kind that were opened before it.
     pub arrival: usize,
-    /// The wire itself says where it ends.
+    /// The wire itself marks the end of the arguments.
     pub(super) has_own_seal: bool,
-    /// How far `raw` has been looked at for its end. Looked at only when it matters.
     end_scanner: JsonEndScanner,
 }
 
 impl PartialCall {
-    /// A bucket for the call that a piece begins; its arguments are not yet taken.
+    /// Creates the call that a piece begins, without the arguments of the piece.
     pub(super) fn begin(piece: &CallDelta, arrival: usize) -> Self {
-        Self {
-            wire_index: piece.index,
-            provider_id: piece.id.as_deref().map(Arc::from),
-            name: piece.name.as_deref().unwrap_or_default().into(),
-            raw: String::new(),
-            kind: piece.kind,
-            sealed: false,
-            changed_after_seal: false,
-            oversize: false,
-            arrival,
-            has_own_seal: piece.begins,
-            end_scanner: JsonEndScanner::default(),
-        }
+        let mut call = Self { arrival, has_own_seal: piece.begins, ..Self::default() };
+        call.fill(piece);
+        call
     }
 
-    /// Takes id and name where they are still missing.
+    /// Sets the members that are still missing.
     pub(super) fn fill(&mut self, piece: &CallDelta) {
         if self.provider_id.is_none() {
             self.provider_id = piece.id.as_deref().map(Arc::from);
@@ -65,7 +54,7 @@ impl PartialCall {
         }
     }
 
-    /// Appends a piece of the arguments as far as it is allowed.
+    /// Appends the arguments of a piece, up to the limit.
     pub(super) fn append(&mut self, piece: &CallDelta, bytes_max: usize) {
         let Some(text) = &piece.arguments else { return };
         if self.oversize || self.raw.len() + text.len() > bytes_max {
@@ -75,50 +64,53 @@ impl PartialCall {
         }
     }
 
-    /// Puts the whole arguments in the place of what came, as far as it is allowed.
-    pub(super) fn replace(&mut self, whole: &str, bytes_max: usize) {
-        self.oversize = whole.len() > bytes_max;
+    /// Replaces the arguments by the complete ones, unless these exceed the limit.
+    pub(super) fn replace(&mut self, complete: &str, bytes_max: usize) {
+        self.oversize = complete.len() > bytes_max;
         if !self.oversize {
-            whole.clone_into(&mut self.raw);
+            complete.clone_into(&mut self.raw);
         }
     }
 
-    /// Returns whether a piece that would belong here begins another call instead.
+    /// Returns whether a piece that would belong to this call begins another call instead.
     ///
-    /// A new id together with a name does. So does a name with an object of its own after an
-    /// object that is closed, because no text continues a closed object: services that send
-    /// whole calls without index and id, or all under the same one, are told apart that way.
+    /// A new id together with a name begins another call. A name together with an object does too
+    /// if the arguments so far are a complete object, because no text continues one. Services that
+    /// send complete calls without index and id, or all calls under the same index, need this rule.
     pub(super) fn is_followed_by(&mut self, piece: &CallDelta) -> bool {
-        let other_id = match (&piece.id, &self.provider_id) {
+        let has_other_id = match (&piece.id, &self.provider_id) {
             (Some(new), Some(old)) => **new != **old,
             (Some(_) | None, None) | (None, Some(_)) => false,
         };
         let Some(name) = &piece.name else {
-            return other_id && piece.index.is_none() && begins_value(piece) && self.is_closed();
+            return has_other_id
+                && piece.index.is_none()
+                && begins_value(piece)
+                && self.is_closed();
         };
-        if other_id || self.name.is_empty() {
-            return other_id;
+        if has_other_id || self.name.is_empty() {
+            return has_other_id;
         }
-        let says_nothing_yet = self.raw.trim_ascii().is_empty();
         if **name != *self.name {
-            return begins_value(piece) && (says_nothing_yet || self.is_closed());
+            return begins_value(piece) && (!self.has_arguments() || self.is_closed());
         }
         match (&piece.id, &self.provider_id) {
             // The id may come late, but not after the arguments.
-            (Some(_), None) => !says_nothing_yet,
-            // With the same index, id and name it is the same call, whatever it sends.
+            (Some(_), None) => self.has_arguments(),
+            // A piece with the same index, id and name belongs to the same call.
             (Some(_), Some(_)) if piece.index.is_some() => false,
             (Some(_) | None, Some(_)) | (None, None) => begins_value(piece) && self.is_closed(),
         }
     }
 
-    /// Returns whether any of the arguments have come.
+    /// Returns whether arguments other than white space have arrived.
     pub(super) fn has_arguments(&self) -> bool {
         !self.raw.trim_ascii().is_empty()
     }
 
+    /// Returns whether the arguments so far are one complete JSON value.
     fn is_closed(&mut self) -> bool {
-        self.end_scanner.follow(&self.raw);
+        self.end_scanner.scan(&self.raw);
         self.end_scanner.is_closed()
     }
 }
@@ -127,11 +119,12 @@ fn begins_value(piece: &CallDelta) -> bool {
     piece.arguments.as_deref().is_some_and(|text| text.trim_ascii_start().starts_with(['{', '"']))
 }
 
-/// Where brackets and quotes stand in JSON text, so that its end is found without parsing it
-/// again for every piece.
+/// Finds the end of a JSON value in a text that grows, without scanning any byte twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct JsonEndScanner {
-    seen: usize,
+    /// Number of bytes that were scanned.
+    scanned: usize,
+    /// Number of open brackets.
     depth: usize,
     begun: bool,
     in_string: bool,
@@ -139,8 +132,8 @@ struct JsonEndScanner {
 }
 
 impl JsonEndScanner {
-    fn follow(&mut self, text: &str) {
-        for byte in text.as_bytes().iter().skip(self.seen) {
+    fn scan(&mut self, text: &str) {
+        for byte in text.as_bytes().iter().skip(self.scanned) {
             match byte {
                 _ if self.escaped => self.escaped = false,
                 b'\\' if self.in_string => self.escaped = true,
@@ -157,7 +150,7 @@ impl JsonEndScanner {
                 _ => {}
             }
         }
-        self.seen = text.len();
+        self.scanned = text.len();
     }
 
     fn is_closed(self) -> bool {
@@ -170,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_outline_finds_the_end_of_a_value_in_any_pieces() {
+    fn the_scanner_finds_the_end_of_a_value_in_any_pieces() {
         for (text, closed) in [
             ("", false),
             ("{", false),
@@ -183,8 +176,8 @@ mod tests {
         ] {
             for cut in 0..=text.len() {
                 let mut end_scanner = JsonEndScanner::default();
-                end_scanner.follow(&text[..cut]);
-                end_scanner.follow(text);
+                end_scanner.scan(&text[..cut]);
+                end_scanner.scan(text);
                 assert_eq!(end_scanner.is_closed(), closed, "{text} cut at {cut}");
             }
         }

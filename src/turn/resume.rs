@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{self, CallRetention};
-use super::attempts::Attempts;
-use super::budget::{MAX_CALLS, MAX_TOKENS};
+use super::budget::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::effect::{CancelReason, TurnSpec};
-use super::{RUN_TIMEOUT, Turn, TurnStage, model_messages};
+use super::retry::RetryPolicy;
+use super::{Turn, TurnStage, model_messages};
 use crate::event::Event;
 use crate::record::{
     JournalEntry, PartialResponse, Record, ResponseDisposition, ResponseMessage, StopMode,
@@ -53,19 +53,21 @@ impl Turn {
         let attempt = turn.and_then(TurnTranscript::attempt).unwrap_or(&not_started);
         let recorded = RecordedTurn { attempt, cancelled };
         let model = attempt.start.map_or("", |start| start.model);
-        let attempts = Attempts::new(Arc::clone(&spec.rules.models), spec.seed);
-        let mut resumed = Self::blank(spec, attempts.resumed(recorded.attempt_number(), model));
+        let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed);
+        let mut resumed = Self::blank(spec, retry.resumed(recorded.attempt_number(), model));
         resumed.usage = turn.map(TurnTranscript::usage).unwrap_or_default();
-        let since = |time: u64| Duration::from_millis(now.saturating_sub(time));
-        resumed.asked = recorded.questions().map(|(asked, time)| (asked, since(time))).collect();
+        let passed = |time: u64| Duration::from_millis(now.saturating_sub(time));
+        let requests = recorded.approval_requests();
+        resumed.approvals.requested_before_resume =
+            requests.map(|(approval, time)| (approval, passed(time))).collect();
         match (attempt.response, recorded.partial_response()) {
             (Some(response), _) => {
-                resumed.finish = response.finish_reason.cloned();
-                resumed.dropped = response.dropped_calls.to_vec();
+                resumed.attempt.finish_reason = response.finish_reason.cloned();
+                resumed.attempt.dropped_calls = response.dropped_calls.to_vec();
                 resumed.resume_response(response.ending, Arc::clone(response.message), &recorded);
             }
             (None, Some(partial)) => resumed.resume_broken(partial, &recorded),
-            (None, None) => resumed.resume_asking(&recorded),
+            (None, None) => resumed.resume_without_response(&recorded),
         }
         match cancelled.filter(|_| resumed.stage == TurnStage::AwaitingResponse) {
             Some(reason) => resumed.handle_cancel(Duration::ZERO, reason),
@@ -88,7 +90,7 @@ impl Turn {
         let message = Some(message).filter(|message| !message.is_blank());
         let cancelled = recorded.cancelled;
         self.stage = TurnStage::ResponseEnded { ending, message, cancelled };
-        self.judgements = recorded.judgements().collect();
+        self.approvals.decisions = recorded.decisions().collect();
         self.resume_open_calls(recorded);
         self.answer_unstarted(ending);
         if cancelled.is_some() {
@@ -150,10 +152,10 @@ impl Turn {
     }
 
     /// Resumes a turn that has no response: the model is asked again.
-    fn resume_asking(&mut self, recorded: &RecordedTurn<'_, '_>) {
+    fn resume_without_response(&mut self, recorded: &RecordedTurn<'_, '_>) {
         let attempt = recorded.attempt_number();
         if attempt == 0 {
-            self.ask();
+            self.request_first();
             return;
         }
         let error = self.record_host_stopped(attempt, false);
@@ -169,7 +171,7 @@ impl Turn {
             self.end_out_of_tokens(is_recorded);
             return;
         }
-        let plan = self.attempts.first();
+        let plan = self.retry.first();
         self.request_again(plan, error.message);
     }
 
@@ -184,7 +186,7 @@ impl Turn {
                 if let Some(report) = report {
                     restored.reads = report.reads.clone();
                 }
-                self.visible.accept(call.key.index, ended.writes);
+                self.variables.apply(call.key.index, ended.writes);
                 self.clock.add_tool_time(Duration::from_millis(ended.duration_ms));
             } else if let Some(report) = report {
                 restored.started_at = Some(Duration::ZERO);
@@ -201,7 +203,7 @@ impl Turn {
                 let raw = call.raw.clone().unwrap_or_else(|| call.arguments_text());
                 admission::parse_call_arguments(&mut restored, &raw, false);
                 let retention = admission::retention_by_rules(call.key.index, &self.spec.rules);
-                restored.excess = retention == CallRetention::KeepExcess;
+                restored.is_excess = retention == CallRetention::KeepExcess;
             }
             let mut decisions = known.into_iter().flat_map(|known| &known.decisions);
             let before = decisions.rfind(|decision| decision.phase == ApprovalPhase::Before);
@@ -264,15 +266,15 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
         partial.max_by_key(|(index, _)| *index).map(|(_, partial)| partial)
     }
 
-    /// The times at which people were asked: Unix times in milliseconds.
-    fn questions(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), u64)> {
+    /// Returns the approvals that were requested, with the Unix times of the requests in milliseconds.
+    fn approval_requests(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), u64)> {
         self.attempt.calls.iter().flat_map(|(key, call)| {
             let questions = call.questions.iter();
             questions.map(|asked| ((*key, asked.request.phase), asked.at.time))
         })
     }
 
-    fn judgements(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), Judgement)> {
+    fn decisions(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), Judgement)> {
         self.attempt.calls.iter().flat_map(|(key, call)| {
             let decisions = call.decisions.iter();
             decisions.map(|decision| ((*key, decision.phase), decision.judgement()))

@@ -53,34 +53,6 @@ impl ModelRequest {
             omit_body: BTreeSet::new(),
         }
     }
-
-    /// Returns whether two requests are equal except for their messages.
-    pub(super) fn differs_only_in_messages(&self, other: &Self) -> bool {
-        let Self {
-            model,
-            system,
-            messages: _,
-            tools,
-            tool_choice,
-            parallel_tool_calls,
-            stream,
-            max_output_tokens,
-            temperature,
-            extra_body,
-            omit_body,
-        } = self;
-        *model == other.model
-            && *system == other.system
-            // Comparing shared tools compares their pointers first.
-            && *tools == other.tools
-            && *tool_choice == other.tool_choice
-            && *parallel_tool_calls == other.parallel_tool_calls
-            && *stream == other.stream
-            && *max_output_tokens == other.max_output_tokens
-            && *temperature == other.temperature
-            && *extra_body == other.extra_body
-            && *omit_body == other.omit_body
-    }
 }
 
 /// The definition of a tool as the model sees it.

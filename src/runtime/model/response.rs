@@ -131,7 +131,7 @@ impl Collector {
     pub(super) fn push(&mut self, batch: Vec<Delta>) -> Result<(), ProviderError> {
         for delta in batch {
             self.assembler.push(&delta);
-            if let Some(error) = self.assembler.spoiled_by() {
+            if let Some(error) = self.assembler.fatal_error() {
                 return Err(error.clone());
             }
         }

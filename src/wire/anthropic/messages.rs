@@ -231,12 +231,11 @@ struct ServiceCalls {
 
 /// The members of a kept block that decide whether it can go back.
 #[derive(Default, Deserialize)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
 struct BlockHeader<'a> {
-    #[serde(borrow, rename = "type", default)]
+    #[serde(rename = "type")]
     kind: Scalar<'a>,
-    #[serde(borrow, default)]
     id: Scalar<'a>,
-    #[serde(borrow, default)]
     tool_use_id: Scalar<'a>,
 }
 

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use super::decode::read_or_repair;
 use super::metadata::{COLLECTED_BYTES_MAX, RawBlock};
 use super::payload::{BlockPayload, DeltaPayload};
-use crate::wire::lenient::Scalar;
+use crate::wire::lenient::{Scalar, argument_text};
 use crate::wire::repair::parse_value;
 use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
@@ -46,7 +46,7 @@ enum BlockState {
     Call {
         /// The arguments of the block's start. Some services send `{}` before the pieces, others
         /// send all arguments and no pieces.
-        input: Option<Box<str>>,
+        input: Option<String>,
         has_pieces: bool,
         /// The block, if the service runs the call itself.
         service_block: Option<RawBlock>,
@@ -223,7 +223,7 @@ impl BlockTracker {
                 }));
             }
             BlockState::Call { input, has_pieces, service_block } => {
-                let arguments = input.filter(|_| !has_pieces).map(String::from);
+                let arguments = input.filter(|_| !has_pieces);
                 out.push(Delta::Seal { index, arguments });
                 out.extend(
                     service_block
@@ -258,7 +258,7 @@ fn begin_call(
     out: &mut Vec<Delta>,
 ) -> BlockState {
     let is_ours = kind != CallKind::ServerToolUse;
-    let input = block.input.map(RawValue::get).filter(|input| *input != "null").map(input_text);
+    let input = block.input.and_then(|input| argument_text(input.get()));
     out.push(Delta::Call(CallDelta {
         index: Some(index),
         id: block.id.into_text(),
@@ -294,7 +294,7 @@ fn break_off_block(index: u64, state: BlockState, out: &mut Vec<Delta>) {
         BlockState::Call { input: Some(input), has_pieces: false, service_block } => {
             let kind =
                 if service_block.is_some() { CallKind::ServerToolUse } else { CallKind::Function };
-            let arguments = Some(input.into());
+            let arguments = Some(input);
             let piece = CallDelta { index: Some(index), arguments, kind, ..CallDelta::default() };
             out.push(Delta::Call(piece));
         }
@@ -312,14 +312,6 @@ fn push_text(text: &Scalar<'_>, kind: fn(String) -> Delta, out: &mut Vec<Delta>)
     let text = text.as_text().filter(|text| !text.is_empty());
     out.extend(text.map(|text| kind(text.to_owned())));
     text.is_some()
-}
-
-/// Returns arguments as text: the contents of a JSON string, or the JSON.
-fn input_text(json: &str) -> Box<str> {
-    match serde_json::from_str::<String>(json) {
-        Ok(text) => text.into(),
-        Err(_) => json.into(),
-    }
 }
 
 /// Returns the text between the brackets of a JSON list.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::GeminiDialect;
-use super::payload::{CandidatePayload, ChunkPayload, PartPayload, PromptFeedback};
+use super::payload::{CandidatePayload, ChunkPayload, PartPayload};
 use super::usage::usage_of;
 use crate::types::{FinishKind, FinishReason};
 use crate::wire::error::{keyed_error, unkeyed_error};
+use crate::wire::repair::parse_value;
 use crate::wire::{Delta, ProviderMetadata};
 
 impl GeminiDialect {
@@ -26,11 +27,8 @@ impl GeminiDialect {
                 self.decode_candidate(candidate, out);
             }
         }
-        let PromptFeedback { block_reason, block_reason_message } = &chunk.feedback;
-        let blocked = [block_reason, block_reason_message]
-            .iter()
-            .any(|reason| reason.as_text().is_some_and(is_block_reason));
-        if blocked && !has_candidates && !self.finished {
+        let feedback = chunk.feedback.and_then(|raw| parse_value(raw.get()));
+        if !has_candidates && !self.finished && feedback.as_ref().is_some_and(is_blocked) {
             // The prompt was refused, so there is no candidate with a finish reason.
             out.push(Delta::Finish(FinishReason {
                 kind: FinishKind::ContentFilter,
@@ -133,7 +131,10 @@ impl GeminiDialect {
     }
 }
 
-/// Returns whether a text is the reason why a prompt was blocked.
-fn is_block_reason(word: &str) -> bool {
-    !word.is_empty() && !word.eq_ignore_ascii_case("BLOCK_REASON_UNSPECIFIED")
+/// Returns whether the service refused the prompt. The message may come without the reason.
+fn is_blocked(feedback: &Value) -> bool {
+    ["blockReason", "block_reason", "blockReasonMessage", "block_reason_message"]
+        .iter()
+        .filter_map(|key| feedback.get(key)?.as_str())
+        .any(|text| !text.is_empty() && !text.eq_ignore_ascii_case("BLOCK_REASON_UNSPECIFIED"))
 }

@@ -15,7 +15,8 @@ use crate::wire::lenient::{
 pub(super) struct ChunkPayload<'a> {
     pub(super) candidates: LenientList<CandidatePayload<'a>>,
     pub(super) usage: Option<&'a RawValue>,
-    pub(super) feedback: PromptFeedback<'a>,
+    /// The service's judgement of the prompt.
+    pub(super) feedback: Option<&'a RawValue>,
     pub(super) error: Option<&'a RawValue>,
 }
 
@@ -27,31 +28,8 @@ impl<'de> ReadMembers<'de> for ChunkPayload<'de> {
                 map.next_value_seed(ObjectListSeed(&mut self.candidates))?;
             }
             "usageMetadata" | "usage_metadata" => self.usage = map.next_value()?,
-            "promptFeedback" | "prompt_feedback" => {
-                map.next_value_seed(ObjectSeed(&mut self.feedback))?;
-            }
+            "promptFeedback" | "prompt_feedback" => self.feedback = map.next_value()?,
             "error" => self.error = map.next_value()?,
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-}
-
-/// The service's judgement of the prompt.
-#[derive(Default)]
-pub(super) struct PromptFeedback<'a> {
-    pub(super) block_reason: Scalar<'a>,
-    /// The reason as a sentence. It may come without `block_reason`.
-    pub(super) block_reason_message: Scalar<'a>,
-}
-
-impl<'de> ReadMembers<'de> for PromptFeedback<'de> {
-    fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
-        match key {
-            "blockReason" | "block_reason" => self.block_reason = map.next_value()?,
-            "blockReasonMessage" | "block_reason_message" => {
-                self.block_reason_message = map.next_value()?;
-            }
             _ => return Ok(false),
         }
         Ok(true)

@@ -22,16 +22,13 @@ pub(in crate::wire) enum TextContent<'a> {
 
 /// One part of a content that is a list.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
 pub(in crate::wire) struct TextPart<'a> {
-    #[serde(rename = "type", borrow, default)]
+    #[serde(rename = "type")]
     pub(in crate::wire) kind: Scalar<'a>,
-    #[serde(borrow, default)]
     pub(in crate::wire) text: TextContent<'a>,
-    #[serde(borrow, default)]
     pub(in crate::wire) thinking: TextContent<'a>,
-    #[serde(borrow, default)]
     pub(in crate::wire) summary: TextContent<'a>,
-    #[serde(borrow, default)]
     pub(in crate::wire) refusal: TextContent<'a>,
 }
 

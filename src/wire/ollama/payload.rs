@@ -63,23 +63,19 @@ impl<'de> ReadMembers<'de> for MessagePayload<'de> {
 }
 
 #[derive(Default, Deserialize)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
 pub(super) struct CallPayload<'a> {
-    #[serde(borrow, default)]
     pub(super) id: Scalar<'a>,
-    #[serde(borrow, default)]
     pub(super) function: Lenient<FunctionPayload<'a>>,
     /// The name and the arguments, from services that leave out the object `function`.
-    #[serde(borrow, default)]
     pub(super) name: Scalar<'a>,
-    #[serde(borrow, default)]
     pub(super) arguments: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
 pub(super) struct FunctionPayload<'a> {
-    #[serde(borrow, default)]
     pub(super) name: Scalar<'a>,
-    #[serde(borrow, default)]
     pub(super) arguments: Option<&'a RawValue>,
 }
 

@@ -48,10 +48,9 @@ impl<'de> ReadMembers<'de> for ChunkPayload<'de> {
 
 /// The member `x_groq`, in which Groq's API sends token counts and errors.
 #[derive(Default, Deserialize)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
 pub(super) struct GroqPayload<'a> {
-    #[serde(borrow, default)]
     pub(super) usage: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) error: Option<&'a RawValue>,
 }
 
@@ -116,45 +115,33 @@ impl<'de> ReadMembers<'de> for MessagePayload<'de> {
 }
 
 #[derive(Default, Deserialize)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
 pub(super) struct CallPayload<'a> {
-    #[serde(borrow, default)]
     pub(super) index: Number<'a>,
-    #[serde(borrow, default)]
     pub(super) id: Scalar<'a>,
-    #[serde(borrow, default)]
     pub(super) function: Lenient<FunctionPayload<'a>>,
-    #[serde(borrow, default)]
     pub(super) custom: Lenient<CustomPayload<'a>>,
-    #[serde(default)]
     pub(super) extra_content: Option<Value>,
-    #[serde(default)]
     pub(super) provider_specific_fields: Option<Value>,
-    #[serde(default)]
     pub(super) thought_signature: Option<Value>,
     /// The name and the arguments, from services that leave out the object `function`.
-    #[serde(borrow, default)]
     pub(super) name: Scalar<'a>,
-    #[serde(borrow, default)]
     pub(super) arguments: JsonText<'a>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
 pub(super) struct FunctionPayload<'a> {
-    #[serde(borrow, default)]
     pub(super) name: Scalar<'a>,
-    #[serde(borrow, default)]
     pub(super) arguments: JsonText<'a>,
-    #[serde(default)]
     pub(super) provider_specific_fields: Option<Value>,
-    #[serde(default)]
     pub(super) thought_signature: Option<Value>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
 pub(super) struct CustomPayload<'a> {
-    #[serde(borrow, default)]
     pub(super) name: Scalar<'a>,
-    #[serde(borrow, default)]
     pub(super) input: Scalar<'a>,
 }
 

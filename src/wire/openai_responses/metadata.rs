@@ -24,15 +24,12 @@ pub(super) enum ReplayMode {
 
 /// The members that decide whether an item of the service's own can go back.
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
 pub(super) struct ProviderItem<'a> {
-    #[serde(rename = "type", borrow)]
+    #[serde(rename = "type")]
     kind: Scalar<'a>,
-    #[serde(borrow)]
     id: Scalar<'a>,
-    #[serde(borrow)]
     encrypted_content: Scalar<'a>,
-    #[serde(borrow)]
     content: Option<&'a RawValue>,
 }
 

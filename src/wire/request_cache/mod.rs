@@ -67,8 +67,10 @@ impl CachedRequest {
     fn is_prefix_of(&self, wire: Wire, request: &ModelRequest) -> bool {
         let leading = request.messages.get(..self.messages.len());
         let is_same = |(old, new)| Arc::ptr_eq(old, new);
+        let messages = self.request.messages.clone();
         self.wire == wire
-            && self.request.differs_only_in_messages(request)
+            // Comparing shared tools compares their pointers first.
+            && self.request == ModelRequest { messages, ..request.clone() }
             && leading.is_some_and(|leading| self.messages.iter().zip(leading).all(is_same))
     }
 }
