@@ -180,7 +180,11 @@ impl Breaker {
                     }
                 };
                 self.epoch += 1;
-                self.open = Some(OpenState { until: now.saturating_add(open_for), open_for, probing: false });
+                self.open = Some(OpenState {
+                    until: now.saturating_add(open_for),
+                    open_for,
+                    probing: false,
+                });
                 Some(BreakerChange::Opened { failures: self.failures, open_for })
             }
         }
@@ -358,7 +362,11 @@ mod tests {
         assert_eq!(breaker.handle_request(seconds(3)), refused(1, Some(28)));
         let probe = breaker.handle_request(seconds(31)).unwrap();
         assert_eq!(breaker.handle_end(seconds(32), four, ServiceSignal::None), None);
-        assert_eq!(breaker.handle_request(seconds(32)), refused(1, None), "the probe is still open");
+        assert_eq!(
+            breaker.handle_request(seconds(32)),
+            refused(1, None),
+            "the probe is still open"
+        );
         breaker.handle_end(seconds(33), probe, ServiceSignal::Failed);
         assert_eq!(breaker.state(seconds(34)), BreakerState::Open);
     }
@@ -405,7 +413,10 @@ mod tests {
         let message = |failures, wait| BreakerRefusal { failures, wait }.into_error().message;
         let before = "the model is not asked: its last";
         let wait = Some(Duration::from_millis(11_001));
-        assert_eq!(message(5, wait), format!("{before} 5 requests failed; it is tried again in 12s"));
+        assert_eq!(
+            message(5, wait),
+            format!("{before} 5 requests failed; it is tried again in 12s")
+        );
         let wait = Some(Duration::from_micros(4_100));
         assert_eq!(message(1, wait), format!("{before} request failed; it is tried again in 5ms"));
         let trying = format!("{before} 7 requests failed; another session is trying it again");
@@ -452,7 +463,9 @@ mod tests {
                 },
                 Self::HalfOpen { time, failures, probe } if *probe == Some(ended) => match signal {
                     ServiceSignal::None => *probe = None,
-                    ServiceSignal::Works => *self = Self::Closed { failures: 0, requests: Vec::new() },
+                    ServiceSignal::Works => {
+                        *self = Self::Closed { failures: 0, requests: Vec::new() }
+                    }
                     ServiceSignal::Failed => {
                         let (time, failures) = ((*time * 2).min(240), *failures + 1);
                         *self = Self::Open { since: now, time, failures };

@@ -107,7 +107,8 @@ impl EffectQueue {
     /// Queues the next deferred effect whose records are durable. Returns the call if the effect
     /// is its start.
     pub(super) fn handle_recorded(&mut self, upto: u64) -> Option<CallKey> {
-        while let Some((_, deferred)) = self.deferred.pop_front_if(|(records, _)| *records <= upto) {
+        while let Some((_, deferred)) = self.deferred.pop_front_if(|(records, _)| *records <= upto)
+        {
             match deferred {
                 DeferredEffect::Queue(effect) => self.ready.push_back(effect),
                 DeferredEffect::StartCall(key) => return Some(key),

@@ -11,7 +11,10 @@ use crate::types::{
 };
 
 /// Returns the answer to a call of an unknown tool.
-pub(super) fn unknown_tool<'a>(name: &str, offered: impl Iterator<Item = &'a String>) -> ToolOutcome {
+pub(super) fn unknown_tool<'a>(
+    name: &str,
+    offered: impl Iterator<Item = &'a String>,
+) -> ToolOutcome {
     let offered: Vec<&str> = offered.map(String::as_str).collect();
     let list = if offered.is_empty() {
         "There are no tools.".to_owned()
