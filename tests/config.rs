@@ -331,7 +331,8 @@ fn a_named_token_variable_must_hold_a_token() {
         ("SPACED", "holds characters that no HTTP header can carry"),
         ("CALLSHEET_TOKEN", "is not set"),
     ] {
-        let error = format!("2: host.token_env: the environment variable {name} {problem}: {advice}");
+        let error =
+            format!("2: host.token_env: the environment variable {name} {problem}: {advice}");
         check(&format!("[host]\ntoken_env = '{name}'\n"), &[&error]);
     }
     check(

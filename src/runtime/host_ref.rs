@@ -156,9 +156,5 @@ fn read_stored(shared: &HostState, id: &SessionId) -> Result<StoredSession, Host
     let limits = |overrides: &_| own.with_recorded(overrides).limits().clone();
     let stored = StoredSession::read(&entries, &limits)
         .map_err(|error| HostError::Rebuild(format!("session {id}: {error}")))?;
-    if stored.session.is_closed() {
-        Err(HostError::NoSuchSession(id.clone()))
-    } else {
-        Ok(stored)
-    }
+    if stored.session.is_closed() { Err(HostError::NoSuchSession(id.clone())) } else { Ok(stored) }
 }

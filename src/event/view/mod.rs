@@ -84,7 +84,9 @@ impl PublishedEvent {
                 &ToolProgressView { tool_id: AsDisplay(*key), text },
                 text.len(),
             ),
-            Event::TurnEnded { summary } => self.single("turn_end", &TurnEndView::new(summary), 256),
+            Event::TurnEnded { summary } => {
+                self.single("turn_end", &TurnEndView::new(summary), 256)
+            }
             Event::AttemptStarted { attempt, model, streamed, reason, wait, .. } => {
                 let wait_ms = millis(*wait);
                 let fields =

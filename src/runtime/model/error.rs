@@ -170,7 +170,11 @@ mod tests {
             error.retry_after = Some(Duration::from_secs(1));
             RetryHints::read(&headers, SystemTime::UNIX_EPOCH).apply_to(&mut error);
             assert_eq!(error.retryable, expected, "{word:?}");
-            assert_eq!(error.retry_after, Some(Duration::from_secs(1)), "the value from the body is kept");
+            assert_eq!(
+                error.retry_after,
+                Some(Duration::from_secs(1)),
+                "the value from the body is kept"
+            );
         }
     }
 

@@ -55,7 +55,8 @@ pub(in crate::runtime) async fn spawn(
         }
     });
     let (log, state) = (Arc::new(log), Arc::new(SessionActivity::default()));
-    let arguments = SessionArguments { opening, link, log: Arc::clone(&log), live: Arc::clone(&state) };
+    let arguments =
+        SessionArguments { opening, link, log: Arc::clone(&log), live: Arc::clone(&state) };
     let (spawned, _) = Actor::spawn_linked(None, SessionActor, arguments, supervisor)
         .await
         .map_err(|_| HostError::ShuttingDown)?;
