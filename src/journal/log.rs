@@ -21,7 +21,7 @@ pub struct SessionLog {
     log_state: Arc<SessionLogState>,
     /// Locked during the engine's `append`, so that it receives the records in order.
     sequence: Mutex<Sequence>,
-    durability: Arc<DurableProgress>,
+    durability: Arc<DurabilityTracker>,
 }
 
 #[derive(Debug)]
@@ -32,8 +32,8 @@ struct Sequence {
     recent: Vec<Arc<JournalEntry>>,
 }
 
-/// How far the appended records are durable.
-struct DurableProgress {
+/// The durability of the appended records.
+struct DurabilityTracker {
     state: Mutex<DurabilityState>,
     listener: DurabilityListener,
 }
@@ -87,7 +87,7 @@ impl SessionLog {
             journal,
             log_state: Arc::default(),
             sequence: Mutex::new(Sequence { last, closed: false, recent: Vec::new() }),
-            durability: Arc::new(DurableProgress { state, listener: Box::new(listener) }),
+            durability: Arc::new(DurabilityTracker { state, listener: Box::new(listener) }),
         }
     }
 
@@ -264,7 +264,7 @@ impl SessionLog {
     }
 }
 
-impl DurableProgress {
+impl DurabilityTracker {
     fn update(&self, upto: Seq, status: BatchStatus) {
         match status {
             BatchStatus::Written => {}
@@ -308,8 +308,8 @@ impl DurableProgress {
     }
 }
 
-impl fmt::Debug for DurableProgress {
+impl fmt::Debug for DurabilityTracker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DurableProgress").field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("DurabilityTracker").field("state", &self.state).finish_non_exhaustive()
     }
 }

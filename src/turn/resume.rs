@@ -1,12 +1,13 @@
-//! A turn from its records: after a crash of the host, or of one of the run's actors.
+//! Resumes a turn from its records, after a crash of the host or of one of the run's actors.
 //!
-//! The turn machine goes on with what the journal holds. An outcome that is recorded is used. An
-//! intent without an outcome is answered `Unknown`, unless its tool is idempotent: then it runs
-//! again under the same idempotency key. A call without an intent is decided as if it were new.
-//! Questions to people stay open, and the time for a decision also passes while no host runs.
+//! A recorded outcome is used. A call with an intent and without an outcome is answered `Unknown`;
+//! if its tool is idempotent, it runs again with the same idempotency key. A call without an intent
+//! is decided as if it were new. Approvals stay pending, and their timeouts also pass while no host
+//! runs.
 //!
-//! If only the owner of the turn died, the tool supervisor has outlived it. Then a call that runs
-//! goes on, the turn attaches to it, and an intent without a start is no unknown outcome.
+//! If only the owner of the turn died, its tool supervisor still runs the calls. The resumed turn
+//! attaches to them, and a call that the supervisor was never told to start is decided as if it were
+//! new, even if it has an intent.
 
 use std::borrow::Borrow;
 use std::sync::Arc;
@@ -91,13 +92,13 @@ impl Turn {
             Some(reason) => resumed.handle_cancel(Duration::ZERO, reason),
             None => resumed.advance(),
         }
-        // The time for a decision may have passed while no host ran.
+        // Approvals may have expired while no host ran.
         resumed.expire_approvals();
         resumed.advance();
         resumed
     }
 
-    /// Resumes a turn whose response is known: its calls go on.
+    /// Resumes a turn whose response is recorded: its calls continue.
     fn resume_response(
         &mut self,
         ending: ResponseDisposition,
@@ -116,9 +117,8 @@ impl Turn {
         }
     }
 
-    /// Resumes a turn of which a call with effects had started early, and the rest of the response
-    /// is lost. Watchers may have seen more of it than is kept, so that the kept part is shown
-    /// again.
+    /// Resumes a turn whose response is lost after a call with effects had started early. Clients may
+    /// have received more of the response than is kept, so that the kept part is published again.
     fn resume_broken(&mut self, partial: &PartialResponse, recorded: &RecordedTurn<'_, '_>) {
         let message = Arc::new(partial.message.clone());
         let (attempt, start) = (recorded.attempt_number(), recorded.attempt.start);
@@ -132,8 +132,8 @@ impl Turn {
             rollback: false,
             fallback: false,
         });
-        for piece in displayed_text(&message, &partial.shown) {
-            self.emit(piece.into());
+        for text in displayed_text(&message, &partial.shown) {
+            self.emit(text.into());
         }
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
@@ -169,7 +169,7 @@ impl Turn {
         error
     }
 
-    /// Resumes a turn that has no response: the model is asked again.
+    /// Resumes a turn without a response: requests the response again.
     fn resume_without_response(&mut self, recorded: &RecordedTurn<'_, '_>) {
         self.abort_unattached(&recorded.live);
         let attempt = recorded.attempt_number();
@@ -198,9 +198,9 @@ impl Turn {
         for call in calls {
             let tool = self.spec.rules.tools.get(&*call.name).cloned();
             let mut restored = TurnCall::restored(call.clone(), tool);
-            let known = recorded.call(call.key);
-            let report = known.and_then(|known| known.reports.last());
-            if let Some(ended) = known.and_then(CallTranscript::outcome) {
+            let transcript = recorded.call(call.key);
+            let report = transcript.and_then(|call| call.reports.last());
+            if let Some(ended) = transcript.and_then(CallTranscript::outcome) {
                 restored.restore_outcome(ended);
                 if let Some(report) = report {
                     restored.reads = report.reads.clone();
@@ -210,21 +210,21 @@ impl Turn {
             } else if let Some(report) = report {
                 restored.started_at = Some(Duration::ZERO);
                 restored.answered_at = Some(Duration::ZERO);
-                // It ran again because what it had read at first was out of date.
-                restored.notes.conflict = known.is_some_and(|known| known.reports.len() > 1);
+                // A second report shows that the call ran again because of a conflict.
+                restored.notes.conflict = transcript.is_some_and(|call| call.reports.len() > 1);
                 restored.phase = CallPhase::Reported(ReportedOutcome {
                     outcome: report.outcome.clone(),
                     reads: report.reads.clone(),
                     writes: report.writes.clone(),
                 });
             } else {
-                // The same bytes show again what is wrong with them.
+                // Parses the same bytes again to find the same error.
                 let raw = call.raw.clone().unwrap_or_else(|| call.arguments_text());
                 admission::parse_call_arguments(&mut restored, &raw, false);
                 let retention = admission::retention_by_rules(call.key.index, &self.spec.rules);
                 restored.is_excess = retention == CallRetention::KeepExcess;
             }
-            let mut decisions = known.into_iter().flat_map(|known| &known.decisions);
+            let mut decisions = transcript.into_iter().flat_map(|call| &call.decisions);
             let before = decisions.rfind(|decision| decision.phase == ApprovalPhase::Before);
             restored.notes.before =
                 before.map(|decision| decision.judgement()).or(restored.notes.before);
@@ -232,10 +232,9 @@ impl Turn {
         }
     }
 
-    /// Resumes the calls that have no outcome. The turn attaches to live calls. Reports that need no
-    /// order are reviewed again, and calls that people had rejected are answered. A call that was
-    /// intended and may have started runs again if its tool is idempotent, and is answered as
-    /// unknown otherwise.
+    /// Resumes the calls that have no outcome. The turn attaches to live calls, reviews a report
+    /// without variables again, and answers a rejected call. Another call with an intent runs again
+    /// if its tool is idempotent, and is answered as unknown otherwise.
     fn resume_open_calls(&mut self, recorded: &RecordedTurn<'_, '_>) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get_mut(index) else { return };
@@ -261,12 +260,12 @@ impl Turn {
                 continue;
             }
             let is_intended =
-                recorded.call(call.key()).is_some_and(|known| !known.intents.is_empty());
+                recorded.call(call.key()).is_some_and(|call| !call.intents.is_empty());
             if !is_intended || recorded.live.is_complete {
                 continue;
             }
-            // It may have run, so that a cancellation has to say so and an identical call behind it
-            // must not run either.
+            // The call may have run: a cancellation has to say so, and an identical later call must
+            // not run either.
             call.started_at = Some(Duration::ZERO);
             if call.tool.as_ref().is_some_and(|tool| tool.idempotent) {
                 self.start_or_request_permit(index);
@@ -320,7 +319,7 @@ impl TurnCall {
 }
 
 impl<'t, 'a> RecordedTurn<'t, 'a> {
-    /// The number of the last attempt; 0 if no model was asked.
+    /// Returns the number of the last attempt, or 0 if none was started.
     fn attempt_number(&self) -> u32 {
         self.attempt.start.map_or(0, |_| self.attempt.number)
     }
@@ -329,7 +328,7 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
         self.attempt.calls.get(&key)
     }
 
-    /// The response up to the last call of it that started early.
+    /// Returns the response up to the last call that started early.
     fn partial_response(&self) -> Option<&'a PartialResponse> {
         let intents = self.attempt.calls.values().flat_map(|call| &call.intents);
         let partial = intents.filter_map(|intent| Some((intent.at.index, intent.partial?)));
@@ -352,7 +351,7 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
     }
 }
 
-/// The first reason to end the turn that was recorded while it went on.
+/// Returns the first recorded reason to end the turn.
 fn cancel_reason(run: &RunTranscript<'_>) -> Option<CancelReason> {
     let stops = run.stops.iter().filter(|stop| stop.mode == StopMode::Now);
     let stops = stops.map(|stop| (stop.at.index, CancelReason::Stop));
