@@ -99,7 +99,7 @@ mod tests {
         }
     }
 
-    fn said(parts: Vec<MessagePart>) -> ResponseMessage {
+    fn model_message(parts: Vec<MessagePart>) -> ResponseMessage {
         let origin = ModelOrigin { wire: Wire::OpenaiResponses, model: "m".into() };
         ResponseMessage {
             text: "Let me add.".into(),
@@ -152,7 +152,7 @@ mod tests {
 
     /// The items between the user's and the outputs.
     fn back(parts: Vec<MessagePart>) -> Vec<Value> {
-        let body = sent(&ModelRequest::new("m", history(said(parts))));
+        let body = sent(&ModelRequest::new("m", history(model_message(parts))));
         let items = body["input"].as_array().unwrap();
         items[1..items.len() - 2].to_vec()
     }
@@ -163,12 +163,12 @@ mod tests {
         ModelRequest {
             system: Some("Be brief.".into()),
             tools: [tool].into(),
-            ..ModelRequest::new("m", history(said(parts())))
+            ..ModelRequest::new("m", history(model_message(parts())))
         }
     }
 
     #[test]
-    fn streamed_with_all_that_its_own_model_said() {
+    fn streamed_with_a_message_of_its_own_model() {
         insta::assert_json_snapshot!(sent(&ModelRequest {
             parallel_tool_calls: Some(false),
             max_output_tokens: Some(100),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_with_what_another_model_said() {
+    fn plain_with_a_message_of_another_model() {
         insta::assert_json_snapshot!(sent(&ModelRequest {
             model: "other".into(),
             tool_choice: ToolChoice::Tool("add".into()),
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_call_of_an_unknown_tool_goes_back_under_a_valid_name() {
-        let mut message = said(parts());
+        let mut message = model_message(parts());
         message.calls[0].name = "multi_tool_use.parallel".into();
         for model in ["m", "other"] {
             let body = sent(&ModelRequest::new(model, history(message.clone())));
@@ -258,7 +258,7 @@ mod tests {
     fn stored_reasoning_goes_back_without_its_content() {
         let mut parts = parts();
         parts[1] = raw(r#"{"id":"rs_1","type":"reasoning","summary":[]}"#);
-        let request = ModelRequest::new("m", history(said(parts)));
+        let request = ModelRequest::new("m", history(model_message(parts)));
         let extra = json!({"store": true, "include": []}).as_object().unwrap().clone();
         let stored = ModelRequest { extra_body: extra, ..request.clone() };
         let body = sent(&stored);
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn invalid_tool_names_are_sanitized() {
-        let mut message = said(parts());
+        let mut message = model_message(parts());
         message.calls[0].name = "functions.add".into();
         message.calls[1].name = "x".repeat(70).into();
         let body = sent(&ModelRequest::new("m", history(message)));
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn the_result_of_a_custom_call_has_its_own_type() {
         let members = r#"{"id":"ctc_1","type":"custom_tool_call"}"#;
-        let mut message = said(vec![
+        let mut message = model_message(vec![
             MessagePart::Call { index: 0, members: Some(members.into()) },
             MessagePart::Call { index: 1, members: None },
         ]);
