@@ -5,25 +5,42 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
+use super::{AnthropicDialect, messages};
+use crate::wire::dialect::{KeyHeader, RequestFormat, has_version};
 use crate::wire::extra_members::present_members;
-use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
+use crate::wire::request_cache::HistoryWriter;
+use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
 /// The limit of the answer's length if none is configured. The API requires one.
 const MAX_TOKENS: u64 = 8192;
 
-/// Returns the members of the body other than the messages.
-pub(super) fn head(request: &ModelRequest) -> Value {
-    let has_tools = !request.tools.is_empty();
-    json!({
-        "model": request.model,
-        "max_tokens": max_tokens(request),
-        "system": request.system.as_deref().filter(|text| !text.trim().is_empty()),
-        "tools": has_tools.then(|| request.tools.iter().map(tool).collect::<Vec<_>>()),
-        "tool_choice": has_tools.then(|| tool_choice(request)),
-        // The API's maximum is 1. Other wires accept up to 2.
-        "temperature": request.temperature.map(|temperature| temperature.clamp(0.0, 1.0)),
-        "stream": request.stream,
-    })
+impl RequestFormat for AnthropicDialect {
+    const STREAM_FRAMING: Framing = Framing::Sse;
+    const KEY_HEADER: KeyHeader = KeyHeader { name: "x-api-key", prefix: "" };
+    const HISTORY_MEMBER: &'static str = "messages";
+    const HEADERS: &'static [(&'static str, &'static str)] = &[("anthropic-version", "2023-06-01")];
+
+    fn url(base: &str, _model: &str, _stream: bool) -> String {
+        if has_version(base) { format!("{base}/messages") } else { format!("{base}/v1/messages") }
+    }
+
+    fn head(request: &ModelRequest) -> Value {
+        let has_tools = !request.tools.is_empty();
+        json!({
+            "model": request.model,
+            "max_tokens": max_tokens(request),
+            "system": request.system.as_deref().filter(|text| !text.trim().is_empty()),
+            "tools": has_tools.then(|| request.tools.iter().map(tool).collect::<Vec<_>>()),
+            "tool_choice": has_tools.then(|| tool_choice(request)),
+            // The API's maximum is 1. Other wires accept up to 2.
+            "temperature": request.temperature.map(|temperature| temperature.clamp(0.0, 1.0)),
+            "stream": request.stream,
+        })
+    }
+
+    fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {
+        messages::write(request, writer);
+    }
 }
 
 /// Returns the limit of the answer's length, including thinking. The default has room for the

@@ -2,7 +2,8 @@ use serde_json::json;
 
 use super::*;
 use crate::types::{FinishReason, ProviderError, ProviderErrorKind};
-use crate::wire::{CallDelta, ProviderMetadata};
+use crate::wire::dialect::RequestFormat;
+use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
     crate::wire::full_parse::deltas::<AnthropicDialect>(payloads)

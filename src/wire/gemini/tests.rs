@@ -1,6 +1,6 @@
 use super::*;
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
-use crate::wire::{CallDelta, ProviderMetadata};
+use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
     crate::wire::full_parse::deltas::<GeminiDialect>(payloads)

@@ -1,6 +1,7 @@
 use super::*;
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
-use crate::wire::CallDelta;
+use crate::wire::dialect::RequestFormat;
+use crate::wire::{CallDelta, Delta};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
     crate::wire::full_parse::deltas::<OllamaDialect>(payloads)

@@ -2,7 +2,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind};
-use crate::wire::{CallDelta, CallKind, ProviderMetadata};
+use crate::wire::dialect::PayloadDecoder;
+use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
     crate::wire::full_parse::deltas::<OpenaiChatDialect>(payloads)

@@ -16,7 +16,10 @@
 
 use serde_json::{Value, json};
 
-use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
+use super::{OpenaiResponsesDialect, messages};
+use crate::wire::dialect::{KeyHeader, RequestFormat};
+use crate::wire::request_cache::HistoryWriter;
+use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
 /// The smallest limit of the answer's length that the service accepts (its error message).
 const OUTPUT_TOKENS_MIN: u32 = 16;
@@ -26,21 +29,34 @@ const OUTPUT_TOKENS_MIN: u32 = 16;
 /// may reason.
 const WITHOUT_REASONING: [&str; 4] = ["gpt-3", "gpt-4", "chatgpt-4", "gpt-5-chat"];
 
-/// Returns the members of the body other than the input.
-pub(super) fn head(request: &ModelRequest) -> Value {
-    let has_tools = !request.tools.is_empty();
-    json!({
-        "model": request.model,
-        "instructions": request.system.as_deref().filter(|text| !text.is_empty()),
-        "tools": has_tools.then(|| request.tools.iter().map(tool).collect::<Vec<_>>()),
-        "tool_choice": has_tools.then(|| tool_choice(&request.tool_choice)),
-        "parallel_tool_calls": request.parallel_tool_calls.filter(|_| has_tools),
-        "stream": request.stream,
-        "max_output_tokens": request.max_output_tokens.map(|tokens| tokens.max(OUTPUT_TOKENS_MIN)),
-        "temperature": request.temperature,
-        "store": false,
-        "include": may_reason(&request.model).then_some(["reasoning.encrypted_content"]),
-    })
+impl RequestFormat for OpenaiResponsesDialect {
+    const STREAM_FRAMING: Framing = Framing::Sse;
+    const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
+    const HISTORY_MEMBER: &'static str = "input";
+
+    fn url(base: &str, _model: &str, _stream: bool) -> String {
+        format!("{base}/responses")
+    }
+
+    fn head(request: &ModelRequest) -> Value {
+        let has_tools = !request.tools.is_empty();
+        json!({
+            "model": request.model,
+            "instructions": request.system.as_deref().filter(|text| !text.is_empty()),
+            "tools": has_tools.then(|| request.tools.iter().map(tool).collect::<Vec<_>>()),
+            "tool_choice": has_tools.then(|| tool_choice(&request.tool_choice)),
+            "parallel_tool_calls": request.parallel_tool_calls.filter(|_| has_tools),
+            "stream": request.stream,
+            "max_output_tokens": request.max_output_tokens.map(|tokens| tokens.max(OUTPUT_TOKENS_MIN)),
+            "temperature": request.temperature,
+            "store": false,
+            "include": may_reason(&request.model).then_some(["reasoning.encrypted_content"]),
+        })
+    }
+
+    fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {
+        messages::write(request, writer);
+    }
 }
 
 /// Returns whether a model may reason, judged by its name without the prefixes of gateways.

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::types::{FinishKind, FinishReason, ProviderErrorKind, Usage};
-use crate::wire::{CallDelta, CallKind, ProviderMetadata};
+use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
     crate::wire::full_parse::deltas::<OpenaiResponsesDialect>(payloads)
