@@ -107,7 +107,7 @@ pub fn log(published: &PublishedEvent) {
 /// Logs that a model's circuit breaker opened or closed. The line belongs to no run.
 pub(super) fn breaker_changed(model: &str, change: BreakerChange) {
     match change {
-        BreakerChange::Opened { failures, time } => {
+        BreakerChange::Opened { failures, open_for: time } => {
             warn!(model, failures, open_for_ms = millis(time), "model_breaker_opened");
         }
         BreakerChange::Closed => info!(model, "model_breaker_closed"),
@@ -375,7 +375,7 @@ where
         .with_env_filter(filter)
         .with_writer(writer)
         .with_ansi(coloured)
-        // Errors of the log output would be printed to stderr. If stderr is closed, that panics.
+        // Otherwise errors of the log output are printed to stderr, which panics if stderr is closed.
         .log_internal_errors(false)
         .with_target(false);
     match format {
@@ -422,7 +422,7 @@ mod tests {
     }
 
     const CHANGES: [BreakerChange; 2] = [
-        BreakerChange::Opened { failures: 5, time: Duration::from_secs(30) },
+        BreakerChange::Opened { failures: 5, open_for: Duration::from_secs(30) },
         BreakerChange::Closed,
     ];
 

@@ -99,7 +99,10 @@ mod tests {
         let open = meter.request_in_flight();
         meter.queue_wait(Duration::from_secs(1));
         meter.breaker(BreakerState::Open);
-        meter.breaker_changed(BreakerChange::Opened { failures: 5, time: Duration::from_secs(30) });
+        meter.breaker_changed(BreakerChange::Opened {
+            failures: 5,
+            open_for: Duration::from_secs(30),
+        });
         check([
             "requests_in_flight 1",
             "requests_waiting 2",

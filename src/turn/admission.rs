@@ -1,39 +1,49 @@
-//! Which calls run, and what the others are answered.
+//! Admission of calls: which calls of a response are kept, and which of the kept calls run.
+//!
+//! A call is kept or dropped when it opens ([`decide_retention`]): `multi_tool_calls`,
+//! `max_tool_calls_per_turn` with `on_excess`, the last request of a run, the budget of the run.
+//! With `on_excess: answer` as many excess calls as the limit are kept and answered; the calls after
+//! them are dropped.
+//!
+//! A kept call is admitted when it is sealed ([`admit`]): it runs, it is answered without running
+//! (excess, unknown tool, invalid arguments), or it is a [`duplicate`](super::duplicate).
 
 use std::sync::Arc;
 
-use super::call::{CallPhase, TurnCall, identity};
-use super::model_messages;
+use super::call::{TurnCall, identity};
+use super::duplicate::find_identical_call;
+use super::effect::{TurnRules, TurnSpec};
+use super::{Turn, model_messages};
 use crate::config::OnExcess;
 use crate::event::ArgumentsAnomaly;
 use crate::response::{ParsedArguments, parse_arguments};
-use crate::turn::effect::{TurnRules, TurnSpec};
-use crate::types::{CallKey, ToolOutcome};
+use crate::types::{CallKey, RunError, ToolOutcome};
 
 /// The decision about a call when it opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallRetention {
-    /// It is kept.
+    /// The call is kept.
     Keep,
-    /// It is kept and answered, not run: one too many.
+    /// The call exceeds `max_tool_calls_per_turn`. It is kept and answered without running.
     KeepExcess,
-    /// It leaves the history: the flag, or a last request.
+    /// The call is dropped: it is not the first one without `multi_tool_calls`, or the request is
+    /// the last one of the run.
     Drop,
-    /// It leaves the history: too many.
+    /// The call exceeds `max_tool_calls_per_turn` and is dropped.
     DropExcess,
-    /// The response holds too many calls, and that ends the run.
+    /// The call exceeds `max_tool_calls_per_turn`, which fails the run.
     Fail,
-    /// The run has no call left, and that ends it.
+    /// The call exceeds `max_tool_calls_per_run`, which ends the run.
     OverBudget,
 }
 
-/// Decides on the call at `index` as it opens.
+/// Decides about the call at `index` when it opens.
 pub(super) fn decide_retention(index: u32, spec: &TurnSpec) -> CallRetention {
     if spec.last_request {
         return CallRetention::Drop;
     }
     match retention_by_rules(index, &spec.rules) {
-        // Every call before one that is kept is kept too.
+        // All calls before a kept call are kept, so that `index` is the number of kept calls.
         CallRetention::Keep | CallRetention::KeepExcess
             if spec.budget.calls_left.is_some_and(|left| index >= left) =>
         {
@@ -48,7 +58,7 @@ pub(super) fn decide_retention(index: u32, spec: &TurnSpec) -> CallRetention {
     }
 }
 
-/// Decides on a call by what holds in every turn of the run.
+/// Decides about a call by the rules that are the same in every turn of the run.
 pub(super) fn retention_by_rules(index: u32, rules: &TurnRules) -> CallRetention {
     if !rules.multi_tool_calls && index > 0 {
         return CallRetention::Drop;
@@ -64,72 +74,72 @@ pub(super) fn retention_by_rules(index: u32, rules: &TurnRules) -> CallRetention
     }
 }
 
-/// Takes in the arguments as they came: once, at the seal (or at the end, for a call that was
-/// never sealed). Says what was odd.
+/// Parses the arguments of a call and validates them. Called once for each call: at its seal, or at
+/// the end of the response. Returns the anomaly of the arguments.
 pub(super) fn parse_call_arguments(
     call: &mut TurnCall,
     raw: &str,
     oversize: bool,
 ) -> Option<ArgumentsAnomaly> {
-    let mut odd = None;
+    let mut anomaly = None;
     if oversize {
         call.call.raw = Some(raw.to_owned());
         call.arguments_error =
             Some(model_messages::invalid_arguments("they are larger than allowed", raw));
-        odd = Some(ArgumentsAnomaly::Invalid);
+        anomaly = Some(ArgumentsAnomaly::Invalid);
     } else {
         match parse_arguments(raw) {
             ParsedArguments::Object { value, decoded_twice } => {
                 call.call.arguments = Arc::new(value);
                 if decoded_twice {
                     call.call.raw = Some(raw.to_owned());
-                    odd = Some(ArgumentsAnomaly::DecodedTwice);
+                    anomaly = Some(ArgumentsAnomaly::DecodedTwice);
                 }
             }
             ParsedArguments::CutOff => {
                 call.call.raw = Some(raw.to_owned());
                 call.arguments_error = Some(model_messages::cut_off_arguments(raw));
-                odd = Some(ArgumentsAnomaly::CutOff);
+                anomaly = Some(ArgumentsAnomaly::CutOff);
             }
             ParsedArguments::NotAnObject { found } => {
                 call.call.raw = Some(raw.to_owned());
                 call.arguments_error =
                     Some(model_messages::invalid_arguments(&format!("they are {found}"), raw));
-                odd = Some(ArgumentsAnomaly::Invalid);
+                anomaly = Some(ArgumentsAnomaly::Invalid);
             }
         }
     }
     if call.arguments_error.is_none()
         && let Some(tool) = &call.tool
-        && let Some(what) = tool.input.first_violation(&call.call.arguments)
+        && let Some(violation) = tool.input.first_violation(&call.call.arguments)
     {
-        call.arguments_error = Some(model_messages::invalid_arguments(&what, raw));
-        odd = Some(ArgumentsAnomaly::Invalid);
+        call.arguments_error = Some(model_messages::invalid_arguments(&violation, raw));
+        anomaly = Some(ArgumentsAnomaly::Invalid);
     }
     call.identity = identity(&call.call);
-    odd
+    anomaly
 }
 
 /// The decision about a sealed call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CallAdmission {
-    /// It runs.
+    /// The call runs.
     Run,
-    /// It is answered.
+    /// The call is answered with this outcome and does not run.
     Answer(ToolOutcome),
-    /// It gets a copy of that call's outcome.
+    /// The call is a duplicate of this call and copies its outcome.
     Copy(CallKey),
 }
 
-/// Decides on a sealed call; every earlier call is decided.
+/// Decides about a sealed call. Every earlier call is admitted.
 pub(super) fn admit(call: &TurnCall, earlier: &[TurnCall], spec: &TurnSpec) -> CallAdmission {
-    if call.excess {
+    if call.is_excess {
         let maximum = spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
         return CallAdmission::Answer(model_messages::over_limit(maximum));
     }
     let Some(tool) = &call.tool else {
-        let known = spec.rules.tools.keys();
-        return CallAdmission::Answer(model_messages::unknown_tool(&call.call.name, known));
+        let offered = spec.rules.tools.keys();
+        return CallAdmission::Answer(model_messages::unknown_tool(&call.call.name, offered));
     };
     if let Some(answer) = &call.arguments_error {
         return CallAdmission::Answer(answer.clone());
@@ -142,37 +152,34 @@ pub(super) fn admit(call: &TurnCall, earlier: &[TurnCall], spec: &TurnSpec) -> C
     CallAdmission::Run
 }
 
-/// The earlier call with the same name and arguments, unless a call with effects that runs
-/// stands between them.
-fn find_identical_call(call: &TurnCall, earlier: &[TurnCall]) -> Option<CallKey> {
-    for other in earlier.iter().rev() {
-        let counts = match other.phase {
-            CallPhase::Ready
-            | CallPhase::AwaitingPermit { .. }
-            | CallPhase::Intended
-            | CallPhase::AwaitingApproval { .. }
-            | CallPhase::Running { .. }
-            | CallPhase::Reported(_)
-            | CallPhase::AwaitingReview { .. } => true,
-            // Only what really ran: an answer such as "malformed" is no result to copy.
-            CallPhase::Ended { .. } => {
-                let counts = other.has_result() || other.notes.before.is_some();
-                counts && other.arguments_error.is_none() && other.notes.duplicate_of.is_none()
-            }
-            CallPhase::Open
-            | CallPhase::Sealed
-            | CallPhase::Duplicate { .. }
-            | CallPhase::Dropped => false,
-        };
-        if !counts {
-            continue;
-        }
-        if other.identity == call.identity {
-            return Some(other.key());
-        }
-        if other.has_effects() {
-            return None;
+impl Turn {
+    /// Records that the response holds more than `max_tool_calls_per_turn` calls.
+    pub(super) fn record_excess_call(&mut self, action: &str) {
+        if let Some(maximum) = self.spec.rules.limits.max_tool_calls_per_turn {
+            let maximum = u64::from(maximum);
+            self.record_call_limit(maximum.saturating_add(1), maximum, action);
         }
     }
-    None
+
+    /// Records, once per attempt, that the response holds too many calls.
+    pub(super) fn record_call_limit(&mut self, value: u64, maximum: u64, action: &str) {
+        if std::mem::replace(&mut self.attempt.call_limit_recorded, true) {
+            return;
+        }
+        self.record_limit("max_tool_calls_per_turn", value, maximum, action);
+    }
+
+    /// Returns the error of a run that ends because a response holds too many calls.
+    pub(super) fn excess_error(&self) -> RunError {
+        let maximum = self.spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
+        RunError {
+            code: "TOOL_CALL_LIMIT_EXCEEDED".to_owned(),
+            message: format!(
+                "TOOL_CALL_LIMIT_EXCEEDED: received at least {}, maximum {maximum}, turn {}",
+                maximum.saturating_add(1),
+                self.spec.number
+            ),
+            transient: false,
+        }
+    }
 }

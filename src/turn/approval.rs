@@ -1,10 +1,13 @@
-//! People in the loop: what they are asked about a call, and what comes of their answer.
+//! Approvals: decisions of people about a call before it runs, and about its result.
 //!
-//! Before: a call that could start now waits until somebody lets it. It has its ticket and no
-//! place of `max`, so it holds back only what must come after it. After: the tool has answered,
-//! and the model sees that only if somebody lets it. Each question has an answer of its own, the
-//! first one stands, and none within the tool's `approval_timeout` is a no.
+//! Before: a call that could start now waits for the approval to run. It has its ticket and holds no
+//! permit. After: the tool has answered, and the model receives the result only if it is approved.
+//! Each approval has its own decision, and the first decision is final. Without a decision within
+//! the tool's `approval_timeout` the approval expires, which rejects the call or its result.
+//!
+//! While the turn waits only for approvals, its clock and the run's stand still.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -18,13 +21,21 @@ use crate::types::{
     ApprovalPhase, CallKey, Judgement, ReadSet, ToolCall, ToolOutcome, Verdict, WriteSet, excerpt,
 };
 
+/// The approvals of a turn.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Approvals {
+    pub(super) decisions: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
+    /// The approvals that were requested before the turn was resumed, with the time since then.
+    pub(super) requested_before_resume: BTreeMap<(CallKey, ApprovalPhase), Duration>,
+}
+
 impl Turn {
-    /// Somebody has decided about a call.
+    /// Applies a decision about a call.
     ///
     /// # Errors
-    /// When nobody was asked about it, the decision is about other arguments or does not say which
-    /// of two questions it answers, or it was decided otherwise before. Nothing has changed then.
-    /// The same decision again is no error.
+    /// If the call has no such approval, the decision is about other arguments, it does not say
+    /// which of two approvals it decides, or the approval has another decision. The turn is
+    /// unchanged then. A repetition of the same decision is no error.
     pub(super) fn apply_decision(
         &mut self,
         key: CallKey,
@@ -32,71 +43,73 @@ impl Turn {
     ) -> Result<(), ApprovalError> {
         let index = self.position(key);
         let call = index.and_then(|index| self.calls.get(index));
-        let question = call.and_then(TurnCall::pending_approval_phase);
-        let judged = |phase| self.judgements.get(&(key, phase));
-        let (before, after) = (judged(ApprovalPhase::Before), judged(ApprovalPhase::After));
-        let known = match (decision.phase, question) {
-            (Some(phase), _) => judged(phase),
-            // Said again for the call, it must not pass for leave to see a result nobody has seen.
+        let pending = call.and_then(TurnCall::pending_approval_phase);
+        let decided = |phase| self.approvals.decisions.get(&(key, phase));
+        let (before, after) = (decided(ApprovalPhase::Before), decided(ApprovalPhase::After));
+        let first = match (decision.phase, pending) {
+            (Some(phase), _) => decided(phase),
+            // A repetition of the decision to run must not approve the result.
             (None, Some(ApprovalPhase::After)) if before.is_some() => {
                 return Err(ApprovalError::WhichPhase);
             }
             (None, Some(_)) => None,
             (None, None) => after.or(before),
         };
-        let asked = index.zip(call).zip(question);
-        let asked = asked.filter(|(_, asked)| decision.phase.is_none_or(|phase| phase == *asked));
-        if known.is_none() && asked.is_none() {
+        let pending = index.zip(pending);
+        let pending = pending.filter(|(_, phase)| decision.phase.is_none_or(|p| p == *phase));
+        if first.is_none() && pending.is_none() {
             return Err(ApprovalError::NotAsked);
         }
         if call.is_some_and(|call| !decision.matches_arguments(&call.call)) {
             return Err(ApprovalError::Stale);
         }
-        if let Some(known) = known {
-            return decision.check_repeat(known.verdict);
+        if let Some(first) = first {
+            return decision.check_repeat(first.verdict);
         }
-        let Some(((index, _), question)) = asked else { return Err(ApprovalError::NotAsked) };
-        self.decide_approval(index, question, decision.judgement);
+        let Some((index, phase)) = pending else { return Err(ApprovalError::NotAsked) };
+        self.decide_approval(index, phase, decision.judgement);
         Ok(())
     }
 
-    /// What people are asked at present, in call order: which calls, and what about them.
+    /// Returns the pending approvals in call order.
     pub fn pending_approvals(&self) -> impl Iterator<Item = (CallKey, ApprovalPhase)> {
         self.calls.iter().filter_map(|call| Some((call.key(), call.pending_approval_phase()?)))
     }
 
-    /// A question as people are shown it; none where it is not asked at present.
+    /// Returns the pending approval of a call as clients see it.
     #[must_use]
     pub fn pending_approval(&self, key: CallKey) -> Option<ApprovalRequest> {
         let call = self.calls.get(self.position(key)?)?;
-        Some(request(call, call.pending_approval_phase()?))
+        Some(approval_request(call, call.pending_approval_phase()?))
     }
 
-    /// Returns whether people are all that the turn waits for. Its clock stands still then, and so does
-    /// the run's.
+    /// Returns whether the turn waits only for approvals. Its clock and the run's stand still then.
     #[must_use]
     pub fn waits_only_for_approval(&self) -> bool {
         self.clock.is_waiting_for_approval()
     }
 
-    /// Asks whether a call may run.
+    /// Requests the approval to run a call.
     pub(super) fn request_start_approval(&mut self, index: usize) {
         let until = self.approval_deadline(index, ApprovalPhase::Before);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = CallPhase::AwaitingApproval { until };
-        if self.asked.contains_key(&(call.key(), ApprovalPhase::Before)) {
+        let approval = (call.key(), ApprovalPhase::Before);
+        if self.approvals.requested_before_resume.contains_key(&approval) {
+            // The wait was published before the turn was resumed.
             call.waiting_for = Some(WaitingFor::Approval);
         }
         self.publish_waiting(index, WaitingFor::Approval);
         self.request_approval(index, ApprovalPhase::Before);
     }
 
-    /// What a tool answered is the call's outcome, unless people have to see it first.
+    /// Ends a call with what its tool answered, or requests the approval of the result first.
     pub(super) fn review_or_end(&mut self, index: usize, outcome: ToolOutcome, writes: WriteSet) {
         let Some(call) = self.calls.get(index) else { return };
-        let reviews = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
-        let known = self.judgements.get(&(call.key(), ApprovalPhase::After)).cloned();
-        if !reviews {
+        let needs_review = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
+        let approval = (call.key(), ApprovalPhase::After);
+        let decision = self.approvals.decisions.get(&approval).cloned();
+        if !needs_review {
             self.end_call_with(index, outcome, writes);
         } else if self.is_cancelled() {
             self.end_call(index, model_messages::unreviewed());
@@ -106,15 +119,15 @@ impl Turn {
             }
             let until = self.approval_deadline(index, ApprovalPhase::After);
             self.set_phase(index, CallPhase::AwaitingReview { outcome, writes, until });
-            match known {
-                // It was said before a crash.
+            match decision {
+                // The turn was resumed after the decision.
                 Some(judgement) => self.apply_judgement(index, ApprovalPhase::After, judgement),
                 None => self.request_approval(index, ApprovalPhase::After),
             }
         }
     }
 
-    /// Nobody has said anything in time.
+    /// Decides the approvals whose time has passed as expired.
     pub(super) fn expire_approvals(&mut self) {
         let now = self.now();
         for index in 0..self.calls.len() {
@@ -124,14 +137,14 @@ impl Turn {
             else {
                 continue;
             };
-            if let Some(question) = call.pending_approval_phase().filter(|_| until <= now) {
+            if let Some(phase) = call.pending_approval_phase().filter(|_| until <= now) {
                 let expired = Judgement { verdict: Verdict::Expired, message: None };
-                self.decide_approval(index, question, expired);
+                self.decide_approval(index, phase, expired);
             }
         }
     }
 
-    /// Returns whether people are all that the turn waits for: then its clocks stand still.
+    /// Computes whether the turn waits only for approvals.
     pub(super) fn waits_for_approval(&self) -> bool {
         matches!(self.stage, TurnStage::ResponseEnded { .. })
             && self.calls.iter().any(|call| call.pending_approval_phase().is_some())
@@ -141,28 +154,31 @@ impl Turn {
     fn approval_deadline(&self, index: usize, phase: ApprovalPhase) -> Option<Duration> {
         let call = self.calls.get(index)?;
         let timeout = call.tool.as_ref()?.approval_timeout;
-        match self.asked.get(&(call.key(), phase)) {
-            Some(before) => Some(timeout.saturating_sub(*before)),
+        match self.approvals.requested_before_resume.get(&(call.key(), phase)) {
+            Some(passed) => Some(timeout.saturating_sub(*passed)),
             None => self.now().checked_add(timeout),
         }
     }
 
-    /// Asks people, unless they were asked before the turn was resumed: then that question stands.
+    /// Records and publishes the request for an approval, unless that was done before the turn was
+    /// resumed.
     fn request_approval(&mut self, index: usize, phase: ApprovalPhase) {
         let now = self.now();
         let Some(call) = self.calls.get_mut(index) else { return };
-        if let Some(before) = self.asked.remove(&(call.key(), phase)) {
-            call.asked_at = Some(Duration::ZERO);
-            call.approval_wait_before_resume = before;
+        let requested_before = self.approvals.requested_before_resume.remove(&(call.key(), phase));
+        if let Some(passed) = requested_before {
+            call.approval_requested_at = Some(Duration::ZERO);
+            call.approval_wait_before_resume = passed;
             return;
         }
-        call.asked_at = Some(now);
+        call.approval_requested_at = Some(now);
         call.approval_wait_before_resume = Duration::ZERO;
-        let asked = Box::new(request(call, phase));
+        let asked = Box::new(approval_request(call, phase));
         self.record(Record::ApprovalAsked { asked: asked.clone() });
         self.emit(Event::ApprovalAsked { asked });
     }
 
+    /// Records and publishes the decision of a pending approval, and applies it.
     pub(super) fn decide_approval(
         &mut self,
         index: usize,
@@ -171,32 +187,33 @@ impl Turn {
     ) {
         let Some(call) = self.calls.get(index) else { return };
         let (key, label) = (call.key(), call.label());
-        let waited = self.now().saturating_sub(call.asked_at.unwrap_or(self.now()));
+        let now = self.now();
+        let waited = now.saturating_sub(call.approval_requested_at.unwrap_or(now));
         let waited = call.approval_wait_before_resume.saturating_add(waited);
         let verdict = judgement.verdict;
         let message = judgement.message.clone();
         self.record(Record::ApprovalGiven { key, phase, verdict, message });
         self.emit(Event::ApprovalGiven { call: label, phase, verdict, waited });
-        self.judgements.insert((key, phase), judgement.clone());
+        self.approvals.decisions.insert((key, phase), judgement.clone());
         self.apply_judgement(index, phase, judgement);
     }
 
     fn apply_judgement(&mut self, index: usize, phase: ApprovalPhase, judgement: Judgement) {
         let Some(call) = self.calls.get_mut(index) else { return };
-        let approved = judgement.verdict == Verdict::Approved;
-        let refused = (!approved).then(|| model_messages::rejected(phase, &judgement));
+        let is_approved = judgement.verdict == Verdict::Approved;
+        let rejection = (!is_approved).then(|| model_messages::rejected(phase, &judgement));
         let note = match phase {
             ApprovalPhase::Before => &mut call.notes.before,
             ApprovalPhase::After => &mut call.notes.after,
         };
         *note = Some(judgement);
-        if let Some(refused) = refused {
-            self.end_call(index, refused);
+        if let Some(rejection) = rejection {
+            self.end_call(index, rejection);
             return;
         }
         call.waiting_for = None;
-        let asked = std::mem::replace(&mut call.phase, CallPhase::Ready);
-        if let CallPhase::AwaitingReview { outcome, writes, until: _ } = asked {
+        let waited_in = std::mem::replace(&mut call.phase, CallPhase::Ready);
+        if let CallPhase::AwaitingReview { outcome, writes, until: _ } = waited_in {
             self.end_call_with(index, outcome, writes);
         }
     }
@@ -210,7 +227,7 @@ impl Turn {
     }
 }
 
-fn request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
+fn approval_request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
     let output_summary = if let CallPhase::AwaitingReview { outcome, .. } = &call.phase {
         Some(excerpt(&outcome.content, QUOTE_CHARS))
     } else {
@@ -226,22 +243,22 @@ fn request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
 }
 
 impl ApprovalDecision {
-    /// Returns whether it is about these very arguments.
+    /// Returns whether the decision is about the arguments of this call.
     #[must_use]
     pub fn matches_arguments(&self, call: &ToolCall) -> bool {
         self.arguments_sha256.eq_ignore_ascii_case(&arguments_sha256(call))
     }
 
-    /// What is said to it where the first decision stands.
+    /// Compares a repeated decision with the first one.
     ///
     /// # Errors
-    /// When that was another one.
+    /// If the verdicts differ.
     pub fn check_repeat(&self, first: Verdict) -> Result<(), ApprovalError> {
         if first == self.judgement.verdict { Ok(()) } else { Err(ApprovalError::Decided(first)) }
     }
 }
 
-/// The SHA-256 of a call's arguments as they are run: compact JSON, keys sorted; in hex digits.
+/// Returns the SHA-256 of a call's arguments (compact JSON with sorted keys) in hexadecimal.
 fn arguments_sha256(call: &ToolCall) -> String {
     let digest = Sha256::digest(call.arguments_text());
     digest.iter().map(|byte| format!("{byte:02x}")).collect()

@@ -1,73 +1,74 @@
-//! When a model is not asked any more because its service has failed too often, and when it is
-//! tried again: a circuit breaker.
+//! Circuit breaker of a model: stops requests to a service that fails, and probes it later.
 //!
-//! Closed, every request is let through, and failures in a row are counted. When there are too
-//! many it opens: nothing is let through for a while. Then it is half open: one request at a time
-//! is, and how that fares decides. A request that was let through before the last of these changes
-//! is of the past, and says nothing when it ends.
+//! Closed: every request is let through, and consecutive failures are counted. At
+//! [`BreakerRules::failures`] of them the breaker opens. Open: no request is let through for
+//! [`BreakerRules::open_for`]. Half open: one request at a time is let through as a probe. Its
+//! success closes the breaker, and its failure opens it for twice the time.
 //!
-//! It weighs the service, not the request: [`ServiceSignal`].
+//! A request that was let through before the last of these changes does not count when it ends.
+//! [`ServiceSignal`] says what counts as a failure of the service.
 
 use std::time::Duration;
 
 use crate::types::{ProviderError, ProviderErrorKind};
 
-/// The longest time for which it opens, in times of the first.
-const OPEN_TIMES_MAX: u32 = 8;
+/// The maximum time for which the breaker opens, as a multiple of [`BreakerRules::open_for`].
+const OPEN_FOR_FACTOR_MAX: u32 = 8;
 
-/// When it opens, and for how long.
+/// The configuration of a breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BreakerRules {
-    /// The number of consecutive failures that open it; `None`: it never opens.
+    /// The number of consecutive failures that open the breaker; `None`: it never opens.
     pub failures: Option<u32>,
     /// The time for which it stays open. Doubles with each failed probe, up to eightfold.
     pub open_for: Duration,
 }
 
-/// The breaker of one model. Time is counted from any moment that stays the same.
+/// The breaker of one model. All times must be measured from the same moment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Breaker {
     rules: BreakerRules,
-    /// In a row, up to now.
+    /// The number of consecutive failures.
     failures: u32,
-    /// Rises with every change, and with every request that is let through to find out.
+    /// Increases with every change of state and with every probe.
     epoch: u64,
-    open: Option<Open>,
+    /// `None` if the breaker is closed.
+    open: Option<OpenState>,
 }
 
-/// Not closed: open until a moment, and half open from then on.
+/// The state of a breaker that is open until a time, and half open from then on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Open {
+struct OpenState {
     until: Duration,
-    /// For how long it was opened.
-    time: Duration,
-    /// True if a request has been let through to find out how the service is.
+    /// The time for which it was opened.
+    open_for: Duration,
+    /// True if a probe is open.
     probing: bool,
 }
 
-/// A request was let through. However it ends, that has to be said: by
-/// [`Breaker::handle_end`], or [`ServiceSignal::None`] if nobody knows.
+/// The permit of a request that was let through. Must be given back to [`Breaker::handle_end`], with
+/// [`ServiceSignal::None`] if the result of the request is unknown.
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct BreakerPermit {
     epoch: u64,
 }
 
-/// A request is not let through.
+/// The refusal of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BreakerRefusal {
     /// The number of consecutive failures.
     pub failures: u32,
-    /// When it may be let through; none while another one is finding out.
+    /// The time until a request may be let through; `None` while a probe is open.
     pub wait: Option<Duration>,
 }
 
 /// The health of the service, as the end of a request shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServiceSignal {
-    /// It works: it answered, or refused what was wrong with the request.
+    /// It works: it answered, or it refused an invalid request.
     Works,
-    /// It failed: no connection, silence, a broken or unreadable response, a status that says so.
+    /// It failed: no connection, a timeout, a broken or unreadable response, or a status 408 or 5xx.
     Failed,
     /// Unknown: the request was cancelled or rate-limited.
     None,
@@ -78,34 +79,34 @@ pub enum ServiceSignal {
 pub enum BreakerState {
     /// Every request is let through.
     Closed,
-    /// One at a time is.
+    /// One request at a time is let through as a probe.
     HalfOpen,
-    /// None is.
+    /// No request is let through.
     Open,
 }
 
-/// It has changed.
+/// A change of a breaker's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BreakerChange {
-    /// It has opened, perhaps anew.
+    /// It has opened, or opened again after a failed probe.
     Opened {
-        /// After so many failures in a row.
+        /// The number of consecutive failures.
         failures: u32,
-        /// For how long.
-        time: Duration,
+        /// The time for which it stays open.
+        open_for: Duration,
     },
     /// It has closed.
     Closed,
 }
 
 impl Breaker {
-    /// A closed one.
+    /// Returns a closed breaker.
     #[must_use]
     pub fn new(rules: BreakerRules) -> Self {
         Self { rules, failures: 0, epoch: 0, open: None }
     }
 
-    /// The state of a breaker.
+    /// Returns the state.
     #[must_use]
     pub fn state(&self, now: Duration) -> BreakerState {
         match self.open {
@@ -115,10 +116,10 @@ impl Breaker {
         }
     }
 
-    /// Returns whether a request would be let through, as far as is known before it is made.
+    /// Checks whether a request would be let through now.
     ///
     /// # Errors
-    /// When it would not.
+    /// If it would be refused.
     pub fn check(&self, now: Duration) -> Result<(), BreakerRefusal> {
         let Some(open) = self.open else { return Ok(()) };
         let wait = open.until.checked_sub(now).filter(|wait| !wait.is_zero());
@@ -131,7 +132,7 @@ impl Breaker {
     /// Handles a request to the model.
     ///
     /// # Errors
-    /// When the request is not let through. Nothing has changed then.
+    /// If the request is refused. The breaker is unchanged then.
     pub fn handle_request(&mut self, now: Duration) -> Result<BreakerPermit, BreakerRefusal> {
         self.check(now)?;
         if let Some(open) = &mut self.open {
@@ -141,17 +142,17 @@ impl Breaker {
         Ok(BreakerPermit { epoch: self.epoch })
     }
 
-    /// A request that was let through is over.
+    /// Handles the end of a request that was let through. Returns the change of state, if any.
     pub fn handle_end(
         &mut self,
         now: Duration,
-        pass: BreakerPermit,
-        sign: ServiceSignal,
+        permit: BreakerPermit,
+        signal: ServiceSignal,
     ) -> Option<BreakerChange> {
-        if pass.epoch != self.epoch {
+        if permit.epoch != self.epoch {
             return None;
         }
-        match sign {
+        match signal {
             ServiceSignal::None => {
                 if let Some(open) = &mut self.open {
                     open.probing = false;
@@ -168,27 +169,31 @@ impl Breaker {
             }
             ServiceSignal::Failed => {
                 self.failures = self.failures.saturating_add(1);
-                let time = match self.open {
+                let open_for = match self.open {
                     None if self.rules.failures.is_some_and(|max| self.failures >= max) => {
                         self.rules.open_for
                     }
                     None => return None,
                     Some(open) => {
-                        let longest = self.rules.open_for.saturating_mul(OPEN_TIMES_MAX);
-                        open.time.saturating_mul(2).min(longest)
+                        let longest = self.rules.open_for.saturating_mul(OPEN_FOR_FACTOR_MAX);
+                        open.open_for.saturating_mul(2).min(longest)
                     }
                 };
                 self.epoch += 1;
-                self.open = Some(Open { until: now.saturating_add(time), time, probing: false });
-                Some(BreakerChange::Opened { failures: self.failures, time })
+                self.open = Some(OpenState {
+                    until: now.saturating_add(open_for),
+                    open_for,
+                    probing: false,
+                });
+                Some(BreakerChange::Opened { failures: self.failures, open_for })
             }
         }
     }
 }
 
 impl ServiceSignal {
-    /// What the outcome of an exchange says of the service. An error within a response counts as
-    /// the status that it stands for, and one that stands for none as a failure.
+    /// Returns the signal of an exchange that ended with this error, or without one. An error within a
+    /// stream counts as its status; without a status it is a failure.
     #[must_use]
     pub fn of(error: Option<&ProviderError>) -> Self {
         let Some(error) = error else { return Self::Works };
@@ -212,7 +217,7 @@ impl ServiceSignal {
 }
 
 impl BreakerState {
-    /// The word for it.
+    /// Returns the name of the state.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -222,7 +227,7 @@ impl BreakerState {
         }
     }
 
-    /// The number for it: 0 closed, 1 half open, 2 open.
+    /// Returns the number of the state: 0 closed, 1 half open, 2 open.
     #[must_use]
     pub fn as_number(self) -> u8 {
         match self {
@@ -254,7 +259,7 @@ impl BreakerRefusal {
     }
 }
 
-/// A time for people, in whole seconds if it has any.
+/// Formats a time for people: in whole seconds, or in milliseconds below one second.
 fn rounded(time: Duration) -> String {
     let seconds = time.as_millis().div_ceil(1000);
     if time < Duration::from_secs(1) {
@@ -280,27 +285,27 @@ mod tests {
         Breaker::new(BreakerRules { failures: Some(failures), open_for: OPEN_FOR })
     }
 
-    /// A request from its beginning to its end at one moment.
-    fn end(breaker: &mut Breaker, now: u64, sign: ServiceSignal) -> Option<BreakerChange> {
-        let pass = breaker.handle_request(seconds(now)).expect("it is let through");
-        breaker.handle_end(seconds(now), pass, sign)
+    /// Makes a request that ends at once.
+    fn end(breaker: &mut Breaker, now: u64, signal: ServiceSignal) -> Option<BreakerChange> {
+        let permit = breaker.handle_request(seconds(now)).expect("the request is let through");
+        breaker.handle_end(seconds(now), permit, signal)
     }
 
     fn opened(failures: u32, time: u64) -> Option<BreakerChange> {
-        Some(BreakerChange::Opened { failures, time: seconds(time) })
+        Some(BreakerChange::Opened { failures, open_for: seconds(time) })
     }
 
-    fn not_asked(failures: u32, wait: Option<u64>) -> Result<BreakerPermit, BreakerRefusal> {
+    fn refused(failures: u32, wait: Option<u64>) -> Result<BreakerPermit, BreakerRefusal> {
         Err(BreakerRefusal { failures, wait: wait.map(seconds) })
     }
 
     #[test]
-    fn only_failures_in_a_row_open_it() {
+    fn consecutive_failures_open_the_breaker() {
         let mut breaker = breaker(3);
         for _ in 0..2 {
             assert_eq!(end(&mut breaker, 0, ServiceSignal::Failed), None);
             assert_eq!(end(&mut breaker, 0, ServiceSignal::Failed), None);
-            // This changes nothing, and the next begins the count anew.
+            // An unknown result changes nothing. A success resets the count.
             assert_eq!(end(&mut breaker, 0, ServiceSignal::None), None);
             assert_eq!(end(&mut breaker, 0, ServiceSignal::Works), None);
         }
@@ -310,18 +315,18 @@ mod tests {
         assert_eq!(breaker.state(seconds(3)), BreakerState::Closed);
         assert_eq!(end(&mut breaker, 4, ServiceSignal::Failed), opened(3, 30));
         assert_eq!(breaker.state(seconds(33)), BreakerState::Open);
-        assert_eq!(breaker.handle_request(seconds(10)), not_asked(3, Some(24)));
+        assert_eq!(breaker.handle_request(seconds(10)), refused(3, Some(24)));
         assert_eq!(breaker.state(seconds(34)), BreakerState::HalfOpen);
     }
 
     #[test]
-    fn one_request_at_a_time_finds_out_and_its_success_closes_it() {
+    fn a_half_open_breaker_lets_one_probe_through_and_its_success_closes_it() {
         let mut breaker = breaker(1);
         end(&mut breaker, 0, ServiceSignal::Failed);
         let probe = breaker.handle_request(seconds(30)).unwrap();
-        assert_eq!(breaker.handle_request(seconds(31)), not_asked(1, None));
+        assert_eq!(breaker.handle_request(seconds(31)), refused(1, None));
         assert_eq!(breaker.state(seconds(31)), BreakerState::HalfOpen);
-        // Whoever leaves, or is told to ask less often, lets the next one try.
+        // After a probe with an unknown result, the next request is a probe.
         assert_eq!(breaker.handle_end(seconds(32), probe, ServiceSignal::None), None);
         let probe = breaker.handle_request(seconds(32)).unwrap();
         let change = breaker.handle_end(seconds(33), probe, ServiceSignal::Works);
@@ -330,40 +335,44 @@ mod tests {
         assert_eq!(
             end(&mut breaker, 34, ServiceSignal::Failed),
             opened(1, 30),
-            "as long as at first"
+            "for the initial time"
         );
     }
 
     #[test]
-    fn each_vain_try_doubles_the_time_up_to_eightfold() {
+    fn each_failed_probe_doubles_the_time_up_to_eightfold() {
         let mut breaker = breaker(2);
         end(&mut breaker, 0, ServiceSignal::Failed);
         let mut now = 0;
         for (failures, time) in [(2, 30), (3, 60), (4, 120), (5, 240), (6, 240), (7, 240)] {
             assert_eq!(end(&mut breaker, now, ServiceSignal::Failed), opened(failures, time));
             now += time;
-            assert_eq!(breaker.handle_request(seconds(now - 1)), not_asked(failures, Some(1)));
+            assert_eq!(breaker.handle_request(seconds(now - 1)), refused(failures, Some(1)));
         }
     }
 
     #[test]
-    fn requests_of_the_past_say_nothing() {
+    fn a_request_from_before_the_last_change_does_not_count() {
         let mut breaker = breaker(1);
         let [one, two, three, four] =
             [0; 4].map(|now| breaker.handle_request(seconds(now)).unwrap());
         assert_eq!(breaker.handle_end(seconds(1), one, ServiceSignal::Failed), opened(1, 30));
         assert_eq!(breaker.handle_end(seconds(2), two, ServiceSignal::Failed), None);
         assert_eq!(breaker.handle_end(seconds(3), three, ServiceSignal::Works), None);
-        assert_eq!(breaker.handle_request(seconds(3)), not_asked(1, Some(28)));
+        assert_eq!(breaker.handle_request(seconds(3)), refused(1, Some(28)));
         let probe = breaker.handle_request(seconds(31)).unwrap();
         assert_eq!(breaker.handle_end(seconds(32), four, ServiceSignal::None), None);
-        assert_eq!(breaker.handle_request(seconds(32)), not_asked(1, None), "it is still tried");
+        assert_eq!(
+            breaker.handle_request(seconds(32)),
+            refused(1, None),
+            "the probe is still open"
+        );
         breaker.handle_end(seconds(33), probe, ServiceSignal::Failed);
         assert_eq!(breaker.state(seconds(34)), BreakerState::Open);
     }
 
     #[test]
-    fn without_a_number_it_never_opens() {
+    fn a_breaker_without_a_failure_limit_never_opens() {
         let mut breaker = Breaker::new(BreakerRules { failures: None, open_for: OPEN_FOR });
         for _ in 0..1000 {
             assert_eq!(end(&mut breaker, 0, ServiceSignal::Failed), None);
@@ -372,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn the_service_is_weighed_and_not_the_request() {
+    fn an_invalid_request_is_no_failure_of_the_service() {
         use ProviderErrorKind as Kind;
         let of = |kind, status| {
             ServiceSignal::of(Some(&ProviderError {
@@ -400,23 +409,26 @@ mod tests {
     }
 
     #[test]
-    fn it_says_why_nobody_is_asked_and_until_when() {
-        let said = |failures, wait| BreakerRefusal { failures, wait }.into_error().message;
+    fn a_refusal_names_the_failures_and_the_time_of_the_next_probe() {
+        let message = |failures, wait| BreakerRefusal { failures, wait }.into_error().message;
         let before = "the model is not asked: its last";
         let wait = Some(Duration::from_millis(11_001));
-        assert_eq!(said(5, wait), format!("{before} 5 requests failed; it is tried again in 12s"));
+        assert_eq!(
+            message(5, wait),
+            format!("{before} 5 requests failed; it is tried again in 12s")
+        );
         let wait = Some(Duration::from_micros(4_100));
-        assert_eq!(said(1, wait), format!("{before} request failed; it is tried again in 5ms"));
+        assert_eq!(message(1, wait), format!("{before} request failed; it is tried again in 5ms"));
         let trying = format!("{before} 7 requests failed; another session is trying it again");
-        assert_eq!(said(7, None), trying);
+        assert_eq!(message(7, None), trying);
         let error = BreakerRefusal { failures: 5, wait }.into_error();
         assert_eq!((error.retry_after, error.is_transient()), (wait, true));
     }
 
-    /// The rule as one would write it down: three states, each with what it needs.
+    /// A reference model of the breaker with three explicit states.
     #[derive(Debug)]
     enum Model {
-        Closed { failures: u32, open: Vec<usize> },
+        Closed { failures: u32, requests: Vec<usize> },
         Open { since: u64, time: u64, failures: u32 },
         HalfOpen { time: u64, failures: u32, probe: Option<usize> },
     }
@@ -432,16 +444,16 @@ mod tests {
 
         fn request(&mut self, request: usize) -> bool {
             match self {
-                Self::Closed { open, .. } => open.push(request),
+                Self::Closed { requests, .. } => requests.push(request),
                 Self::HalfOpen { probe: probe @ None, .. } => *probe = Some(request),
                 Self::Open { .. } | Self::HalfOpen { .. } => return false,
             }
             true
         }
 
-        fn end(&mut self, now: u64, ended: usize, sign: ServiceSignal, max: u32) {
+        fn end(&mut self, now: u64, ended: usize, signal: ServiceSignal, max: u32) {
             match self {
-                Self::Closed { failures, open } if open.contains(&ended) => match sign {
+                Self::Closed { failures, requests } if requests.contains(&ended) => match signal {
                     ServiceSignal::None => {}
                     ServiceSignal::Works => *failures = 0,
                     ServiceSignal::Failed if *failures + 1 < max => *failures += 1,
@@ -449,9 +461,11 @@ mod tests {
                         *self = Self::Open { since: now, time: 30, failures: max }
                     }
                 },
-                Self::HalfOpen { time, failures, probe } if *probe == Some(ended) => match sign {
+                Self::HalfOpen { time, failures, probe } if *probe == Some(ended) => match signal {
                     ServiceSignal::None => *probe = None,
-                    ServiceSignal::Works => *self = Self::Closed { failures: 0, open: Vec::new() },
+                    ServiceSignal::Works => {
+                        *self = Self::Closed { failures: 0, requests: Vec::new() }
+                    }
                     ServiceSignal::Failed => {
                         let (time, failures) = ((*time * 2).min(240), *failures + 1);
                         *self = Self::Open { since: now, time, failures };
@@ -472,39 +486,39 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_as_its_rule_says(
+        fn the_breaker_agrees_with_a_reference_model(
             max in 1_u32..4,
             steps in prop::collection::vec(
-                // Time passes, and somebody asks, or any request that is open ends.
+                // Each action lets time permit, and then makes a request or ends one that is open.
                 (0_u64..40, any::<prop::sample::Index>(), 0_u8..6), 0..120),
         ) {
             let mut breaker = breaker(max);
-            let mut model = Model::Closed { failures: 0, open: Vec::new() };
-            let (mut now, mut passes) = (0, Vec::new());
+            let mut model = Model::Closed { failures: 0, requests: Vec::new() };
+            let (mut now, mut permits) = (0, Vec::new());
             for (request, (passed, which, action)) in steps.into_iter().enumerate() {
                 now += passed;
                 model.pass_time(now);
-                let sign = match action {
+                let signal = match action {
                     0 | 1 => ServiceSignal::Failed,
                     2 => ServiceSignal::Works,
                     3 => ServiceSignal::None,
                     _ => {
-                        let pass = breaker.handle_request(seconds(now));
-                        prop_assert_eq!(pass.is_ok(), model.request(request), "{:?}", model);
-                        passes.extend(pass.ok().map(|pass| (request, pass)));
+                        let permit = breaker.handle_request(seconds(now));
+                        prop_assert_eq!(permit.is_ok(), model.request(request), "{:?}", model);
+                        permits.extend(permit.ok().map(|permit| (request, permit)));
                         continue;
                     }
                 };
-                if passes.is_empty() {
+                if permits.is_empty() {
                     continue;
                 }
-                let (ended, pass) = passes.swap_remove(which.index(passes.len()));
+                let (ended, permit) = permits.swap_remove(which.index(permits.len()));
                 let before = model.state();
-                let change = breaker.handle_end(seconds(now), pass, sign);
-                model.end(now, ended, sign, max);
+                let change = breaker.handle_end(seconds(now), permit, signal);
+                model.end(now, ended, signal, max);
                 let changed = match model {
                     Model::Open { since, time, failures } if since == now && time > 0 && before != BreakerState::Open => {
-                        Some(BreakerChange::Opened { failures, time: seconds(time) })
+                        Some(BreakerChange::Opened { failures, open_for: seconds(time) })
                     }
                     Model::Closed { .. } if before != BreakerState::Closed => Some(BreakerChange::Closed),
                     Model::Closed { .. } | Model::Open { .. } | Model::HalfOpen { .. } => None,

@@ -1,19 +1,24 @@
-//! Budgets: how a turn ends that uses more than its run has left.
+//! Limits of a run: `max_tokens_per_run`, `max_tool_calls_per_run` and `run_timeout`.
 //!
 //! The run counts calls and tokens over its turns (`session::run`). Each turn receives the rest as
-//! its [`Budget`] and ends as by a stop as soon as its response exceeds it.
+//! its [`Budget`]. A turn that exceeds the budget, or the time of the run, is cancelled at once.
+
+use std::time::Duration;
 
 use super::call::TurnCall;
 use super::effect::{CancelReason, TurnAction, TurnEnd};
 use super::{Turn, TurnStage};
-use crate::record::ResponseDisposition;
+use crate::event::Event;
+use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
 use crate::response::classify_ending;
 
-/// The configuration's name of the limit of a run's tokens.
+/// The configuration key of the limit of a run's tokens.
 pub(crate) const MAX_TOKENS: &str = "max_tokens_per_run";
-/// The configuration's name of the limit of a run's calls.
+/// The configuration key of the limit of a run's calls.
 pub(crate) const MAX_CALLS: &str = "max_tool_calls_per_run";
+/// The configuration key of the limit of a run's time.
+pub(super) const RUN_TIMEOUT: &str = "run_timeout";
 
 /// The rest of a run's limits when one of its turns begins. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -35,7 +40,7 @@ pub struct LimitHit {
     pub maximum: u64,
     /// The consequence.
     pub action: &'static str,
-    /// The note to the model, which stands behind the turn's last result.
+    /// The note to the model, which follows the last result of the turn.
     pub note: Option<String>,
 }
 
@@ -48,7 +53,7 @@ impl Turn {
         if self.stage != TurnStage::AwaitingResponse || used <= left {
             return false;
         }
-        let is_cut = match classify_ending(&self.response, ExchangeEnd::Closed) {
+        let is_cut = match classify_ending(&self.attempt.response, ExchangeEnd::Closed) {
             Ok(ResponseDisposition::Refused) => false,
             Ok(
                 ResponseDisposition::Well
@@ -98,7 +103,7 @@ impl Turn {
 
     /// Returns the tokens of the failed attempts and of the current response.
     fn tokens_used(&self) -> u64 {
-        self.usage.total().saturating_add(self.response.usage().total())
+        self.usage.total().saturating_add(self.attempt.response.usage().total())
     }
 
     /// Records the token limit with the sums of the whole run.
@@ -106,5 +111,39 @@ impl Turn {
         let maximum = self.spec.rules.limits.max_tokens_per_run.unwrap_or(left);
         let before = maximum.saturating_sub(left);
         self.record_limit(MAX_TOKENS, before.saturating_add(used), maximum, "ended");
+    }
+
+    /// Cancels the turn because the time of the run is over.
+    pub(super) fn end_out_of_time(&mut self) {
+        let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
+        self.record_time_limit(RUN_TIMEOUT, timeout, "ended");
+        self.handle_cancel(self.now(), CancelReason::RunTimeout);
+    }
+
+    /// Returns the deadline of the run. There is none while the turn waits only for approvals,
+    /// because the run's clock stands still.
+    pub(super) fn run_deadline(&self) -> Option<Duration> {
+        let counts = self.stage != TurnStage::Finished && !self.clock.is_waiting_for_approval();
+        let left = self.spec.run_time_left.filter(|_| counts)?;
+        left.checked_add(self.clock.times().people)
+    }
+
+    /// Records that the time of a run or of a call is over.
+    pub(super) fn record_time_limit(&mut self, limit: &str, time: Duration, action: &str) {
+        let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        self.record_limit(limit, millis, millis, action);
+    }
+
+    /// Records and publishes that a limit was reached, with the action that follows.
+    pub(super) fn record_limit(&mut self, limit: &str, value: u64, maximum: u64, action: &str) {
+        self.record(Record::LimitReached {
+            limit: limit.to_owned(),
+            value,
+            maximum,
+            action: action.to_owned(),
+            note: None,
+        });
+        let (limit, action) = (limit.to_owned(), action.to_owned());
+        self.emit(Event::LimitReached { limit, value, maximum, action });
     }
 }

@@ -23,29 +23,29 @@ pub(super) const QUOTE_CHARS: usize = 200;
 /// The phase of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum CallPhase {
-    /// Its arguments are incomplete.
+    /// The arguments are incomplete.
     Open,
-    /// Its arguments are complete; its admission is not decided yet.
+    /// The arguments are complete. The call is not admitted yet.
     Sealed,
-    /// It may run, and waits for its ticket or a permit.
+    /// The call is admitted and waits for its ticket or a permit.
     Ready,
-    /// It gets a copy of that call's outcome.
+    /// The call copies the outcome of an identical call.
     Duplicate { of: CallKey },
-    /// It has its ticket and a permit of `max`, and waits for a permit of its tool.
-    AwaitingPermit { since: Duration },
-    /// It has its ticket and its permits; its intent is being recorded.
+    /// The call holds a permit of `max` and waits for a permit of its tool.
+    AwaitingPermit { requested_at: Duration },
+    /// The call holds its permits and waits until its intent is durable.
     Intended,
-    /// It waits for the approval to run.
+    /// The call waits for the approval to run.
     AwaitingApproval { until: Option<Duration> },
-    /// Its tool runs.
+    /// The tool runs.
     Running { deadline: Option<Duration> },
-    /// Its tool has finished; writes of earlier calls may still change its outcome.
+    /// The tool has answered. The outcome depends on the writes of earlier calls.
     Reported(ReportedOutcome),
-    /// It waits for the approval of its result.
+    /// The call waits for the approval of its result.
     AwaitingReview { outcome: ToolOutcome, writes: WriteSet, until: Option<Duration> },
-    /// Its outcome is decided.
+    /// The outcome is decided.
     Ended { outcome: ToolOutcome, at: Duration },
-    /// It is not kept in the history and gets no outcome.
+    /// The call is not kept in the history and gets no outcome.
     Dropped,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct ReportedOutcome {
     pub(super) writes: WriteSet,
 }
 
-/// When a call ran.
+/// The times of a call in its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct RecordedTimes {
     /// Since the run began.
@@ -70,38 +70,38 @@ pub(super) struct RecordedTimes {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct TurnCall {
     pub(super) call: ToolCall,
-    /// The tool, if there is one of that name.
+    /// The tool, or `None` if no tool has the name.
     pub(super) tool: Option<Arc<ToolSpec>>,
     pub(super) phase: CallPhase,
-    /// The call exceeds the limit per response: it is answered, not run.
-    pub(super) excess: bool,
-    /// The error of its arguments, with which the call is answered.
+    /// True if the call exceeds `max_tool_calls_per_turn`: it is answered without running.
+    pub(super) is_excess: bool,
+    /// The error of the arguments, with which the call is answered.
     pub(super) arguments_error: Option<ToolOutcome>,
-    /// Name and canonical arguments: what makes two calls the same.
+    /// The name and the canonical arguments. Calls with the same identity are identical.
     pub(super) identity: String,
     pub(super) waiting_for: Option<WaitingFor>,
     pub(super) notes: ResultNotes,
     pub(super) sealed_at: Option<Duration>,
     pub(super) started_at: Option<Duration>,
-    /// When its tool answered, or was given up.
+    /// The time at which the tool answered or was aborted.
     pub(super) answered_at: Option<Duration>,
-    /// Since when people are asked.
-    pub(super) asked_at: Option<Duration>,
-    /// The time for which an approval was open before the turn was resumed.
+    /// The time at which the pending approval was requested.
+    pub(super) approval_requested_at: Option<Duration>,
+    /// The time for which the approval was pending before the turn was resumed.
     pub(super) approval_wait_before_resume: Duration,
-    /// The times that were recorded with its outcome, if that was before the turn was resumed.
+    /// The times in the record of the outcome, if that is older than the resume of the turn.
     pub(super) recorded: Option<RecordedTimes>,
-    /// Which calls had written what, in the snapshot that it began with.
+    /// The last writers of the variables in the snapshot with which the call started.
     pub(super) snapshot: LastWriters,
-    /// The variables that it has read, if it ended.
+    /// The variables that the call has read, after its end.
     pub(super) reads: ReadSet,
-    /// The variables that it writes, if it ended.
+    /// The variables that the call writes, after its end.
     pub(super) writes: WriteSet,
-    /// The first outcome of a call that has to run again.
+    /// The report of the first run of a call that runs again because of a conflict.
     pub(super) report_before_rerun: Option<ReportedOutcome>,
-    /// The time for which it waited for a permit of its tool.
+    /// The time for which the call waited for a permit of its tool.
     pub(super) queue_wait: Option<Duration>,
-    /// True if it started before the response had ended.
+    /// True if the call started before the response ended.
     pub(super) early: bool,
 }
 
@@ -118,7 +118,7 @@ impl TurnCall {
             },
             tool,
             phase: CallPhase::Open,
-            excess: false,
+            is_excess: false,
             arguments_error: None,
             identity: String::new(),
             waiting_for: None,
@@ -126,7 +126,7 @@ impl TurnCall {
             sealed_at: None,
             started_at: None,
             answered_at: None,
-            asked_at: None,
+            approval_requested_at: None,
             approval_wait_before_resume: Duration::ZERO,
             recorded: None,
             snapshot: LastWriters::default(),
@@ -138,7 +138,7 @@ impl TurnCall {
         }
     }
 
-    /// A call as the journal knows it, to be decided anew.
+    /// Restores a call from the recorded message. It is to be admitted again.
     pub(super) fn restored(call: ToolCall, tool: Option<Arc<ToolSpec>>) -> Self {
         let mut restored = Self::open(call.key, &call.name, tool);
         restored.identity = identity(&call);
@@ -148,7 +148,7 @@ impl TurnCall {
         restored
     }
 
-    /// It has the outcome that was recorded.
+    /// Restores the recorded outcome.
     pub(super) fn restore_outcome(&mut self, ended: &RecordedOutcome<'_>) {
         let ToolResult { outcome, notes, started, wait, duration, writes, .. } =
             ended.result(self.call.clone());
@@ -188,17 +188,17 @@ impl TurnCall {
         self.tool.as_ref().is_some_and(|tool| tool.max_concurrent.is_some())
     }
 
-    /// Returns whether it has a place of its tool or waits for one, and its tool was not told to run.
+    /// Returns whether the call has requested or holds a permit of its tool, and does not run yet.
     pub(super) fn has_tool_permit(&self) -> bool {
         self.has_concurrency_limit() && self.holds_permit() && !self.is_running()
     }
 
-    /// Returns whether its tool was, or is about to be, told to run.
+    /// Returns whether the tool was started, or will be when the intent is durable.
     pub(super) fn has_started(&self) -> bool {
         self.started_at.is_some() || self.phase == CallPhase::Intended
     }
 
-    /// Returns whether it has a place of `max`.
+    /// Returns whether the call holds one of the `max` permits of the turn.
     pub(super) fn holds_permit(&self) -> bool {
         matches!(
             self.phase,
@@ -210,12 +210,12 @@ impl TurnCall {
         matches!(self.phase, CallPhase::Running { .. })
     }
 
-    /// Returns whether its tool has answered, and it is not decided yet what comes of that.
+    /// Returns whether the tool has answered and the outcome is not decided.
     pub(super) fn has_undecided_report(&self) -> bool {
         matches!(self.phase, CallPhase::Reported(_) | CallPhase::AwaitingReview { .. })
     }
 
-    /// Returns the phase of its open approval.
+    /// Returns the phase of the pending approval.
     pub(super) fn pending_approval_phase(&self) -> Option<ApprovalPhase> {
         match self.phase {
             CallPhase::AwaitingApproval { .. } => Some(ApprovalPhase::Before),
@@ -233,7 +233,7 @@ impl TurnCall {
         }
     }
 
-    /// Returns whether people have to be asked before it may run.
+    /// Returns whether the call needs an approval to run that it does not have yet.
     pub(super) fn needs_approval(&self) -> bool {
         self.notes.before.is_none() && self.tool.as_ref().is_some_and(|tool| tool.approval.before)
     }
@@ -247,13 +247,14 @@ impl TurnCall {
         Some(outcome)
     }
 
-    /// Returns whether its outcome came of a tool's work: its own, or that of an identical call.
+    /// Returns whether the outcome is the result of a tool: of this call or of an identical one.
     pub(super) fn has_result(&self) -> bool {
-        let of_another = self.notes.duplicate_of.is_some() || self.notes.reused;
-        self.outcome().is_some() && (self.started_at.is_some() || of_another)
+        let is_copy = self.notes.duplicate_of.is_some() || self.notes.reused;
+        self.outcome().is_some() && (self.started_at.is_some() || is_copy)
     }
 
-    /// The outcome with its times, once there is one. `began`: the turn's begin since the run's.
+    /// Returns the outcome with its times. `began` is the time between the start of the run and that of
+    /// the turn.
     pub(super) fn result(&self, began: Duration) -> Option<ToolResult> {
         let CallPhase::Ended { outcome, at } = &self.phase else { return None };
         let RecordedTimes { started, wait, duration } =
@@ -280,7 +281,7 @@ impl TurnCall {
     }
 }
 
-/// Name and canonical arguments: JSON objects keep their keys sorted here.
+/// Returns the name and the canonical arguments (JSON with sorted keys) of a call.
 pub(super) fn identity(call: &ToolCall) -> String {
     [&call.name, " ", &call.arguments_text()].concat()
 }

@@ -1,37 +1,39 @@
-//! The clock of a turn: time for the model, for tools, for approvals and for waiting.
+//! The clock of a turn: the time that it spends on the model, on tools, on approvals and on itself.
 
 use std::time::Duration;
 
 use crate::event::TurnTimes;
 
-/// Adds up what the turn's time was spent on. Fed with `now` whenever something changes.
+/// The sums of a turn's time by what it was spent on. Must be advanced before every change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct TurnClock {
     now: Duration,
-    model_open: bool,
+    /// True while a request to the model is open.
+    request_open: bool,
+    /// The number of running tools.
     running: u32,
-    /// People are all that the turn waits for.
-    people: bool,
-    /// Calls that wait for a place of their tool in the host.
+    /// True while the turn waits only for approvals.
+    waits_for_approval: bool,
+    /// The number of calls that wait for a permit of their tool.
     queued: u32,
     times: TurnTimes,
 }
 
 impl TurnClock {
-    /// Time has passed. It never runs backwards: an older `now` adds nothing.
+    /// Adds the time since the last call. An older `now` adds nothing.
     pub(super) fn advance(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.now);
         self.now = self.now.max(now);
-        let (model, tools) = (self.model_open, self.running > 0);
-        let ours = !model && !tools && !self.people && self.queued == 0;
+        let (model, tools) = (self.request_open, self.running > 0);
+        let overhead = !model && !tools && !self.waits_for_approval && self.queued == 0;
         let times = &mut self.times;
         times.total = self.now;
         for (counts, sum) in [
             (model, &mut times.model),
             (tools, &mut times.tools),
             (model && tools, &mut times.overlap),
-            (self.people, &mut times.people),
-            (ours, &mut times.overhead),
+            (self.waits_for_approval, &mut times.people),
+            (overhead, &mut times.overhead),
         ] {
             if counts {
                 *sum += passed;
@@ -44,21 +46,21 @@ impl TurnClock {
     }
 
     pub(super) fn request_started(&mut self) {
-        self.model_open = true;
+        self.request_open = true;
     }
 
-    /// Returns whether it had been asked, and not yet answered.
+    /// Returns whether a request was open.
     pub(super) fn request_ended(&mut self) -> bool {
-        std::mem::replace(&mut self.model_open, false)
+        std::mem::replace(&mut self.request_open, false)
     }
 
-    /// Says whether people are all that the turn waits for from now on.
-    pub(super) fn set_waiting_for_approval(&mut self, people: bool) {
-        self.people = people;
+    /// Sets whether the turn waits only for approvals from now on.
+    pub(super) fn set_waiting_for_approval(&mut self, waits: bool) {
+        self.waits_for_approval = waits;
     }
 
     pub(super) fn is_waiting_for_approval(&self) -> bool {
-        self.people
+        self.waits_for_approval
     }
 
     pub(super) fn tool_started(&mut self) {
@@ -70,13 +72,13 @@ impl TurnClock {
         self.add_tool_time(ran);
     }
 
-    /// A tool ran before the turn was resumed.
+    /// Adds the time of a tool that has ended.
     pub(super) fn add_tool_time(&mut self, ran: Duration) {
         self.times.tools_sum += ran;
         self.times.tools_longest = self.times.tools_longest.max(ran);
     }
 
-    /// The turn waits only for permits that calls of other sessions hold.
+    /// Starts the wait of a call for a permit of its tool. That time is not the turn's own.
     pub(super) fn call_queued(&mut self) {
         self.queued += 1;
     }
@@ -107,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_is_split_by_what_was_going_on() {
+    fn time_is_divided_by_what_it_was_spent_on() {
         let ms = Duration::from_millis;
         let mut clock = TurnClock::default();
         clock.request_started();
@@ -118,7 +120,7 @@ mod tests {
         clock.advance(ms(60));
         clock.tool_ended(ms(50));
         clock.advance(ms(61));
-        // Waiting for other sessions is not our doing, nor is waiting for people.
+        // Waits for permits and for approvals are no overhead.
         clock.call_queued();
         clock.advance(ms(70));
         clock.call_dequeued();

@@ -1,4 +1,4 @@
-//! A committed turn, from its records.
+//! Reads a committed turn from its records.
 
 use super::effect::TurnRecord;
 use crate::record::Record;
@@ -6,18 +6,18 @@ use crate::transcript::{CallTranscript, Transcript, TurnCommit, TurnTranscript};
 use crate::types::{CallKey, ToolResult};
 
 impl TurnRecord {
-    /// The first turn in these records that was committed: as its owner committed it, with times
-    /// in whole milliseconds. Returns none if a call of it has no outcome.
+    /// Returns the first committed turn in these records. Its times are in whole milliseconds.
+    /// Returns `None` if no turn is committed or a call has no outcome.
     pub fn from_records<'a>(records: impl IntoIterator<Item = &'a Record>) -> Option<Self> {
         let transcript = Transcript::of_records(records);
         let (turn, commit) = transcript.runs.iter().flat_map(|run| run.committed()).next()?;
         Self::from_transcript(turn, commit).ok()
     }
 
-    /// The turn, as it was committed.
+    /// Returns the turn as it was committed.
     ///
     /// # Errors
-    /// The first call of its message that has no outcome.
+    /// Returns the first call of the message that has no outcome.
     pub(crate) fn from_transcript(
         turn: &TurnTranscript<'_>,
         commit: TurnCommit<'_>,
@@ -34,7 +34,7 @@ impl TurnRecord {
             message: message.filter(|message| !message.is_blank()).cloned(),
             dropped_calls: turn
                 .response()
-                .map(|kept| kept.dropped_calls)
+                .map(|response| response.dropped_calls)
                 .unwrap_or_default()
                 .to_vec(),
             finish_reason: commit.summary.finish_reason.clone(),
@@ -44,8 +44,8 @@ impl TurnRecord {
     }
 }
 
-/// The results of the last turn in these records, which may be open: in call order, up to the
-/// first call that has no outcome.
+/// Returns the results of the last turn in these records, which may be open: in call order, up to
+/// the first call that has no outcome.
 pub fn results_so_far<'a>(
     records: impl IntoIterator<Item = &'a Record>,
 ) -> impl Iterator<Item = ToolResult> {

@@ -65,13 +65,13 @@ pub struct CallStart {
     pub idempotency_key: String,
 }
 
-/// The effects that a turn has asked for.
+/// The effects of a turn that were not polled yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct EffectQueue {
     ready: VecDeque<Effect>,
-    /// Effects that wait until so many records are durable; the numbers never fall.
+    /// Each effect waits until this number of records is durable. The numbers are ascending.
     deferred: VecDeque<(u64, DeferredEffect)>,
-    /// Number of records that the turn has asked for.
+    /// The number of records that were queued.
     records: u64,
 }
 
@@ -99,7 +99,7 @@ impl EffectQueue {
         self.ready.push_back(Effect::Perform(action));
     }
 
-    /// Defers an effect until every record asked for so far is durable.
+    /// Defers an effect until every record that was queued before it is durable.
     pub(super) fn defer(&mut self, effect: DeferredEffect) {
         self.deferred.push_back((self.records, effect));
     }
@@ -107,7 +107,8 @@ impl EffectQueue {
     /// Queues the next deferred effect whose records are durable. Returns the call if the effect
     /// is its start.
     pub(super) fn handle_recorded(&mut self, upto: u64) -> Option<CallKey> {
-        while let Some((_, deferred)) = self.deferred.pop_front_if(|(needs, _)| *needs <= upto) {
+        while let Some((_, deferred)) = self.deferred.pop_front_if(|(records, _)| *records <= upto)
+        {
             match deferred {
                 DeferredEffect::Queue(effect) => self.ready.push_back(effect),
                 DeferredEffect::StartCall(key) => return Some(key),
@@ -120,37 +121,37 @@ impl EffectQueue {
         self.ready.pop_front()
     }
 
-    /// Number of records that the turn has asked for.
+    /// Returns the number of records that were queued.
     #[cfg(test)]
     pub(super) fn records(&self) -> u64 {
         self.records
     }
 
-    /// The deferred effects, each with the number of records that it waits for.
+    /// Returns the deferred effects, each with the number of records that it waits for.
     pub(super) fn deferred(&self) -> impl ExactSizeIterator<Item = &(u64, DeferredEffect)> {
         self.deferred.iter()
     }
 }
 
-/// One exchange with the model.
+/// The plan of one exchange with a model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttemptPlan {
-    /// The turn's attempt, from 1, whichever model is asked.
+    /// The number of the attempt in its turn, from 1. It counts the attempts with all models.
     pub attempt: u32,
-    /// Which of the turn's models is asked, from 0.
+    /// The index of the model in [`ModelPlans`].
     pub model: usize,
-    /// True if to ask for a streamed answer.
+    /// True if a streamed response is requested.
     pub streamed: bool,
-    /// The delay before it.
+    /// The delay before the request.
     pub wait: Duration,
 }
 
 /// The host's answer to a request for a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PermitReply {
-    /// The call has it.
+    /// The permit is granted.
     Granted,
-    /// All are taken; `Granted` follows when its turn has come.
+    /// All permits are held. `Granted` follows later.
     Waiting,
 }
 
@@ -166,11 +167,11 @@ pub struct ToolCompletion {
 /// A decision about a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ApprovalDecision {
-    /// The phase that is decided; `None`: the open one.
+    /// The phase that is decided; `None`: that of the pending approval.
     pub phase: Option<ApprovalPhase>,
-    /// The verdict, and what is said with it.
+    /// The verdict and its message.
     pub judgement: Judgement,
-    /// The SHA-256 of the arguments that were shown.
+    /// The SHA-256 of the arguments that the decision is about.
     pub arguments_sha256: String,
 }
 
@@ -178,16 +179,16 @@ pub struct ApprovalDecision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApprovalError {
-    /// No such call waits for this.
+    /// The call has no such approval.
     #[error("this call does not wait for an approval")]
     NotAsked,
-    /// The call has other arguments than those that were decided about.
+    /// The decision is about other arguments than those of the call.
     #[error("arguments_sha256 does not match the arguments of the call")]
     Stale,
-    /// It was decided otherwise before.
+    /// The approval has another decision.
     #[error("the call is already decided: {}", .0.as_str())]
     Decided(Verdict),
-    /// The call was asked about before it ran too, and the decision does not say what it is about.
+    /// The call had an approval before it ran too, and the decision does not name its phase.
     #[error("the call waits for its second approval: send \"phase\": \"before\" or \"after\"")]
     WhichPhase,
 }
@@ -195,7 +196,7 @@ pub enum ApprovalError {
 /// The rules that are the same for all turns of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TurnRules {
-    /// The tools that are offered, by name.
+    /// The tools that are offered to the model, by name.
     pub tools: BTreeMap<String, Arc<ToolSpec>>,
     /// The limits.
     pub limits: Limits,
@@ -203,25 +204,25 @@ pub struct TurnRules {
     pub execution: Execution,
     /// True if more than the first call of a response is kept.
     pub multi_tool_calls: bool,
-    /// True if calls may start while the response is still coming.
+    /// True if calls may start before the response has ended.
     pub early_start: bool,
-    /// Whom each turn asks, from the first model again.
+    /// The models. Each turn starts with the first one.
     pub models: Arc<ModelPlans>,
 }
 
-/// A model as a turn asks it.
+/// A model of a turn.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModelPlan {
-    /// Its wire, and its name at its service.
+    /// The wire of the model and its name at its service.
     pub origin: Arc<ModelOrigin>,
-    /// True if to ask for streamed answers.
+    /// True if streamed responses are requested.
     pub streamed: bool,
-    /// The number of attempts of a turn with this model.
+    /// The maximum number of attempts of a turn with this model.
     pub max_attempts: u32,
 }
 
-/// The models of a turn, of which there is at least one: each is asked when the attempts with the
-/// one before it are used up.
+/// The models of a turn, at least one. Each fallback is requested when the attempts with the model
+/// before it are used up.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModelPlans {
     first: ModelPlan,
@@ -229,25 +230,25 @@ pub struct ModelPlans {
 }
 
 impl ModelPlans {
-    /// A model, and those that it may fall back on.
+    /// Returns a model with its fallbacks.
     #[must_use]
     pub fn new(first: ModelPlan, fallbacks: Vec<ModelPlan>) -> Self {
         Self { first, fallbacks }
     }
 
-    /// The model that is asked first.
+    /// Returns the model of the first attempt.
     #[must_use]
     pub fn first(&self) -> &ModelPlan {
         &self.first
     }
 
-    /// The model at a place, from 0; the first where there is none.
+    /// Returns the model at an index, or the first model if there is none.
     #[must_use]
     pub fn at(&self, index: usize) -> &ModelPlan {
         self.iter().nth(index).unwrap_or(&self.first)
     }
 
-    /// The models in their order.
+    /// Returns the models in their order.
     pub fn iter(&self) -> impl Iterator<Item = &ModelPlan> {
         std::iter::once(&self.first).chain(&self.fallbacks)
     }
@@ -256,43 +257,43 @@ impl ModelPlans {
 /// The values with which a turn starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TurnSpec {
-    /// The session's turn, from 1.
+    /// The number of the turn in its session, from 1.
     pub number: u32,
     /// The number of earlier turns with calls in the session: the `n` of `call_{n}_{index}`.
     pub turns_with_calls: u32,
-    /// Ids of the form `call_*` that the history holds.
+    /// The ids of the form `call_*` in the history. Generated ids differ from them.
     pub used_call_ids: Arc<BTreeSet<String>>,
-    /// True if this is the last request: no call in its answer is run or kept.
+    /// True if this is the last request of the run: calls of the response are dropped.
     pub last_request: bool,
     /// The remaining budget of the run.
     pub budget: Budget,
-    /// When the turn began, since the run began.
+    /// The time between the start of the run and that of the turn.
     pub began: Duration,
-    /// How long the run may still take; while people are all that it waits for, nothing of that
-    /// passes.
+    /// The remaining time of the run. It does not decrease while the turn waits only for
+    /// approvals.
     pub run_time_left: Option<Duration>,
-    /// The session's variables at the beginning.
+    /// The session's variables at the start of the turn.
     pub variables: Variables,
-    /// Spreads the waits between attempts of different sessions.
+    /// The seed of the backoff's jitter.
     pub seed: u64,
-    /// Idempotency keys are this, a slash and the call's key; the session's id.
+    /// The prefix of idempotency keys: the id of the session.
     pub idempotency_scope: String,
     /// The rules of the run.
     pub rules: Arc<TurnRules>,
 }
 
 impl TurnSpec {
-    /// The key under which a call may be run again after a crash.
+    /// Returns the key under which a call may run again after a crash.
     #[must_use]
     pub fn idempotency_key(&self, key: CallKey) -> String {
         format!("{}/{key}", self.idempotency_scope)
     }
 }
 
-/// A turn that is over.
+/// A turn that has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TurnRecord {
-    /// The session's turn.
+    /// The number of the turn in its session.
     pub number: u32,
     /// The end of the turn.
     pub end: TurnEnd,
@@ -311,8 +312,8 @@ pub struct TurnRecord {
 }
 
 impl TurnRecord {
-    /// Returns whether the service interrupted its response, and goes on when it is sent what it has said.
-    /// Where it has said nothing there is nothing to go on from.
+    /// Returns whether the service paused its response. It continues when it is sent the message back,
+    /// so that an empty message is no pause.
     #[must_use]
     pub fn is_paused(&self) -> bool {
         let paused = |finish: &FinishReason| finish.kind == FinishKind::Pause;

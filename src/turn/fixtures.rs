@@ -16,11 +16,11 @@ use crate::tool::{ApprovalPolicy, InputSchema, ToolSpec};
 use crate::types::{Execution, ModelOrigin, SessionId, Usage, Wire};
 use crate::wire::{CallDelta, Delta};
 
-/// People are asked whether it may run, and whether its result may be seen.
+/// The calls of the tool need an approval, and so do their results.
 const BOTH: ApprovalPolicy = ApprovalPolicy { before: true, after: true };
 
-/// One tool of each kind, by its name. Those in the second and third part use variables; of those
-/// in the third, and in the fourth, people are asked. The last two have everything at once.
+/// Tools of every kind, by name. The names say what the tools do: `put` writes a variable, `asked`
+/// needs an approval to run, `reviewed` needs one for its result, `both` needs both.
 pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
     let schema = || {
         InputSchema::parse(json!({"type": "object", "properties": {"n": {"type": "integer"}}}))
@@ -76,7 +76,7 @@ pub(crate) fn rules(execution: Execution) -> TurnRules {
     }
 }
 
-/// A model that streams.
+/// Returns a plan of a model that streams.
 pub(crate) fn model(name: &str, max_attempts: u32) -> ModelPlan {
     let origin = Arc::new(ModelOrigin { wire: Wire::OpenaiChat, model: name.into() });
     ModelPlan { origin, streamed: true, max_attempts }
@@ -98,7 +98,7 @@ pub(crate) fn spec(rules: TurnRules) -> TurnSpec {
     }
 }
 
-/// More arguments of a call.
+/// Returns a delta with more bytes of a call's arguments.
 pub(crate) fn more(index: u64, arguments: &str) -> Delta {
     Delta::Call(CallDelta {
         index: Some(index),
@@ -107,32 +107,33 @@ pub(crate) fn more(index: u64, arguments: &str) -> Delta {
     })
 }
 
-/// What the response has cost so far.
+/// Returns a delta with the usage of the response up to now.
 pub(crate) fn usage(tokens: u64) -> Delta {
     let usage = Usage { output_tokens: tokens, ..Usage::default() };
     Delta::Usage { usage, raw: "{}".into() }
 }
 
-/// The records as they are read from the journal: behind the record `after`, each appended at its
-/// time.
+/// Returns the records as they are read from the journal. The first one follows the record `after`.
+/// Each record has the time at which it was appended.
 pub(crate) fn entries(after: u64, records: &[(Record, u64)]) -> Vec<JournalEntry> {
     let entry = |((record, time), seq): (&(Record, u64), u64)| JournalEntry {
         seq: Seq(seq),
         time: *time,
         displayed_bytes: 0,
-        record: read_again(record),
+        record: round_trip(record),
     };
     records.iter().zip(after + 1..).map(entry).collect()
 }
 
-/// The record as it is read from the journal. The explorer stores the same few many times.
-fn read_again(record: &Record) -> Record {
-    const KNOWN_MAX: usize = 4096;
+/// Encodes and decodes the record as the journal does. Caches the results, because the explorer
+/// stores the same records many times.
+fn round_trip(record: &Record) -> Record {
+    const CACHE_MAX: usize = 4096;
     thread_local! {
-        static KNOWN: RefCell<HashMap<Record, Record>> = RefCell::default();
+        static CACHE: RefCell<HashMap<Record, Record>> = RefCell::default();
     }
-    KNOWN.with_borrow_mut(|known| {
-        if let Some(read) = known.get(record) {
+    CACHE.with_borrow_mut(|cache| {
+        if let Some(read) = cache.get(record) {
             return read.clone();
         }
         let entry =
@@ -140,10 +141,10 @@ fn read_again(record: &Record) -> Record {
         let session = SessionId::parse("s").unwrap();
         let read =
             JournalEntry::read(&session, entry.seq, entry.time, &entry.body()).unwrap().record;
-        if known.len() == KNOWN_MAX {
-            known.clear();
+        if cache.len() == CACHE_MAX {
+            cache.clear();
         }
-        known.insert(entry.record, read.clone());
+        cache.insert(entry.record, read.clone());
         read
     })
 }

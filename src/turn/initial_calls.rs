@@ -1,7 +1,8 @@
-//! The turn of the unanswered calls with which a session was opened. No model is asked.
+//! The turn of the unanswered calls with which a session was opened. It makes no request to a model.
 //!
-//! It begins as one that is resumed right behind its response, so that every rule for calls is
-//! the usual one. What a response's calls are asked as they open is asked here.
+//! Such a turn starts like a turn that is resumed right after its response, so that the rules for
+//! calls are the same. Only the retention of calls (`multi_tool_calls`, `max_tool_calls_per_turn`),
+//! which is decided when a call opens, is applied here.
 
 use std::sync::Arc;
 
@@ -11,27 +12,27 @@ use super::effect::TurnRules;
 use crate::record::{Record, ResponseDisposition, ResponseMessage};
 use crate::types::Usage;
 
-/// The start of such a turn.
+/// The first record of a turn of initial calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InitialCallsTurn {
     /// The record of a response that ended well, for [`Turn::resume`](super::Turn::resume).
     pub response: Record,
-    /// The limit that the calls go beyond, which is to be told.
+    /// The limit that the calls exceed, if any. It is not recorded yet.
     pub limit: Option<LimitHit>,
 }
 
 impl InitialCallsTurn {
-    /// The session's turn `turn` with the calls of this message.
+    /// Returns the turn with the number `turn` and the calls of this message.
     #[must_use]
     pub fn new(turn: u32, message: &ResponseMessage, rules: &TurnRules) -> Self {
-        let mut kept = ResponseMessage { calls: Vec::new(), ..message.clone() };
+        let mut response = ResponseMessage { calls: Vec::new(), ..message.clone() };
         let (mut dropped_calls, mut ending, mut excess) =
             (Vec::new(), ResponseDisposition::Well, None);
         for call in &message.calls {
             match admission::retention_by_rules(call.key.index, rules) {
-                CallRetention::Keep => kept.calls.push(call.clone()),
+                CallRetention::Keep => response.calls.push(call.clone()),
                 CallRetention::KeepExcess => {
-                    kept.calls.push(call.clone());
+                    response.calls.push(call.clone());
                     excess.get_or_insert("answered");
                 }
                 CallRetention::Drop | CallRetention::OverBudget => {
@@ -52,17 +53,17 @@ impl InitialCallsTurn {
             let (value, maximum) = (message.calls.len() as u64, u64::from(maximum));
             LimitHit { limit: "max_tool_calls_per_turn", value, maximum, action, note: None }
         });
-        let response = Record::ResponseEnded {
+        let record = Record::ResponseEnded {
             turn,
             attempt: 1,
             ending,
-            message: Arc::new(kept),
+            message: Arc::new(response),
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls,
             shown: Vec::new(),
         };
-        Self { response, limit }
+        Self { response: record, limit }
     }
 }
 
@@ -89,11 +90,11 @@ mod tests {
         ResponseMessage { calls: calls.collect(), ..ResponseMessage::default() }
     }
 
-    /// What is started, what is dropped, how the turn ends once what runs is cancelled, what its
-    /// calls were answered, and the action that the limit took.
-    type Seen = (Vec<Arc<str>>, Vec<Arc<str>>, bool, Vec<ToolStatus>, Option<&'static str>);
+    /// The names of started calls, the names of dropped calls, whether the turn failed, the statuses
+    /// of the results after a cancellation, and the action of the limit.
+    type Observed = (Vec<Arc<str>>, Vec<Arc<str>>, bool, Vec<ToolStatus>, Option<&'static str>);
 
-    fn seen(names: &[&str], change: impl FnOnce(&mut TurnRules)) -> Seen {
+    fn run_and_cancel(names: &[&str], change: impl FnOnce(&mut TurnRules)) -> Observed {
         let mut rules = rules(Execution::Parallel { max: 8 });
         change(&mut rules);
         let initial_response = InitialCallsTurn::new(1, &message(names), &rules);
@@ -102,8 +103,8 @@ mod tests {
         let spec = TurnSpec { budget, ..spec(rules) };
         let mut turn = Turn::resume(spec, &entries(0, &[(initial_response.response, 0)]), 0, None);
         let (mut started, mut committed) = (Vec::new(), None);
-        for step in 0..4 {
-            if step == 1 {
+        for pass in 0..4 {
+            if pass == 1 {
                 turn.handle_cancel(Duration::ZERO, crate::turn::CancelReason::Stop);
             }
             turn.handle_recorded(Duration::ZERO, u64::MAX);
@@ -118,7 +119,7 @@ mod tests {
                 }
             }
         }
-        let record = committed.expect("it is over");
+        let record = committed.expect("the turn is over");
         let statuses = record.results.iter().map(|result| result.outcome.status).collect();
         let failed = matches!(record.end, TurnEnd::Failed(_));
         (
@@ -142,24 +143,24 @@ mod tests {
     }
 
     #[test]
-    fn its_calls_are_run_or_answered_as_those_of_any_response() {
+    fn initial_calls_run_or_are_answered_like_the_calls_of_a_response() {
         use ToolStatus::{Cancelled, Failed};
         assert_eq!(
-            seen(&["pure", "nope", "effect"], |_| ()),
+            run_and_cancel(&["pure", "nope", "effect"], |_| ()),
             (texts(&["pure", "effect"]), vec![], false, vec![Cancelled, Failed, Cancelled], None)
         );
     }
 
     #[test]
-    fn the_flag_and_the_limits_hold() {
+    fn multi_tool_calls_and_max_tool_calls_per_turn_apply() {
         use ToolStatus::{Cancelled, Refused};
         let names = ["pure", "quick", "effect"];
         assert_eq!(
-            seen(&names, |rules| rules.multi_tool_calls = false),
+            run_and_cancel(&names, |rules| rules.multi_tool_calls = false),
             (texts(&["pure"]), texts(&["quick", "effect"]), false, vec![Cancelled], None)
         );
         assert_eq!(
-            seen(&names, limited(OnExcess::Answer)),
+            run_and_cancel(&names, limited(OnExcess::Answer)),
             (
                 texts(&["pure"]),
                 texts(&["effect"]),
@@ -169,7 +170,7 @@ mod tests {
             )
         );
         assert_eq!(
-            seen(&names, limited(OnExcess::Truncate)),
+            run_and_cancel(&names, limited(OnExcess::Truncate)),
             (
                 texts(&["pure"]),
                 texts(&["quick", "effect"]),
@@ -179,19 +180,19 @@ mod tests {
             )
         );
         assert_eq!(
-            seen(&names, limited(OnExcess::Fail)),
+            run_and_cancel(&names, limited(OnExcess::Fail)),
             (vec![], texts(&["quick", "effect"]), true, vec![Refused], Some("failed"))
         );
     }
     #[test]
-    fn they_use_up_no_budget_and_one_too_many_is_not_run_for_that() {
+    fn initial_calls_use_no_budget_and_excess_calls_do_not_run() {
         use ToolStatus::{Cancelled, Refused};
         let one = |rules: &mut TurnRules| {
             limited(OnExcess::Answer)(rules);
             rules.limits.max_tool_calls_per_run = Some(1);
         };
         assert_eq!(
-            seen(&["pure", "quick"], one),
+            run_and_cancel(&["pure", "quick"], one),
             (texts(&["pure"]), vec![], false, vec![Cancelled, Refused], Some("answered"))
         );
     }

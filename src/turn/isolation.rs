@@ -1,77 +1,79 @@
-//! What calls see of each other's writes to variables, and what becomes of a call that read too
-//! early.
+//! Isolation of variables between the calls of a turn: snapshots, write conflicts and reruns.
 //!
-//! A call begins with a snapshot: the session's variables and what the earlier calls of the turn
-//! that have ended wrote. What it reads and writes is judged in call order, when the response's
-//! ending is known and every earlier call has its outcome. If a name that it read was written by
-//! an earlier call outside its snapshot, that is a conflict: a pure call is run again, and cannot
-//! meet another one then; any other keeps its result and loses all its writes.
+//! A call starts with a snapshot: the session's variables and the writes of the turn's earlier calls
+//! that have ended. After the response has ended, the calls that used variables are resolved in call
+//! order, each one after every earlier call has its outcome.
+//!
+//! A call has a conflict if an earlier call has written a variable that it read, and that write is
+//! not in its snapshot. A pure call then runs again with a new snapshot, which contains all writes
+//! of earlier calls, so that it has no second conflict. A call with effects, or one that may no
+//! longer start, keeps its result, and its writes are dropped.
 
-use super::call::{CallPhase, LastWriters, ReportedOutcome};
+use super::call::{CallPhase, LastWriters, ReportedOutcome, TurnCall};
 use super::schedule::StartGate;
 use super::{Turn, TurnStage, model_messages};
 use crate::context::Variables;
 use crate::event::{ConflictResolution, Event};
 use crate::record::Record;
 use crate::types::{
-    ApprovalPhase, CallKey, ReadSet, ToolOutcome, ToolStatus, VariableName, VariablesUse, WriteSet,
+    ApprovalPhase, ReadSet, ToolOutcome, ToolStatus, VariableName, VariablesUse, WriteSet,
 };
 
-/// The variables as the calls that have ended leave them.
+/// The session's variables with the writes of the turn's calls that have ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct VisibleVariables {
-    pub(super) variables: Variables,
+    pub(super) current: Variables,
     writers: LastWriters,
 }
 
 impl VisibleVariables {
     pub(super) fn new(variables: Variables) -> Self {
-        Self { variables, writers: LastWriters::new() }
+        Self { current: variables, writers: LastWriters::new() }
     }
 
     pub(super) fn writers(&self) -> &LastWriters {
         &self.writers
     }
 
-    /// Makes the writes of the call at `place` visible to calls that start from now on.
-    pub(super) fn accept(&mut self, place: u32, writes: &WriteSet) {
-        self.variables.apply(writes);
-        self.writers.extend(writes.0.keys().map(|name| (name.clone(), place)));
+    /// Adds the writes of the call at `index`. Calls that start from now on see them.
+    pub(super) fn apply(&mut self, index: u32, writes: &WriteSet) {
+        self.current.apply(writes);
+        self.writers.extend(writes.0.keys().map(|name| (name.clone(), index)));
     }
 
-    /// The names of which somebody else than the reader saw was the last writer.
+    /// Returns the names that were written since the snapshot in which they were read.
     fn conflicts(&self, reads: &ReadSet) -> Vec<VariableName> {
         let changed =
-            reads.0.iter().filter(|(name, seen)| self.writers.get(*name) != seen.as_ref());
+            reads.0.iter().filter(|(name, writer)| self.writers.get(*name) != writer.as_ref());
         changed.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns whether one of these names was written behind the call at `place`.
-    fn is_written_after<'a>(
+    /// Returns whether a call after the call at `index` has written one of these names.
+    pub(super) fn is_written_after<'a>(
         &self,
-        place: u32,
+        index: u32,
         mut names: impl Iterator<Item = &'a VariableName>,
     ) -> bool {
-        names.any(|name| self.writers.get(name).is_some_and(|writer| *writer > place))
+        names.any(|name| self.writers.get(name).is_some_and(|writer| *writer > index))
     }
 }
 
 impl Turn {
-    /// A tool has answered. What it has to do with variables is judged in call order.
+    /// Handles the answer of a tool. If the call used variables, it is resolved later, in call order.
     pub(super) fn handle_tool_report(
         &mut self,
         index: usize,
         outcome: ToolOutcome,
         used: VariablesUse,
     ) {
-        self.stop_clock(index);
+        self.stop_tool_clock(index);
         let Some(call) = self.calls.get_mut(index) else { return };
         let VariablesUse { reads, writes } = used;
-        let seen = |name: VariableName| {
+        let with_writer = |name: VariableName| {
             let writer = call.snapshot.get(&name).copied();
             (name, writer)
         };
-        let reads = ReadSet(reads.into_iter().map(seen).collect());
+        let reads = ReadSet(reads.into_iter().map(with_writer).collect());
         // A call that did not succeed changes no variable.
         let writes = if outcome.status == ToolStatus::Ok { writes } else { WriteSet::default() };
         if reads.0.is_empty() && writes.is_empty() {
@@ -82,7 +84,7 @@ impl Turn {
         self.set_phase(index, CallPhase::Reported(ReportedOutcome { outcome, reads, writes }));
     }
 
-    /// Journals what a tool answered before it is decided what comes of that.
+    /// Records the answer of a tool before the outcome of the call is decided.
     pub(super) fn record_report(
         &mut self,
         index: usize,
@@ -90,12 +92,12 @@ impl Turn {
         reads: &ReadSet,
         writes: &WriteSet,
     ) {
-        let Some(key) = self.calls.get(index).map(super::TurnCall::key) else { return };
+        let Some(key) = self.calls.get(index).map(TurnCall::key) else { return };
         let (outcome, reads, writes) = (outcome.clone(), reads.clone(), writes.clone());
         self.record(Record::CallReported { key, outcome, reads, writes });
     }
 
-    /// Decides on reported calls, each when every earlier call has its outcome.
+    /// Resolves calls that used variables, each one after every earlier call has its outcome.
     pub(super) fn resolve_reports(&mut self) {
         if !matches!(self.stage, TurnStage::ResponseEnded { .. }) {
             return;
@@ -106,7 +108,7 @@ impl Turn {
                 CallPhase::Ended { .. } | CallPhase::Dropped => continue,
                 CallPhase::Reported(report) => {
                     let report = report.clone();
-                    self.decide(index, report);
+                    self.resolve_report(index, report);
                 }
                 CallPhase::Duplicate { of } => {
                     let of = *of;
@@ -121,30 +123,33 @@ impl Turn {
                 | CallPhase::Running { .. }
                 | CallPhase::AwaitingReview { .. } => return,
             }
-            let ended = |call: &super::TurnCall| matches!(call.phase, CallPhase::Ended { .. });
+            let ended = |call: &TurnCall| matches!(call.phase, CallPhase::Ended { .. });
             if !self.calls.get(index).is_some_and(ended) {
                 return;
             }
         }
     }
 
-    fn decide(&mut self, index: usize, report: ReportedOutcome) {
-        let names = self.visible.conflicts(&report.reads);
-        let rerun = !names.is_empty() && self.start_gate() == StartGate::Open;
+    /// Decides the outcome of a reported call, or lets the call run again.
+    fn resolve_report(&mut self, index: usize, report: ReportedOutcome) {
+        let names = self.variables.conflicts(&report.reads);
+        let has_conflict = !names.is_empty();
+        let can_rerun = self.start_gate() == StartGate::Open;
         let maximum = self.spec.rules.limits.max_variables_bytes;
         let bytes = self.bytes_with(&report.writes);
-        let full = bytes > maximum;
+        let is_full = bytes > maximum;
         let Some(call) = self.calls.get_mut(index) else { return };
-        let rerun = rerun && !call.has_effects();
-        // Where people were asked about the result before a crash, all of this was told.
-        let is_asked = self.asked.contains_key(&(call.key(), ApprovalPhase::After));
-        let known = call.notes.conflict || is_asked;
+        let rerun = has_conflict && can_rerun && !call.has_effects();
+        // If the review was requested before a crash, these events were published before it.
+        let review = (call.key(), ApprovalPhase::After);
+        let is_review_requested = self.approvals.requested_before_resume.contains_key(&review);
+        let is_conflict_published = call.notes.conflict || is_review_requested;
         let resolution = match (rerun, report.writes.is_empty()) {
             (true, _) => ConflictResolution::Rerun,
             (false, false) => ConflictResolution::WritesDropped,
             (false, true) => ConflictResolution::ResultKept,
         };
-        call.notes.conflict |= !names.is_empty();
+        call.notes.conflict |= has_conflict;
         call.reads.clone_from(&report.reads);
         let label = call.label();
         if rerun {
@@ -153,10 +158,10 @@ impl Turn {
             call.phase = CallPhase::Ready;
         } else {
             let ReportedOutcome { mut outcome, reads: _, mut writes } = report;
-            call.notes.writes_dropped = !writes.is_empty() && (full || !names.is_empty());
-            if !names.is_empty() {
+            call.notes.writes_dropped = !writes.is_empty() && (is_full || has_conflict);
+            if has_conflict {
                 outcome.append(&model_messages::conflict(&names, call.notes.writes_dropped));
-            } else if full {
+            } else if is_full {
                 outcome.append(&model_messages::variables_full(maximum));
             }
             if call.notes.writes_dropped {
@@ -164,37 +169,16 @@ impl Turn {
             }
             self.review_or_end(index, outcome, writes);
         }
-        if !names.is_empty() && !known {
+        if has_conflict && !is_conflict_published {
             self.emit(Event::ConflictFound { call: label, names, resolution });
-        } else if names.is_empty() && full && !is_asked {
+        } else if !has_conflict && is_full && !is_review_requested {
             let (bytes, maximum) = (bytes as u64, maximum as u64);
             self.record_limit("max_variables_bytes", bytes, maximum, "writes_dropped");
         }
     }
 
-    /// Returns the size of the variables after these writes; 0 without writes.
+    /// Returns the size of all variables after these writes, or zero if there are no writes.
     fn bytes_with(&self, writes: &WriteSet) -> usize {
-        if writes.is_empty() { 0 } else { self.visible.variables.bytes_with(writes) }
-    }
-
-    /// A duplicate of a call that used variables is decided in call order: if one of them was
-    /// written between the two, it is no repetition and runs itself, and those behind it wait for
-    /// it. One with effects never does: its effect is not to happen twice.
-    fn resolve_duplicate(&mut self, index: usize, of: CallKey) {
-        let Some(first) = self.position(of).and_then(|first| self.calls.get(first)) else { return };
-        let Some(outcome) = first.outcome().cloned() else { return };
-        let mut used = first.reads.0.keys().chain(first.writes.0.keys());
-        let differs = !first.has_effects() && self.visible.is_written_after(of.index, &mut used);
-        if !differs || self.start_gate() != StartGate::Open {
-            self.end_duplicate(index, of, outcome);
-            return;
-        }
-        self.set_phase(index, CallPhase::Ready);
-        let Some(key) = self.calls.get(index).map(super::TurnCall::key) else { return };
-        for call in &mut self.calls {
-            if call.phase == (CallPhase::Duplicate { of }) {
-                call.phase = CallPhase::Duplicate { of: key };
-            }
-        }
+        if writes.is_empty() { 0 } else { self.variables.current.bytes_with(writes) }
     }
 }

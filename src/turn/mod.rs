@@ -1,40 +1,46 @@
-//! One turn. Machines: no async, no clock, no I/O.
+//! The turn machine: one model response and the tool calls in it, over one or more attempts.
 //!
-//! [`Turn`] is one model response and the calls in it, over as many attempts as it takes. Values
-//! go in by `handle_*`, effects come out of [`Turn::poll`]; time is an argument. Each rule has
-//! one place:
+//! [`Turn`] is pure: no async, no clock, no I/O. Inputs arrive by `handle_*` functions, effects leave
+//! by [`Turn::poll`], and time is an argument. Look a rule up here:
 //!
-//! | file | rule |
+//! | rule | file |
 //! | --- | --- |
-//! | `deltas` | deltas to calls that open, are sealed, or turn out malformed |
-//! | `admission` | which calls are kept, run, answered or copied |
-//! | `schedule` | which sealed calls may start now |
-//! | `isolation` | snapshots of variables, write conflicts, reruns |
-//! | `approval` | approval requests, decisions and their expiry |
-//! | `response_end` | calls and text kept at each ending of a response |
-//! | `step` | what is done after every event: admit, start, release, commit |
-//! | `budget` | what a run may use up, and how a turn ends that uses up more |
-//! | `attempt_start` | start and end of each request to a model |
-//! | `attempts` | retry, backoff, fallback models, plain answers after broken streams |
-//! | `breaker` | circuit breaker of a model |
-//! | `reassembly` | outcomes in any order, released in call order |
-//! | `model_messages` | result texts of calls that did not run normally |
-//! | `resume` | a turn from its records |
-//! | `committed` | a turn that is over, from its records |
-//! | `replay` | a turn once more from its records, compared with them |
-//! | `initial_calls` | a turn of calls that the session was opened with |
+//! | call kept or dropped: `multi_tool_calls`, `max_tool_calls_per_turn`, `on_excess` | `admission` |
+//! | unknown tool, invalid arguments | `admission` |
+//! | duplicate (identical call), `repeatable` | `duplicate` |
+//! | seal, arguments that change after the seal, call ids | `deltas`, `response_end` |
+//! | early start, ticket, `exclusive`, `sequential`, `parallel.max` | `schedule` |
+//! | `tool_timeout`, `max_concurrent`, intent before an effect, idempotency key | `call_start` |
+//! | outcome of a call, `max_result_bytes` | `call_end` |
+//! | variables: snapshot, conflict, rerun, `max_variables_bytes` | `isolation` |
+//! | approval, approval timeout | `approval` |
+//! | attempt, void attempt, reuse of pure results | `attempt` |
+//! | retry, backoff, `Retry-After`, fallback model | `retry` |
+//! | circuit breaker | `breaker` |
+//! | calls and text that are kept after each kind of end, cancellation | `response_end` |
+//! | result order | `reassembly` |
+//! | `max_tokens_per_run`, `max_tool_calls_per_run`, `run_timeout` | `budget` |
+//! | texts that the model receives about calls that did not run | `model_messages` |
+//! | order of all decisions after an event, commit | `step` |
+//! | resume after a crash | `resume` |
+//! | unanswered calls of a new session | `initial_calls` |
+//! | committed turn from its records | `committed` |
+//! | replay of the records of a turn | `replay` |
+//! | times of a turn | `clock` |
 #![warn(clippy::indexing_slicing)]
 
 mod admission;
 mod approval;
-mod attempt_start;
-mod attempts;
+mod attempt;
 mod breaker;
 mod budget;
 mod call;
+mod call_end;
+mod call_start;
 mod clock;
 pub(crate) mod committed;
 mod deltas;
+mod duplicate;
 mod effect;
 #[cfg(test)]
 pub(crate) mod explorer;
@@ -47,6 +53,7 @@ mod reassembly;
 pub(crate) mod replay;
 mod response_end;
 mod resume;
+mod retry;
 mod schedule;
 mod step;
 #[cfg(test)]
@@ -73,48 +80,38 @@ pub use replay::Difference;
 use crate::event::{CallLabel, Event};
 use crate::record::{ResponseDisposition, ResponseMessage};
 
-use crate::response::{DisplayOrder, ExchangeEnd, ResponseAssembler, classify_ending};
-use crate::types::{ApprovalPhase, CallKey, FinishReason, Judgement, ToolOutcome, Usage};
+use crate::response::{ExchangeEnd, ResponseAssembler, classify_ending};
+use crate::types::{CallKey, ToolOutcome, Usage};
 use crate::wire::Delta;
-use attempts::Attempts;
+use approval::Approvals;
+use attempt::Attempt;
 use call::{CallPhase, TurnCall};
+#[cfg(test)]
+pub(crate) use call_end::call_ended_record;
 use clock::TurnClock;
 use effect::{DeferredEffect, EffectQueue};
 use isolation::VisibleVariables;
 use reassembly::Reassembly;
-#[cfg(test)]
-pub(crate) use step::call_ended_record;
-
-/// The limit of a run's time, by its name in the configuration.
-const RUN_TIMEOUT: &str = "run_timeout";
+use retry::RetryPolicy;
 
 /// One model response and the tool calls in it: the machine that decides everything about them.
 ///
-/// After each `handle_*` the shell calls [`poll`](Self::poll) until it gives none, appends the
-/// records it got as one batch, and tells [`handle_recorded`](Self::handle_recorded) when they
-/// are durable. Starts of calls with effects, results and the commit wait for that.
+/// After each `handle_*` the owner calls [`poll`](Self::poll) until it returns `None`, appends the
+/// polled records as one batch, and calls [`handle_recorded`](Self::handle_recorded) when they are
+/// durable. Starts of calls with effects, results and the commit wait for that.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Turn {
     spec: Arc<TurnSpec>,
     stage: TurnStage,
-    attempts: Attempts,
-    plan: AttemptPlan,
-    response: ResponseAssembler,
-    display_order: DisplayOrder,
-    delta_count: u64,
-    asked_at: Duration,
-    first_delta_at: Option<Duration>,
+    retry: RetryPolicy,
+    attempt: Attempt,
+    /// The calls of the current attempt, in call order.
     calls: Vec<TurnCall>,
-    dropped: Vec<Arc<str>>,
-    call_limit_recorded: bool,
-    /// Results of pure calls of attempts that broke, by identity.
+    /// The results of pure calls of void attempts, by [`TurnCall::identity`].
     reusable_results: BTreeMap<String, ToolOutcome>,
-    /// The decisions about calls.
-    judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
-    /// The approvals that were open before the turn was resumed, and for how long.
-    asked: BTreeMap<(CallKey, ApprovalPhase), Duration>,
-    visible: VisibleVariables,
-    finish: Option<FinishReason>,
+    approvals: Approvals,
+    variables: VisibleVariables,
+    /// The usage of all attempts that have ended.
     usage: Usage,
     reassembly: Reassembly,
     clock: TurnClock,
@@ -124,77 +121,77 @@ pub struct Turn {
 /// The stage of the turn.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum TurnStage {
-    /// An exchange is open, or the wait before it.
+    /// An exchange with the model is open, or the turn waits before the next attempt.
     AwaitingResponse,
-    /// The response's ending is known; its calls may still run.
+    /// The response has ended. Its calls may still run.
     ResponseEnded {
         ending: ResponseDisposition,
         message: Option<Arc<ResponseMessage>>,
         cancelled: Option<CancelReason>,
     },
-    /// Everything is decided; the commit is out or waits for its record.
+    /// The turn has ended. Its commit may wait until its record is durable.
     Finished,
 }
 
 impl Turn {
-    /// Begins a turn: the first effects ask the model.
+    /// Starts a turn. Its first effects request the response.
     #[must_use]
     pub fn new(spec: TurnSpec) -> Self {
-        let attempts = Attempts::new(Arc::clone(&spec.rules.models), spec.seed);
-        let mut turn = Self::blank(spec, attempts);
-        turn.ask();
+        let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed);
+        let mut turn = Self::blank(spec, retry);
+        turn.request_first();
         turn
     }
 
-    /// Which attempt is open, or was the last. Messages of another attempt are not for this turn.
+    /// Returns the number of the current attempt. Messages of other attempts are outdated.
     #[must_use]
     pub fn attempt(&self) -> u32 {
-        self.plan.attempt
+        self.attempt.plan.attempt
     }
 
-    /// The response that comes, or came last.
+    /// Returns the response of the current attempt.
     #[must_use]
     pub fn response(&self) -> &ResponseAssembler {
-        &self.response
+        &self.attempt.response
     }
 
-    /// The session's turn that this is.
+    /// Returns the number of the turn in its session.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.spec.number
     }
 
-    /// Takes in what one chunk of the response decoded to.
+    /// Handles the deltas of one chunk of the response.
     pub fn handle_deltas(&mut self, now: Duration, batch: Vec<Delta>) {
         self.clock.advance(now);
         let (attempt, mut changed) = (self.attempt(), false);
         for delta in batch {
-            // Some limits close the response in the middle of a batch.
+            // A limit may end the response in the middle of a batch.
             if self.stage != TurnStage::AwaitingResponse || self.attempt() != attempt {
                 break;
             }
             changed |= self.handle_delta(delta);
         }
-        // A chunk is taken in whole: the end of a response and what it cost may come in one.
+        // Checked after the whole chunk, because one chunk may hold the finish reason and the usage.
         changed |= self.end_if_over_tokens();
-        // Most batches are text, and text decides nothing.
+        // Most batches hold only text, after which there is nothing to decide.
         if changed {
             self.advance();
         }
     }
 
-    /// The exchange is over.
+    /// Handles the end of the exchange with the model.
     pub fn handle_response_end(&mut self, now: Duration, end: ExchangeEnd) {
         self.clock.advance(now);
         if self.stage != TurnStage::AwaitingResponse {
             return;
         }
-        // Whatever has no name by now is no call.
-        self.response.end(false);
-        match classify_ending(&self.response, end) {
+        // A call without a name is not a call.
+        self.attempt.response.end(false);
+        match classify_ending(&self.attempt.response, end) {
             Ok(ending) => {
                 if ending == ResponseDisposition::Well {
-                    let changes = self.response.end(true);
+                    let changes = self.attempt.response.end(true);
                     self.handle_changes(changes);
                 }
                 self.end_response(ending, None);
@@ -204,21 +201,21 @@ impl Turn {
         self.advance();
     }
 
-    /// The host has a place of its tool for a call that asked for one, or has none yet. For a call
-    /// that waits no more this says nothing: it has given the place back.
-    pub fn handle_tool_permit(&mut self, now: Duration, key: CallKey, place: PermitReply) {
+    /// Handles the host's answer to the request for a permit of a call's tool. Ignores an answer for
+    /// a call that no longer waits: it has withdrawn its request.
+    pub fn handle_tool_permit(&mut self, now: Duration, key: CallKey, reply: PermitReply) {
         self.clock.advance(now);
         let Some(index) = self.position(key) else { return };
-        let Some(&CallPhase::AwaitingPermit { since }) =
+        let Some(&CallPhase::AwaitingPermit { requested_at }) =
             self.calls.get(index).map(|call| &call.phase)
         else {
             return;
         };
-        self.handle_permit_reply(index, since, place);
+        self.handle_permit_reply(index, requested_at, reply);
         self.advance();
     }
 
-    /// A tool's actor has ended.
+    /// Handles the end of a tool.
     pub fn handle_outcome(&mut self, now: Duration, key: CallKey, done: ToolCompletion) {
         self.clock.advance(now);
         match self.position(key) {
@@ -237,8 +234,8 @@ impl Turn {
         }
     }
 
-    /// So many of the records that this machine asked for, counted from 1, are durable. Those
-    /// from which it was resumed do not count.
+    /// Handles that the first `upto` records of this machine are durable. Records from which it was
+    /// resumed do not count.
     pub fn handle_recorded(&mut self, now: Duration, upto: u64) {
         self.clock.advance(now);
         while let Some(key) = self.effects.handle_recorded(upto) {
@@ -252,8 +249,8 @@ impl Turn {
     /// Handles a decision about a call that waits for approval.
     ///
     /// # Errors
-    /// When nobody was asked about it, the decision is about other arguments, or it was decided
-    /// otherwise before. Nothing has changed then. The same decision again is no error.
+    /// If the call has no such approval, the decision is about other arguments, or the approval has
+    /// another decision. The turn is unchanged then. A repetition of the same decision is no error.
     pub fn handle_approval(
         &mut self,
         now: Duration,
@@ -261,12 +258,12 @@ impl Turn {
         decision: ApprovalDecision,
     ) -> Result<(), ApprovalError> {
         self.clock.advance(now);
-        let taken = self.apply_decision(key, decision);
+        let applied = self.apply_decision(key, decision);
         self.advance();
-        taken
+        applied
     }
 
-    /// The moment that [`poll_timeout`](Self::poll_timeout) named has come.
+    /// Handles that the time of [`poll_timeout`](Self::poll_timeout) has come.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.clock.advance(now);
         for index in 0..self.calls.len() {
@@ -283,7 +280,7 @@ impl Turn {
         self.advance();
     }
 
-    /// The turn is to end now. What has finished keeps its outcome; the rest is answered.
+    /// Cancels the turn. Calls that have ended keep their outcomes, and all others are answered.
     pub fn handle_cancel(&mut self, now: Duration, why: CancelReason) {
         self.clock.advance(now);
         match &mut self.stage {
@@ -300,15 +297,15 @@ impl Turn {
         self.advance();
     }
 
-    /// Returns whether something waits until records are stored: a start, a result or the commit.
+    /// Returns whether an effect waits until records are durable: a start, a result or the commit.
     #[must_use]
     pub fn waits_for_records(&self) -> bool {
         self.effects.deferred().len() > 0
     }
 
-    /// Returns whether all that waits is the commit of a turn that called nothing. Nothing has happened
-    /// outside for its sake, and nobody is told of it before it is durable: the run may go on, so
-    /// that its end is stored with it.
+    /// Returns whether only the commit of a turn without calls waits for its record. Such a turn had
+    /// no external effects, and its end is not published before it is durable. The session may
+    /// therefore continue the run, so that the end of the run is stored in the same batch.
     #[must_use]
     pub fn may_commit_early(&self) -> bool {
         let mut deferred = self.effects.deferred();
@@ -318,12 +315,13 @@ impl Turn {
         self.calls.is_empty() && deferred.next().is_some_and(is_commit) && deferred.len() == 0
     }
 
-    /// The next thing to be done, until there is none.
+    /// Returns the next effect, or `None` if there is none.
     pub fn poll(&mut self) -> Option<Effect> {
         self.effects.poll()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout), since the turn began.
+    /// Returns the time, since the turn began, at which to call
+    /// [`handle_timeout`](Self::handle_timeout).
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
         let deadlines = self.calls.iter().filter_map(|call| match call.phase {
@@ -346,49 +344,16 @@ impl Turn {
 }
 
 impl Turn {
-    /// The time of a call that runs is over.
-    fn end_timed_out(&mut self, index: usize, deadline: Duration) {
-        let Some(call) = self.calls.get(index) else { return };
-        let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
-        let outcome = model_messages::timed_out(call, timeout);
-        self.effects.perform(TurnAction::Abort(call.key()));
-        self.end_call(index, outcome);
-        self.record_time_limit("tool_timeout", timeout, "timed_out");
-    }
-
-    /// The run's time is over.
-    fn end_out_of_time(&mut self) {
-        let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
-        self.record_time_limit("run_timeout", timeout, "ended");
-        self.handle_cancel(self.now(), CancelReason::RunTimeout);
-    }
-
-    /// When the run's time is over; none while its clock stands still.
-    fn run_deadline(&self) -> Option<Duration> {
-        let counts = self.stage != TurnStage::Finished && !self.clock.is_waiting_for_approval();
-        let left = self.spec.run_time_left.filter(|_| counts)?;
-        left.checked_add(self.clock.times().people)
-    }
-
-    fn blank(spec: TurnSpec, attempts: Attempts) -> Self {
-        let rules = Arc::clone(&spec.rules);
+    /// Returns a turn that has done nothing yet.
+    fn blank(spec: TurnSpec, retry: RetryPolicy) -> Self {
         Self {
             stage: TurnStage::AwaitingResponse,
-            plan: attempts.last(),
-            attempts,
-            response: attempt_start::accumulator(&rules),
-            display_order: DisplayOrder::default(),
-            delta_count: 0,
-            asked_at: Duration::ZERO,
-            first_delta_at: None,
+            attempt: Attempt::new(retry.current(), &spec.rules),
+            retry,
             calls: Vec::new(),
-            dropped: Vec::new(),
-            call_limit_recorded: false,
             reusable_results: BTreeMap::new(),
-            judgements: BTreeMap::new(),
-            asked: BTreeMap::new(),
-            visible: VisibleVariables::new(spec.variables.clone()),
-            finish: None,
+            approvals: Approvals::default(),
+            variables: VisibleVariables::new(spec.variables.clone()),
             usage: Usage::default(),
             reassembly: Reassembly::default(),
             clock: TurnClock::default(),

@@ -10,21 +10,24 @@ use crate::types::{
     ApprovalPhase, FailureKind, Judgement, ToolOutcome, ToolStatus, VariableName, Verdict, excerpt,
 };
 
-/// No tool has the name.
-pub(super) fn unknown_tool<'a>(name: &str, known: impl Iterator<Item = &'a String>) -> ToolOutcome {
-    let known: Vec<&str> = known.map(String::as_str).collect();
-    let offer = if known.is_empty() {
+/// Returns the answer to a call of an unknown tool.
+pub(super) fn unknown_tool<'a>(
+    name: &str,
+    offered: impl Iterator<Item = &'a String>,
+) -> ToolOutcome {
+    let offered: Vec<&str> = offered.map(String::as_str).collect();
+    let list = if offered.is_empty() {
         "There are no tools.".to_owned()
     } else {
-        format!("The tools are: {}.", known.join(", "))
+        format!("The tools are: {}.", offered.join(", "))
     };
     failed(
         FailureKind::UnknownTool,
-        format!("Error: there is no tool {:?}. {offer}", excerpt(name, 64)),
+        format!("Error: there is no tool {:?}. {list}", excerpt(name, 64)),
     )
 }
 
-/// The arguments end in the middle.
+/// Returns the answer to a call whose arguments are incomplete.
 pub(super) fn cut_off_arguments(raw: &str) -> ToolOutcome {
     failed(
         FailureKind::CutOffArguments,
@@ -35,19 +38,20 @@ pub(super) fn cut_off_arguments(raw: &str) -> ToolOutcome {
     )
 }
 
-/// The arguments are no object, or do not fit the schema; `what` may quote all of them.
-pub(super) fn invalid_arguments(what: &str, raw: &str) -> ToolOutcome {
+/// Returns the answer to a call whose arguments are no object or violate the schema. `violation` may
+/// quote all of them.
+pub(super) fn invalid_arguments(violation: &str, raw: &str) -> ToolOutcome {
     failed(
         FailureKind::InvalidArguments,
         format!(
             "Error: not run: invalid arguments: {}. Received: {}",
-            excerpt(what, QUOTE_CHARS),
+            excerpt(violation, QUOTE_CHARS),
             excerpt(raw, QUOTE_CHARS)
         ),
     )
 }
 
-/// Bytes came after the seal.
+/// Returns the answer to a call whose arguments changed after their seal.
 pub(super) fn malformed() -> ToolOutcome {
     failed(
         FailureKind::Malformed,
@@ -56,7 +60,7 @@ pub(super) fn malformed() -> ToolOutcome {
     )
 }
 
-/// One call too many.
+/// Returns the answer to a call beyond `max_tool_calls_per_turn`.
 pub(super) fn over_limit(maximum: u32) -> ToolOutcome {
     ToolOutcome::not_ok(
         ToolStatus::Refused,
@@ -68,7 +72,7 @@ pub(super) fn over_limit(maximum: u32) -> ToolOutcome {
     )
 }
 
-/// The response held too many calls, which ended the run.
+/// Returns the answer to the calls of a response whose number of calls failed the run.
 pub(super) fn failed_over_limit(maximum: u32) -> ToolOutcome {
     ToolOutcome::not_ok(
         ToolStatus::Refused,
@@ -80,22 +84,23 @@ pub(super) fn failed_over_limit(maximum: u32) -> ToolOutcome {
     )
 }
 
-/// The response was cut off at its maximal length.
+/// Returns the answer to a call that did not start before the response was cut off at its maximum
+/// length.
 pub(super) fn cut_off_response() -> ToolOutcome {
     not_started("Error: not run: the response was cut off")
 }
 
-/// The response broke off.
+/// Returns the answer to a call that did not start before the response broke.
 pub(super) fn broken_response() -> ToolOutcome {
     not_started("Error: not run: the response broke off")
 }
 
-/// The run was ended before the call could start.
+/// Returns the answer to a call that did not start before the run ended.
 pub(super) fn never_started() -> ToolOutcome {
     not_started("Error: not started: the run was ended before")
 }
 
-/// The run was ended while the call ran.
+/// Returns the answer to a call that was cancelled while it ran.
 pub(super) fn cancelled(call: &TurnCall) -> ToolOutcome {
     let text = if call.has_effects() {
         "Error: cancelled while running: it may or may not have happened"
@@ -105,7 +110,7 @@ pub(super) fn cancelled(call: &TurnCall) -> ToolOutcome {
     ToolOutcome::not_ok(ToolStatus::Cancelled, FailureKind::Cancelled, text)
 }
 
-/// The deadline passed.
+/// Returns the answer to a call that exceeded its timeout.
 pub(super) fn timed_out(call: &TurnCall, timeout: Duration) -> ToolOutcome {
     let mut text = format!("Error: Execution timeout after {}", seconds(timeout));
     if call.has_effects() {
@@ -114,7 +119,7 @@ pub(super) fn timed_out(call: &TurnCall, timeout: Duration) -> ToolOutcome {
     ToolOutcome::not_ok(ToolStatus::TimedOut, FailureKind::Timeout, text)
 }
 
-/// The host stopped during the call.
+/// Returns the answer to a call that may have run before a crash of the host.
 pub(super) fn host_stopped() -> ToolOutcome {
     ToolOutcome::not_ok(
         ToolStatus::Unknown,
@@ -123,7 +128,7 @@ pub(super) fn host_stopped() -> ToolOutcome {
     )
 }
 
-/// Returns the text about a rejected or expired approval.
+/// Returns the answer to a call whose approval was rejected or has expired.
 pub(super) fn rejected(phase: ApprovalPhase, judgement: &Judgement) -> ToolOutcome {
     let kind = match judgement.verdict {
         Verdict::Approved | Verdict::Rejected => FailureKind::Rejected,
@@ -142,7 +147,7 @@ pub(super) fn rejected(phase: ApprovalPhase, judgement: &Judgement) -> ToolOutco
     refused(kind, judgement.message.as_deref().unwrap_or(default))
 }
 
-/// The run was ended while people were asked about the result.
+/// Returns the answer to a call whose result was not approved before the run ended.
 pub(super) fn unreviewed() -> ToolOutcome {
     refused(
         FailureKind::Rejected,
@@ -186,7 +191,7 @@ fn not_started(text: &str) -> ToolOutcome {
     ToolOutcome::not_ok(ToolStatus::Cancelled, FailureKind::NotStarted, text)
 }
 
-/// `30s`, `1.5s`, `250ms`.
+/// Formats a duration, for example `30s`, `1.5s` or `250ms`.
 fn seconds(duration: Duration) -> String {
     let millis = duration.as_millis();
     if millis < 1000 { format!("{millis}ms") } else { format!("{}s", duration.as_secs_f64()) }

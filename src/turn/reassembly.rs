@@ -1,4 +1,4 @@
-//! Outcomes in any order, released in call order.
+//! Reassembly of results: calls end in any order, and their results are released in call order.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::types::CallKey;
 /// The release of a turn's results in call order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Reassembly {
-    /// Every call below this place is released or has left the history.
+    /// Every call before this index is released or dropped.
     released: usize,
 }
 
 impl Reassembly {
-    /// The next call in call order whose result may be known, with the time that it waited: every
-    /// earlier call is released and it has its outcome.
-    pub(super) fn next(
+    /// Releases the next call in call order, if it has ended. Returns its key and the time between
+    /// its end and its release.
+    pub(super) fn release_next(
         &mut self,
         calls: &[TurnCall],
         now: Duration,

@@ -1,20 +1,20 @@
-//! A turn from its records: after a crash of the host, or of one of the run's actors.
+//! Resumes a turn from its records, after a crash of the host or of one of the run's actors.
 //!
-//! The turn machine goes on with what the journal holds. An outcome that is recorded is used. An
-//! intent without an outcome is answered `Unknown`, unless its tool is idempotent: then it runs
-//! again under the same idempotency key. A call without an intent is decided as if it were new.
-//! Questions to people stay open, and the time for a decision also passes while no host runs.
+//! A recorded outcome is used. A call with an intent and without an outcome is answered `Unknown`;
+//! if its tool is idempotent, it runs again with the same idempotency key. A call without an intent
+//! is decided as if it were new. Approvals stay pending, and their timeouts also pass while no host
+//! runs.
 
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{self, CallRetention};
-use super::attempts::Attempts;
-use super::budget::{MAX_CALLS, MAX_TOKENS};
+use super::budget::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::effect::{CancelReason, TurnSpec};
-use super::{RUN_TIMEOUT, Turn, TurnStage, model_messages};
+use super::retry::RetryPolicy;
+use super::{Turn, TurnStage, model_messages};
 use crate::event::Event;
 use crate::record::{
     JournalEntry, PartialResponse, Record, ResponseDisposition, ResponseMessage, StopMode,
@@ -53,31 +53,33 @@ impl Turn {
         let attempt = turn.and_then(TurnTranscript::attempt).unwrap_or(&not_started);
         let recorded = RecordedTurn { attempt, cancelled };
         let model = attempt.start.map_or("", |start| start.model);
-        let attempts = Attempts::new(Arc::clone(&spec.rules.models), spec.seed);
-        let mut resumed = Self::blank(spec, attempts.resumed(recorded.attempt_number(), model));
+        let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed);
+        let mut resumed = Self::blank(spec, retry.resumed(recorded.attempt_number(), model));
         resumed.usage = turn.map(TurnTranscript::usage).unwrap_or_default();
-        let since = |time: u64| Duration::from_millis(now.saturating_sub(time));
-        resumed.asked = recorded.questions().map(|(asked, time)| (asked, since(time))).collect();
+        let passed = |time: u64| Duration::from_millis(now.saturating_sub(time));
+        let requests = recorded.approval_requests();
+        resumed.approvals.requested_before_resume =
+            requests.map(|(approval, time)| (approval, passed(time))).collect();
         match (attempt.response, recorded.partial_response()) {
             (Some(response), _) => {
-                resumed.finish = response.finish_reason.cloned();
-                resumed.dropped = response.dropped_calls.to_vec();
+                resumed.attempt.finish_reason = response.finish_reason.cloned();
+                resumed.attempt.dropped_calls = response.dropped_calls.to_vec();
                 resumed.resume_response(response.ending, Arc::clone(response.message), &recorded);
             }
             (None, Some(partial)) => resumed.resume_broken(partial, &recorded),
-            (None, None) => resumed.resume_asking(&recorded),
+            (None, None) => resumed.resume_without_response(&recorded),
         }
         match cancelled.filter(|_| resumed.stage == TurnStage::AwaitingResponse) {
             Some(reason) => resumed.handle_cancel(Duration::ZERO, reason),
             None => resumed.advance(),
         }
-        // The time for a decision may have passed while no host ran.
+        // Approvals may have expired while no host ran.
         resumed.expire_approvals();
         resumed.advance();
         resumed
     }
 
-    /// Resumes a turn whose response is known: its calls go on.
+    /// Resumes a turn whose response is recorded: its calls continue.
     fn resume_response(
         &mut self,
         ending: ResponseDisposition,
@@ -88,7 +90,7 @@ impl Turn {
         let message = Some(message).filter(|message| !message.is_blank());
         let cancelled = recorded.cancelled;
         self.stage = TurnStage::ResponseEnded { ending, message, cancelled };
-        self.judgements = recorded.judgements().collect();
+        self.approvals.decisions = recorded.decisions().collect();
         self.resume_open_calls(recorded);
         self.answer_unstarted(ending);
         if cancelled.is_some() {
@@ -96,9 +98,8 @@ impl Turn {
         }
     }
 
-    /// Resumes a turn of which a call with effects had started early, and the rest of the response
-    /// is lost. Watchers may have seen more of it than is kept, so that the kept part is shown
-    /// again.
+    /// Resumes a turn whose response is lost after a call with effects had started early. Clients may
+    /// have received more of the response than is kept, so that the kept part is published again.
     fn resume_broken(&mut self, partial: &PartialResponse, recorded: &RecordedTurn<'_, '_>) {
         let message = Arc::new(partial.message.clone());
         let (attempt, start) = (recorded.attempt_number(), recorded.attempt.start);
@@ -112,8 +113,8 @@ impl Turn {
             rollback: false,
             fallback: false,
         });
-        for piece in displayed_text(&message, &partial.shown) {
-            self.emit(piece.into());
+        for text in displayed_text(&message, &partial.shown) {
+            self.emit(text.into());
         }
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
@@ -149,11 +150,11 @@ impl Turn {
         error
     }
 
-    /// Resumes a turn that has no response: the model is asked again.
-    fn resume_asking(&mut self, recorded: &RecordedTurn<'_, '_>) {
+    /// Resumes a turn without a response: requests the response again.
+    fn resume_without_response(&mut self, recorded: &RecordedTurn<'_, '_>) {
         let attempt = recorded.attempt_number();
         if attempt == 0 {
-            self.ask();
+            self.request_first();
             return;
         }
         let error = self.record_host_stopped(attempt, false);
@@ -169,7 +170,7 @@ impl Turn {
             self.end_out_of_tokens(is_recorded);
             return;
         }
-        let plan = self.attempts.first();
+        let plan = self.retry.first();
         self.request_again(plan, error.message);
     }
 
@@ -177,33 +178,33 @@ impl Turn {
         for call in calls {
             let tool = self.spec.rules.tools.get(&*call.name).cloned();
             let mut restored = TurnCall::restored(call.clone(), tool);
-            let known = recorded.call(call.key);
-            let report = known.and_then(|known| known.reports.last());
-            if let Some(ended) = known.and_then(CallTranscript::outcome) {
+            let transcript = recorded.call(call.key);
+            let report = transcript.and_then(|call| call.reports.last());
+            if let Some(ended) = transcript.and_then(CallTranscript::outcome) {
                 restored.restore_outcome(ended);
                 if let Some(report) = report {
                     restored.reads = report.reads.clone();
                 }
-                self.visible.accept(call.key.index, ended.writes);
+                self.variables.apply(call.key.index, ended.writes);
                 self.clock.add_tool_time(Duration::from_millis(ended.duration_ms));
             } else if let Some(report) = report {
                 restored.started_at = Some(Duration::ZERO);
                 restored.answered_at = Some(Duration::ZERO);
-                // It ran again because what it had read at first was out of date.
-                restored.notes.conflict = known.is_some_and(|known| known.reports.len() > 1);
+                // A second report shows that the call ran again because of a conflict.
+                restored.notes.conflict = transcript.is_some_and(|call| call.reports.len() > 1);
                 restored.phase = CallPhase::Reported(ReportedOutcome {
                     outcome: report.outcome.clone(),
                     reads: report.reads.clone(),
                     writes: report.writes.clone(),
                 });
             } else {
-                // The same bytes show again what is wrong with them.
+                // Parses the same bytes again to find the same error.
                 let raw = call.raw.clone().unwrap_or_else(|| call.arguments_text());
                 admission::parse_call_arguments(&mut restored, &raw, false);
                 let retention = admission::retention_by_rules(call.key.index, &self.spec.rules);
-                restored.excess = retention == CallRetention::KeepExcess;
+                restored.is_excess = retention == CallRetention::KeepExcess;
             }
-            let mut decisions = known.into_iter().flat_map(|known| &known.decisions);
+            let mut decisions = transcript.into_iter().flat_map(|call| &call.decisions);
             let before = decisions.rfind(|decision| decision.phase == ApprovalPhase::Before);
             restored.notes.before =
                 before.map(|decision| decision.judgement()).or(restored.notes.before);
@@ -211,9 +212,9 @@ impl Turn {
         }
     }
 
-    /// Resumes the calls that have no outcome. Reports that need no order are reviewed again, and
-    /// calls that people had rejected are answered. A call that was intended runs again if its tool
-    /// is idempotent, and is answered as unknown otherwise.
+    /// Resumes the calls that have no outcome. A report without variables is reviewed again, and a
+    /// rejected call is answered. A call with an intent runs again if its tool is idempotent, and is
+    /// answered as unknown otherwise.
     fn resume_open_calls(&mut self, recorded: &RecordedTurn<'_, '_>) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get_mut(index) else { return };
@@ -232,11 +233,11 @@ impl Turn {
                 self.end_call(index, model_messages::rejected(ApprovalPhase::Before, &rejection));
                 continue;
             }
-            if recorded.call(call.key()).is_none_or(|known| known.intents.is_empty()) {
+            if recorded.call(call.key()).is_none_or(|call| call.intents.is_empty()) {
                 continue;
             }
-            // It may have run, so that a cancellation has to say so and an identical call behind it
-            // must not run either.
+            // The call may have run: a cancellation has to say so, and an identical later call must
+            // not run either.
             call.started_at = Some(Duration::ZERO);
             if call.tool.as_ref().is_some_and(|tool| tool.idempotent) {
                 self.start_or_request_permit(index);
@@ -248,7 +249,7 @@ impl Turn {
 }
 
 impl<'t, 'a> RecordedTurn<'t, 'a> {
-    /// The number of the last attempt; 0 if no model was asked.
+    /// Returns the number of the last attempt, or 0 if none was started.
     fn attempt_number(&self) -> u32 {
         self.attempt.start.map_or(0, |_| self.attempt.number)
     }
@@ -257,22 +258,22 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
         self.attempt.calls.get(&key)
     }
 
-    /// The response up to the last call of it that started early.
+    /// Returns the response up to the last call that started early.
     fn partial_response(&self) -> Option<&'a PartialResponse> {
         let intents = self.attempt.calls.values().flat_map(|call| &call.intents);
         let partial = intents.filter_map(|intent| Some((intent.at.index, intent.partial?)));
         partial.max_by_key(|(index, _)| *index).map(|(_, partial)| partial)
     }
 
-    /// The times at which people were asked: Unix times in milliseconds.
-    fn questions(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), u64)> {
+    /// Returns the approvals that were requested, with the Unix times of the requests in milliseconds.
+    fn approval_requests(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), u64)> {
         self.attempt.calls.iter().flat_map(|(key, call)| {
             let questions = call.questions.iter();
             questions.map(|asked| ((*key, asked.request.phase), asked.at.time))
         })
     }
 
-    fn judgements(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), Judgement)> {
+    fn decisions(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), Judgement)> {
         self.attempt.calls.iter().flat_map(|(key, call)| {
             let decisions = call.decisions.iter();
             decisions.map(|decision| ((*key, decision.phase), decision.judgement()))
@@ -280,7 +281,7 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
     }
 }
 
-/// The first reason to end the turn that was recorded while it went on.
+/// Returns the first recorded reason to end the turn.
 fn cancel_reason(run: &RunTranscript<'_>) -> Option<CancelReason> {
     let stops = run.stops.iter().filter(|stop| stop.mode == StopMode::Now);
     let stops = stops.map(|stop| (stop.at.index, CancelReason::Stop));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ractor::{ActorId, ActorRef};
 
-use super::State;
+use super::SessionActorState;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{JournalEntry, Seq};
 use crate::runtime::message::SessionMessage;
@@ -25,7 +25,7 @@ const RECOVERIES_MAX: u32 = 3;
 /// The error of a run whose actors died more often.
 const DIED: &str = "the run's actors died too often";
 
-impl State {
+impl SessionActorState {
     /// An actor is gone. If it was one of those that runs need, the run goes on without it.
     pub(super) async fn recover(
         &mut self,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ractor::{Actor, ActorId, ActorRef, SpawnErr};
 use tokio::sync::oneshot;
 
-use super::State;
+use super::SessionActorState;
 use crate::config::RunOverrides;
 use crate::record::Seq;
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
@@ -77,7 +77,7 @@ impl RunAgents {
     /// Makes the agent with these overrides the current one.
     pub(super) fn use_for(&mut self, overrides: &RunOverrides) {
         if self.current.0 != *overrides {
-            self.current = (overrides.clone(), self.own.as_it_was(overrides));
+            self.current = (overrides.clone(), self.own.with_recorded(overrides));
         }
     }
 
@@ -86,7 +86,7 @@ impl RunAgents {
         if self.current.0 == *overrides {
             return Arc::clone(&self.current.1.rules);
         }
-        Arc::clone(&self.own.as_it_was(overrides).rules)
+        Arc::clone(&self.own.with_recorded(overrides).rules)
     }
 }
 
@@ -154,7 +154,7 @@ impl ActiveRun {
     }
 }
 
-impl State {
+impl SessionActorState {
     /// Spawns the actors of runs if there are none.
     pub(super) async fn spawn_actors(
         &mut self,

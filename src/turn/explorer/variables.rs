@@ -98,7 +98,8 @@ impl World {
         let results = &record.results;
         let cut_short = self.cancelled
             || matches!(record.end, TurnEnd::Cancelled(_))
-            || self.turn.finish.as_ref().map(|finish| finish.kind) != Some(FinishKind::ToolCalls);
+            || self.turn.attempt.finish_reason.as_ref().map(|finish| finish.kind)
+                != Some(FinishKind::ToolCalls);
         let mut variables = Variables::default();
         for (place, result) in results.iter().enumerate() {
             let (key, notes) = (result.call.key, &result.notes);

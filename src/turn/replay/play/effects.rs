@@ -120,7 +120,7 @@ impl Play<'_, '_> {
             return false;
         }
         if let Some(reads) = reads {
-            let writers = self.turn.visible.writers();
+            let writers = self.turn.variables.writers();
             return reads.0.iter().all(|(name, seen)| writers.get(name) == seen.as_ref());
         }
         self.recording.started(self.at, key).unwrap_or(true)

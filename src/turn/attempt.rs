@@ -1,0 +1,207 @@
+//! One attempt of a turn: a request to a model and its response, until the exchange ends or breaks.
+//!
+//! A broken attempt is void, and [`retry`](super::retry) decides whether another one follows. If a
+//! call with effects has started, the attempt is not void: its partial response is the turn's.
+//! Results of pure calls of void attempts are reused for identical calls of later attempts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::effect::{AttemptPlan, PermitReply, TurnAction, TurnEnd, TurnRules};
+use super::{Turn, TurnStage};
+use crate::event::Event;
+use crate::record::{Record, ResponseDisposition};
+use crate::response::{DisplayOrder, ResponseAssembler, ResponseLimits};
+use crate::types::{FinishReason, ProviderError, RunError, ToolStatus};
+
+/// The state of the current attempt. Its calls are in [`Turn`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Attempt {
+    pub(super) plan: AttemptPlan,
+    pub(super) response: ResponseAssembler,
+    pub(super) display_order: DisplayOrder,
+    /// The number of deltas that were received.
+    pub(super) delta_count: u64,
+    /// The time at which the request was sent or will be sent. [`Duration::MAX`] while it waits for
+    /// a permit of its model.
+    pub(super) requested_at: Duration,
+    pub(super) first_delta_at: Option<Duration>,
+    /// Names of calls that are not kept.
+    pub(super) dropped_calls: Vec<Arc<str>>,
+    /// True if the event that the response holds too many calls was published.
+    pub(super) call_limit_recorded: bool,
+    /// The finish reason, after the response has ended.
+    pub(super) finish_reason: Option<FinishReason>,
+}
+
+impl Attempt {
+    pub(super) fn new(plan: AttemptPlan, rules: &TurnRules) -> Self {
+        let response = ResponseAssembler::new(ResponseLimits {
+            arguments_bytes_max: rules.limits.max_arguments_bytes,
+            ..ResponseLimits::default()
+        });
+        Self {
+            plan,
+            response,
+            display_order: DisplayOrder::default(),
+            delta_count: 0,
+            requested_at: Duration::ZERO,
+            first_delta_at: None,
+            dropped_calls: Vec::new(),
+            call_limit_recorded: false,
+            finish_reason: None,
+        }
+    }
+}
+
+impl Turn {
+    /// Handles the host's answer to the request for a permit of the attempt's model. The time of
+    /// the exchange is measured from the grant, because the request is sent then.
+    pub fn handle_model_permit(&mut self, now: Duration, reply: PermitReply) {
+        self.clock.advance(now);
+        self.attempt.requested_at = match reply {
+            PermitReply::Granted => self.now(),
+            PermitReply::Waiting => Duration::MAX,
+        };
+    }
+
+    /// Starts the first attempt of the turn.
+    pub(super) fn request_first(&mut self) {
+        let plan = self.retry.first();
+        self.begin_attempt(plan, None, Event::TurnStarted);
+    }
+
+    /// Starts another attempt after one that is void.
+    pub(super) fn request_again(&mut self, plan: AttemptPlan, reason: String) {
+        let previous = &self.attempt.plan;
+        let fallback = plan.model != previous.model;
+        let event = Event::AttemptStarted {
+            attempt: plan.attempt,
+            model: self.model_name(&plan),
+            streamed: plan.streamed,
+            reason: reason.clone(),
+            wait: plan.wait,
+            rollback: !fallback && previous.streamed && !plan.streamed,
+            fallback,
+        };
+        self.begin_attempt(plan, Some(reason), event);
+    }
+
+    /// Records the start of an attempt, publishes `event` and requests the response.
+    fn begin_attempt(&mut self, plan: AttemptPlan, reason: Option<String>, event: Event) {
+        self.record(Record::AttemptStarted {
+            turn: self.spec.number,
+            attempt: plan.attempt,
+            model: self.model_name(&plan),
+            streamed: plan.streamed,
+            reason,
+            wait_ms: u64::try_from(plan.wait.as_millis()).unwrap_or(u64::MAX),
+        });
+        self.emit(event);
+        self.attempt.plan = plan.clone();
+        self.attempt.requested_at = self.clock.now() + plan.wait;
+        self.attempt.first_delta_at = None;
+        self.clock.request_started();
+        self.effects.perform(TurnAction::Request(plan));
+    }
+
+    pub(super) fn model_name(&self, plan: &AttemptPlan) -> String {
+        self.spec.rules.models.at(plan.model).origin.model.clone()
+    }
+
+    /// Ends the exchange with the model: adds its usage and publishes its duration. Further calls
+    /// do nothing.
+    pub(super) fn close_exchange(&mut self, error: Option<ProviderError>) {
+        if !self.clock.request_ended() {
+            return;
+        }
+        let attempt = &self.attempt;
+        self.usage += attempt.response.usage();
+        let duration = match self.now().checked_sub(attempt.requested_at) {
+            Some(duration) => duration,
+            // The attempt failed before its request was sent: the circuit breaker refused it.
+            None if error.is_some() => Duration::ZERO,
+            // The attempt was cancelled before its request was sent.
+            None => return,
+        };
+        self.emit(Event::AttemptEnded {
+            model: self.model_name(&attempt.plan),
+            streamed: attempt.plan.streamed,
+            duration,
+            first_chunk: attempt.first_delta_at.map(|at| at.saturating_sub(attempt.requested_at)),
+            usage: attempt.response.usage(),
+            finish_reason: attempt.response.finish().cloned(),
+            error: error.map(Box::new),
+        });
+    }
+
+    /// Handles an attempt that broke. It is void unless a call with effects has started: then the
+    /// partial response is kept.
+    pub(super) fn handle_broken(&mut self, error: ProviderError) {
+        let effects_started =
+            self.calls.iter().any(|call| call.has_effects() && call.has_started());
+        self.record(Record::AttemptFailed {
+            turn: self.spec.number,
+            attempt: self.attempt(),
+            error: error.clone(),
+            kept: effects_started,
+            usage: self.attempt.response.usage(),
+            host_stopped: false,
+        });
+        self.close_exchange(Some(error.clone()));
+        if effects_started {
+            self.end_response(ResponseDisposition::BrokeKept, None);
+            return;
+        }
+        let is_displayed = !self.attempt.display_order.is_empty();
+        self.void_attempt();
+        let next = self.retry.after_error(&error, self.attempt.plan.streamed);
+        let is_out_of_tokens = self.is_out_of_tokens();
+        if is_displayed && (next.is_none() || is_out_of_tokens) {
+            self.emit(Event::AttemptVoided {
+                attempt: self.attempt(),
+                model: self.model_name(&self.attempt.plan),
+                streamed: self.attempt.plan.streamed,
+                reason: error.message.clone(),
+            });
+        }
+        match next {
+            Some(_) if is_out_of_tokens => self.end_out_of_tokens(false),
+            Some(plan) => self.request_again(plan, error.message),
+            None => self.fail(error),
+        }
+    }
+
+    /// Ends the turn with the error of its last attempt.
+    fn fail(&mut self, error: ProviderError) {
+        self.stage = TurnStage::Finished;
+        let error = RunError {
+            code: "provider_error".to_owned(),
+            transient: error.is_transient(),
+            message: error.message,
+        };
+        self.commit(TurnEnd::Failed(error), None);
+    }
+
+    /// Discards the calls and the text of the attempt. Keeps the results of pure calls for the next
+    /// attempt, except those of repeatable tools: each call of such a tool needs its own result.
+    fn void_attempt(&mut self) {
+        self.discard_service_calls(|_| true);
+        for index in 0..self.calls.len() {
+            let Some(call) = self.calls.get(index) else { break };
+            if !call.is_kept() {
+                continue;
+            }
+            if let Some(outcome) = call.outcome()
+                && call.started_at.is_some()
+                && outcome.status == ToolStatus::Ok
+                && !call.tool.as_ref().is_some_and(|tool| tool.repeatable)
+            {
+                self.reusable_results.insert(call.identity.clone(), outcome.clone());
+            }
+            self.discard(index);
+        }
+        self.calls.clear();
+        self.attempt = Attempt::new(self.attempt.plan.clone(), &self.spec.rules);
+    }
+}

@@ -1,0 +1,127 @@
+//! The start of a call that the schedule allows: its permits, its intent and its `tool_timeout`.
+//!
+//! A tool with `max_concurrent` needs a permit of the host. A call with effects starts after its
+//! intent is durable, so that a crash cannot hide that it may have run. The timeout of a call is
+//! that of its tool, or `tool_timeout` of the agent.
+
+use std::time::Duration;
+
+use super::call::CallPhase;
+use super::effect::{CallStart, DeferredEffect, PermitReply, TurnAction};
+use super::{Turn, TurnStage, model_messages};
+use crate::event::{Event, WaitingFor};
+use crate::record::Record;
+
+impl Turn {
+    /// Gives the call a permit of the turn. Starts it, or requests the permit of its tool first.
+    pub(super) fn start_or_request_permit(&mut self, index: usize) {
+        let requested_at = self.now();
+        let Some(call) = self.calls.get_mut(index) else { return };
+        if !call.has_concurrency_limit() {
+            self.start(index);
+            return;
+        }
+        call.phase = CallPhase::AwaitingPermit { requested_at };
+        let (key, tool) = (call.key(), call.call.name.clone());
+        self.clock.call_queued();
+        self.effects.perform(TurnAction::RequestToolPermit { key, tool });
+    }
+
+    /// Handles the host's answer to the request for a permit of the call's tool.
+    pub(super) fn handle_permit_reply(
+        &mut self,
+        index: usize,
+        requested_at: Duration,
+        reply: PermitReply,
+    ) {
+        match reply {
+            PermitReply::Waiting => self.publish_waiting(index, WaitingFor::Capacity),
+            PermitReply::Granted => {
+                let queue_wait = self.now().saturating_sub(requested_at);
+                let Some(call) = self.calls.get_mut(index) else { return };
+                call.queue_wait = Some(queue_wait);
+                self.clock.call_dequeued();
+                self.start(index);
+            }
+        }
+    }
+
+    /// Releases the permit of the call's tool, or withdraws the request for it. Does nothing if the
+    /// call runs: its tool has the permit then.
+    pub(super) fn release_tool_permit(&mut self, index: usize) {
+        let Some(call) = self.calls.get(index).filter(|call| call.has_tool_permit()) else {
+            return;
+        };
+        if matches!(call.phase, CallPhase::AwaitingPermit { .. }) {
+            self.clock.call_dequeued();
+        }
+        self.effects.perform(TurnAction::ReleaseToolPermit(call.key()));
+    }
+
+    /// Starts a call that has its permits. Records the intent of a call with effects first.
+    fn start(&mut self, index: usize) {
+        let early = self.stage == TurnStage::AwaitingResponse;
+        let Some(call) = self.calls.get_mut(index) else { return };
+        call.early = early;
+        if call.has_effects() {
+            call.phase = CallPhase::Intended;
+            let call = call.call.clone();
+            let key = call.key;
+            let idempotency_key = self.spec.idempotency_key(key);
+            let so_far = early.then(|| Box::new(self.response_so_far()));
+            self.record(Record::CallIntended { call, idempotency_key, so_far });
+            self.effects.defer(DeferredEffect::StartCall(key));
+        } else {
+            self.run_call(index);
+        }
+    }
+
+    /// Runs a call whose intent is durable, unless it was answered in the meantime.
+    pub(super) fn start_intended(&mut self, index: usize) {
+        if self.calls.get(index).is_some_and(|call| call.phase == CallPhase::Intended) {
+            self.run_call(index);
+        }
+    }
+
+    fn run_call(&mut self, index: usize) {
+        let now = self.clock.now();
+        let kept = self.calls.iter().filter(|call| call.is_kept()).count();
+        let of = u32::try_from(kept).unwrap_or(u32::MAX);
+        let default_timeout = self.spec.rules.limits.tool_timeout;
+        let Some(call) = self.calls.get_mut(index) else { return };
+        let timeout = call.tool.as_ref().and_then(|tool| tool.timeout).or(default_timeout);
+        // A deadline that overflows is no deadline.
+        let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
+        call.phase = CallPhase::Running { deadline };
+        call.started_at = Some(now);
+        call.answered_at = None;
+        call.report_before_rerun = None;
+        call.snapshot = self.variables.writers().clone();
+        let event = Event::CallStarted {
+            call: call.label(),
+            input_summary: call.input_summary(),
+            early: call.early,
+            waited: now.saturating_sub(call.sealed_at.unwrap_or(now)),
+            queued: call.queue_wait,
+            of,
+        };
+        let start = CallStart {
+            call: call.call.clone(),
+            variables: self.variables.current.clone(),
+            idempotency_key: self.spec.idempotency_key(call.key()),
+        };
+        self.clock.tool_started();
+        self.emit(event);
+        self.effects.perform(TurnAction::Start(start));
+    }
+
+    /// Aborts a running call whose deadline has passed, and answers it.
+    pub(super) fn end_timed_out(&mut self, index: usize, deadline: Duration) {
+        let Some(call) = self.calls.get(index) else { return };
+        let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
+        let outcome = model_messages::timed_out(call, timeout);
+        self.effects.perform(TurnAction::Abort(call.key()));
+        self.end_call(index, outcome);
+        self.record_time_limit("tool_timeout", timeout, "timed_out");
+    }
+}

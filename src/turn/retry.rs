@@ -1,0 +1,378 @@
+//! Retries of a turn: the number of attempts, the backoff between them, and fallback models.
+//!
+//! A transient error is retried with the same model until its `max_attempts` are used up. After two
+//! broken streams the model is requested to answer without streaming. Any other error, and the last
+//! attempt, leads to the next model without a wait: another service may accept a request that this
+//! one refuses.
+//!
+//! A request that the circuit breaker of the model refuses uses up no attempt. If another model is
+//! left, it is requested at once. Otherwise the turn waits until the breaker may let a request
+//! through. Each such wait is limited by [`RETRY_AFTER_MAX`], and all of them together by that time
+//! multiplied with the attempts of the model.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::effect::{AttemptPlan, ModelPlan, ModelPlans};
+use crate::types::{ProviderError, ProviderErrorKind};
+
+/// The backoff before the second attempt. It doubles with each further attempt.
+const BACKOFF_FIRST: Duration = Duration::from_millis(500);
+/// The maximum backoff.
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// The longest `Retry-After` that the turn waits for. A longer one leads to the next model.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
+/// The number of broken streams of a model after which its attempts no longer stream.
+const BROKEN_STREAMS_MAX: u32 = 2;
+
+/// The attempts that a turn has made, and the decision about the next one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RetryPolicy {
+    models: Arc<ModelPlans>,
+    /// Seed of the jitter.
+    seed: u64,
+    /// The number of attempts of the turn with all models.
+    attempts: u32,
+    /// The index of the current model.
+    model_index: usize,
+    /// The number of attempts with the current model, since the last crash of the host.
+    attempts_with_model: u32,
+    /// The number of consecutive refusals of the current model's circuit breaker.
+    consecutive_refusals: u32,
+    /// The sum of the waits for the current model's circuit breaker.
+    breaker_wait: Duration,
+    /// The number of broken streams of the current model.
+    broken_streams: u32,
+}
+
+impl RetryPolicy {
+    pub(super) fn new(models: Arc<ModelPlans>, seed: u64) -> Self {
+        Self {
+            models,
+            seed,
+            attempts: 0,
+            model_index: 0,
+            attempts_with_model: 0,
+            consecutive_refusals: 0,
+            breaker_wait: Duration::ZERO,
+            broken_streams: 0,
+        }
+    }
+
+    /// Continues after a crash of the host with the model that was requested last. The model has
+    /// all its attempts again, because the crash was not its failure.
+    pub(super) fn resumed(mut self, attempts: u32, model: &str) -> Self {
+        self.attempts = attempts;
+        let index = self.models.iter().position(|plan| plan.origin.model == model);
+        self.model_index = index.unwrap_or_default();
+        self
+    }
+
+    /// Returns the plan of the current attempt, without its wait.
+    pub(super) fn current(&self) -> AttemptPlan {
+        AttemptPlan {
+            attempt: self.attempts,
+            model: self.model_index,
+            streamed: self.model().streamed && self.broken_streams < BROKEN_STREAMS_MAX,
+            wait: Duration::ZERO,
+        }
+    }
+
+    /// Plans the first attempt of the turn, or the first one after a crash.
+    pub(super) fn first(&mut self) -> AttemptPlan {
+        self.next_attempt(Duration::ZERO)
+    }
+
+    /// Plans the attempt after one that failed with `error`. Returns `None` if no attempt is left.
+    pub(super) fn after_error(
+        &mut self,
+        error: &ProviderError,
+        was_streamed: bool,
+    ) -> Option<AttemptPlan> {
+        let retry_after = error.retry_after.unwrap_or_default();
+        if error.kind == ProviderErrorKind::Unavailable {
+            return self.after_refusal(retry_after);
+        }
+        self.consecutive_refusals = 0;
+        self.broken_streams += u32::from(was_streamed && is_broken_stream(error));
+        let may_retry = error.is_transient() && retry_after <= RETRY_AFTER_MAX;
+        if may_retry && self.attempts_with_model < self.model().max_attempts {
+            let wait = self.backoff(self.attempts_with_model).max(retry_after);
+            return Some(self.next_attempt(wait));
+        }
+        self.fall_back()
+    }
+
+    /// Plans the attempt after a refusal of the circuit breaker. `retry_after` is the time until the
+    /// breaker may let a request through; zero while another session's probe is open.
+    fn after_refusal(&mut self, retry_after: Duration) -> Option<AttemptPlan> {
+        self.attempts_with_model = self.attempts_with_model.saturating_sub(1);
+        if let Some(plan) = self.fall_back() {
+            return Some(plan);
+        }
+        self.consecutive_refusals += 1;
+        let wait = self.backoff(self.consecutive_refusals).max(retry_after);
+        self.breaker_wait = self.breaker_wait.saturating_add(wait);
+        let breaker_wait_max = RETRY_AFTER_MAX.saturating_mul(self.model().max_attempts);
+        let may_wait = wait <= RETRY_AFTER_MAX && self.breaker_wait <= breaker_wait_max;
+        may_wait.then(|| self.next_attempt(wait))
+    }
+
+    /// Plans the first attempt with the next model. Returns `None` if there is no other model.
+    fn fall_back(&mut self) -> Option<AttemptPlan> {
+        self.models.iter().nth(self.model_index + 1)?;
+        self.model_index += 1;
+        (self.attempts_with_model, self.consecutive_refusals, self.broken_streams) = (0, 0, 0);
+        self.breaker_wait = Duration::ZERO;
+        Some(self.next_attempt(Duration::ZERO))
+    }
+
+    fn next_attempt(&mut self, wait: Duration) -> AttemptPlan {
+        self.attempts += 1;
+        self.attempts_with_model += 1;
+        AttemptPlan { wait, ..self.current() }
+    }
+
+    /// Returns the current model.
+    pub(super) fn model(&self) -> &ModelPlan {
+        self.models.at(self.model_index)
+    }
+
+    /// Returns the exponential backoff after a number of attempts. The jitter is between zero and
+    /// half of it, so that many sessions do not retry at the same moment.
+    fn backoff(&self, attempts: u32) -> Duration {
+        let doubled = BACKOFF_FIRST.saturating_mul(1 << attempts.saturating_sub(1).min(16));
+        let full = doubled.min(BACKOFF_MAX);
+        let jitter = jitter(self.seed, self.attempts);
+        full / 2 + Duration::from_nanos((full.as_nanos() as u64 / 2).saturating_mul(jitter) / 1024)
+    }
+}
+
+/// Returns whether the stream itself broke, so that a response without streaming may succeed. An
+/// error with a status is not a broken stream, even if it arrived within a stream.
+fn is_broken_stream(error: &ProviderError) -> bool {
+    match error.kind {
+        ProviderErrorKind::Transport
+        | ProviderErrorKind::Timeout
+        | ProviderErrorKind::Malformed => true,
+        ProviderErrorKind::InStream => error.status.is_none(),
+        ProviderErrorKind::Connect
+        | ProviderErrorKind::Status
+        | ProviderErrorKind::TooLarge
+        | ProviderErrorKind::Unavailable => false,
+    }
+}
+
+/// Returns a pseudo-random number below 1024 (the finalizer of splitmix64).
+fn jitter(seed: u64, attempt: u32) -> u64 {
+    let mut x = seed.wrapping_add(u64::from(attempt).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (x ^ (x >> 31)) % 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::model;
+    use super::*;
+
+    fn error(kind: ProviderErrorKind) -> ProviderError {
+        ProviderError::new(kind, "it broke")
+    }
+
+    fn retry_policy(max: u32, seed: u64) -> RetryPolicy {
+        RetryPolicy::new(Arc::new(ModelPlans::new(model("m", max), Vec::new())), seed)
+    }
+
+    /// A policy of two attempts with a streaming model, two with one that does not stream, and one with
+    /// a third.
+    fn with_fallbacks() -> RetryPolicy {
+        let plain = ModelPlan { streamed: false, ..model("b", 2) };
+        let plans = ModelPlans::new(model("a", 2), vec![plain, model("c", 1)]);
+        RetryPolicy::new(Arc::new(plans), 1)
+    }
+
+    fn denied() -> ProviderError {
+        ProviderError { status: Some(401), ..error(ProviderErrorKind::Status) }
+    }
+
+    /// Returns the number of the attempt, the index of its model and whether it streams.
+    fn summary(plan: &AttemptPlan) -> (u32, usize, bool) {
+        (plan.attempt, plan.model, plan.streamed)
+    }
+
+    #[test]
+    fn the_attempt_after_two_broken_streams_does_not_stream() {
+        let mut retry = retry_policy(3, 7);
+        assert!(retry.first().streamed);
+        let second = retry.after_error(&error(ProviderErrorKind::Transport), true).unwrap();
+        assert_eq!((second.attempt, second.streamed), (2, true));
+        let third = retry.after_error(&error(ProviderErrorKind::Timeout), true).unwrap();
+        assert_eq!((third.attempt, third.streamed), (3, false));
+        assert_eq!(retry.after_error(&error(ProviderErrorKind::Transport), false), None);
+    }
+
+    #[test]
+    fn the_backoff_doubles_up_to_its_maximum_and_differs_by_seed() {
+        let waits = |seed| {
+            let mut retry = retry_policy(20, seed);
+            retry.first();
+            (0..19)
+                .map(|_| retry.after_error(&error(ProviderErrorKind::Connect), true).unwrap().wait)
+                .collect::<Vec<_>>()
+        };
+        let first = waits(1);
+        assert_ne!(first, waits(2));
+        assert!(first[0] >= BACKOFF_FIRST / 2 && first[0] <= BACKOFF_FIRST);
+        assert!(first.iter().all(|wait| *wait <= BACKOFF_MAX));
+        assert!(first[18] >= BACKOFF_MAX / 2);
+    }
+
+    #[test]
+    fn retry_after_is_respected_unless_it_is_too_long() {
+        let mut retry = retry_policy(3, 1);
+        retry.first();
+        let mut limited = error(ProviderErrorKind::Status);
+        limited.status = Some(429);
+        limited.retry_after = Some(Duration::from_secs(7));
+        assert_eq!(retry.after_error(&limited, true).unwrap().wait, Duration::from_secs(7));
+        limited.retry_after = Some(Duration::from_secs(3600));
+        assert_eq!(retry.after_error(&limited, true), None);
+    }
+
+    #[test]
+    fn an_error_within_a_stream_is_retried_by_its_status() {
+        let in_stream =
+            |status| ProviderError { status: Some(status), ..error(ProviderErrorKind::InStream) };
+        for status in [400, 401, 403, 404, 413] {
+            let mut retry = retry_policy(3, 1);
+            retry.first();
+            assert_eq!(retry.after_error(&in_stream(status), true), None, "{status}");
+        }
+        for status in [429, 500, 529] {
+            let mut retry = retry_policy(4, 1);
+            retry.first();
+            let mut limited = in_stream(status);
+            limited.retry_after = Some(Duration::from_secs(9));
+            for number in 2..=4 {
+                let plan = retry.after_error(&limited, true).unwrap();
+                assert_eq!(summary(&plan), (number, 0, true), "{status} is no broken stream");
+                assert_eq!(plan.wait, Duration::from_secs(9));
+            }
+            assert_eq!(retry.after_error(&limited, true), None);
+        }
+    }
+
+    #[test]
+    fn the_retryable_flag_of_an_error_overrides_its_status() {
+        for (status, retryable, is_retried) in
+            [(400, true, true), (503, false, false), (429, false, false), (404, true, true)]
+        {
+            let mut retry = retry_policy(2, 1);
+            retry.first();
+            let mut error = error(ProviderErrorKind::Status);
+            (error.status, error.retryable) = (Some(status), Some(retryable));
+            assert_eq!(
+                retry.after_error(&error, true).is_some(),
+                is_retried,
+                "{status} {retryable}"
+            );
+            assert_eq!(retry.after_error(&error, true), None, "its attempts are used up");
+        }
+    }
+
+    /// The error of a request that the circuit breaker refuses for this number of seconds.
+    fn unavailable(seconds: u64) -> ProviderError {
+        let retry_after = Some(Duration::from_secs(seconds));
+        ProviderError { retry_after, ..error(ProviderErrorKind::Unavailable) }
+    }
+
+    #[test]
+    fn a_refusal_of_the_circuit_breaker_leads_to_the_next_model_without_a_wait() {
+        let mut retry = with_fallbacks();
+        retry.first();
+        let plan = retry.after_error(&unavailable(30), true).unwrap();
+        assert_eq!((summary(&plan), plan.wait), ((2, 1, false), Duration::ZERO));
+        let plan = retry.after_error(&unavailable(240), true).unwrap();
+        assert_eq!((summary(&plan), plan.wait), ((3, 2, true), Duration::ZERO));
+    }
+
+    #[test]
+    fn a_refusal_of_the_circuit_breaker_uses_up_no_attempt() {
+        let mut retry = retry_policy(2, 1);
+        retry.first();
+        let broken = error(ProviderErrorKind::Connect);
+        retry.after_error(&broken, true).unwrap();
+        let plan = retry.after_error(&unavailable(30), true).unwrap();
+        assert_eq!((plan.attempt, plan.wait), (3, Duration::from_secs(30)));
+        // While another session's probe is open, the waits grow.
+        let mut waits = Vec::new();
+        for _ in 0..4 {
+            waits.push(retry.after_error(&unavailable(0), true).unwrap().wait);
+        }
+        assert!(waits.windows(2).all(|pair| pair[0] < pair[1]), "{waits:?}");
+        assert_eq!(retry.after_error(&broken, true), None, "both attempts are used up");
+    }
+
+    #[test]
+    fn the_wait_for_the_circuit_breaker_is_limited() {
+        for (seconds, max_attempts) in [(0, 1), (1, 1), (30, 1), (60, 3), (100, 3), (120, 2)] {
+            let mut retry = retry_policy(max_attempts, 1);
+            retry.first();
+            let (mut waited, longest) = (Duration::ZERO, RETRY_AFTER_MAX * max_attempts);
+            while let Some(plan) = retry.after_error(&unavailable(seconds), true) {
+                waited += plan.wait;
+                assert!(plan.attempt < 50);
+            }
+            assert!(waited <= longest && waited >= longest / 2, "{seconds}: {waited:?}");
+        }
+        let mut retry = retry_policy(1, 1);
+        retry.first();
+        assert_eq!(retry.after_error(&unavailable(121), true), None);
+    }
+
+    #[test]
+    fn a_permanent_error_is_not_retried() {
+        let mut retry = retry_policy(3, 1);
+        retry.first();
+        assert_eq!(retry.after_error(&denied(), true), None);
+    }
+
+    #[test]
+    fn each_model_has_its_own_attempts_and_attempts_are_numbered_over_all_models() {
+        let mut retry = with_fallbacks();
+        let broken = error(ProviderErrorKind::Transport);
+        assert_eq!(summary(&retry.first()), (1, 0, true));
+        let mut waits = Vec::new();
+        for expected in [(2, 0, true), (3, 1, false), (4, 1, false), (5, 2, true)] {
+            let plan = retry.after_error(&broken, true).unwrap();
+            assert_eq!(summary(&plan), expected);
+            assert_eq!(retry.current(), AttemptPlan { wait: Duration::ZERO, ..plan.clone() });
+            waits.push(plan.wait.is_zero());
+        }
+        assert_eq!(waits, [false, true, false, true], "a fallback does not wait");
+        assert_eq!(retry.after_error(&broken, true), None);
+    }
+
+    #[test]
+    fn a_permanent_error_or_a_long_retry_after_leads_to_the_next_model_without_a_wait() {
+        let retry_after = Some(Duration::from_secs(3600));
+        let busy = ProviderError { retry_after, ..error(ProviderErrorKind::Connect) };
+        for error in [denied(), busy, error(ProviderErrorKind::TooLarge)] {
+            let mut retry = with_fallbacks();
+            retry.first();
+            let plan = retry.after_error(&error, true).unwrap();
+            assert_eq!((summary(&plan), plan.wait), ((2, 1, false), Duration::ZERO), "{error}");
+        }
+    }
+
+    #[test]
+    fn after_a_crash_the_last_model_has_all_its_attempts_again() {
+        let mut retry = with_fallbacks().resumed(3, "b");
+        assert_eq!(summary(&retry.first()), (4, 1, false));
+        let broken = error(ProviderErrorKind::Connect);
+        assert_eq!(summary(&retry.after_error(&broken, false).unwrap()), (5, 1, false));
+        assert_eq!(summary(&retry.after_error(&broken, false).unwrap()), (6, 2, true));
+        assert_eq!(summary(&with_fallbacks().resumed(3, "gone").first()), (4, 0, true));
+    }
+}
