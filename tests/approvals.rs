@@ -202,7 +202,7 @@ async fn an_expired_approval_counts_as_a_rejection() {
     );
     let call = &report.calls[0];
     assert_eq!((call.status, call.approval), (ToolStatus::Refused, Some(Verdict::Expired)));
-    assert_eq!(call.reject_reason.as_deref(), Some("nobody has said anything in time"));
+    assert_eq!(call.reject_reason.as_deref(), Some("no decision arrived in time"));
     assert_eq!(call.metadata["kind"], "approval_expired");
     // Later decisions are refused.
     for decision in ["approve", "reject"] {

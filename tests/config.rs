@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use callsheet::config::{
     AgentConfig, ApprovalPolicy, BaseUrl, Config, Durability, JournalConfig, JournalEngine, Limits,
-    ModelConfig, OnExcess, REHEARSAL, Resume, StartPolicy, ToolEffect, ToolOverride, ToolPattern,
-    Wire,
+    ModelConfig, OnExcess, REHEARSAL, Resume, StartPolicy, TOKEN_ENV, ToolEffect, ToolOverride,
+    ToolPattern, Wire,
 };
 use callsheet::types::Execution;
 
@@ -16,6 +16,7 @@ fn environment(name: &str) -> Option<String> {
     match name {
         "KEY" => Some("secret-1".to_owned()),
         "EMPTY" => Some(String::new()),
+        "BLANK" => Some(" ".to_owned()),
         "TOKEN" => Some("token-1".to_owned()),
         "SPACED" => Some("token 1".to_owned()),
         _ => None,
@@ -318,15 +319,46 @@ fn errors_of_the_host_section() {
             "3: host.listen: 0.0.0.0:7700 is not loopback and needs a token, but CALLSHEET_TOKEN is not set",
         ],
     );
+}
+
+#[test]
+fn a_named_token_variable_must_hold_a_token() {
+    let advice = "set it to the token, or remove token_env to accept requests without a token";
+    for (name, problem) in [
+        ("MISSING", "is not set"),
+        ("EMPTY", "is empty"),
+        ("BLANK", "is empty"),
+        ("SPACED", "holds characters that no HTTP header can carry"),
+        ("CALLSHEET_TOKEN", "is not set"),
+    ] {
+        let error =
+            format!("2: host.token_env: the environment variable {name} {problem}: {advice}");
+        check(&format!("[host]\ntoken_env = '{name}'\n"), &[&error]);
+    }
     check(
-        "[host]\nlisten = '[::]:7700'\ntoken_env = 'EMPTY'\n",
-        &["2: host.listen: [::]:7700 is not loopback and needs a token, but EMPTY is not set"],
+        "[host]\nlisten = '[::]:7700'\ntoken_env = 'MISSING'\n",
+        &["3: host.token_env: the environment variable MISSING is not set: set it to the token"],
     );
-    check(
-        "[host]\ntoken_env = 'SPACED'\n",
-        &[
-            "2: host.token_env: the environment variable SPACED holds characters that no HTTP header can carry",
-        ],
+}
+
+#[test]
+fn the_default_token_variable_may_be_unset_or_blank() {
+    for token in [None, Some(""), Some(" ")] {
+        let env = |name: &str| token.filter(|_| name == TOKEN_ENV).map(str::to_owned);
+        let config = Config::parse("[host]\n", "callsheet.toml", &env).unwrap();
+        assert_eq!(config.host.token, None, "{token:?}");
+    }
+    let parse = |token: &'static str| {
+        let env = move |name: &str| (name == TOKEN_ENV).then(|| token.to_owned());
+        Config::parse("", "callsheet.toml", &env)
+    };
+    assert_eq!(parse("token-1").unwrap().host.token.unwrap().reveal(), "token-1");
+    let unusable = parse("token 1");
+    assert_eq!(
+        unusable.expect_err("refuse").to_string(),
+        "callsheet.toml: host.token_env: the environment variable CALLSHEET_TOKEN holds characters \
+         that no HTTP header can carry: set it to the token, or unset it to accept requests without \
+         a token"
     );
 }
 

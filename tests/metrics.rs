@@ -54,7 +54,7 @@ async fn the_host_reports_its_limits_version_and_load() {
     let _slow = world.session.start_run("go").await.expect("a run").events;
     world.until_idle().await;
     let page = || {
-        world.host.bring_metrics_up_to_date();
+        world.host.update_metrics();
         world.host.telemetry().render()
     };
     let version = concat!("callsheet_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}");

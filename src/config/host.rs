@@ -14,33 +14,40 @@ pub const TOKEN_ENV: &str = "CALLSHEET_TOKEN";
 /// The configuration of the host: address, access and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostConfig {
-    /// The address to listen on.
+    /// The address to listen on. Default: `127.0.0.1:7700`.
     pub listen: SocketAddr,
-    /// Allowed `Host` names besides loopback and the listen address. Lower case; with a port if
-    /// only that port is allowed.
+    /// `Host` headers that are accepted besides loopback names and the listen address. Lower case. A
+    /// name with a port is accepted only with that port.
     pub allowed_hosts: Vec<String>,
-    /// The environment variable that holds the token.
+    /// The environment variable that holds the token. If the file names it, the variable must be
+    /// set; the default one may be unset or blank.
     pub token_env: String,
-    /// The token that requests must have, if any.
+    /// The token that requests must have. `None` means that they need none.
     pub token: Option<ApiKey>,
-    /// The time that running tools have to finish at shutdown.
+    /// The time that running turns have to finish at shutdown. Default: 10 seconds. After it, they
+    /// are cancelled.
     pub shutdown_grace: Duration,
-    /// Maximum number of sessions.
+    /// Maximum number of sessions, awake or hibernating. Default: 100,000. Further ones are refused.
     pub max_sessions: usize,
-    /// Maximum number of concurrent runs.
+    /// Maximum number of concurrent runs. Default: 10,000. Further ones are refused.
     pub max_concurrent_runs: usize,
-    /// Maximum number of inputs that wait in one session: queued runs and steering inputs.
+    /// Maximum number of inputs that wait in one session: queued runs and steering inputs. Default:
+    /// 16. Further ones are refused.
     pub max_queued_inputs: usize,
-    /// The directory of the journal. A relative path starts at the host's working directory.
+    /// The directory of the journal. Default: `./callsheet-data`. A relative path starts at the
+    /// host's working directory.
     pub data_dir: PathBuf,
-    /// An idle session is unloaded after this time; its records stay. `None` means never.
+    /// The time after which an idle session hibernates: it leaves memory, and its records stay.
+    /// Default: 5 minutes. `None` means never.
     pub idle_after: Option<Duration>,
 }
 
 impl HostConfig {
     pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
         let default = Self::default();
-        let token_env = section.read("token_env", values::filled_text).unwrap_or(default.token_env);
+        let named_env = section.read("token_env", values::filled_text);
+        let is_named = named_env.is_some();
+        let token_env = named_env.unwrap_or(default.token_env);
         let host = Self {
             listen: section.read("listen", listen).unwrap_or(default.listen),
             allowed_hosts: section.list("allowed_hosts", allowed_host).unwrap_or_default(),
@@ -66,18 +73,31 @@ impl HostConfig {
                 .unwrap_or(default.idle_after),
         };
         section.finish();
-        // An unusable token is an error, so the host never runs without one by mistake. An empty
-        // variable means no token.
-        let given = env(&host.token_env).is_some_and(|text| !text.trim().is_empty());
-        if given && let Err(error) = ApiKey::from_env(&host.token_env, env) {
-            section.complain("token_env", error.to_string());
+        if let Err(message) = host.check_token(is_named, env) {
+            section.complain("token_env", message);
         } else if let Err(message) = host.check() {
             section.complain("listen", message);
         }
         host
     }
 
-    /// Checks whether the host may listen on this address.
+    /// Checks that a token that was meant to be set can be used, so that the host never accepts
+    /// requests without one by mistake. `is_named` is true if the file names the variable.
+    fn check_token(&self, is_named: bool, env: &dyn Fn(&str) -> Option<String>) -> Parsed<()> {
+        let is_set = env(&self.token_env).is_some_and(|text| !text.trim().is_empty());
+        let Err(error) = ApiKey::from_env(&self.token_env, env) else { return Ok(()) };
+        if !is_named && !is_set {
+            return Ok(());
+        }
+        let remedy = match (self.listen.ip().is_loopback(), is_named) {
+            (false, _) => "",
+            (true, true) => ", or remove token_env to accept requests without a token",
+            (true, false) => ", or unset it to accept requests without a token",
+        };
+        Err(format!("{error}: set it to the token{remedy}"))
+    }
+
+    /// Checks that the address is loopback or requests need a token.
     pub(super) fn check(&self) -> Parsed<()> {
         if self.listen.ip().is_loopback() || self.token.is_some() {
             return Ok(());

@@ -6,35 +6,46 @@ use super::source::Section;
 use super::values;
 
 /// The limits of a run and its turns. `None` means no limit, except for the hard limits of the
-/// decoder.
+/// decoder. Each limit that is reached is published as the event `limit_reached`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limits {
-    /// Maximum number of turns of a run, without the final request for an answer.
+    /// Maximum number of turns of a run. Default: 10. When it is reached, the model is asked once
+    /// more, for an answer without calls. That request is not counted.
     pub max_turns: Option<u32>,
-    /// Number of consecutive turns in which every call failed that ends the run.
+    /// Maximum number of consecutive turns in which every call failed. Default: 3. When it is
+    /// reached, the run ends as `all_tools_failed`.
     pub max_failed_turns: Option<u32>,
-    /// Maximum number of input and output tokens of a run, including failed attempts.
+    /// Maximum number of input and output tokens of a run, including failed attempts. Default: no
+    /// limit. When the service reports more, the run ends as `budget`.
     pub max_tokens_per_run: Option<u64>,
-    /// Maximum number of calls of a run that are kept in the history.
+    /// Maximum number of calls of a run that are kept in the history. Default: no limit. When a
+    /// further call opens, the run is stopped and ends as `budget`.
     pub max_tool_calls_per_run: Option<u32>,
-    /// After this many consecutive turns with the same calls and results the model is warned. Twice
-    /// as many end the run.
+    /// Number of consecutive turns with the same calls and results after which the model receives a
+    /// note. Default: 3. After twice as many turns the run ends as `loop_detected`.
     pub repeat_limit: Option<u32>,
-    /// Maximum number of calls of a response.
+    /// Maximum number of calls of a response. Default: 64. [`Self::on_excess`] says how further
+    /// calls are handled.
     pub max_tool_calls_per_turn: Option<u32>,
-    /// The handling of calls above that limit.
+    /// The handling of calls above `max_tool_calls_per_turn`. Default: `answer`.
     pub on_excess: OnExcess,
-    /// The time limit of a call, if its tool has none.
+    /// The time limit of a call whose tool has none of its own. Default: 30 seconds. After it, the
+    /// call is stopped and its outcome is a timeout.
     pub tool_timeout: Option<Duration>,
-    /// The time that a stopped call has before its actor is killed.
+    /// The time that a stopped call has to end by itself. Default: 1 second. After it, the call's
+    /// actor is killed.
     pub cancel_grace: Duration,
-    /// The time limit of a run.
+    /// The time limit of a run. Default: 10 minutes. After it, the run is stopped and ends as
+    /// `timed_out`.
     pub run_timeout: Option<Duration>,
-    /// Maximum size of a call's arguments.
+    /// Maximum size of a call's arguments in bytes. Default: 1 MiB. A call with more is not run, and
+    /// its outcome is an error.
     pub max_arguments_bytes: usize,
-    /// Maximum size of the part of a result that the model receives.
+    /// Maximum size in bytes of the part of a result that the model receives. Default: 64 KiB. The
+    /// rest of a longer result is only in the journal.
     pub max_result_bytes: usize,
-    /// Maximum size of a session's variables: names, and values as JSON.
+    /// Maximum size of a session's variables in bytes: names, and values as JSON. Default: 256 KiB.
+    /// The writes of a call that exceed it are dropped, and the model receives a note.
     pub max_variables_bytes: usize,
 }
 
@@ -122,12 +133,13 @@ impl Default for Limits {
 /// The handling of calls above `max_tool_calls_per_turn`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnExcess {
-    /// Up to twice the limit is kept and answered. Further calls are dropped.
+    /// As many calls as the limit again are not run, and their results say so. Further calls are
+    /// removed.
     #[default]
     Answer,
-    /// The calls are removed from the history.
+    /// The calls are removed from the response.
     Truncate,
-    /// The stream is closed, and the run ends as `failed`.
+    /// The response is cancelled, none of its calls runs, and the run ends as `failed`.
     Fail,
 }
 

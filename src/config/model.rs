@@ -22,24 +22,30 @@ pub struct ModelConfig {
     pub model: String,
     /// The API key, if the service needs one.
     pub api_key: Option<ApiKey>,
-    /// True if responses are streamed.
+    /// True if responses are streamed. Default: true.
     pub stream: bool,
-    /// The time limit for a connection.
+    /// The time limit for connecting. Default: 10 seconds. After it, the attempt fails.
     pub connect_timeout: Duration,
-    /// The time limit for the first event of a streamed response.
+    /// The time limit from the request to the first event of a streamed response. Default: 60
+    /// seconds. After it, the attempt fails.
     pub first_event_timeout: Duration,
-    /// The time limit between later events.
+    /// The time limit between two events of a streamed response. Default: 30 seconds. After it, the
+    /// attempt fails.
     pub idle_timeout: Duration,
     /// The time limit of a whole plain (not streamed) answer, from its request to its last byte.
+    /// Default: 5 minutes. After it, the attempt fails.
     pub answer_timeout: Duration,
-    /// Maximum number of attempts of a turn with this model.
+    /// Maximum number of attempts of a turn with this model. Default: 3. After it, the turn
+    /// continues with the next fallback model, or fails.
     pub max_attempts: u32,
-    /// Maximum number of concurrent requests to the model in the host. `None` means no limit.
+    /// Maximum number of concurrent requests to the model in the host. Default: 256. Further
+    /// requests wait. `None` means no limit.
     pub max_concurrent_requests: Option<NonZeroU32>,
-    /// Number of consecutive failures that open the circuit breaker. `None` disables it.
+    /// Number of consecutive failures that open the circuit breaker. Default: 10. While it is open,
+    /// requests fail at once. `None` disables it.
     pub breaker_failures: Option<u32>,
-    /// The time that the circuit breaker stays open. Doubles after each failed probe, up to eight
-    /// times.
+    /// The time that the circuit breaker stays open. Default: 10 seconds. It doubles after each
+    /// failed probe, up to eight times this value.
     pub breaker_open_for: Duration,
     /// Maximum number of output tokens that requests ask for.
     pub max_output_tokens: Option<u32>,

@@ -14,7 +14,7 @@ use super::source::Section;
 use super::values::{self, Parsed};
 use crate::types::excerpt;
 
-/// The visibility of a tool's calls outside the process.
+/// The effects of a tool's calls outside the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolEffect {
@@ -104,7 +104,7 @@ impl<'de> Deserialize<'de> for ApprovalPolicy {
 /// The changes of the configuration to one tool. `None` means no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolOverride {
-    /// The visibility of calls outside the process.
+    /// The effects of calls outside the process.
     pub effect: Option<ToolEffect>,
     /// The time at which a sealed call may start.
     pub start: Option<StartPolicy>,
@@ -118,7 +118,7 @@ pub struct ToolOverride {
     pub blocking: Option<bool>,
     /// The time limit of a call.
     pub timeout: Option<Duration>,
-    /// When people are asked about its calls.
+    /// The approvals that its calls need.
     pub approval: Option<ApprovalPolicy>,
     /// The time limit of a decision.
     pub approval_timeout: Option<Duration>,

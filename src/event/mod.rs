@@ -231,14 +231,14 @@ pub enum Event {
         /// True if it uses the agent's next model.
         fallback: bool,
     },
-    /// The last attempt of a turn failed after watchers were shown some of it, and no attempt
-    /// follows. What was shown of the turn is void.
+    /// The last attempt of a turn failed after some of its text was published, and no attempt
+    /// follows. Watchers discard the text of the turn.
     AttemptVoided {
         /// The attempt that failed.
         attempt: u32,
         /// The model's name at its service.
         model: String,
-        /// True if a streamed answer was asked for.
+        /// True if a streamed answer was requested.
         streamed: bool,
         /// The error of the attempt.
         reason: String,
@@ -328,7 +328,7 @@ pub struct PublishedEvent {
     pub turn: u32,
     /// Unix time in milliseconds.
     pub timestamp_ms: u64,
-    /// The id from which a watcher can continue after this event. `None` for state events.
+    /// The id from which a watcher can continue after this event, if the event has one.
     pub id: Option<EventId>,
     /// The text for event streams, made on first use.
     pub stream_text: EventStreamText,

@@ -21,7 +21,7 @@ pub struct SessionLog {
     log_state: Arc<SessionLogState>,
     /// Locked during the engine's `append`, so that it receives the records in order.
     sequence: Mutex<Sequence>,
-    durability: Arc<Durability>,
+    durability: Arc<DurabilityTracker>,
 }
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ struct Sequence {
 }
 
 /// The durability of the appended records.
-struct Durability {
+struct DurabilityTracker {
     state: Mutex<DurabilityState>,
     listener: DurabilityListener,
 }
@@ -87,7 +87,7 @@ impl SessionLog {
             journal,
             log_state: Arc::default(),
             sequence: Mutex::new(Sequence { last, closed: false, recent: Vec::new() }),
-            durability: Arc::new(Durability { state, listener: Box::new(listener) }),
+            durability: Arc::new(DurabilityTracker { state, listener: Box::new(listener) }),
         }
     }
 
@@ -264,7 +264,7 @@ impl SessionLog {
     }
 }
 
-impl Durability {
+impl DurabilityTracker {
     fn update(&self, upto: Seq, status: BatchStatus) {
         match status {
             BatchStatus::Written => {}
@@ -308,8 +308,8 @@ impl Durability {
     }
 }
 
-impl fmt::Debug for Durability {
+impl fmt::Debug for DurabilityTracker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Durability").field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("DurabilityTracker").field("state", &self.state).finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::{
     AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, StoredSessionFilter,
-    StoredSessionInfo, state_behind,
+    StoredSessionInfo, state_after,
 };
 use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};
@@ -96,7 +96,7 @@ fn stored(id: &SessionId, entries: &[Arc<JournalEntry>]) -> Option<StoredSession
     Some(StoredSessionInfo {
         id: id.clone(),
         agent: agent.clone(),
-        state: state_behind(entries).unwrap_or(SessionState::Idle),
+        state: state_after(entries).unwrap_or(SessionState::Idle),
         seq: last.seq,
         opened: first.time,
         touched: last.time,

@@ -1,8 +1,8 @@
 //! The append-only list of a session's records, from which it is rebuilt.
 //!
-//! A [`Journal`] is an engine that stores the records of many sessions, one file per engine. A
-//! [`SessionLog`] is the way of one session to it: it numbers the records, so that session and
-//! accumulator can append concurrently without a gap, and knows which of them are durable.
+//! A [`Journal`] is a storage engine for the records of many sessions. A [`SessionLog`] appends the
+//! records of one session. It numbers them, so that the session and its accumulator can append
+//! concurrently without a gap, and tracks which of them are durable.
 
 mod error;
 pub mod export;
@@ -232,7 +232,7 @@ impl fmt::Debug for Batch {
 }
 
 /// Returns the session's state after these records, if they change it.
-fn state_behind(entries: &[Arc<JournalEntry>]) -> Option<SessionState> {
+fn state_after(entries: &[Arc<JournalEntry>]) -> Option<SessionState> {
     entries.iter().rev().find_map(|entry| {
         let record = &entry.record;
         // A queued input keeps the session running.

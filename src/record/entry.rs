@@ -35,7 +35,7 @@ struct StoredRecord<'a> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Read {
+struct StoredRecordOwned {
     v: u32,
     #[serde(default)]
     shown: u64,
@@ -88,10 +88,10 @@ impl JournalEntry {
         body: &str,
     ) -> Result<Self, UnreadableRecord> {
         let why = match serde_json::from_str(body) {
-            Ok(Read { v: RECORD_VERSION, shown, record }) => {
+            Ok(StoredRecordOwned { v: RECORD_VERSION, shown, record }) => {
                 return Ok(Self { seq, time, displayed_bytes: shown, record });
             }
-            Ok(Read { v, .. }) => of_version(v),
+            Ok(StoredRecordOwned { v, .. }) => of_version(v),
             Err(error) => match serde_json::from_str(body) {
                 Ok(Versioned { v }) if v != RECORD_VERSION => of_version(v),
                 Ok(Versioned { .. }) | Err(_) => format!("{error} in {}", excerpt(body, 80)),

@@ -1,6 +1,7 @@
 //! The records of the journal: messages and decisions, but no token deltas.
 //!
-//! A session is rebuilt by folding its records. Watchers receive the past from them too.
+//! A session is rebuilt by applying its records in order. Watchers receive past events that are made
+//! from them.
 
 mod entry;
 mod past;

@@ -1,4 +1,4 @@
-//! An agent as its sessions use it: the configuration, resolved once.
+//! A configured agent with its models and tools.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,8 +20,9 @@ pub(super) struct Agent {
     pub(super) models: Arc<ModelChain>,
     pub(super) rules: Arc<TurnRules>,
     pub(super) tools: Arc<BTreeMap<String, RegisteredTool>>,
-    /// Every model and every tool of the host, for runs that may ask for more.
+    /// All models of the host. A run with `allow_overrides` may choose any of them.
     configured: Arc<BTreeMap<String, Arc<Model>>>,
+    /// All tools of the host. A run with `allow_overrides` may choose any of them.
     registry: Arc<ToolRegistry>,
     allow_overrides: bool,
     /// A request to the first model, without messages.
@@ -29,7 +30,7 @@ pub(super) struct Agent {
 }
 
 impl Agent {
-    /// The agents of a configuration.
+    /// Creates the agents of a configuration, by name.
     pub(super) fn all(
         config: &Config,
         registry: ToolRegistry,
@@ -37,12 +38,12 @@ impl Agent {
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let registry = Arc::new(registry);
         let agents = config.agents.iter().map(|(name, agent)| {
-            let known = |model: &String| {
+            let find = |model: &String| {
                 let missing = || format!("agent {name:?}: there is no model {model:?}");
                 configured.get(model).cloned().ok_or_else(|| HostError::Config(missing()))
             };
-            let fallbacks: Result<_, _> = agent.fallback_models.iter().map(known).collect();
-            let models = ModelChain::new(known(&agent.model)?, fallbacks?);
+            let fallbacks: Result<_, _> = agent.fallback_models.iter().map(find).collect();
+            let models = ModelChain::new(find(&agent.model)?, fallbacks?);
             let agent = Self::new(name, agent, models, configured, &registry);
             Ok((name.clone(), Arc::new(agent)))
         });
@@ -56,7 +57,7 @@ impl Agent {
         configured: &Arc<BTreeMap<String, Arc<Model>>>,
         registry: &Arc<ToolRegistry>,
     ) -> Self {
-        let tools = chosen(registry.iter(), &agent.tools);
+        let tools = matching_tools(registry.iter(), &agent.tools);
         let plans = models.plans(None);
         let blank = ModelRequest {
             system: Some(agent.system.clone()).filter(|system| !system.is_empty()),
@@ -85,10 +86,10 @@ impl Agent {
         }
     }
 
-    /// The agent as one run has it.
+    /// Returns the agent with the overrides of a run.
     ///
     /// # Errors
-    /// When the run asks for more than it may have, or for a model or tool that is not there.
+    /// If the overrides exceed what the agent allows, or name an unknown model or tool.
     pub(super) fn with(self: &Arc<Self>, asked: &RunOverrides) -> Result<Arc<Self>, HostError> {
         if *asked == RunOverrides::default() {
             return Ok(Arc::clone(self));
@@ -101,7 +102,7 @@ impl Agent {
         let multi_tool_calls = asked.multi_tool_calls(own.multi_tool_calls, may_raise)?;
         let models = match &asked.model {
             None => Arc::clone(&self.models),
-            Some(name) => Arc::new(self.led_by(name)?),
+            Some(name) => Arc::new(self.models_starting_with(name)?),
         };
         let plans = models.plans(asked.stream);
         let mut specs = specs(&tools);
@@ -137,17 +138,17 @@ impl Agent {
         }))
     }
 
-    /// The agent as a run had it before the host was started anew. Where the configuration does
-    /// not let it be so any more, the agent as it is.
-    pub(super) fn as_it_was(self: &Arc<Self>, asked: &RunOverrides) -> Arc<Self> {
+    /// Returns the agent with the recorded overrides of a run. If the configuration does not allow
+    /// them any more, returns the agent without overrides.
+    pub(super) fn with_recorded(self: &Arc<Self>, asked: &RunOverrides) -> Arc<Self> {
         self.with(asked).unwrap_or_else(|error| {
             tracing::warn!(agent = self.name, %error, "overrides_not_taken");
             Arc::clone(self)
         })
     }
 
-    /// The run's models where it asks for one of them first.
-    fn led_by(&self, name: &str) -> Result<ModelChain, HostError> {
+    /// Returns the agent's models with this one first.
+    fn models_starting_with(&self, name: &str) -> Result<ModelChain, HostError> {
         let Some(model) = self.configured.get(name) else {
             let known = self.configured.keys().cloned().collect::<Vec<_>>().join(", ");
             return Err(HostError::UnknownModel { asked: name.to_owned(), known });
@@ -157,7 +158,7 @@ impl Agent {
             let (asked, highest) = (name.to_owned(), self.models.names());
             return Err(OverrideTooHigh { key: "model", asked, highest }.into());
         }
-        Ok(self.models.led_by(model))
+        Ok(self.models.starting_with(model))
     }
 
     fn subset(&self, names: &[String]) -> Result<BTreeMap<String, RegisteredTool>, HostError> {
@@ -176,9 +177,9 @@ impl Agent {
             }
         }
         if self.allow_overrides {
-            return Ok(chosen(self.registry.iter(), &patterns));
+            return Ok(matching_tools(self.registry.iter(), &patterns));
         }
-        Ok(chosen(self.tools.iter().map(|(name, tool)| (name.as_str(), tool)), &patterns))
+        Ok(matching_tools(self.tools.iter().map(|(name, tool)| (name.as_str(), tool)), &patterns))
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -195,17 +196,17 @@ impl Agent {
     }
 }
 
-/// The rules that the runs of each configured agent follow, without a running host.
+/// The rules of the runs of each configured agent, without a running host.
 #[derive(Clone, Debug)]
 pub struct AgentRules {
     agents: BTreeMap<String, Arc<Agent>>,
 }
 
 impl AgentRules {
-    /// The rules of all agents. The configuration's overrides of tools are applied here.
+    /// Creates the rules of all agents. Applies the configuration's overrides of tools.
     ///
     /// # Errors
-    /// When a configured model has an invalid address, key or header.
+    /// If a configured model has an invalid address, key or header.
     pub fn new(config: &Config, mut tools: ToolRegistry) -> Result<Self, HostError> {
         tools.apply_overrides(&config.tools);
         let models = Arc::new(Model::all(config, &Telemetry::new(&[]))?);
@@ -215,7 +216,7 @@ impl AgentRules {
     /// Returns the rules of a run of this agent with these overrides.
     ///
     /// # Errors
-    /// When there is no such agent, or the run overrides more than the agent allows.
+    /// If there is no such agent, or the overrides exceed what the agent allows.
     pub fn of(&self, agent: &str, overrides: &RunOverrides) -> Result<Arc<TurnRules>, HostError> {
         let found = self.agents.get(agent);
         let agent = found.ok_or_else(|| HostError::UnknownAgent(agent.to_owned()))?;
@@ -223,7 +224,8 @@ impl AgentRules {
     }
 }
 
-fn chosen<'a>(
+/// Returns the tools that match one of the patterns.
+fn matching_tools<'a>(
     tools: impl Iterator<Item = (&'a str, &'a RegisteredTool)>,
     patterns: &[ToolPattern],
 ) -> BTreeMap<String, RegisteredTool> {

@@ -1,4 +1,4 @@
-//! Runs tools that block or compute, on threads of their own.
+//! Runs tools that block or compute on separate threads.
 
 use std::future::Future;
 use std::panic::resume_unwind;
@@ -10,14 +10,14 @@ use tokio::sync::{Semaphore, oneshot};
 
 use super::gauge::{CountGuard, Gauge};
 
-/// How many tools may block at once, in the whole host. Further ones wait for a thread, on their
-/// own time.
+/// Maximum number of threads for blocking tools in the whole host. Further calls wait for a thread;
+/// the wait counts toward their time limit.
 pub(super) const BLOCKING_THREADS_MAX: usize = 64;
 
-/// The threads of tools that block.
+/// The threads of blocking tools.
 ///
-/// A thread cannot be killed. When its call is given up, the future is dropped at its next await;
-/// until then the thread is *abandoned*: it keeps its permit here, and is counted.
+/// A thread cannot be killed. When its call is aborted, the future is dropped at its next await.
+/// Until then the thread is *abandoned*: it keeps its permit, and a gauge counts it.
 #[derive(Clone, Debug)]
 pub(super) struct BlockingPool {
     permits: Arc<Semaphore>,
@@ -29,28 +29,28 @@ impl BlockingPool {
         Self { permits: Arc::new(Semaphore::new(threads_max)), abandoned }
     }
 
-    /// Drives a future to its end on a thread that it may block. Panics when it panics.
-    /// `None` when the runtime is shutting down.
+    /// Runs a future to its end on a thread that it may block. Panics if the future panics. Returns
+    /// `None` if the runtime is shutting down.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
-        let (held_on, given_up) = oneshot::channel::<()>();
+        let (caller_alive, aborted) = oneshot::channel::<()>();
         let watch = CallerGuard {
             thread: Arc::default(),
             abandoned: self.abandoned.clone(),
-            _held_on: held_on,
+            _caller_alive: caller_alive,
         };
         let thread = Arc::clone(&watch.thread);
         let runtime = Handle::current();
         let joined = tokio::task::spawn_blocking(move || {
             let _ended = ThreadEndGuard(thread);
-            let _place = permit;
+            let _permit = permit;
             runtime.block_on(async {
                 tokio::select! {
                     biased;
-                    _ = given_up => None,
+                    _ = aborted => None,
                     value = future => Some(value),
                 }
             })
@@ -77,12 +77,13 @@ enum ThreadState {
     },
 }
 
-/// The caller's side: dropped before the thread has ended, it leaves the thread abandoned.
+/// Held by the caller. If it is dropped before the thread has ended, it marks the thread as
+/// abandoned.
 struct CallerGuard {
     thread: Arc<Mutex<ThreadState>>,
     abandoned: Gauge,
-    /// Dropped with this, which tells the thread.
-    _held_on: oneshot::Sender<()>,
+    /// Notifies the thread when it is dropped.
+    _caller_alive: oneshot::Sender<()>,
 }
 
 impl Drop for CallerGuard {
@@ -94,7 +95,7 @@ impl Drop for CallerGuard {
     }
 }
 
-/// The thread's side.
+/// Held by the thread. Marks the thread as ended when it is dropped.
 struct ThreadEndGuard(Arc<Mutex<ThreadState>>);
 
 impl Drop for ThreadEndGuard {
@@ -111,7 +112,7 @@ mod tests {
     use crate::runtime::tests::spawn;
 
     #[tokio::test]
-    async fn counts_a_thread_from_its_call_given_up_until_it_comes_back() {
+    async fn a_thread_is_counted_from_the_abort_of_its_call_until_it_ends() {
         let abandoned = Gauge::default();
         let pool = BlockingPool::new(1, abandoned.clone());
         assert_eq!(pool.run(async { 7 }).await, Some(7));
@@ -133,14 +134,14 @@ mod tests {
         call.await.unwrap_err();
         assert_eq!(abandoned.count(), 1);
         release.send(()).unwrap();
-        abandoned.until_zero().await;
+        abandoned.wait_zero().await;
         assert_eq!(pool.run(async { 8 }).await, Some(8));
     }
 
     #[tokio::test]
-    async fn hands_on_a_panic() {
+    async fn a_panic_is_passed_to_the_caller() {
         let pool = BlockingPool::new(1, Gauge::default());
-        let call = spawn(async move { pool.run(async { panic!("at work") }).await });
+        let call = spawn(async move { pool.run(async { panic!("in the tool") }).await });
         assert!(call.await.unwrap_err().is_panic());
     }
 }

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_that_finds_the_journal_closed_is_told_of_the_shutdown() {
+    fn a_closed_journal_means_that_the_host_shuts_down() {
         assert_eq!(HostError::from(JournalError::Closed), HostError::ShuttingDown);
         let full = HostError::from(JournalError::Overloaded);
         assert_eq!(full, HostError::Journal(JournalError::Overloaded));

@@ -1,4 +1,4 @@
-//! Counts of what is alive, so that a leak shows.
+//! Counts of live objects, which reveal leaks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,17 +14,17 @@ pub(super) struct Gauge {
 #[derive(Debug, Default)]
 struct GaugeCount {
     count: AtomicUsize,
-    emptied: Notify,
+    became_zero: Notify,
 }
 
 impl Gauge {
-    /// Counts one more, until the guard is dropped.
+    /// Counts one more object until the guard is dropped.
     pub(super) fn increment(&self) -> CountGuard {
         self.inner.count.fetch_add(1, Ordering::Relaxed);
         CountGuard { gauge: self.clone() }
     }
 
-    /// The same, unless there are `max` already.
+    /// Counts one more object, unless there are `max` already.
     pub(super) fn try_increment(&self, max: usize) -> Option<CountGuard> {
         self.inner
             .count
@@ -40,17 +40,17 @@ impl Gauge {
         self.inner.count.load(Ordering::SeqCst)
     }
 
-    /// Waits until there are none.
-    pub(super) async fn until_zero(&self) {
+    /// Waits until the count is 0.
+    pub(super) async fn wait_zero(&self) {
         loop {
-            let emptied = self.inner.emptied.notified();
-            tokio::pin!(emptied);
-            // Enabled before the look, so that no emptying falls between the two.
-            emptied.as_mut().enable();
+            let became_zero = self.inner.became_zero.notified();
+            tokio::pin!(became_zero);
+            // Enabled before the check, so that a change after the check is not missed.
+            became_zero.as_mut().enable();
             if self.count() == 0 {
                 return;
             }
-            emptied.await;
+            became_zero.await;
         }
     }
 }
@@ -64,7 +64,7 @@ pub(super) struct CountGuard {
 impl Drop for CountGuard {
     fn drop(&mut self) {
         if self.gauge.inner.count.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.gauge.inner.emptied.notify_waiters();
+            self.gauge.inner.became_zero.notify_waiters();
         }
     }
 }
@@ -89,16 +89,16 @@ mod tests {
     use crate::runtime::tests::spawn;
 
     #[tokio::test]
-    async fn counts_up_to_a_maximum_and_tells_when_it_is_empty() {
+    async fn counts_up_to_a_maximum_and_notifies_at_zero() {
         let gauge = Gauge::default();
-        gauge.until_zero().await;
+        gauge.wait_zero().await;
         let first = gauge.try_increment(2).unwrap();
         let second = gauge.increment();
         assert!(gauge.try_increment(2).is_none());
         assert_eq!(gauge.count(), 2);
         let waiting = spawn({
             let gauge = gauge.clone();
-            async move { gauge.until_zero().await }
+            async move { gauge.wait_zero().await }
         });
         drop(first);
         tokio::task::yield_now().await;

@@ -27,7 +27,8 @@ use crate::telemetry::Subscription;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{CallKey, Content, RunId, SessionId, SessionState};
 
-/// The number of times that a decision is sent again after the accumulator died with it.
+/// Maximum number of times that a decision is sent. It is sent again if the accumulator dies before
+/// it replies.
 const DECIDE_TRIES: u32 = 100;
 
 /// The pause before a decision is sent again.
@@ -86,14 +87,14 @@ impl SessionHandle {
         let (mut events, live) =
             self.with_awake(|live| live.feed_access.subscribe_to(&new)).await?;
         let (RunAccepted { id, seq, report }, accepted_by) = self.accept(&new, &request).await?;
-        let are_whole = Arc::ptr_eq(&live, &accepted_by) && id == new;
-        if !are_whole {
+        let events_are_complete = Arc::ptr_eq(&live, &accepted_by) && id == new;
+        if !events_are_complete {
             events = self.subscribe_to(&id).await?;
         }
         let log = Arc::clone(&accepted_by.log);
         let told = stored_sessions::told(self.clone(), id.clone(), report, Arc::clone(&log));
         let report = ReportFuture::new(told);
-        Ok(StartedRun { run_id: id, seq, are_whole, events, report, log })
+        Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, log })
     }
 
     /// Starts a run and waits for its end.
@@ -187,7 +188,7 @@ impl SessionHandle {
     /// message stands at the run's end. Returns the position of the message's record.
     ///
     /// # Errors
-    /// When there is no run, the input is empty, too many inputs wait, or the session is closed.
+    /// If there is no run, the input is empty, too many inputs wait, or the session is closed.
     pub async fn steer(&self, input: impl Into<Content>) -> Result<Seq, HostError> {
         self.steer_by(input, None).await
     }
@@ -208,7 +209,7 @@ impl SessionHandle {
             SessionMessage::Steer { input, request, reply }
         };
         let (seq, live) = self.link.ask(&self.id, steer).await?;
-        self.stored(seq?, &live).await
+        self.wait_stored(seq?, &live).await
     }
 
     /// Ends the current run, if there is one. Returns when the session has received the request.
@@ -218,7 +219,7 @@ impl SessionHandle {
     pub async fn stop(&self, mode: StopMode) -> Result<(), HostError> {
         let stop = |reply| SessionMessage::Stop { mode, reply };
         let (seq, live) = self.link.ask(&self.id, stop).await?;
-        self.stored(seq, &live).await.map(drop)
+        self.wait_stored(seq, &live).await.map(drop)
     }
 
     /// Resumes a run that the end of its host interrupted, when the journal's `resume` is `manual`.
@@ -249,10 +250,10 @@ impl SessionHandle {
                 }
                 Ok(CallResult::Success(taken)) => {
                     taken?;
-                    return self.stored(live.log.last_seq(), &live).await.map(drop);
+                    return self.wait_stored(live.log.last_seq(), &live).await.map(drop);
                 }
-                // The accumulator died with the decision and is being replaced. If it had accepted the
-                // decision, sending it again is not an error.
+                // The accumulator died and is being replaced. If it had accepted the decision, sending it
+                // again is not an error.
                 Ok(CallResult::SenderError) => tokio::time::sleep(DECIDE_AGAIN).await,
                 Ok(CallResult::Timeout) | Err(_) => {
                     if !live.state.leaving.load(Ordering::Acquire) {
@@ -280,7 +281,7 @@ impl SessionHandle {
     pub async fn stored_snapshot(&self) -> Result<SessionSnapshot, HostError> {
         let snapshot = |reply| SessionMessage::Snapshot { reply };
         let (snapshot, live) = self.link.ask(&self.id, snapshot).await?;
-        self.stored(snapshot.seq, &live).await?;
+        self.wait_stored(snapshot.seq, &live).await?;
         Ok(snapshot)
     }
 
@@ -326,7 +327,7 @@ impl SessionHandle {
         }
     }
 
-    async fn stored(&self, seq: Seq, live: &AwakeSession) -> Result<Seq, HostError> {
+    async fn wait_stored(&self, seq: Seq, live: &AwakeSession) -> Result<Seq, HostError> {
         live.log.wait_durable(seq).await?;
         Ok(seq)
     }
@@ -347,10 +348,10 @@ pub struct StartedRun {
     pub seq: Seq,
     /// True if `events` start with the run's first event. False for a run that was requested before:
     /// [`SessionHandle::watch_run`] returns all of its events.
-    pub are_whole: bool,
+    pub events_are_complete: bool,
     /// The run's events, at least from now on. They end with the session, not with the run.
     pub events: Subscription,
-    /// The report, when the run is over. Dropping it stops nothing. A waiting run that never starts,
+    /// The report, when the run is over. Dropping it does not stop the run. A waiting run that never starts,
     /// because the session was closed or the host shut down, has no report.
     pub report: ReportFuture,
     log: Arc<SessionLog>,
@@ -361,7 +362,7 @@ impl StartedRun {
     ///
     /// # Errors
     /// When it cannot be stored.
-    pub fn stored(&self) -> impl Future<Output = Result<(), HostError>> + Send + use<> {
+    pub fn wait_stored(&self) -> impl Future<Output = Result<(), HostError>> + Send + use<> {
         let (log, seq) = (Arc::clone(&self.log), self.seq);
         async move { Ok(log.wait_durable(seq).await?) }
     }

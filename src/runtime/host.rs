@@ -20,14 +20,14 @@ use super::task::{self, OwnedTask};
 use crate::telemetry::Telemetry;
 use crate::types::SessionId;
 
-/// The largest interval between two updates of the metrics.
-const UPKEEP: Duration = Duration::from_secs(5);
+/// The longest interval of periodic work.
+const MAINTENANCE_PERIOD_MAX: Duration = Duration::from_secs(5);
 
 /// The interval at which the lag of the event loop is measured.
 const LAG_PERIOD: Duration = Duration::from_millis(100);
 
-/// The number of times that a session that died during a run is woken again.
-const REVIVALS_MAX: u32 = 3;
+/// Maximum number of times that a session is restarted after it died during a run.
+const RESTARTS_MAX: u32 = 3;
 
 /// Starts sessions and receives their ends.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(super) struct HostActorState {
     sessions: HashMap<ActorId, (SessionId, Arc<AwakeSession>)>,
     /// The number of deaths by session.
     deaths: HashMap<SessionId, u32>,
-    _upkeep: OwnedTask,
+    _maintenance: OwnedTask,
     _lag: OwnedTask,
 }
 
@@ -53,10 +53,10 @@ impl Actor for HostActor {
         shared: Arc<HostState>,
     ) -> Result<HostActorState, ActorProcessingErr> {
         let link = HostRef { shared, host: myself.clone() };
-        let idle = link.shared.idle_after.unwrap_or(UPKEEP);
-        let period = (idle / 2).clamp(Duration::from_millis(50), UPKEEP);
-        // Not counted: it lives as long as the host.
-        let upkeep = OwnedTask::spawn(&Gauge::default(), async move {
+        let idle = link.shared.idle_after.unwrap_or(MAINTENANCE_PERIOD_MAX);
+        let period = (idle / 2).clamp(Duration::from_millis(50), MAINTENANCE_PERIOD_MAX);
+        // These tasks are not counted, because they live as long as the host.
+        let maintenance = OwnedTask::spawn(&Gauge::default(), async move {
             loop {
                 tokio::time::sleep(period).await;
                 if myself.cast(HostMessage::KeepUp { sent: Instant::now() }).is_err() {
@@ -64,9 +64,9 @@ impl Actor for HostActor {
                 }
             }
         });
-        let lag = OwnedTask::spawn(&Gauge::default(), watch_lag(link.shared.telemetry.clone()));
+        let lag = OwnedTask::spawn(&Gauge::default(), measure_lag(link.shared.telemetry.clone()));
         let (sessions, deaths) = (HashMap::new(), HashMap::new());
-        Ok(HostActorState { link, sessions, deaths, _upkeep: upkeep, _lag: lag })
+        Ok(HostActorState { link, sessions, deaths, _maintenance: maintenance, _lag: lag })
     }
 
     async fn handle(
@@ -79,7 +79,7 @@ impl Actor for HostActor {
             HostMessage::Begin(opening) => state.begin(&myself, *opening).await,
             HostMessage::KeepUp { sent } => {
                 state.link.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
-                maintenance::keep_up(&state.link);
+                maintenance::run(&state.link);
             }
         }
         Ok(())
@@ -109,7 +109,7 @@ impl Actor for HostActor {
 }
 
 /// Measures how late the runtime wakes a sleeping task.
-async fn watch_lag(telemetry: Telemetry) {
+async fn measure_lag(telemetry: Telemetry) {
     loop {
         let due = Instant::now() + LAG_PERIOD;
         tokio::time::sleep_until(due).await;
@@ -120,44 +120,44 @@ async fn watch_lag(telemetry: Telemetry) {
 impl HostActorState {
     async fn begin(&mut self, myself: &ActorRef<HostMessage>, opening: SessionStart) {
         let (id, shared) = (opening.id.clone(), Arc::clone(&self.link.shared));
-        let goes_on = opening.has_work();
+        let has_work = opening.has_work();
         match session::spawn(opening, self.link.clone(), myself.get_cell()).await {
             Ok(live) => {
                 self.sessions.insert(live.actor.get_id(), (id.clone(), Arc::clone(&live)));
-                if goes_on {
+                if has_work {
                     // This is the session's first message: no request can reach it before.
                     let _ = live.actor.cast(SessionMessage::GoOn);
                 }
-                shared.enter(&id, &live);
+                shared.insert_awake(&id, &live);
                 shared.update_counts();
             }
-            Err(error) => shared.not_woken(&id, error),
+            Err(error) => shared.wake_failed(&id, error),
         }
     }
 
     fn ended(&mut self, actor: ActorId) {
         let Some((id, live)) = self.sessions.remove(&actor) else { return };
         let shared = &self.link.shared;
-        // A closed or hibernating session has left the index before.
+        // A session that was closed or hibernates is not in the index any more.
         if shared.replace(&id, actor, Some(SessionSlot::Waking(Vec::new()))) {
-            self.revive(id, live);
+            self.restart(id, live);
         }
         self.link.shared.update_counts();
     }
 
-    /// Handles the death of a session by a bug. Its appended records are stored first. If a run was open,
-    /// the session is then woken to continue it.
-    fn revive(&mut self, id: SessionId, dead: Arc<AwakeSession>) {
+    /// Handles the death of a session actor, which is a bug. First waits until its appended records are
+    /// stored. If a run was open, then wakes the session to continue the run.
+    fn restart(&mut self, id: SessionId, dead: Arc<AwakeSession>) {
         let deaths = self.deaths.entry(id.clone()).or_default();
         *deaths += 1;
         let ran = dead.state.running.load(Ordering::Acquire);
-        let revived = ran && *deaths <= REVIVALS_MAX && !self.link.shared.is_closing();
+        let restarts = ran && *deaths <= RESTARTS_MAX && !self.link.shared.is_closing();
         let link = self.link.clone();
         dead.log.close();
         task::detach(async move {
-            // A record that is not stored has no effect.
+            // A record that could not be stored is as if it had not been appended.
             let _ = dead.log.wait_durable(dead.log.last_seq()).await;
-            link.go_on_waking(&id, revived);
+            link.finish_restart(&id, restarts);
         });
     }
 }

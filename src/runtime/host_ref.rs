@@ -18,10 +18,11 @@ use crate::record::{Record, Seq};
 use crate::session::StoredSession;
 use crate::types::SessionId;
 
-/// The number of times that a request is sent again because its session hibernated before receiving it.
+/// Maximum number of times that a request is sent. It is sent again if its session hibernates before
+/// it handles the request.
 pub(super) const TRIES: u32 = 100;
 
-/// The sessions of a host, for requests.
+/// Access to the sessions of a host.
 #[derive(Clone, Debug)]
 pub(super) struct HostRef {
     pub(super) shared: Arc<HostState>,
@@ -85,53 +86,54 @@ impl HostRef {
     pub(super) fn wake(&self, id: &SessionId) {
         let (link, id) = (self.clone(), id.clone());
         task::detach(async move {
-            let begun = match link.rebuild(&id).await {
+            let begun = match link.read_session(&id).await {
                 Ok(opening) => link.host.cast(HostMessage::Begin(Box::new(opening))),
                 Err(error) => {
                     if !matches!(error, HostError::NoSuchSession(_)) {
                         tracing::error!(session = %id, %error, "session_not_woken");
                     }
-                    link.shared.not_woken(&id, error);
+                    link.shared.wake_failed(&id, error);
                     return;
                 }
             };
             if begun.is_err() {
-                link.shared.not_woken(&id, HostError::ShuttingDown);
+                link.shared.wake_failed(&id, HostError::ShuttingDown);
             }
         });
     }
 
-    /// Waits until the records of a dead session are stored, then wakes the session now or with the next
-    /// request.
-    pub(super) fn go_on_waking(&self, id: &SessionId, now: bool) {
+    /// Wakes a session whose actor died, if a run is to continue (`has_run`) or a request waits.
+    /// Otherwise the next request wakes it.
+    pub(super) fn finish_restart(&self, id: &SessionId, has_run: bool) {
         let mut index = self.shared.index.lock();
-        let is_wanted = matches!(index.get(id), Some(SessionSlot::Waking(waiting)) if now || !waiting.is_empty());
-        if is_wanted {
+        let is_needed = matches!(index.get(id), Some(SessionSlot::Waking(waiting)) if has_run || !waiting.is_empty());
+        if is_needed {
             self.wake(id);
         } else {
             index.remove(id);
         }
     }
 
-    async fn rebuild(&self, id: &SessionId) -> Result<SessionStart, HostError> {
+    async fn read_session(&self, id: &SessionId) -> Result<SessionStart, HostError> {
         let (shared, of) = (Arc::clone(&self.shared), id.clone());
-        let rebuilt = self.read(move || rebuilt(&shared, &of)).await??;
-        let agent = self.shared.agents.get(&rebuilt.agent).cloned();
-        let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
+        let stored = self.read(move || read_stored(&shared, &of)).await??;
+        let agent = self.shared.agents.get(&stored.agent).cloned();
+        let agent = agent.ok_or_else(|| HostError::AgentGone(stored.agent.clone()))?;
         Ok(SessionStart {
-            publisher: Publisher::new(id.clone(), self.shared.telemetry.clone(), rebuilt.last),
+            publisher: Publisher::new(id.clone(), self.shared.telemetry.clone(), stored.last),
             id: id.clone(),
             agent,
-            origin: SessionOrigin::Stored(Box::new(rebuilt)),
+            origin: SessionOrigin::Stored(Box::new(stored)),
         })
     }
 
-    /// Finds or removes a session: at once if the engine is in memory, else on a thread that may block.
-    pub(super) async fn look<T: Send + 'static>(
+    /// Finds or removes a session: on this thread if the engine is in memory, else on a thread that may
+    /// block.
+    pub(super) async fn read_index<T: Send + 'static>(
         &self,
-        look: impl FnOnce() -> T + Send + 'static,
+        read: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, HostError> {
-        if self.shared.journal.is_in_memory() { Ok(look()) } else { self.read(look).await }
+        if self.shared.journal.is_in_memory() { Ok(read()) } else { self.read(read).await }
     }
 
     /// Runs blocking work on a thread that may block.
@@ -144,19 +146,15 @@ impl HostRef {
     }
 }
 
-fn rebuilt(shared: &HostState, id: &SessionId) -> Result<StoredSession, HostError> {
+fn read_stored(shared: &HostState, id: &SessionId) -> Result<StoredSession, HostError> {
     let entries = shared.journal.read(id, Seq(0))?;
     let Some(first) = entries.first() else { return Err(HostError::NoSuchSession(id.clone())) };
     let Record::SessionOpened { agent, .. } = &first.record else {
         return Err(HostError::Rebuild(format!("session {id} does not begin with its opening")));
     };
     let own = shared.agents.get(agent).ok_or_else(|| HostError::AgentGone(agent.clone()))?;
-    let limits = |overrides: &_| own.as_it_was(overrides).limits().clone();
-    let rebuilt = StoredSession::read(&entries, &limits)
+    let limits = |overrides: &_| own.with_recorded(overrides).limits().clone();
+    let stored = StoredSession::read(&entries, &limits)
         .map_err(|error| HostError::Rebuild(format!("session {id}: {error}")))?;
-    if rebuilt.session.is_closed() {
-        Err(HostError::NoSuchSession(id.clone()))
-    } else {
-        Ok(rebuilt)
-    }
+    if stored.session.is_closed() { Err(HostError::NoSuchSession(id.clone())) } else { Ok(stored) }
 }

@@ -21,6 +21,7 @@ use crate::journal::Journal;
 use crate::telemetry::Telemetry;
 use crate::types::{RunId, SessionId, SessionState};
 
+/// The configuration, the journal and the index of sessions of one host.
 #[derive(Debug)]
 pub(super) struct HostState {
     pub(super) agents: BTreeMap<String, Arc<Agent>>,
@@ -38,11 +39,11 @@ pub(super) struct HostState {
     pub(super) idle_after: Option<Duration>,
     /// The idle time after which a session is deleted.
     pub(super) keep_idle: Option<Duration>,
-    /// The time of the last search for such sessions, on the host's clock.
+    /// The time of the last search for sessions to delete, in milliseconds since the host started.
     pub(super) deleted_ms: AtomicU64,
     /// Sessions with interrupted runs that wait for a manual resume.
-    pub(super) held: Mutex<BTreeSet<SessionId>>,
-    pub(super) began: Instant,
+    pub(super) suspended: Mutex<BTreeSet<SessionId>>,
+    pub(super) started: Instant,
     pub(super) closing: AtomicBool,
     /// The number of sessions, awake or not.
     pub(super) sessions: AtomicUsize,
@@ -82,14 +83,15 @@ impl HostState {
         if self.is_closing() { HostError::ShuttingDown } else { HostError::SessionClosed }
     }
 
+    /// Counts one more run until the guard is dropped, unless `max_concurrent_runs` is reached.
     pub(super) fn acquire_run_slot(&self) -> Result<CountGuard, HostError> {
-        let place = self.gauges.runs.try_increment(self.runs_max);
-        // This is checked after the run is counted: either this check sees the shutdown, or the shutdown
-        // sees the run and waits for it.
+        let slot = self.gauges.runs.try_increment(self.runs_max);
+        // This is checked after the run is counted, so that a concurrent shutdown either is detected here
+        // or waits for the run.
         if self.is_closing() {
             return Err(HostError::ShuttingDown);
         }
-        place.ok_or(HostError::Full("run"))
+        slot.ok_or(HostError::Full("run"))
     }
 
     /// Counts one more session, unless `max_sessions` is reached.
@@ -103,8 +105,8 @@ impl HostState {
         self.sessions.fetch_sub(count, Ordering::SeqCst);
     }
 
-    /// Reserves the id of a new session.
-    pub(super) fn reserve(&self, id: &SessionId, waiter: Waiter) -> Result<(), HostError> {
+    /// Reserves the id of a new session. `waiter` is notified when the session is awake.
+    pub(super) fn reserve_new(&self, id: &SessionId, waiter: Waiter) -> Result<(), HostError> {
         if self.is_closing() {
             return Err(HostError::ShuttingDown);
         }
@@ -117,7 +119,8 @@ impl HostState {
         Ok(())
     }
 
-    /// Reserves the slots of hibernating sessions that are to be deleted.
+    /// Reserves the slots of those sessions that are not awake, and returns their ids. They are to be
+    /// deleted.
     pub(super) fn reserve_for_deletion(&self, ids: Vec<SessionId>) -> Vec<SessionId> {
         let mut index = self.index.lock();
         let sleeping: Vec<_> = ids.into_iter().filter(|id| !index.contains_key(id)).collect();
@@ -125,20 +128,20 @@ impl HostState {
         sleeping
     }
 
-    /// Stores that a session is awake.
-    pub(super) fn enter(&self, id: &SessionId, live: &Arc<AwakeSession>) {
+    /// Adds an awake session to the index, and answers the requests that wait for it.
+    pub(super) fn insert_awake(&self, id: &SessionId, live: &Arc<AwakeSession>) {
         let before = self.index.lock().insert(id.clone(), SessionSlot::Awake(Arc::clone(live)));
         self.answer(before, &Ok(Arc::clone(live)));
     }
 
-    /// Removes the slot of a session that could not be woken.
-    pub(super) fn not_woken(&self, id: &SessionId, error: HostError) {
+    /// Removes the slot of a session that could not be woken, and fails the requests that wait for it.
+    pub(super) fn wake_failed(&self, id: &SessionId, error: HostError) {
         let before = self.index.lock().remove(id);
         self.answer(before, &Err(error));
     }
 
-    fn answer(&self, place: Option<SessionSlot>, woken: &Result<Arc<AwakeSession>, HostError>) {
-        if let Some(SessionSlot::Waking(waiting)) = place {
+    fn answer(&self, slot: Option<SessionSlot>, woken: &Result<Arc<AwakeSession>, HostError>) {
+        if let Some(SessionSlot::Waking(waiting)) = slot {
             for waiter in waiting {
                 // The waiting request may be gone.
                 let _ = waiter.send(woken.clone());
@@ -152,22 +155,22 @@ impl HostState {
         &self,
         id: &SessionId,
         actor: ActorId,
-        place: Option<SessionSlot>,
+        slot: Option<SessionSlot>,
     ) -> bool {
         let mut index = self.index.lock();
-        let there =
+        let is_current =
             matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.get_id() == actor);
-        if there {
-            match place {
-                Some(place) => index.insert(id.clone(), place),
+        if is_current {
+            match slot {
+                Some(slot) => index.insert(id.clone(), slot),
                 None => index.remove(id),
             };
         }
-        there
+        is_current
     }
 
-    /// Removes an awake session from the index if it hibernates, without a gap in which a request could
-    /// find it.
+    /// Removes an awake session from the index if `leaves` returns true. The index is locked meanwhile,
+    /// so no request can find the session in between.
     pub(super) fn leave_index(
         &self,
         id: &SessionId,
@@ -175,15 +178,16 @@ impl HostState {
         leaves: impl FnOnce() -> bool,
     ) -> bool {
         let mut index = self.index.lock();
-        let there =
+        let is_current =
             matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.get_id() == actor);
-        let leaves = there && leaves();
+        let leaves = is_current && leaves();
         if leaves {
             index.remove(id);
         }
         leaves
     }
 
+    /// Removes the slot of a session.
     pub(super) fn release(&self, id: &SessionId) {
         self.index.lock().remove(id);
     }
@@ -199,17 +203,17 @@ impl HostState {
     /// Returns the awake sessions.
     pub(super) fn all_awake(&self) -> Vec<(SessionId, Arc<AwakeSession>)> {
         let index = self.index.lock();
-        let awake = index.iter().filter_map(|(id, place)| match place {
+        let awake = index.iter().filter_map(|(id, slot)| match slot {
             SessionSlot::Awake(live) => Some((id.clone(), Arc::clone(live))),
             SessionSlot::Leaving | SessionSlot::Waking(_) => None,
         });
         awake.collect()
     }
 
-    /// Returns the largest number of events that a subscriber has not read yet.
+    /// Returns the number of unread events of the slowest subscriber.
     fn longest_watcher_queue(&self) -> usize {
         let index = self.index.lock();
-        let queues = index.values().map(|place| match place {
+        let queues = index.values().map(|slot| match slot {
             SessionSlot::Awake(live) => live.feed_access.longest_queue(),
             SessionSlot::Leaving | SessionSlot::Waking(_) => 0,
         });
@@ -218,10 +222,10 @@ impl HostState {
 
     /// Returns the milliseconds since the host started.
     pub(super) fn clock_ms(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Updates the gauges that no event changes.
+    /// Updates the gauges that are cheap to compute.
     pub(super) fn update_counts(&self) {
         let metrics = self.telemetry.metrics();
         let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());

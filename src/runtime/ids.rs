@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::journal::unix_ms;
 use crate::types::{RunId, SessionId};
 
-/// A name for a run: `run_` and 16 hex digits.
+/// Returns a new run id: `run_` and 16 hex digits.
 pub(super) fn run_id() -> RunId {
     RunId(format!("run_{:016x}", unique()).into())
 }
 
-/// A name for a session whose opener gave none.
+/// Returns a new session id: `ses_` and 16 hex digits.
 pub(super) fn session_id() -> Option<SessionId> {
     SessionId::parse(&format!("ses_{:016x}", unique())).ok()
 }
 
-/// The same number for the same parts, in this process and in any other.
-pub(super) fn spread(session: &SessionId, turn: u32) -> u64 {
+/// Returns the seed of a turn's random delays: the same number for the same turn in every process.
+pub(super) fn turn_seed(session: &SessionId, turn: u32) -> u64 {
     // FNV-1a: the standard hasher may change between releases.
     let bytes = session.as_str().bytes().chain(turn.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
@@ -25,7 +25,7 @@ pub(super) fn spread(session: &SessionId, turn: u32) -> u64 {
     })
 }
 
-/// 64 bits from the keys that the standard library takes from the system's randomness, the time
+/// Returns 64 bits from the system's randomness (the keys of the standard library's hasher), the time
 /// and a counter.
 fn unique() -> u64 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_well_formed_and_differ() {
+    fn ids_are_well_formed_and_unique() {
         let runs: BTreeSet<_> = (0..1000).map(|_| run_id().0).collect();
         assert_eq!(runs.len(), 1000);
         assert!(runs.iter().all(|id| id.len() == 20 && id.starts_with("run_")));

@@ -56,7 +56,7 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
     let limit = if limit == 0 { usize::MAX } else { limit };
     let mut found = Vec::new();
     loop {
-        // The journal does not know the current state, so all sessions are read.
+        // The state is not filtered in the journal, because the journal's state may be out of date.
         let listing =
             StoredSessionFilter { after, limit: PAGE.min(limit), ..StoredSessionFilter::default() };
         let page = shared.journal.list(&listing)?;

@@ -11,31 +11,32 @@ use super::task;
 use crate::journal::{JournalError, StoredSessionFilter, unix_ms};
 use crate::types::{SessionId, SessionState};
 
-/// The number of sessions with failed runs that are woken concurrently.
-const MENDED_MAX: usize = 16;
+/// Maximum number of sessions with unrecorded failures that are woken at the same time.
+const RETRIED_MAX: usize = 16;
 
-/// The minimal time for which the actors of a session's runs are kept for the next run, so that the
-/// next input of a conversation finds them.
+/// The time for which the actors of a session's last run are kept, so that the next input of a
+/// conversation can use them.
 const ACTORS_KEPT_MS: u64 = 5_000;
 
 /// The interval of the search for sessions to delete, in milliseconds.
 const DELETE_PAUSE_MS: u64 = 60_000;
 
-/// The number of sessions that are deleted concurrently.
+/// Maximum number of sessions that are deleted at the same time.
 const DELETED_MAX: usize = 1000;
 
-pub(super) fn keep_up(link: &HostRef) {
+/// Performs all periodic work.
+pub(super) fn run(link: &HostRef) {
     let shared = &link.shared;
     shared.update_gauges();
     shared.telemetry.upkeep();
-    rest(shared);
-    ring(link);
-    mend(link);
+    release_idle(shared);
+    wake_expired(link);
+    wake_failed_runs(link);
     if let Some(kept) = shared.keep_idle
         && !shared.is_closing()
     {
         let kept_ms = u64::try_from(kept.as_millis()).unwrap_or(u64::MAX);
-        // This visits all sessions.
+        // The search reads all sessions, so it is done less often than the rest.
         let pause_ms = (kept_ms / 10).clamp(100, DELETE_PAUSE_MS);
         let (now, last) = (shared.clock_ms(), &shared.deleted_ms);
         if now.saturating_sub(last.load(Ordering::Relaxed)) < pause_ms {
@@ -53,8 +54,8 @@ pub(super) fn keep_up(link: &HostRef) {
     }
 }
 
-/// Releases idle sessions: first the actors of their runs, then everything they hold in memory.
-fn rest(shared: &super::host_state::HostState) {
+/// Releases the memory of idle sessions: first the actors of their runs, later the whole session.
+fn release_idle(shared: &super::host_state::HostState) {
     let now = shared.clock_ms();
     for (_, live) in shared.all_awake() {
         let idle_ms = now.saturating_sub(live.state.touched_ms.load(Ordering::Relaxed));
@@ -70,8 +71,8 @@ fn rest(shared: &super::host_state::HostState) {
     }
 }
 
-/// Wakes the sessions with an expired approval.
-fn ring(link: &HostRef) {
+/// Wakes the hibernating sessions with an expired approval.
+fn wake_expired(link: &HostRef) {
     let now = unix_ms();
     let mut due = Vec::new();
     {
@@ -91,9 +92,9 @@ fn ring(link: &HostRef) {
 
 /// Wakes sessions whose runs failed because the journal could not be written, so that the failure is
 /// recorded when the journal works again.
-fn mend(link: &HostRef) {
+fn wake_failed_runs(link: &HostRef) {
     let failed: Vec<SessionId> =
-        link.shared.unwritten.lock().values().take(MENDED_MAX).cloned().collect();
+        link.shared.unwritten.lock().values().take(RETRIED_MAX).cloned().collect();
     for id in failed {
         let link = link.clone();
         task::detach(async move {

@@ -1,29 +1,30 @@
-//! The shells: the only folder that names ractor.
+//! The actors: the only folder that uses ractor.
 //!
-//! A [`Host`] supervises sessions. A session owns its history and, for its runs, two actors: the
-//! stream actor, which reads the model's responses, and the accumulator, which owns the turn and
-//! supervises the tool calls, one actor each. The actors move values; the machines in `turn` and
-//! `session` decide.
+//! A [`Host`] supervises sessions. A session owns its history and, for its runs, three actors. The
+//! stream actor reads the model's responses. The accumulator owns the turn. The tool supervisor runs
+//! the tool calls, each of which is an actor. Actors only pass values; the state machines in `turn`
+//! and `session` decide.
 //!
-//! No actor awaits long work in a handler, so that a stop always gets through. A tool's actor is
-//! the exception: its start is the tool. When the stream actor or the accumulator dies, the session
-//! ends the other one and continues from its records.
+//! No actor awaits long work in a handler, so that it handles a stop at once. A tool's actor is the
+//! exception: it runs the tool in its start. When the accumulator dies, the session resumes the turn
+//! from its records, and the turn attaches to the calls that still run. When another actor of the
+//! run dies, the session ends the others and continues as after a crash of the host.
 //!
-//! | file | what it decides or holds |
+//! | file | content |
 //! | --- | --- |
 //! | `host` | the actor that supervises all sessions |
-//! | `host_state`, `host_ref` | the state that the sessions of a host share; how a session is found or woken |
+//! | `host_state`, `host_ref` | the state that the sessions of a host share; finding and waking a session |
 //! | `session/`, `session_start`, `awake_session` | the session actor; the values that it starts with; a session in memory |
-//! | `handle`, `request`, `report`, `snapshot`, `list` | the public face of a session, and the values that it takes and returns |
-//! | `session_events`, `publish` | the events of a session: past and live; their way to watchers, metrics and logs |
+//! | `handle`, `request`, `report`, `snapshot`, `list` | the public interface of a session, and its parameters and results |
+//! | `session_events`, `publish` | the events of a session, past and live; publishing to watchers, metrics and logs |
 //! | `run_actors`, `message` | the actors of a run; every message between actors |
 //! | `accumulator/`, `stream` | the owner of the turn; the reader of the model's responses |
-//! | `supervisor`, `tool`, `blocking` | running tool calls; one call; the threads of tools that block |
+//! | `supervisor`, `tool`, `blocking` | the supervisor of tool calls; one call; the threads of tools that block |
 //! | `agent`, `models`, `model/` | a configured agent; the configured models; the client of one model |
 //! | `model_limiter`, `caps`, `fair_semaphore` | limits per model, with its circuit breaker; limits per tool; the semaphore of both |
-//! | `gauge`, `task`, `ids` | counts of what is alive; tasks that end with their owner; new ids |
+//! | `gauge`, `task`, `ids` | counts of live objects; tasks that end with their owner; new ids |
 //! | `maintenance`, `recovery`, `stored_sessions` | periodic work; unfinished runs at start; reading, forking and deleting stored sessions |
-//! | `error` | why a host or a session refuses |
+//! | `error` | the errors of a host and its sessions |
 
 mod accumulator;
 mod agent;
@@ -103,7 +104,7 @@ use publish::Publisher;
 use recovery::{READS_MAX, blocking, open_journal, recover, unfinished};
 use session_start::{SessionOrigin, SessionStart};
 
-/// The time limit for the end of cancelled runs, and for the end of the host itself.
+/// Time limit for the end of cancelled runs, and for the end of the host actor.
 const END_MAX: Duration = Duration::from_secs(5);
 
 /// A host of many sessions in one process. All clones are the same host; cloning is cheap. Dropping
@@ -151,8 +152,8 @@ pub struct HostCounts {
     pub awake: usize,
     /// Open runs.
     pub runs: usize,
-    /// Actors of runs: stream actors and accumulators, which stay with a session for some seconds after
-    /// a run, and tool actors.
+    /// Actors of runs: stream actors, accumulators and tool supervisors, which stay with a session
+    /// for some seconds after a run, and tool actors.
     pub actors: usize,
     /// Tasks of runs: read loops and timers.
     pub tasks: usize,
@@ -187,7 +188,7 @@ impl Host {
         journal: Option<Arc<dyn Journal>>,
     ) -> Result<Self, HostError> {
         let HostSetup { config, mut tools } = setup;
-        let began = Instant::now();
+        let started = Instant::now();
         tools.apply_overrides(&config.tools);
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
         let gauges = Gauges::default();
@@ -217,8 +218,8 @@ impl Host {
             idle_after: config.host.idle_after,
             keep_idle: config.journal.keep_idle,
             deleted_ms: AtomicU64::new(0),
-            held: parking_lot::Mutex::default(),
-            began,
+            suspended: parking_lot::Mutex::default(),
+            started,
             closing: AtomicBool::new(false),
             sessions: AtomicUsize::new(stored),
             index: parking_lot::Mutex::default(),
@@ -233,9 +234,9 @@ impl Host {
         let cancel_grace = cancel_grace.unwrap_or_default();
         let link = HostRef { shared, host: actor };
         match config.journal.resume {
-            Resume::Manual => link.shared.held.lock().extend(unfinished),
+            Resume::Manual => link.shared.suspended.lock().extend(unfinished),
             Resume::Auto if unfinished.is_empty() => {}
-            Resume::Auto => task::detach(recover(link.clone(), unfinished, began)),
+            Resume::Auto => task::detach(recover(link.clone(), unfinished, started)),
         }
         link.shared.update_counts();
         Ok(Self { inner: Arc::new(HostInner { link, shutdown_grace, cancel_grace }) })
@@ -253,7 +254,7 @@ impl Host {
         let messages = open.messages;
         InitialHistory::parse(&messages)?;
         let (waiter, waited) = oneshot::channel();
-        link.shared.reserve(&id, waiter)?;
+        link.shared.reserve_new(&id, waiter)?;
         let opening = SessionStart {
             publisher: Publisher::new(id.clone(), link.shared.telemetry.clone(), Seq(0)),
             id: id.clone(),
@@ -262,7 +263,7 @@ impl Host {
         };
         let opened = async {
             let (shared, of) = (Arc::clone(&link.shared), id.clone());
-            if link.look(move || shared.journal.find(&of)).await??.is_some() {
+            if link.read_index(move || shared.journal.find(&of)).await??.is_some() {
                 return Err(HostError::SessionExists);
             }
             let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));
@@ -270,7 +271,7 @@ impl Host {
         };
         if let Err(error) = opened.await {
             link.shared.uncount_sessions(1);
-            link.shared.not_woken(&id, error.clone());
+            link.shared.wake_failed(&id, error.clone());
             return Err(error);
         }
         let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
@@ -312,7 +313,7 @@ impl Host {
     }
 
     /// Updates the gauges now. The host also does this every 5 seconds.
-    pub fn bring_metrics_up_to_date(&self) {
+    pub fn update_metrics(&self) {
         self.shared().update_gauges();
     }
 
@@ -363,14 +364,14 @@ impl Host {
         let shared = &link.shared;
         shared.closing.store(true, Ordering::SeqCst);
         self.interrupt(false);
-        if timeout(*shutdown_grace, shared.gauges.runs.until_zero()).await.is_err() {
+        if timeout(*shutdown_grace, shared.gauges.runs.wait_zero()).await.is_err() {
             self.interrupt(true);
-            let _ = timeout(END_MAX, shared.gauges.runs.until_zero()).await;
+            let _ = timeout(END_MAX, shared.gauges.runs.wait_zero()).await;
         }
-        let _ = timeout(*cancel_grace + END_MAX, shared.gauges.tools.until_zero()).await;
+        let _ = timeout(*cancel_grace + END_MAX, shared.gauges.tools.wait_zero()).await;
         // A host actor that is gone was shut down before.
         let _ = link.host.stop_and_wait(None, Some(END_MAX)).await;
-        let _ = timeout(END_MAX, shared.gauges.awake.until_zero()).await;
+        let _ = timeout(END_MAX, shared.gauges.awake.wait_zero()).await;
         shared.index.lock().clear();
         let journal = Arc::clone(&shared.journal);
         // Everything that is queued is stored by then.

@@ -1,4 +1,4 @@
-//! The configured models as runs ask them.
+//! The configured models, and the order in which a run uses them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,8 +28,8 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// The models of a configuration, by their names there. Agents that ask the same one share
-    /// its connections, its places and its breaker.
+    /// Creates the models of a configuration, by name. Agents with the same model share its
+    /// connections, its permits and its circuit breaker.
     pub(super) fn all(
         config: &Config,
         telemetry: &Telemetry,
@@ -70,7 +70,7 @@ impl Model {
         self.limiter.status(&self.name)
     }
 
-    /// The same request for this model. Messages and tools stay shared.
+    /// Returns the request with the fields of this model. Messages and tools stay shared.
     pub(super) fn adapt(&self, request: ModelRequest, streamed: bool) -> ModelRequest {
         ModelRequest {
             model: self.plan.origin.model.clone(),
@@ -84,7 +84,7 @@ impl Model {
     }
 }
 
-/// The models of an agent, or of one run: at least one, in the order in which they are asked.
+/// The models of an agent or of one run, in the order of use: at least one.
 #[derive(Clone, Debug)]
 pub(super) struct ModelChain {
     first: Arc<Model>,
@@ -96,8 +96,8 @@ impl ModelChain {
         Self { first, fallbacks }
     }
 
-    /// The same with one model at its head; the others follow in their order.
-    pub(super) fn led_by(&self, first: &Arc<Model>) -> Self {
+    /// Returns the chain with this model first. The others follow in their order.
+    pub(super) fn starting_with(&self, first: &Arc<Model>) -> Self {
         let others = self.iter().filter(|model| model.name != first.name);
         Self { first: Arc::clone(first), fallbacks: others.cloned().collect() }
     }
@@ -106,7 +106,7 @@ impl ModelChain {
         &self.first
     }
 
-    /// The model at a place that a turn names; the first where there is none.
+    /// Returns the model at an index, or the first one if there is none.
     pub(super) fn at(&self, index: usize) -> &Arc<Model> {
         self.iter().nth(index).unwrap_or(&self.first)
     }
@@ -115,7 +115,7 @@ impl ModelChain {
         std::iter::once(&self.first).chain(&self.fallbacks)
     }
 
-    /// Their names in the configuration.
+    /// Returns their names in the configuration, separated by commas.
     pub(super) fn names(&self) -> String {
         self.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ")
     }

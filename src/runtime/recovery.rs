@@ -1,5 +1,4 @@
-//! The start of a host on a journal: opens the journal, and continues the runs that the last host left
-//! unfinished.
+//! Opens the journal at the start of a host, and continues the runs that the last host left unfinished.
 
 use std::sync::Arc;
 

@@ -133,7 +133,7 @@ impl CallReport {
             result: outcome.content.to_string(),
             metadata,
             approval: approval(&notes),
-            result_rejected: notes.after.as_ref().is_some_and(is_no),
+            result_rejected: notes.after.as_ref().is_some_and(is_rejection),
             reject_reason: notes.rejection().and_then(reason),
             started_ms: started.map(millis),
             wait_ms: millis(wait),
@@ -143,19 +143,19 @@ impl CallReport {
     }
 }
 
-fn is_no(judgement: &Judgement) -> bool {
+fn is_rejection(judgement: &Judgement) -> bool {
     judgement.verdict != Verdict::Approved
 }
 
 fn approval(notes: &ResultNotes) -> Option<Verdict> {
-    let said = notes.rejection().or(notes.after.as_ref()).or(notes.before.as_ref());
-    said.map(|judgement| judgement.verdict)
+    let judgement = notes.rejection().or(notes.after.as_ref()).or(notes.before.as_ref());
+    judgement.map(|judgement| judgement.verdict)
 }
 
-fn reason(no: &Judgement) -> Option<String> {
-    match no.verdict {
-        Verdict::Approved | Verdict::Rejected => no.message.clone(),
-        Verdict::Expired => Some("nobody has said anything in time".to_owned()),
+fn reason(judgement: &Judgement) -> Option<String> {
+    match judgement.verdict {
+        Verdict::Approved | Verdict::Rejected => judgement.message.clone(),
+        Verdict::Expired => Some("no decision arrived in time".to_owned()),
     }
 }
 

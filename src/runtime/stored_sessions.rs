@@ -74,7 +74,7 @@ async fn ended(
         let entries = shared.journal.read(&id, Seq(0))?;
         let own = shared.agents.get(agent_of(&entries, &id)?);
         let limits = |overrides: &_| {
-            own.map(|own| own.as_it_was(overrides).limits().clone()).unwrap_or_default()
+            own.map(|own| own.with_recorded(overrides).limits().clone()).unwrap_or_default()
         };
         past_run(&entries, &run, &limits).map_err(|error| HostError::Rebuild(error.to_string()))
     });
@@ -129,7 +129,7 @@ pub(super) async fn decided(
 pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostError> {
     let (shared, of) = (Arc::clone(&link.shared), id.clone());
     let deleted = link
-        .look(move || {
+        .read_index(move || {
             let was_there = shared.journal.find(&of);
             shared.journal.remove(std::slice::from_ref(&of))?;
             // A session that cannot be read is counted as existing.
@@ -137,7 +137,7 @@ pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostErr
         })
         .await;
     link.shared.release(id);
-    link.shared.held.lock().remove(id);
+    link.shared.suspended.lock().remove(id);
     if deleted?? {
         link.shared.uncount_sessions(1);
         link.shared.update_counts();
@@ -158,7 +158,7 @@ pub(super) async fn fork(
         live.log.wait_durable(live.log.last_seq()).await?;
     }
     let (waiter, waited) = oneshot::channel();
-    link.shared.reserve(&id, waiter)?;
+    link.shared.reserve_new(&id, waiter)?;
     let opening = prefix(&link, from.id(), at, &id).await;
     let begun = opening.and_then(|opening| {
         let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));
@@ -166,7 +166,7 @@ pub(super) async fn fork(
     });
     if let Err(error) = begun {
         link.shared.uncount_sessions(1);
-        link.shared.not_woken(&id, error.clone());
+        link.shared.wake_failed(&id, error.clone());
         return Err(error);
     }
     let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
@@ -205,7 +205,7 @@ async fn prefix(
             let agent = agent_of(&entries, &source)?;
             let own = shared.agents.get(agent).cloned();
             let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
-            let limits = |overrides: &_| own.as_it_was(overrides).limits().clone();
+            let limits = |overrides: &_| own.with_recorded(overrides).limits().clone();
             let rebuilt = StoredSession::read(&entries, &limits)
                 .map_err(|error| HostError::Rebuild(error.to_string()))?;
             Ok((rebuilt, entries))

@@ -1,4 +1,4 @@
-//! The reader of the model's responses.
+//! The stream actor, which reads the model's responses.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ pub(super) struct StreamSetup {
 pub(super) struct StreamState {
     setup: StreamSetup,
     reading: Option<OwnedTask>,
-    /// The cache that one read loop leaves for the next one.
-    carried: Arc<Mutex<ExchangeCache>>,
+    /// The cache that is passed from one read loop to the next.
+    cache: Arc<Mutex<ExchangeCache>>,
     _held: CountGuard,
 }
 
@@ -48,7 +48,7 @@ impl Actor for StreamActor {
         setup: StreamSetup,
     ) -> Result<StreamState, ActorProcessingErr> {
         let held = setup.gauges.actors.increment();
-        Ok(StreamState { setup, reading: None, carried: Arc::default(), _held: held })
+        Ok(StreamState { setup, reading: None, cache: Arc::default(), _held: held })
     }
 
     async fn handle(
@@ -66,7 +66,7 @@ impl Actor for StreamActor {
                     attempt: plan.attempt,
                     trace,
                     accumulator: to,
-                    carried: Arc::clone(&state.carried),
+                    cache: Arc::clone(&state.cache),
                 };
                 state.reading = Some(OwnedTask::spawn(&state.setup.gauges.tasks, async move {
                     let read = AssertUnwindSafe(read_loop.read(plan, request));
@@ -99,7 +99,7 @@ struct ReadLoop {
     attempt: u32,
     trace: Option<TraceContext>,
     accumulator: AccumulatorRef,
-    carried: Arc<Mutex<ExchangeCache>>,
+    cache: Arc<Mutex<ExchangeCache>>,
 }
 
 impl ReadLoop {
@@ -108,9 +108,9 @@ impl ReadLoop {
             tokio::time::sleep(plan.wait).await;
         }
         let (turn, attempt) = (self.turn, self.attempt);
-        let notify = |place| {
+        let notify = |permit| {
             // If the accumulator has ended, this task is aborted.
-            let message = AccumulatorMessage::RequestPlace { turn, attempt, place };
+            let message = AccumulatorMessage::ModelPermitReplied { turn, attempt, permit };
             let _ = self.accumulator.cast(message);
         };
         let Admission { in_flight, breaker_permit } =
@@ -133,7 +133,7 @@ impl ReadLoop {
             // If the accumulator has ended, this task is aborted.
             let Ok(CallResult::Success(())) = handled.await else { return };
         };
-        self.carried.lock().keep_templates(exchange);
+        self.cache.lock().keep_templates(exchange);
         // The permit is released first, so that the next request need not wait for the turn.
         drop(in_flight);
         self.ended(end, Some(breaker_permit));
@@ -148,11 +148,11 @@ impl ReadLoop {
     /// Creates the exchange of an attempt. The turn's request is for its first model and that model's
     /// configured streaming, and is adapted to any other.
     fn exchange(&self, plan: &AttemptPlan, request: &Arc<ModelRequest>) -> Exchange {
-        let mut carried = self.carried.lock();
+        let mut cache = self.cache.lock();
         if plan.model == 0 && request.stream == plan.streamed {
-            return self.model.client.next_exchange(request, &mut carried);
+            return self.model.client.next_exchange(request, &mut cache);
         }
         let request = self.model.adapt(ModelRequest::clone(request), plan.streamed);
-        self.model.client.next_exchange(&request, &mut carried)
+        self.model.client.next_exchange(&request, &mut cache)
     }
 }

@@ -14,7 +14,7 @@ pub(super) struct OwnedTask {
 
 impl OwnedTask {
     /// Spawns a task and counts it for as long as it lives.
-    #[expect(clippy::disallowed_methods, reason = "whoever holds the value owns the task")]
+    #[expect(clippy::disallowed_methods, reason = "the task is aborted when the value is dropped")]
     pub(super) fn spawn(tasks: &Gauge, future: impl Future<Output = ()> + Send + 'static) -> Self {
         let held = tasks.increment();
         let handle = tokio::spawn(async move {
@@ -26,7 +26,7 @@ impl OwnedTask {
 }
 
 /// Spawns a short task without an owner, which ends by itself.
-#[expect(clippy::disallowed_methods, reason = "it ends by itself")]
+#[expect(clippy::disallowed_methods, reason = "the task is short and ends by itself")]
 pub(super) fn detach(future: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(future);
 }

@@ -54,6 +54,6 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
 }
 
 pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
-    state.host.bring_metrics_up_to_date();
+    state.host.update_metrics();
     ([(header::CONTENT_TYPE, Telemetry::CONTENT_TYPE)], state.host.telemetry().render())
 }

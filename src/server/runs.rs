@@ -60,10 +60,10 @@ pub(super) async fn start(
     let trace = trace(&headers);
     let run = session.start_run(RunRequest { input, overrides, request, trace, queue }).await?;
     if accepts_events(&headers) {
-        if run.are_whole {
+        if run.events_are_complete {
             return Ok(event_stream::run(run.events, &state));
         }
-        run.stored().await?;
+        run.wait_stored().await?;
         let events = session.watch_run(run.run_id, run.seq).await?;
         return Ok(event_stream::past_run(events, &state));
     }
@@ -72,7 +72,7 @@ pub(super) async fn start(
         drop(run.events);
         return Ok(Json(run.report.await?).into_response());
     }
-    run.stored().await?;
+    run.wait_stored().await?;
     let body = json!({"run_id": run.run_id, "seq": run.seq});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }

@@ -1,5 +1,5 @@
-//! Handles of metrics whose label values are known only at run time. They are cached, so that the recorder is
-//! not asked for each value.
+//! Handles of metrics whose label values are known only at run time. They are cached, because a
+//! lookup in the recorder for each value would be slow.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

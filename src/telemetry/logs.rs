@@ -375,7 +375,7 @@ where
         .with_env_filter(filter)
         .with_writer(writer)
         .with_ansi(coloured)
-        // Errors of the log output would be printed to stderr. If stderr is closed, that panics.
+        // Otherwise errors of the log output are printed to stderr, which panics if stderr is closed.
         .log_internal_errors(false)
         .with_target(false);
     match format {

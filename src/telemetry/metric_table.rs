@@ -1,7 +1,7 @@
 //! The table of all metrics: name, kind, unit, labels and description of each, and the handles through
 //! which the host records the metrics whose labels are fixed.
 //!
-//! Names from OpenTelemetry's GenAI conventions have underscores in the place of dots, in names and
+//! Names from OpenTelemetry's GenAI conventions have underscores instead of dots, in names and
 //! labels. Names from Prometheus's client libraries begin with `process_`, our own with `callsheet_`.
 //! Labels have few values: never an id.
 
@@ -244,7 +244,7 @@ macro_rules! metric_table {
 }
 
 metric_table! {
-    /// The metrics of runs that have no labels, and the counts of what exists in the host now.
+    /// The metrics of runs that have no labels, and the gauges of the host's current state.
     struct RunMetrics [] {
         tool_calls_per_turn: Histogram(CALLS), Count, "tool_calls_per_turn",
             "Number of tool calls answered in each turn. A turn without calls counts as 0.";

@@ -20,8 +20,8 @@ use crate::types::{
     Usage, Verdict,
 };
 
-/// The metrics of one host. [`Metrics::record`] translates events; the numbers of what exists now
-/// have methods of their own.
+/// The metrics of one host. [`Metrics::record`] translates events. Gauges of the host's current
+/// state have methods of their own.
 pub struct Metrics {
     pub(super) recorder: SharedRecorder,
     pub(super) runs: RunMetrics,
@@ -360,7 +360,7 @@ mod tests {
         Telemetry::new(&["clock".to_owned(), "calculator".to_owned()])
     }
 
-    /// The page's value of a series, written as on the page.
+    /// Returns the value of a series on the page.
     fn value(page: &str, series: &str) -> f64 {
         let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {series} in\n{page}")).parse().unwrap()

@@ -1,7 +1,7 @@
 //! Metrics, logs, traces and the event feeds of sessions.
 //!
-//! Runs are observed through [`PublishedEvent`](crate::event::PublishedEvent)s. Numbers of what
-//! exists now are set by methods. Depends on neither HTTP nor actors. No metric and no recorder is
+//! Runs are observed through [`PublishedEvent`](crate::event::PublishedEvent)s. Gauges of the
+//! host's current state are set by methods. Depends on neither HTTP nor actors. No metric and no recorder is
 //! global to the process, so several hosts in one process each have a page of their own.
 
 mod exporter;

@@ -2,13 +2,8 @@
 
 use memchr::memchr;
 
-use super::anthropic::AnthropicDialect;
-use super::dialect::Dialect;
+use super::dialect::PayloadDecoder;
 use super::fast_path::{PayloadTemplates, TemplateSet, read_payload};
-use super::gemini::GeminiDialect;
-use super::ollama::OllamaDialect;
-use super::openai_chat::OpenaiChatDialect;
-use super::openai_responses::OpenaiResponsesDialect;
 use super::sse::{SseDecoder, SseEvent};
 use super::{Delta, Framing, Problem, Wire};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
@@ -32,10 +27,10 @@ impl Default for DecoderOptions {
 }
 
 /// Turns the bytes of one response into deltas.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Decoder {
     buffer: FramingBuffer,
-    dialect: AnyDialect,
+    dialect: Box<dyn PayloadDecoder>,
     fast_path: bool,
     templates: PayloadTemplates,
     failed: Option<ProviderError>,
@@ -49,56 +44,15 @@ enum FramingBuffer {
     Whole { body: Vec<u8>, bytes_max: usize, event_bytes_max: usize },
 }
 
-/// The dialect of the response.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum AnyDialect {
-    OpenaiChat(OpenaiChatDialect),
-    OpenaiResponses(OpenaiResponsesDialect),
-    Anthropic(AnthropicDialect),
-    Gemini(GeminiDialect),
-    Ollama(OllamaDialect),
-}
-
-impl AnyDialect {
-    fn new(wire: Wire) -> Self {
-        match wire {
-            Wire::OpenaiChat => Self::OpenaiChat(OpenaiChatDialect::default()),
-            Wire::OpenaiResponses => Self::OpenaiResponses(OpenaiResponsesDialect::default()),
-            Wire::AnthropicMessages => Self::Anthropic(AnthropicDialect::default()),
-            Wire::GeminiGenerate => Self::Gemini(GeminiDialect::default()),
-            Wire::OllamaChat => Self::Ollama(OllamaDialect::default()),
-        }
-    }
-
-    fn end_of_body(&mut self, out: &mut Vec<Delta>) {
-        match self {
-            Self::OpenaiChat(dialect) => dialect.end_of_body(out),
-            Self::OpenaiResponses(dialect) => dialect.end_of_body(out),
-            Self::Anthropic(dialect) => dialect.end_of_body(out),
-            Self::Gemini(dialect) => dialect.end_of_body(out),
-            Self::Ollama(dialect) => dialect.end_of_body(out),
-        }
-    }
-}
-
 /// The dialect together with the templates, which are absent if the fast path is off.
 struct PayloadReader<'a> {
-    dialect: &'a mut AnyDialect,
+    dialect: &'a mut dyn PayloadDecoder,
     templates: Option<&'a mut TemplateSet>,
 }
 
 impl PayloadReader<'_> {
     fn read(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
-        let templates = self.templates.as_deref_mut();
-        match self.dialect {
-            AnyDialect::OpenaiChat(dialect) => read_payload(dialect, templates, event, text, out),
-            AnyDialect::OpenaiResponses(dialect) => {
-                read_payload(dialect, templates, event, text, out);
-            }
-            AnyDialect::Anthropic(dialect) => read_payload(dialect, templates, event, text, out),
-            AnyDialect::Gemini(dialect) => read_payload(dialect, templates, event, text, out),
-            AnyDialect::Ollama(dialect) => read_payload(dialect, templates, event, text, out),
-        }
+        read_payload(self.dialect, self.templates.as_deref_mut(), event, text, out);
     }
 
     fn read_event(&mut self, event: &SseEvent<'_>, out: &mut Vec<Delta>) {
@@ -166,7 +120,7 @@ impl Decoder {
                 event_bytes_max,
             },
         };
-        let dialect = AnyDialect::new(wire);
+        let dialect = wire.payload_decoder();
         Self { buffer, dialect, fast_path, templates: templates.for_wire(wire), failed: None }
     }
 
@@ -208,7 +162,7 @@ impl Decoder {
 
     fn decode(&mut self, mut bytes: &[u8], out: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let templates = self.fast_path.then(|| self.templates.set_mut());
-        let mut reader = PayloadReader { dialect: &mut self.dialect, templates };
+        let mut reader = PayloadReader { dialect: &mut *self.dialect, templates };
         match &mut self.buffer {
             FramingBuffer::Sse(sse) => sse
                 .push(bytes, &mut |event| reader.read_event(&event, out))
@@ -231,7 +185,7 @@ impl Decoder {
 
     fn decode_end(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let templates = self.fast_path.then(|| self.templates.set_mut());
-        let mut reader = PayloadReader { dialect: &mut self.dialect, templates };
+        let mut reader = PayloadReader { dialect: &mut *self.dialect, templates };
         match &mut self.buffer {
             FramingBuffer::Sse(sse) => sse
                 .finish(&mut |event| reader.read_event(&event, out))

@@ -45,17 +45,17 @@ impl PublishedEvent {
 
     fn views(&self) -> EventViews {
         match &self.event {
-            Event::RunStarted { agent, model, execution } => self.one(
+            Event::RunStarted { agent, model, execution } => self.single(
                 "stream_start",
                 &StreamStartView { agent, model, execution: AsDisplay(*execution) },
                 agent.len() + model.len(),
             ),
-            Event::TurnStarted => self.one("thinking", &TextView { text: "" }, 0),
+            Event::TurnStarted => self.single("thinking", &TextView { text: "" }, 0),
             Event::ThinkingReceived { text } => {
-                self.one("thinking", &TextView { text }, text.len())
+                self.single("thinking", &TextView { text }, text.len())
             }
             Event::TextReceived { text } => {
-                self.one("content_delta", &TextView { text }, text.len())
+                self.single("content_delta", &TextView { text }, text.len())
             }
             Event::CallOpened { call } => self.tool_use(&ToolUseView::new(call, "detected")),
             Event::CallWaiting { call, waiting_for, input_summary } => {
@@ -77,19 +77,21 @@ impl PublishedEvent {
             }
             Event::CallEnded { result, parallel: _, early } => self.call_ended(result, *early),
             Event::ServiceCallChanged { call, status } => {
-                self.one("tool_use", &ServiceToolUseView::new(call, *status), 256)
+                self.single("tool_use", &ServiceToolUseView::new(call, *status), 256)
             }
-            Event::CallProgressed { key, text } => self.one(
+            Event::CallProgressed { key, text } => self.single(
                 "tool_progress",
                 &ToolProgressView { tool_id: AsDisplay(*key), text },
                 text.len(),
             ),
-            Event::TurnEnded { summary } => self.one("turn_end", &TurnEndView::new(summary), 256),
+            Event::TurnEnded { summary } => {
+                self.single("turn_end", &TurnEndView::new(summary), 256)
+            }
             Event::AttemptStarted { attempt, model, streamed, reason, wait, .. } => {
                 let wait_ms = millis(*wait);
                 let fields =
                     AttemptView { attempt: *attempt, model, streamed: *streamed, reason, wait_ms };
-                self.one("attempt", &fields, model.len() + reason.len())
+                self.single("attempt", &fields, model.len() + reason.len())
             }
             Event::AttemptVoided { attempt, model, streamed, reason } => {
                 let fields = AttemptView {
@@ -99,9 +101,9 @@ impl PublishedEvent {
                     reason,
                     wait_ms: 0,
                 };
-                self.one("attempt", &fields, model.len() + reason.len())
+                self.single("attempt", &fields, model.len() + reason.len())
             }
-            Event::LimitReached { limit, value, maximum, action } => self.one(
+            Event::LimitReached { limit, value, maximum, action } => self.single(
                 "limit_reached",
                 &LimitView { limit, value: *value, maximum: *maximum, action },
                 limit.len() + action.len(),
@@ -110,7 +112,7 @@ impl PublishedEvent {
                 self.run_ended(*end, text, error.as_ref(), stats)
             }
             Event::ApprovalAsked { asked } => {
-                self.one("tool_approval", &ToolApprovalView::new(asked), 512)
+                self.single("tool_approval", &ToolApprovalView::new(asked), 512)
             }
             Event::CallDetected { .. }
             | Event::InputQueued { .. }
@@ -167,19 +169,19 @@ impl PublishedEvent {
     ) -> EventViews {
         let error_view = error.map(|error| self.view("error", error, error.message.len()));
         let error = error.map(|RunError { code, message, .. }| ErrorView { code, message });
-        let last = StreamEndView { run_end: end, text, error };
+        let stream_end = StreamEndView { run_end: end, text, error };
         [
             Some(self.view("session_stats", &StatsReport::from(stats), 192)),
             error_view,
-            Some(self.view("stream_end", &last, text.len())),
+            Some(self.view("stream_end", &stream_end, text.len())),
         ]
     }
 
     fn tool_use(&self, fields: &ToolUseView<'_>) -> EventViews {
-        self.one("tool_use", fields, 256)
+        self.single("tool_use", fields, 256)
     }
 
-    fn one(&self, kind: &'static str, fields: &impl Serialize, bytes: usize) -> EventViews {
+    fn single(&self, kind: &'static str, fields: &impl Serialize, bytes: usize) -> EventViews {
         [Some(self.view(kind, fields, bytes)), None, None]
     }
 
@@ -400,10 +402,10 @@ mod tests {
     use crate::event::samples::{self, published};
     use crate::types::{FailureKind, ToolOutcome};
 
-    /// The event's views are these: kinds, and objects without the fields that all have.
+    /// Checks the public events of an event: their types, and their fields without the common ones.
     fn check(event: Event, expect: &[(&str, Value)]) {
-        let seen: Vec<_> = published(event).public().collect();
-        let seen: Vec<(&str, Value)> = seen
+        let views: Vec<_> = published(event).public().collect();
+        let seen: Vec<(&str, Value)> = views
             .iter()
             .map(|public| (public.kind, serde_json::from_str(&public.json).unwrap()))
             .collect();
@@ -531,8 +533,8 @@ mod tests {
         next(&[]); // OutcomeLate
         next(&[]); // ResultReleased
         next(&[]); // ResponseEnded
-        next(&[]); // AttemptEnded, well
-        next(&[]); // AttemptEnded, broken
+        next(&[]); // AttemptEnded, without an error
+        next(&[]); // AttemptEnded, with an error
         next(&[(
             "attempt",
             json!({"attempt": 2, "model": "m", "streamed": false, "reason": "it broke", "wait_ms": 250}),

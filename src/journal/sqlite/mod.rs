@@ -30,7 +30,7 @@ pub use reader::JournalReader;
 
 use super::{
     AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalObserver, JournalStatus,
-    StoredSessionFilter, StoredSessionInfo, state_behind,
+    StoredSessionFilter, StoredSessionInfo, state_after,
 };
 use crate::config::Durability;
 use crate::record::{Record, Seq};
@@ -230,7 +230,7 @@ fn job(batch: Batch) -> Option<QueuedBatch> {
     } else {
         None
     };
-    let state = state_behind(&entries);
+    let state = state_after(&entries);
     let row = |entry: &Arc<JournalEntry>| StoredRow {
         seq: entry.seq.0,
         time: entry.time,

@@ -1,8 +1,8 @@
-//! The events of a session's past, from its entries, for watchers that come late.
+//! Recreates the past events of a session from its entries, for watchers that come late.
 //!
-//! Events that are views of records have the same ids and the same order as when they were live.
-//! The text of a response is known once it has ended, and then stands between the events where it
-//! stood. The text of an attempt that broke is void and does not appear.
+//! Views of records have the same ids and the same order as the live events. The text of a response
+//! is in the record of its end, so the events of an attempt are held until then and returned with
+//! the text between them. The text of a failed attempt is void and is not returned.
 
 mod text;
 
@@ -16,7 +16,7 @@ use crate::types::{Execution, RunId, Seq, SessionId, ToolCall, ToolResult};
 pub use text::{DisplayedText, displayed_text};
 use text::{UnsentText, display_order};
 
-/// Makes the past events of a session from its entries, from its beginning or that of a run.
+/// Recreates events from entries, from the beginning of a session or of a run.
 #[derive(Clone, Debug)]
 pub struct PastEvents {
     session: SessionId,
@@ -26,18 +26,20 @@ pub struct PastEvents {
     parallel: bool,
     /// The record of the last event that was returned.
     seq: Seq,
-    /// The events of an attempt whose response has not ended: its text precedes them.
+    /// The events of an attempt whose response has not ended. Its text comes before and between
+    /// them.
     held: Option<Vec<PublishedEvent>>,
     /// The known calls of the turn.
     calls: Vec<ToolCall>,
-    /// The model that was asked last, and if a streamed answer was asked for.
-    asked: (String, bool),
+    /// The model of the last request, and true if a streamed answer was requested.
+    last_request: (String, bool),
     /// The event that voids the text of a failed attempt. It is returned if no attempt follows.
     voided: Option<PublishedEvent>,
+    /// True after the first entry.
     has_read: bool,
 }
 
-/// The text of the running attempt that watchers have seen.
+/// The published text of the running attempt.
 #[derive(Clone, Debug)]
 pub struct RunningText {
     /// The run.
@@ -57,8 +59,8 @@ pub struct RunningText {
 }
 
 impl PastEvents {
-    /// Starts at the beginning of the session or of a run. `turn` is the session's last turn
-    /// before it.
+    /// Creates a reader that starts at the beginning of the session or of a run. `turn` is the
+    /// session's last turn before it.
     #[must_use]
     pub fn new(session: SessionId, agent: &str, turn: u32) -> Self {
         Self {
@@ -70,13 +72,13 @@ impl PastEvents {
             seq: Seq(0),
             held: None,
             calls: Vec::new(),
-            asked: (String::new(), true),
+            last_request: (String::new(), true),
             voided: None,
             has_read: false,
         }
     }
 
-    /// Reads the next entry, and appends the events that are known now.
+    /// Reads the next entry. Appends the events that can be returned now to `out`.
     pub fn handle_entry(&mut self, entry: &JournalEntry, out: &mut VecDeque<PublishedEvent>) {
         self.has_read = true;
         let is_retried =
@@ -99,7 +101,7 @@ impl PastEvents {
             Record::AttemptStarted { turn, attempt, model, streamed, reason, wait_ms } => {
                 self.release_held(out);
                 self.turn = *turn;
-                self.asked = (model.clone(), *streamed);
+                self.last_request = (model.clone(), *streamed);
                 self.calls.clear();
                 let wait = Duration::from_millis(*wait_ms);
                 let event = match reason {
@@ -114,9 +116,9 @@ impl PastEvents {
                 if !*kept || *host_stopped {
                     self.release_held(out);
                 }
-                // How much was shown before a crash is not known.
+                // It is unknown how much text was published before a crash.
                 if !*kept && (entry.displayed_bytes > 0 || *host_stopped) {
-                    let (model, streamed) = self.asked.clone();
+                    let (model, streamed) = self.last_request.clone();
                     let (attempt, reason) = (*attempt, error.message.clone());
                     let event = Event::AttemptVoided { attempt, model, streamed, reason };
                     let id = EventId::of_record(entry.seq, entry.displayed_bytes, &event);
@@ -137,7 +139,7 @@ impl PastEvents {
                     self.release_with_text(text, entry.time, out);
                     return;
                 }
-                // The session was opened with these calls: no model was asked for them.
+                // These are the initial calls of the session, which no attempt precedes.
                 Event::TurnStarted
             }
             Record::CallIntended { call, so_far, .. } => {
@@ -209,14 +211,15 @@ impl PastEvents {
     }
 
     fn attempt_started(&self, attempt: u32, reason: &str, wait: Duration) -> Event {
-        let (model, streamed) = self.asked.clone();
+        let (model, streamed) = self.last_request.clone();
         let reason = reason.to_owned();
         let (rollback, fallback) = (false, false);
         Event::AttemptStarted { attempt, model, streamed, reason, wait, rollback, fallback }
     }
 
-    /// Appends the events and the text of the running attempt, when there are no more entries.
-    /// No attempt runs if the host stopped within it and has not resumed the run.
+    /// Appends the held events and the text of the running attempt. Called after the last entry.
+    /// `running` is `None` if no attempt is running, for example because the host ended and has not
+    /// resumed the run.
     pub fn finish(&mut self, running: Option<&RunningText>, out: &mut VecDeque<PublishedEvent>) {
         let Some(running) = running else {
             self.release_held(out);
@@ -224,7 +227,7 @@ impl PastEvents {
         };
         if self.held.is_none() {
             if self.has_read {
-                // The attempt is void.
+                // The attempt has ended, so its text is void or was returned.
                 return;
             }
             self.seq = running.seq;
@@ -237,7 +240,7 @@ impl PastEvents {
         self.release_with_text(UnsentText::new(pieces, running.from), running.time, out);
     }
 
-    /// Releases an event, or holds it until the text before it is known.
+    /// Appends an event, or holds it until the text before it is known.
     fn push(&mut self, entry: &JournalEntry, event: Event, out: &mut VecDeque<PublishedEvent>) {
         let id = EventId::of_record(entry.seq, entry.displayed_bytes, &event);
         let published = self.published(id, entry.time, event);
@@ -308,7 +311,7 @@ impl PastEvents {
     }
 }
 
-/// The part of an event that follows an event id: all of it, nothing, or the rest of a text.
+/// Returns the part of an event after a position: all of it, nothing, or the rest of a text.
 #[must_use]
 pub fn part_after(after: EventId, mut published: PublishedEvent) -> Option<PublishedEvent> {
     let Some(id) = published.id else { return Some(published) };

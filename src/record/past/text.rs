@@ -1,4 +1,4 @@
-//! The text of a response, in the order in which watchers saw it.
+//! The text of a response, in the order in which it was published.
 
 use std::collections::VecDeque;
 
@@ -23,8 +23,8 @@ impl From<DisplayedText> for Event {
     }
 }
 
-/// The text and thinking of a response in display order. Text that no segment covers follows: the
-/// rest of the reasoning, then the rest of the answer.
+/// Returns text and thinking of a response in the order of publishing. Text that no segment covers
+/// comes last: the rest of the reasoning, then the rest of the answer.
 pub(super) fn display_order<'a>(
     message: &'a ResponseMessage,
     shown: &'a [DisplayedSegment],
@@ -42,7 +42,7 @@ pub(super) fn display_order<'a>(
     pieces
 }
 
-/// The text of a kept response, in display order.
+/// Returns the text of a kept response, in the order of publishing.
 #[must_use]
 pub fn displayed_text(message: &ResponseMessage, shown: &[DisplayedSegment]) -> Vec<DisplayedText> {
     let pieces = display_order(message, shown).into_iter().filter(|(_, text)| !text.is_empty());
@@ -56,10 +56,10 @@ fn split_prefix<'a>(text: &mut &'a str, bytes: usize) -> &'a str {
     head
 }
 
-/// Text that is released piece by piece.
+/// The text of an attempt that is returned piece by piece.
 pub(super) struct UnsentText<'a> {
     pieces: VecDeque<(bool, &'a str)>,
-    /// The number of bytes that were released.
+    /// The number of bytes that were returned, including those before the first piece.
     pub(super) at: u64,
 }
 
@@ -68,7 +68,7 @@ impl<'a> UnsentText<'a> {
         Self { pieces: pieces.into(), at }
     }
 
-    /// Returns the next piece, up to this number of bytes of the whole text.
+    /// Returns the next piece. It ends at most at byte `upto` of the attempt's text.
     pub(super) fn next(&mut self, upto: u64) -> Option<(bool, &'a str)> {
         while self.pieces.front().is_some_and(|(_, text)| text.is_empty()) {
             self.pieces.pop_front();

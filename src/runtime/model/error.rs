@@ -62,7 +62,7 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), ProviderError> {
     }
 }
 
-/// Formats an error and its causes in one line. The last cause says most.
+/// Formats an error and its causes in one line.
 pub(super) fn describe(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_every_form_of_retry_after() {
+    fn every_form_of_retry_after_is_read() {
         check("retry-after", "7", Some(Duration::from_secs(7)));
         check("retry-after", "0.5", Some(Duration::from_millis(500)));
         check("retry-after", "Wed, 21 Oct 2015 07:28:10 GMT", Some(Duration::from_secs(10)));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_may_say_whether_to_ask_once_more() {
+    fn x_should_retry_decides_about_retries() {
         for (word, expected) in
             [("true", Some(true)), (" false ", Some(false)), ("maybe", None), ("", None)]
         {
@@ -170,12 +170,16 @@ mod tests {
             error.retry_after = Some(Duration::from_secs(1));
             RetryHints::read(&headers, SystemTime::UNIX_EPOCH).apply_to(&mut error);
             assert_eq!(error.retryable, expected, "{word:?}");
-            assert_eq!(error.retry_after, Some(Duration::from_secs(1)), "the body's own wish");
+            assert_eq!(
+                error.retry_after,
+                Some(Duration::from_secs(1)),
+                "the value from the body is kept"
+            );
         }
     }
 
     #[test]
-    fn what_to_do_follows_from_the_status() {
+    fn the_hint_depends_on_the_status() {
         let mut headers = HeaderMap::new();
         assert_eq!(hint(500, &headers, None), "");
         assert_eq!(hint(401, &headers, None), " (see the model's api_key_env)");
@@ -189,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_body_is_named_as_such() {
+    fn a_compressed_body_is_an_error() {
         let mut headers = HeaderMap::new();
         assert_eq!(check_encoding(&headers), Ok(()));
         headers.insert(CONTENT_ENCODING, "identity".parse().unwrap());
@@ -200,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_where_without_the_path() {
+    fn an_error_names_host_and_port_but_not_the_path() {
         let url = Url::parse("https://key@example.com:8443/v1/secret?key=k").unwrap();
         let mut error = ProviderError::new(ProviderErrorKind::Timeout, "it was silent");
         add_address(&mut error, &url);
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn names_each_cause_once() {
+    fn each_cause_is_named_once() {
         #[derive(Debug, thiserror::Error)]
         #[error("send request: no route")]
         struct Outer(#[source] std::io::Error);

@@ -26,7 +26,7 @@ const QUOTE_CHARS: usize = 100;
 
 /// Maximum wait for the end of the body after the last relevant delta. A connection can be reused
 /// only if its body was read to the end.
-const TAIL_MAX: Duration = Duration::from_millis(100);
+const BODY_END_WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// A request and its response. Dropping it drops the connection if the body has not ended.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ struct ResponseBody {
     /// The time at which the exchange fails for lack of events. Only real events extend it: a
     /// service that sends nothing but comments times out like a silent one.
     deadline: Instant,
-    patience: Duration,
+    time_limit: Duration,
     /// Wakes at the deadline or earlier. One timer serves all chunks: a timer for each chunk would
     /// cost more than an occasional early wake-up.
     alarm: Pin<Box<Sleep>>,
@@ -122,11 +122,11 @@ impl Exchange {
     async fn send(&self, body: Bytes) -> Result<ResponseBody, ProviderError> {
         // A response that is not streamed has one time limit, because nothing arrives while the
         // model writes.
-        let patience = match self.streamed {
+        let time_limit = match self.streamed {
             true => self.client.first_event_timeout,
             false => self.client.answer_timeout,
         };
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + time_limit;
         let mut request = self.client.request(body, self.streamed);
         if let Some(trace) = &self.trace {
             request = request.header(TRACEPARENT, trace.traceparent());
@@ -137,7 +137,7 @@ impl Exchange {
         let sent = request.send();
         let response = timeout_at(deadline, sent)
             .await
-            .map_err(|_| error::silence("no answer came", patience))?
+            .map_err(|_| error::silence("no answer came", time_limit))?
             .map_err(error::transport)?;
         if !response.status().is_success() {
             return Err(refusal(response, deadline).await);
@@ -146,7 +146,7 @@ impl Exchange {
         let hints = RetryHints::read(response.headers(), SystemTime::now());
         let (decoder, whole, done) = (None, false, false);
         let alarm = Box::pin(sleep_until(deadline));
-        Ok(ResponseBody { response, decoder, whole, deadline, patience, alarm, done, hints })
+        Ok(ResponseBody { response, decoder, whole, deadline, time_limit, alarm, done, hints })
     }
 }
 
@@ -163,7 +163,7 @@ impl ResponseBody {
                 // Errors after the last relevant delta do not change the response.
                 None | Some(Err(_) | Ok(None)) if self.done => return None,
                 None => {
-                    return Some(Err(error::silence("the response was silent", self.patience)));
+                    return Some(Err(error::silence("the response was silent", self.time_limit)));
                 }
                 Some(Err(error)) => return Some(Err(error::transport(error))),
                 Some(Ok(chunk)) => chunk,
@@ -173,7 +173,7 @@ impl ResponseBody {
             let decoder = match &mut self.decoder {
                 Some(decoder) => decoder,
                 None => {
-                    if let Some(error) = no_answer(&bytes) {
+                    if let Some(error) = page_error(&bytes) {
                         return Some(Err(error));
                     }
                     let framing = framing(client, streamed, &self.response, &bytes);
@@ -198,12 +198,12 @@ impl ResponseBody {
                 // The deadline is not extended any more.
             } else if batch.iter().any(is_last) {
                 self.done = true;
-                self.deadline = Instant::now() + TAIL_MAX;
+                self.deadline = Instant::now() + BODY_END_WAIT_MAX;
             } else if !streamed && self.whole {
                 // `answer_timeout` counts from the request.
             } else if self.whole || !batch.is_empty() {
-                self.patience = client.idle_timeout;
-                self.deadline = Instant::now() + self.patience;
+                self.time_limit = client.idle_timeout;
+                self.deadline = Instant::now() + self.time_limit;
             }
             if !batch.is_empty() {
                 return Some(Ok(batch));
@@ -273,7 +273,7 @@ fn framing(
 
 /// Returns an error if the body begins like a web page, whatever its content type is. No wire has
 /// such a response, and the decoder would skip its lines without an error.
-fn no_answer(begin: &[u8]) -> Option<ProviderError> {
+fn page_error(begin: &[u8]) -> Option<ProviderError> {
     let begin = begin.trim_ascii_start();
     begin.starts_with(b"<").then(|| {
         let quote = one_line(&String::from_utf8_lossy(begin), QUOTE_CHARS);

@@ -144,10 +144,10 @@ impl ModelClient {
     pub(super) fn next_exchange(
         &self,
         request: &ModelRequest,
-        carried: &mut ExchangeCache,
+        cache: &mut ExchangeCache,
     ) -> Exchange {
-        let body = carried.request_cache.body(self.inner.wire, request);
-        let templates = std::mem::take(&mut carried.templates);
+        let body = cache.request_cache.body(self.inner.wire, request);
+        let templates = std::mem::take(&mut cache.templates);
         Exchange::new(Arc::clone(&self.inner), request.stream, body, templates)
     }
 }

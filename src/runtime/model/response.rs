@@ -101,12 +101,12 @@ pub struct RequestedCall {
 }
 
 impl RequestedCall {
-    fn new(bucket: &PartialCall) -> Self {
+    fn new(call: &PartialCall) -> Self {
         Self {
-            id: bucket.provider_id.as_deref().map(str::to_owned),
-            name: bucket.name.to_string(),
-            arguments: parse_arguments(&bucket.raw).object().cloned(),
-            arguments_raw: bucket.raw.clone(),
+            id: call.provider_id.as_deref().map(str::to_owned),
+            name: call.name.to_string(),
+            arguments: parse_arguments(&call.raw).object().cloned(),
+            arguments_raw: call.raw.clone(),
         }
     }
 }
@@ -114,7 +114,7 @@ impl RequestedCall {
 /// Collects the deltas of an exchange into a [`ModelResponse`].
 #[derive(Debug)]
 pub(super) struct Collector {
-    accumulator: ResponseAssembler,
+    assembler: ResponseAssembler,
     origin: ModelOrigin,
     one_call: bool,
 }
@@ -122,7 +122,7 @@ pub(super) struct Collector {
 impl Collector {
     pub(super) fn new(wire: Wire, request: &ModelRequest) -> Self {
         Self {
-            accumulator: ResponseAssembler::new(ResponseLimits::default()),
+            assembler: ResponseAssembler::new(ResponseLimits::default()),
             origin: ModelOrigin { wire, model: request.model.clone() },
             one_call: request.parallel_tool_calls == Some(false),
         }
@@ -130,8 +130,8 @@ impl Collector {
 
     pub(super) fn push(&mut self, batch: Vec<Delta>) -> Result<(), ProviderError> {
         for delta in batch {
-            self.accumulator.push(&delta);
-            if let Some(error) = self.accumulator.fatal_error() {
+            self.assembler.push(&delta);
+            if let Some(error) = self.assembler.fatal_error() {
                 return Err(error.clone());
             }
         }
@@ -139,23 +139,23 @@ impl Collector {
     }
 
     pub(super) fn finish(mut self) -> Result<ModelResponse, ProviderError> {
-        self.accumulator.end(true);
-        let said = &self.accumulator;
-        if said.finish().is_none() && !said.is_done() {
+        self.assembler.end(true);
+        let response = &self.assembler;
+        if response.finish().is_none() && !response.is_done() {
             let message = "the response ended without a finish";
             return Err(ProviderError::new(ProviderErrorKind::Transport, message));
         }
         Ok(ModelResponse {
-            text: said.text().to_owned(),
-            reasoning: said.reasoning().to_owned(),
-            refusal: said.refusal().to_owned(),
-            calls: said.calls().iter().map(RequestedCall::new).collect(),
-            service_calls: said.service_calls().iter().map(RequestedCall::new).collect(),
+            text: response.text().to_owned(),
+            reasoning: response.reasoning().to_owned(),
+            refusal: response.refusal().to_owned(),
+            calls: response.calls().iter().map(RequestedCall::new).collect(),
+            service_calls: response.service_calls().iter().map(RequestedCall::new).collect(),
             origin: Some(Arc::new(self.origin)),
-            parts: said.parts().to_vec(),
+            parts: response.parts().to_vec(),
             one_call: self.one_call,
-            finish_reason: said.finish().cloned(),
-            usage: said.usage(),
+            finish_reason: response.finish().cloned(),
+            usage: response.usage(),
         })
     }
 }
@@ -198,7 +198,7 @@ mod tests {
         let asked = ModelOrigin { wire: Wire::OpenaiChat, model: model.to_owned() };
         let pieces = message.request_parts(&asked).into_iter().map(|piece| match piece {
             RequestPart::Text { text, .. } => format!("text {text}"),
-            RequestPart::Reasoning { text, .. } => format!("thought {text}"),
+            RequestPart::Reasoning { text, .. } => format!("reasoning {text}"),
             RequestPart::Call { call, .. } => format!("call {}", call.id),
             RequestPart::Raw(json) => format!("raw {json}"),
         });
@@ -206,21 +206,21 @@ mod tests {
     }
 
     #[test]
-    fn a_response_goes_back_to_its_model_as_it_came() {
+    fn a_response_is_sent_back_to_its_model_unchanged() {
         let response = response(&ModelRequest::new("m", [].into()));
         let names: Vec<_> = response.service_calls().iter().map(|c| c.name.as_str()).collect();
         assert_eq!((names, response.tool_calls().len()), (vec!["web_search"], 2));
         let message = response.message(3);
-        let whole = ["thought hm", "raw {\"own\":1}", "call call_3_0", "call b"];
+        let whole = ["reasoning hm", "raw {\"own\":1}", "call call_3_0", "call b"];
         assert_eq!(kinds(&message, "m"), whole);
         assert_eq!(kinds(&message, "another"), ["call call_3_0", "call b"]);
     }
 
     #[test]
-    fn calls_that_do_not_count_are_not_sent_back() {
+    fn calls_beyond_the_first_are_not_sent_back() {
         let request =
             ModelRequest { parallel_tool_calls: Some(false), ..ModelRequest::new("m", [].into()) };
         let message = response(&request).message(1);
-        assert_eq!(kinds(&message, "m"), ["thought hm", "raw {\"own\":1}", "call call_1_0"]);
+        assert_eq!(kinds(&message, "m"), ["reasoning hm", "raw {\"own\":1}", "call call_1_0"]);
     }
 }

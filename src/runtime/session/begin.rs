@@ -1,4 +1,4 @@
-//! The begin of a session: it opens, it is read from the journal, or it forks another session.
+//! The start of a session actor, for a new, stored or forked session.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use ractor::{Actor, ActorCell, ActorRef};
 use tokio::time::Instant;
 
 use super::run::{ActiveRun, RunAgents, RunCaller};
-use super::{SessionActor, State};
+use super::{SessionActor, SessionActorState};
 use crate::config::RunOverrides;
 use crate::journal::SessionLog;
 use crate::record::{JournalEntry, Seq};
@@ -20,16 +20,16 @@ use crate::runtime::message::SessionMessage;
 use crate::runtime::session_start::{SessionOrigin, SessionStart};
 use crate::session::{OpenRun, QueuedRun, Session, SessionEffect};
 
-/// A session about to begin, with what others will know of it.
+/// The arguments of a session actor.
 #[derive(Debug)]
-pub(in crate::runtime) struct Begun {
+pub(in crate::runtime) struct SessionArguments {
     opening: SessionStart,
     link: HostRef,
     log: Arc<SessionLog>,
     live: Arc<SessionActivity>,
 }
 
-/// Begins a session.
+/// Starts the actor of a session.
 pub(in crate::runtime) async fn spawn(
     opening: SessionStart,
     link: HostRef,
@@ -37,26 +37,27 @@ pub(in crate::runtime) async fn spawn(
 ) -> Result<Arc<AwakeSession>, HostError> {
     let agent = opening.agent.name.clone();
     let feed_access = opening.publisher.feed_access(&link.shared.journal);
-    // A reference to the log does not keep the session's streams open.
-    let gate = feed_access.clone();
+    // This access does not keep the feed alive, so subscribers' streams end with the session.
+    let feed_of_log = feed_access.clone();
     let actor: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
     let journal = Arc::clone(&link.shared.journal);
     let last = match &opening.origin {
         SessionOrigin::Stored(stored) => stored.last,
         SessionOrigin::New { .. } | SessionOrigin::Forked(..) => Seq(0),
     };
-    let told = Arc::clone(&actor);
-    let log = SessionLog::new(opening.id.clone(), journal, last, move |stored| {
-        let failed = stored.as_ref().err().cloned();
-        gate.handle_journal(stored);
-        if let Some((error, session)) = failed.zip(told.get()) {
-            // A session that has ended needs no notice.
+    let failure_receiver = Arc::clone(&actor);
+    let log = SessionLog::new(opening.id.clone(), journal, last, move |durable| {
+        let failed = durable.as_ref().err().cloned();
+        feed_of_log.handle_journal(durable);
+        if let Some((error, session)) = failed.zip(failure_receiver.get()) {
+            // If the session has ended, no message is needed.
             let _ = session.cast(SessionMessage::JournalFailed { error });
         }
     });
     let (log, state) = (Arc::new(log), Arc::new(SessionActivity::default()));
-    let begun = Begun { opening, link, log: Arc::clone(&log), live: Arc::clone(&state) };
-    let (spawned, _) = Actor::spawn_linked(None, SessionActor, begun, supervisor)
+    let arguments =
+        SessionArguments { opening, link, log: Arc::clone(&log), live: Arc::clone(&state) };
+    let (spawned, _) = Actor::spawn_linked(None, SessionActor, arguments, supervisor)
         .await
         .map_err(|_| HostError::ShuttingDown)?;
     let _ = actor.set(spawned.clone());
@@ -66,9 +67,9 @@ pub(in crate::runtime) async fn spawn(
     Ok(Arc::new(AwakeSession { agent, actor: spawned, feed_access, log, state }))
 }
 
-impl State {
-    pub(super) fn begin_session(begun: Begun) -> Self {
-        let Begun { opening, link, log, live } = begun;
+impl SessionActorState {
+    pub(super) fn new(arguments: SessionArguments) -> Self {
+        let SessionArguments { opening, link, log, live } = arguments;
         let SessionStart { id, agent, origin, publisher } = opening;
         let shared = Arc::clone(&link.shared);
         let awake = shared.gauges.awake.increment();
@@ -103,7 +104,7 @@ impl State {
             epoch: 0,
             lingering: HashSet::new(),
             live,
-            closers: Vec::new(),
+            close_replies: Vec::new(),
             snapshot_replies: Vec::new(),
             _awake: awake,
         };
@@ -131,10 +132,10 @@ impl State {
         self.callers = queued.collect();
     }
 
-    /// Takes a place among the host's runs, after the session was resumed.
+    /// Continues the run of a session that was resumed: counts it as a run of the host.
     pub(super) fn resumed(&mut self) {
-        self.shared.held.lock().remove(&self.id);
-        // Runs that were accepted once are not refused.
+        self.shared.suspended.lock().remove(&self.id);
+        // The limit does not apply, because the run was accepted before.
         self.slot = Some(self.shared.gauges.runs.increment());
         let now = self.now();
         let Some(run) = self.session.run() else { return };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ractor::ActorRef;
 
-use super::State;
+use super::SessionActorState;
 use super::run::{ActiveRun, RunCaller};
 use crate::journal::JournalError;
 use crate::runtime::error::HostError;
@@ -15,7 +15,7 @@ use crate::runtime::run_actors::RunActors;
 use crate::runtime::stored_sessions;
 use crate::runtime::task;
 
-impl State {
+impl SessionActorState {
     /// Hibernates: ends the actor, because the journal has the session's whole state. Does nothing
     /// if the last request is more recent than `idle`, if there is a subscriber, or if the session
     /// has work other than waiting for requests and approvals.
@@ -44,7 +44,7 @@ impl State {
             leaves
         });
         if leaves {
-            if let Some(until) = self.approvals_until() {
+            if let Some(until) = self.approvals_expire_at() {
                 self.shared.alarms.lock().insert((until, self.id.clone()));
             }
             // An open run continues from its records when the session wakes.
@@ -66,7 +66,7 @@ impl State {
             cell.kill();
         }
         self.fail_callers(&why);
-        for reply in self.closers.drain(..) {
+        for reply in self.close_replies.drain(..) {
             // The caller may be gone.
             let _ = reply.send(Err(why.clone()));
         }
@@ -81,7 +81,7 @@ impl State {
         self.release_actors();
         self.log.close();
         self.shared.replace(&self.id, myself.get_id(), Some(SessionSlot::Leaving));
-        let waiting = std::mem::take(&mut self.closers);
+        let waiting = std::mem::take(&mut self.close_replies);
         let (link, id) = (self.link.clone(), self.id.clone());
         task::detach(async move {
             let deleted = stored_sessions::delete(&link, &id).await;

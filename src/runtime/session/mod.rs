@@ -1,13 +1,13 @@
-//! The session actor: the shell of the session machine.
+//! The session actor, which performs the effects of the session machine.
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `begin` | a session opens, wakes or forks |
+//! | `begin` | the start of the actor, for a new, stored or forked session |
 //! | `perform` | the effects of the machine: records, turns, reports |
-//! | `run` | the run in progress, the actors of runs, the callers that wait |
+//! | `run` | the run in progress, the actors of runs, the callers that wait for reports |
 //! | `snapshot` | the public view of the session, approvals |
-//! | `recovery` | the death of an actor |
-//! | `leave` | hibernation, closing, failures of the journal |
+//! | `recovery` | the replacement of an actor of a run that died |
+//! | `leave` | the end of the actor: hibernation, deletion, failures of the journal |
 
 mod begin;
 mod leave;
@@ -49,9 +49,10 @@ use run::{ActiveRun, RunAgents, RunCaller};
 #[derive(Debug)]
 pub(super) struct SessionActor;
 
-pub(super) struct State {
+/// The state of a session actor.
+pub(super) struct SessionActorState {
     id: SessionId,
-    /// The machine that decides.
+    /// The state machine of the session.
     session: Session,
     agents: RunAgents,
     shared: Arc<HostState>,
@@ -66,18 +67,18 @@ pub(super) struct State {
     actors: Option<RunActors>,
     /// The callers of runs that have not started, by run.
     callers: HashMap<RunId, RunCaller>,
-    /// The place among the host's runs.
+    /// Counts the run as one of the host's runs.
     slot: Option<CountGuard>,
     /// The last record before the turn that was read from the journal.
     stored_turn_after: Seq,
-    /// The number of the present set of actors.
+    /// The number of the current set of actors. Messages of earlier sets are ignored.
     epoch: u64,
-    /// Accumulators that were released and whose last tools have their grace period.
+    /// Released accumulators whose last tools have not ended yet.
     lingering: HashSet<ActorId>,
-    /// The facts about the session that others read without a message.
+    /// The activity of the session, which others read without a message.
     live: Arc<SessionActivity>,
     /// The callers that wait for the session to be deleted.
-    closers: Vec<RpcReplyPort<Result<(), HostError>>>,
+    close_replies: Vec<RpcReplyPort<Result<(), HostError>>>,
     /// The callers that wait for a snapshot.
     snapshot_replies: Vec<RpcReplyPort<SessionSnapshot>>,
     /// Counts the session as awake.
@@ -86,24 +87,24 @@ pub(super) struct State {
 
 impl Actor for SessionActor {
     type Msg = SessionMessage;
-    type State = State;
-    type Arguments = begin::Begun;
+    type State = SessionActorState;
+    type Arguments = begin::SessionArguments;
 
     async fn pre_start(
         &self,
         _: ActorRef<SessionMessage>,
-        begun: begin::Begun,
-    ) -> Result<State, ActorProcessingErr> {
-        Ok(State::begin_session(begun))
+        arguments: begin::SessionArguments,
+    ) -> Result<SessionActorState, ActorProcessingErr> {
+        Ok(SessionActorState::new(arguments))
     }
 
-    // An actor holds the largest future of its handlers for as long as it lives. What starts and
-    // recovers runs is boxed, so that an idle session stays small.
+    // An actor has room for the largest future of its handlers as long as it lives. The futures that
+    // start and recover runs are boxed, so that an idle session needs little memory.
     async fn handle(
         &self,
         myself: ActorRef<SessionMessage>,
         message: SessionMessage,
-        state: &mut State,
+        state: &mut SessionActorState,
     ) -> Result<(), ActorProcessingErr> {
         if !matches!(message, SessionMessage::Rest | SessionMessage::Hibernate { .. }) {
             state.live.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
@@ -157,10 +158,10 @@ impl Actor for SessionActor {
                     state.commit(*record);
                 }
             }
-            SessionMessage::QuestionsChanged { epoch, questions, rests } => {
-                state.approvals_changed(epoch, questions, rests);
+            SessionMessage::ApprovalsChanged { epoch, approvals, only_waits } => {
+                state.approvals_changed(epoch, approvals, only_waits);
             }
-            SessionMessage::TurnKnown { epoch } => state.turn_is_known(epoch),
+            SessionMessage::TurnKnown { epoch } => state.turn_resumed(epoch),
             SessionMessage::Decide { key, decision, reply } => {
                 state.resume_if_suspended();
                 state.perform(&myself).await;
@@ -180,7 +181,7 @@ impl Actor for SessionActor {
         &self,
         myself: ActorRef<SessionMessage>,
         event: SupervisionEvent,
-        state: &mut State,
+        state: &mut SessionActorState,
     ) -> Result<(), ActorProcessingErr> {
         if state.shared.is_closing() {
             state.session.note_shutdown();
@@ -199,7 +200,7 @@ impl Actor for SessionActor {
     }
 }
 
-impl State {
+impl SessionActorState {
     /// Returns the time on the machine's clock.
     fn now(&self) -> Duration {
         self.started.elapsed()
@@ -265,7 +266,7 @@ impl State {
             return;
         }
         // A session that was only asleep is not held.
-        let is_held = self.shared.held.lock().contains(&self.id);
+        let is_held = self.shared.suspended.lock().contains(&self.id);
         if self.session.handle_wake(self.now(), is_held) {
             self.resumed();
         }
@@ -313,7 +314,7 @@ impl State {
             let _ = reply.send(Ok(()));
             return;
         }
-        self.closers.push(reply);
+        self.close_replies.push(reply);
         self.session.handle_close();
     }
 

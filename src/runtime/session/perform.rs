@@ -1,11 +1,11 @@
-//! The effects of the session machine: records are appended, turns handed out, callers answered.
+//! Performs the effects of the session machine: appends records, starts turns and answers callers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ractor::ActorRef;
 
-use super::State;
+use super::SessionActorState;
 use super::run::ActiveRun;
 use crate::config::RunOverrides;
 use crate::event::Event;
@@ -20,7 +20,7 @@ use crate::telemetry::SourceRecord;
 use crate::turn::TurnSpec;
 use crate::types::SessionId;
 
-impl State {
+impl SessionActorState {
     /// Performs the effects of the machine until there are none. Returns the position of the first
     /// record that was appended.
     pub(super) async fn perform(&mut self, myself: &ActorRef<SessionMessage>) -> Option<Seq> {
@@ -40,7 +40,7 @@ impl State {
                         self.fail_callers(&HostError::SessionClosed);
                         break;
                     }
-                    self.hand_out_turn(*begin);
+                    self.begin_turn(*begin);
                 }
                 SessionEffect::CancelTurn(why) => {
                     self.tell_accumulator(AccumulatorMessage::Cancel { why });
@@ -50,7 +50,7 @@ impl State {
                     if let Some(caller) = self.callers.get_mut(&run_id) {
                         caller.fail(why.into());
                     }
-                    self.forget_callers();
+                    self.drop_ended_callers();
                 }
                 SessionEffect::ReleaseSlot => {
                     self.slot = None;
@@ -91,10 +91,10 @@ impl State {
         (count > 0).then_some(Seq(first))
     }
 
-    /// Keeps the shell's data of runs and turns. `ends` is set if the same batch ends the run.
+    /// Updates the actor's data of runs and turns. `ends` is true if the same batch ends the run.
     fn record_appended(&mut self, record: &Record, seq: Seq, ends: bool) {
         match record {
-            // No turn continues from records before these.
+            // A turn is never resumed from records before these.
             Record::SessionOpened { .. } => self.log.trim_recent(seq),
             Record::InputQueued { .. } => self.shared.update_counts(),
             Record::RunStarted { input, .. } if !ends => {
@@ -113,7 +113,7 @@ impl State {
                     run.turn_after = Seq(seq.0.saturating_sub(1));
                 }
             }
-            Record::RunEnded { .. } => self.forget_callers(),
+            Record::RunEnded { .. } => self.drop_ended_callers(),
             Record::RunStarted { .. }
             | Record::SessionForked { .. }
             | Record::AttemptStarted { .. }
@@ -131,8 +131,8 @@ impl State {
         }
     }
 
-    /// Hands a turn to the accumulator.
-    fn hand_out_turn(&mut self, begin: TurnBegin) {
+    /// Sends a turn to the accumulator.
+    fn begin_turn(&mut self, begin: TurnBegin) {
         let TurnBegin { run_id, spec, origin, cancel } = begin;
         let Some(run) = &mut self.run else { return };
         let resume = match origin {
@@ -154,7 +154,7 @@ impl State {
         }
         let (agent, last_request) = (Arc::clone(self.agents.current()), spec.last_request);
         let start = TurnStart {
-            spec: of_session(spec, &self.id),
+            spec: with_session(spec, &self.id),
             run: run_id,
             trace: run.trace.clone(),
             request: Arc::new(agent.request(messages, last_request)),
@@ -170,12 +170,12 @@ impl State {
     pub(super) fn turn_spec(&self) -> Option<TurnSpec> {
         let rules_of = |overrides: &RunOverrides| self.agents.rules(overrides);
         let spec = self.session.current_turn_spec(self.now(), &rules_of)?;
-        Some(of_session(spec, &self.id))
+        Some(with_session(spec, &self.id))
     }
 
     /// Sends the report of a run that has ended.
     fn end_run(&mut self, summary: RunSummary) {
-        // Nothing continues from the records of the last turn any more.
+        // The records of the last turn are not needed any more.
         let last = self.log.last_seq();
         self.log.trim_recent(last);
         self.shared.update_counts();
@@ -205,14 +205,14 @@ impl State {
         }
     }
 
-    /// Drops the callers of runs that are over.
-    fn forget_callers(&mut self) {
+    /// Drops the callers of runs that have ended.
+    fn drop_ended_callers(&mut self) {
         let session = &self.session;
         self.callers.retain(|id, _| session.has_run(id));
         self.shared.update_counts();
     }
 
-    /// Tells all callers of queued runs that their runs do not start.
+    /// Sends an error to all callers of queued runs, because these runs do not start.
     pub(super) fn fail_callers(&mut self, why: &HostError) {
         for (_, mut caller) in self.callers.drain() {
             caller.fail(why.clone());
@@ -221,10 +221,10 @@ impl State {
     }
 }
 
-/// Fills what a turn has from its session's id.
-fn of_session(spec: TurnSpec, id: &SessionId) -> TurnSpec {
+/// Sets the fields of a turn that depend on the session's id.
+fn with_session(spec: TurnSpec, id: &SessionId) -> TurnSpec {
     TurnSpec {
-        seed: ids::spread(id, spec.number),
+        seed: ids::turn_seed(id, spec.number),
         idempotency_scope: id.as_str().to_owned(),
         ..spec
     }

@@ -1,6 +1,6 @@
 //! The public view of a session: its snapshot, and the approvals that its turn waits for.
 
-use super::State;
+use super::SessionActorState;
 use crate::event::ApprovalRequest;
 use crate::journal::unix_ms;
 use crate::record::{Record, Seq};
@@ -10,7 +10,7 @@ use crate::session::open_approvals;
 use crate::turn::results_so_far;
 use crate::types::{RunId, SessionState};
 
-impl State {
+impl SessionActorState {
     /// Answers the callers that wait for a snapshot, unless the approvals of a resumed turn are
     /// still unknown.
     pub(super) fn send_snapshots(&mut self) {
@@ -75,12 +75,13 @@ impl State {
         open.map(|open| PendingApproval::new(open.request, open.asked_at)).collect()
     }
 
-    /// The accumulator reports the approvals that its turn waits for.
+    /// Handles the accumulator's report of the approvals that its turn waits for. `rests` is true if
+    /// the turn waits for nothing else.
     pub(super) fn approvals_changed(
         &mut self,
         epoch: u64,
         requests: Vec<ApprovalRequest>,
-        rests: bool,
+        only_waits: bool,
     ) {
         if epoch != self.epoch || self.is_recovering() {
             return;
@@ -93,12 +94,12 @@ impl State {
         let now = self.now();
         if let Some(run) = &mut self.run {
             run.approvals = approvals;
-            self.session.handle_resting(now, rests);
+            self.session.handle_resting(now, only_waits);
         }
     }
 
-    /// The accumulator has reported all that the records of a resumed turn say.
-    pub(super) fn turn_is_known(&mut self, epoch: u64) {
+    /// Handles the accumulator's message that it has reported the approvals of a resumed turn.
+    pub(super) fn turn_resumed(&mut self, epoch: u64) {
         if epoch == self.epoch
             && !self.is_recovering()
             && let Some(run) = &mut self.run
@@ -107,8 +108,8 @@ impl State {
         }
     }
 
-    /// Returns until when the open approvals may be decided: Unix time in milliseconds.
-    pub(super) fn approvals_until(&self) -> Option<u64> {
+    /// Returns the time at which the first open approval expires: Unix time in milliseconds.
+    pub(super) fn approvals_expire_at(&self) -> Option<u64> {
         let tools = &self.agents.current().rules.tools;
         let until = |approval: &PendingApproval| {
             let timeout = tools.get(&*approval.tool_name)?.approval_timeout;
@@ -117,8 +118,8 @@ impl State {
         self.run.as_ref()?.approvals.iter().filter_map(until).min()
     }
 
-    /// Returns when an approval was requested: Unix time in milliseconds. The record says so for
-    /// a request that was made before the session was read from the journal.
+    /// Returns the time of an approval request: Unix time in milliseconds. For a request from before
+    /// the session was read from the journal, this is the time of its record.
     fn asked_at(&self, request: &ApprovalRequest) -> u64 {
         let after = self.run.as_ref().map_or(Seq(0), |run| run.turn_after);
         let entries = self.log.entries_since(after);

@@ -71,7 +71,7 @@ async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, SessionId, Vec<Jou
 }
 
 #[tokio::test]
-async fn a_session_is_decided_again_as_it_was() {
+async fn a_session_is_decided_again_with_recorded() {
     for execution in [Execution::Sequential, Execution::Parallel { max: 4 }] {
         let (host, id, entries) =
             recorded(|config| config.agents.get_mut("default").unwrap().execution = execution)
