@@ -1,4 +1,4 @@
-//! Runs over Anthropic's wire: over real HTTP, against the strict rehearsal of it.
+//! Anthropic's wire: runs over HTTP against the strict rehearsal server.
 
 mod support;
 
@@ -32,7 +32,7 @@ fn plain(config: &mut Config) {
     config.models.values_mut().for_each(|model| model.stream = false);
 }
 
-/// A run of two turns, the first of which makes two calls; every message that was sent last.
+/// Runs two turns, of which the first makes two calls. Returns all messages of the last request.
 async fn two_turns(change: impl FnOnce(&mut Config)) -> (World, Vec<Value>) {
     let first = Response {
         reasoning: vec!["Both ".into(), "at once.".into()],
@@ -78,7 +78,7 @@ async fn thinking_goes_back_unchanged_with_its_signature() {
     assert_eq!(said[0]["thinking"], "Both at once.");
     let signature = said[0]["signature"].as_str().expect("a signature");
     assert!(signature.starts_with("rehearsal-"), "{signature}");
-    // The server made it, and refuses one that was changed.
+    // The server created the signature, and refuses a changed one.
     world.run("and now?").await;
     assert_eq!(world.last_messages()[1], messages[1]);
     world.assert_paired();
@@ -128,7 +128,7 @@ async fn a_pure_call_starts_where_its_block_ends() {
     let (world, control) = world([response, Response::text("All done.")], as_it_is).await;
     let started = world.session.start_run("go").await.expect("a run");
     within(world.model.gate_reached("sealed")).await;
-    // The next call has not even begun.
+    // The next call has not begun.
     control.until_logged("end a").await;
     assert_eq!(control.log(), ["start a", "end a"]);
     world.model.release("sealed");

@@ -77,7 +77,7 @@ fn the_input_of_the_opening_counts_where_no_pieces_come() {
     check_calls(&with(&[start(0, null), stop(0)]), json!([[0, "a", "f", "", true]]));
     let text = r#"{"type":"tool_use","id":"a","name":"f","input":"{\"y\":2}"}"#;
     check_calls(&with(&[start(0, text), stop(0)]), json!([[0, "a", "f", r#"{"y":2}"#, true]]));
-    // The ends of blocks are left out.
+    // The stream has no ends of blocks.
     check_calls(&with(&[start(0, full)]), json!([[0, "a", "f", r#"{"y": 2}"#, true]]));
     let cut = [start(0, full), finish("max_tokens"), END.to_owned()];
     check_calls(&cut, json!([[0, "a", "f", r#"{"y": 2}"#, false]]));
@@ -105,7 +105,7 @@ fn indexes_may_be_texts_or_missing_or_used_again() {
         &[&[text, input(3, "{}"), stop(3)], &end[..]].concat(),
         json!([[3, "a", "f", "{}", true]]),
     );
-    // Two answers in one body: the first is left where it broke off.
+    // There are two answers in one body. The first one is kept up to where it broke off.
     let opening = r#"{"type":"message_start","message":{"content":[]}}"#.to_owned();
     let said = [
         opening.clone(),
@@ -273,7 +273,7 @@ fn a_plain_body_gives_the_same_as_its_stream() {
     assert_eq!(response(&[r#"{"content":"hi","stop_reason":"end_turn"}"#]).text(), "hi");
 }
 
-/// Every path to a value within a value.
+/// Returns every path to a value within a value.
 fn paths(value: &Value, here: &str, found: &mut Vec<String>) {
     found.push(here.to_owned());
     match value {
@@ -315,7 +315,7 @@ fn a_value_of_an_unexpected_type_does_not_lose_the_payload() {
         let value: Value = serde_json::from_str(payload).unwrap();
         let mut places = Vec::new();
         paths(&value, "", &mut places);
-        // Without its type it is no event.
+        // Without its type the payload is not an event.
         for place in places.iter().filter(|place| !["", "/type"].contains(&place.as_str())) {
             for odd in [json!(null), json!(7), json!(-1.5), json!("x"), json!([7]), json!({"x": 7})]
             {

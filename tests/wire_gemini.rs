@@ -1,4 +1,4 @@
-//! Gemini's wire, both ways: real runs over HTTP against the strict rehearsal server.
+//! Gemini's wire: runs over HTTP against the strict rehearsal server.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod support;
@@ -17,7 +17,7 @@ fn call(tool: &str, id: &str) -> Call {
     Call::new(tool, json!({"id": id}))
 }
 
-/// A host that asks a model which demands signatures.
+/// Starts a host with a model that requires signatures.
 async fn world(control: &CallControl, script: Script, stream: bool) -> World {
     let change = |config: &mut Config| {
         for model in config.models.values_mut() {
@@ -92,7 +92,7 @@ async fn turns_with_parallel_tools_streamed_and_plain() {
         for request in world.requests() {
             assert_eq!(request.path, format!("/v1/models/gemini-3-rehearsal:{method}"));
         }
-        // Another run goes on from there, with the answer's own signature.
+        // Another run continues the conversation, with the signature of the answer.
         assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
         let contents = last_contents(&world);
         let answer = contents[5]["parts"].as_array().unwrap();
@@ -136,7 +136,7 @@ async fn a_call_in_pieces_runs_with_its_complete_arguments() {
     let world = world(&control, Script::of([first, Response::text("All done.")]), true).await;
     let started = world.session.start_run("go").await.unwrap();
     within(world.model.gate_reached("finish")).await;
-    // It was sealed by its close, before the response ended.
+    // The close of the call sealed it before the response ended.
     control.until_logged("end a long one, \"quoted\"").await;
     world.model.release("finish");
     assert_answered(&within(started.report).await.unwrap());
@@ -169,7 +169,7 @@ async fn a_whole_call_starts_before_the_response_has_ended() {
     let started = world.session.start_run("go").await.unwrap();
     within(world.model.gate_reached("finish")).await;
     control.until_logged("end a").await;
-    // The one with effects waits for the finish.
+    // The call with effects waits for the finish.
     assert_eq!(control.log(), ["start a", "end a"]);
     world.model.release("finish");
     assert_answered(&within(started.report).await.unwrap());
@@ -189,7 +189,7 @@ async fn a_stream_that_breaks_is_retried() {
     let world = world(&control, script, true).await;
     assert_answered(&world.run("go").await);
     assert_eq!(world.requests().len(), 4);
-    // The pure call's result was kept from the first attempt.
+    // The result of the pure call is reused from the first attempt.
     assert_eq!(control.log(), ["start a", "end a"]);
     world.assert_paired();
 }
@@ -224,7 +224,7 @@ async fn a_blocked_prompt_or_answer_ends_the_run_refused() {
         let control = CallControl::new();
         let world = world(&control, Script::of([answer, Response::text("Fine.")]), true).await;
         assert_eq!(world.run("go").await.run_end, RunEnd::Refused);
-        // The session stays usable.
+        // The session can still be used.
         assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
         world.assert_paired();
     }
@@ -244,7 +244,8 @@ async fn a_history_of_another_wire_is_accepted() {
         asks("0", "get weather!", json!({})),
         asks("call_7", "quick", json!({"id": "a"})),
     ];
-    // It begins with the model, and ends in calls that the first run is to answer.
+    // The history begins with a message of the model, and ends with calls that the first run
+    // executes.
     let messages = vec![
         json!({"role": "assistant", "content": "Hello."}),
         json!({"role": "user", "content": "a"}),
@@ -263,7 +264,7 @@ async fn a_history_of_another_wire_is_accepted() {
     world.assert_paired();
 }
 
-/// The output of `callsheet decode` for a stream of these payloads.
+/// Returns the output of `callsheet decode` for a stream of these payloads.
 fn decoded(payloads: &[Value]) -> Value {
     let body: String = payloads.iter().map(|payload| format!("data: {payload}\n\n")).collect();
     let limits = (DecoderOptions::default(), ResponseLimits::default());
@@ -277,7 +278,7 @@ fn decode_shows_incomplete_calls() {
         "partialArgs": [{"jsonPath": "$.a[1000000000]", "numberValue": 1}]}});
     let nameless = json!({"functionCall": {"args": {"a": 1}}});
     for (call, problems, shown) in [
-        // The call that follows closes it, as on Chat Completions.
+        // The next call closes it, as on Chat Completions.
         (open, json!([]), (json!(true), json!({}))),
         (
             misplaced,

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
 use support::{parallel, world};
 
-/// Runs to the answer after one turn with calls, and gives what the model is sent of that turn.
+/// Runs one turn with calls and then an answer. Returns the messages of the turn that are sent to
+/// the model.
 async fn sent_back(first: Response, stream: bool) -> Value {
     let done = Response::text("Done.").with(|r| r.reasoning = vec!["at last".into()]);
     let script = Script::of([first, done, Response::text("Still here.")]);

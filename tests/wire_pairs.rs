@@ -1,5 +1,5 @@
-//! A session changes its model in mid-conversation: what was said over one wire is sent over every
-//! other, to a service that refuses whatever breaks its own rules.
+//! A session changes its model in the middle of a conversation. The history of each wire is sent
+//! over every other wire, to a server that strictly checks requests.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod support;
@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
 use support::{World, parallel, within, world_of};
 
-/// A turn with thinking, text and two calls under ids that are strange to other services; a turn
-/// whose only call is cut off; an answer.
+/// Returns three responses: a turn with thinking, text and two calls with ids that other services
+/// would not create; a turn whose only call is cut off; an answer.
 fn responses(said: &str, wire: Wire) -> [Response; 3] {
     let long = "long".repeat(11);
     let (short, long) = match wire {
-        // These two refuse what they would never have said themselves.
+        // These two servers refuse ids that they could not have created.
         Wire::AnthropicMessages => (format!("toolu_{said}"), format!("toolu-{said}-{long}")),
         Wire::OpenaiResponses => (format!("call_{said}"), format!("call.:{said}:{long}")),
         Wire::OpenaiChat | Wire::GeminiGenerate | Wire::OllamaChat => {
@@ -38,7 +38,7 @@ fn responses(said: &str, wire: Wire) -> [Response; 3] {
     [both, cut, Response::text(&format!("{said} is done."))]
 }
 
-/// A host whose agent may ask the same scripted provider over two wires.
+/// Starts a host whose agent can use the same scripted provider over two wires.
 async fn world_of_two(from: Wire, to: Wire, stream: bool) -> World {
     let script = Script::of(
         [responses("first", from), responses("second", to), responses("third", from)]
@@ -71,7 +71,7 @@ fn check_run(report: &RunReport, said: &str, pair: &str) {
     assert_eq!(calls, ["quick", "quick", "writes"], "{pair}");
 }
 
-/// Every text that a request holds, wherever its wire has it.
+/// Collects all texts of a request, whatever its wire.
 fn texts(body: &Value, found: &mut Vec<String>) {
     match body {
         Value::String(text) => found.push(text.clone()),
@@ -102,7 +102,7 @@ async fn check(from: Wire, to: Wire, stream: bool) {
                 assert!(sent.iter().any(|sent| sent.contains(&text)), "{pair}: {text}");
             }
         }
-        // Answered as what it is, a cut-off call or a cut-off response.
+        // The cut-off call has a result that says so.
         assert!(sent.iter().any(|text| text.contains("cut off")), "{pair}");
     }
     // Reasoning goes back only to the model that wrote it.

@@ -75,7 +75,7 @@ async fn two_turns_of_parallel_calls(change: impl FnOnce(&mut Config)) {
             "function_call_output",
         ]
     );
-    // As the service gave them, each before what it led to.
+    // The items are as the service sent them, and reasoning precedes its message or calls.
     let summary = json!([{"type": "summary_text", "text": "Hm, two."}]);
     for (at, id) in [(1, "rs_t1_0"), (6, "rs_t2_0")] {
         assert_eq!((&items[at]["id"], &items[at]["summary"]), (&json!(id), &summary));
@@ -205,8 +205,8 @@ async fn a_kept_call_goes_back_with_the_reasoning_that_led_to_it() {
     world.assert_paired();
 }
 
-/// Everything of this response is said several times; whatever is left out, as long as one place
-/// is left for each thing, it says the same.
+/// The events of this response repeat each of its parts. Any of them may be left out, as long as
+/// one event with each part is left.
 #[test]
 fn a_response_decodes_to_the_same_without_its_repetitions() {
     let arguments = json!({"id": "a"}).to_string();

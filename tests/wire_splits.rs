@@ -1,5 +1,5 @@
-//! Whatever a model says, however its service cuts it into events and the network into reads, and
-//! on whatever wire: what is put together is what was said, as if it had come at once.
+//! A generated response is decoded and assembled to itself over every wire and in every framing,
+//! however it is split into events and reads.
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
 use callsheet::response::{ResponseAssembler, ResponseLimits, ended_well, parse_arguments};
@@ -11,21 +11,21 @@ use serde_json::{Map, Value, json};
 
 /// A model's response: texts, and calls with arguments of a few members.
 #[derive(Clone, Debug)]
-struct Said {
+struct GeneratedResponse {
     texts: Vec<String>,
     calls: Vec<(String, Map<String, Value>)>,
 }
 
 /// The splitting of the response into payloads and chunks.
 #[derive(Clone, Debug)]
-struct Sent {
+struct Splitting {
     line_end: &'static str,
     comments: bool,
     piece_chars: usize,
     cuts: Vec<Index>,
 }
 
-fn said() -> impl Strategy<Value = Said> {
+fn generated_response() -> impl Strategy<Value = GeneratedResponse> {
     let value = prop_oneof![
         any::<i32>().prop_map(Value::from),
         any::<bool>().prop_map(Value::from),
@@ -37,17 +37,17 @@ fn said() -> impl Strategy<Value = Said> {
     let arguments = members.prop_map(|members| members.into_iter().collect());
     let calls = proptest::collection::vec(("[a-z_]{1,8}", arguments), 0..4);
     let texts = proptest::collection::vec("[a-z é\"\\\\\n🌍]{1,6}", 1..5);
-    (texts, calls).prop_map(|(texts, calls)| Said { texts, calls })
+    (texts, calls).prop_map(|(texts, calls)| GeneratedResponse { texts, calls })
 }
 
-fn sent() -> impl Strategy<Value = Sent> {
+fn splitting() -> impl Strategy<Value = Splitting> {
     (
         prop_oneof![Just("\n"), Just("\r\n"), Just("\r")],
         any::<bool>(),
         1_usize..9,
         proptest::collection::vec(any::<Index>(), 0..6),
     )
-        .prop_map(|(line_end, comments, piece_chars, cuts)| Sent {
+        .prop_map(|(line_end, comments, piece_chars, cuts)| Splitting {
             line_end,
             comments,
             piece_chars,
@@ -61,13 +61,13 @@ fn pieces(text: &str, chars: usize) -> Vec<String> {
 }
 
 /// The events of a stream.
-fn streamed(wire: Wire, said: &Said, chars: usize) -> Vec<Value> {
-    let calls = said.calls.iter().zip(1_usize..);
+fn streamed(wire: Wire, response: &GeneratedResponse, chars: usize) -> Vec<Value> {
+    let calls = response.calls.iter().zip(1_usize..);
     let mut events = Vec::new();
     match wire {
         Wire::OpenaiChat => {
             let delta = |delta: Value| json!({"choices": [{"index": 0, "delta": delta}]});
-            events.extend(said.texts.iter().map(|text| delta(json!({"content": text}))));
+            events.extend(response.texts.iter().map(|text| delta(json!({"content": text}))));
             for ((name, arguments), index) in calls {
                 let call = |function: Value| {
                     json!({"tool_calls": [{"index": index, "id": format!("c{index}"),
@@ -81,7 +81,7 @@ fn streamed(wire: Wire, said: &Said, chars: usize) -> Vec<Value> {
             events.push(json!({"choices": [{"delta": {}, "finish_reason": "stop"}]}));
         }
         Wire::OpenaiResponses => {
-            events.extend(said.texts.iter().map(|text| {
+            events.extend(response.texts.iter().map(|text| {
                 json!({"type": "response.output_text.delta", "output_index": 0, "delta": text})
             }));
             for (call, index) in calls {
@@ -99,7 +99,7 @@ fn streamed(wire: Wire, said: &Said, chars: usize) -> Vec<Value> {
                 events.push(json!({"type": "response.output_item.done", "output_index": index,
                     "item": response_item(call, index)}));
             }
-            events.push(json!({"type": "response.completed", "response": plain(wire, said)}));
+            events.push(json!({"type": "response.completed", "response": plain(wire, response)}));
         }
         Wire::AnthropicMessages => {
             let start = |index: usize, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
@@ -107,7 +107,10 @@ fn streamed(wire: Wire, said: &Said, chars: usize) -> Vec<Value> {
             let stop = |index: usize| json!({"type": "content_block_stop", "index": index});
             events.push(start(0, json!({"type": "text", "text": ""})));
             events.extend(
-                said.texts.iter().map(|text| delta(0, json!({"type": "text_delta", "text": text}))),
+                response
+                    .texts
+                    .iter()
+                    .map(|text| delta(0, json!({"type": "text_delta", "text": text}))),
             );
             events.push(stop(0));
             for ((name, arguments), index) in calls {
@@ -125,9 +128,10 @@ fn streamed(wire: Wire, said: &Said, chars: usize) -> Vec<Value> {
         }
         Wire::GeminiGenerate => {
             let chunk = |part: Value| json!({"candidates": [{"content": {"parts": [part]}}]});
-            events.extend(said.texts.iter().map(|text| chunk(json!({"text": text}))));
+            events.extend(response.texts.iter().map(|text| chunk(json!({"text": text}))));
             for ((name, arguments), _) in calls {
-                // In pieces by their paths, and closed by an empty one.
+                // The arguments are splitting in parts with their paths, and an empty part closes the
+                // call.
                 events.push(chunk(json!({"functionCall": {"name": name, "willContinue": true}})));
                 for (key, value) in arguments {
                     for part in partial(key, value, chars) {
@@ -141,7 +145,7 @@ fn streamed(wire: Wire, said: &Said, chars: usize) -> Vec<Value> {
         }
         Wire::OllamaChat => {
             let line = |message: Value| json!({"message": message, "done": false});
-            events.extend(said.texts.iter().map(|text| line(json!({"content": text}))));
+            events.extend(response.texts.iter().map(|text| line(json!({"content": text}))));
             for ((name, arguments), _) in calls {
                 let function = json!({"name": name, "arguments": arguments});
                 events.push(line(json!({"content": "", "tool_calls": [{"function": function}]})));
@@ -152,7 +156,7 @@ fn streamed(wire: Wire, said: &Said, chars: usize) -> Vec<Value> {
     events
 }
 
-/// One member of arguments as Gemini's partial ones.
+/// Returns one member of the arguments in the form of Gemini's `partialArgs`.
 fn partial(key: &str, value: &Value, chars: usize) -> Vec<Value> {
     let path = format!("$['{}']", key.replace('\\', "\\\\").replace('\'', "\\'"));
     match value {
@@ -192,10 +196,10 @@ fn response_item((name, arguments): &(String, Map<String, Value>), index: usize)
         "name": name, "arguments": json!(arguments).to_string(), "status": "completed"})
 }
 
-/// The whole answer at once.
-fn plain(wire: Wire, said: &Said) -> Value {
-    let text = said.texts.concat();
-    let calls = said.calls.iter().zip(1_usize..);
+/// Returns the whole answer as one object.
+fn plain(wire: Wire, response: &GeneratedResponse) -> Value {
+    let text = response.texts.concat();
+    let calls = response.calls.iter().zip(1_usize..);
     match wire {
         Wire::OpenaiChat => {
             let calls: Vec<Value> = calls
@@ -242,18 +246,19 @@ fn plain(wire: Wire, said: &Said) -> Value {
     }
 }
 
-/// A body of these events in a framing that can hold several.
-fn body(framing: Framing, events: &[Value], sent: &Sent) -> Vec<u8> {
-    let end = sent.line_end;
+/// Writes events in a framing.
+fn body(framing: Framing, events: &[Value], splitting: &Splitting) -> Vec<u8> {
+    let end = splitting.line_end;
     match framing {
         Framing::Sse => {
-            let comment = if sent.comments { format!(": hi{end}{end}") } else { String::new() };
+            let comment =
+                if splitting.comments { format!(": hi{end}{end}") } else { String::new() };
             let framed = events.iter().map(|event| format!("{comment}data: {event}{end}{end}"));
             framed.collect::<String>().into_bytes()
         }
         Framing::JsonLines => {
-            // A line of JSON ends in a line feed.
-            let end = if sent.comments { "\r\n" } else { "\n" };
+            // A line of JSON ends with a line feed, and a carriage return may precede it.
+            let end = if splitting.comments { "\r\n" } else { "\n" };
             events.iter().map(|event| format!("{event}{end}")).collect::<String>().into_bytes()
         }
         Framing::Json => events.first().unwrap().to_string().into_bytes(),
@@ -280,34 +285,34 @@ fn read(wire: Wire, framing: Framing, body: &[u8], cuts: &[Index]) -> ResponseAs
 
 proptest! {
     #[test]
-    fn a_split_response_is_assembled_correctly(said in said(), sent in sent()) {
+    fn a_split_response_is_assembled_correctly(generated in generated_response(), splitting in splitting()) {
         for (_, wire) in Wire::WORDS {
-            let events = streamed(wire, &said, sent.piece_chars);
-            let whole = [plain(wire, &said)];
+            let events = streamed(wire, &generated, splitting.piece_chars);
+            let whole = [plain(wire, &generated)];
             for (framing, events) in [
                 (Framing::Sse, &events[..]),
                 (Framing::JsonLines, &events),
                 (Framing::JsonArray, &events),
                 (Framing::Json, &whole),
             ] {
-                let body = body(framing, events, &sent);
-                let response = read(wire, framing, &body, &sent.cuts);
+                let body = body(framing, events, &splitting);
+                let response = read(wire, framing, &body, &splitting.cuts);
                 let how = format!("{wire} as {framing}: {}", String::from_utf8_lossy(&body));
                 prop_assert!(ended_well(&response) && response.problems().is_empty(), "{}", how);
-                prop_assert_eq!(response.text(), said.texts.concat(), "{}", how);
+                prop_assert_eq!(response.text(), generated.texts.concat(), "{}", how);
                 let found: Vec<_> = response
                     .calls()
                     .iter()
                     .map(|call| (call.name.to_string(), parse_arguments(&call.raw).object().cloned()))
                     .collect();
-                let expected: Vec<_> = said
+                let expected: Vec<_> = generated
                     .calls
                     .iter()
                     .map(|(name, arguments)| (name.clone(), Some(json!(arguments))))
                     .collect();
                 prop_assert_eq!(found, expected, "{}", how);
                 prop_assert!(response.calls().iter().all(|call| call.sealed && !call.changed_after_seal));
-                // Any other cut gives the very same.
+                // Another split of the same body gives an equal response.
                 prop_assert!(read(wire, framing, &body, &[]) == response, "{}", how);
             }
         }
