@@ -246,7 +246,7 @@ async fn opening_messages_work_over_http() {
                 answer("a", "")
             ]),
             "invalid_messages",
-            "messages[0]: call \\\"b\\\" is not answered",
+            "messages[0]: call \\\"b\\\" has no result",
         ),
         (json!(["hi"]), "invalid_messages", "messages[0]: a message is an object"),
         (json!({"role": "user"}), "invalid_request", "expected a sequence"),

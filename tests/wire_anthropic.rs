@@ -1,4 +1,5 @@
-//! Anthropic's wire: runs over HTTP against the strict rehearsal server.
+//! Runs over Anthropic's wire: over HTTP, against the rehearsal server, which refuses what Anthropic
+//! refuses.
 
 mod support;
 
@@ -26,13 +27,13 @@ async fn world(
     (world_of(Wire::AnthropicMessages, script, registry(&control), both).await, control)
 }
 
-fn as_it_is(_: &mut Config) {}
+fn unchanged(_: &mut Config) {}
 
 fn plain(config: &mut Config) {
     config.models.values_mut().for_each(|model| model.stream = false);
 }
 
-/// Runs two turns, of which the first makes two calls. Returns all messages of the last request.
+/// Runs two turns, of which the first makes two calls. Returns the messages of the last request.
 async fn two_turns(change: impl FnOnce(&mut Config)) -> (World, Vec<Value>) {
     let first = Response {
         reasoning: vec!["Both ".into(), "at once.".into()],
@@ -51,7 +52,7 @@ async fn two_turns(change: impl FnOnce(&mut Config)) -> (World, Vec<Value>) {
 
 #[tokio::test]
 async fn parallel_calls_are_answered_at_the_beginning_of_the_next_message() {
-    let (world, streamed) = two_turns(as_it_is).await;
+    let (world, streamed) = two_turns(unchanged).await;
     let content = &streamed[2]["content"];
     assert_eq!(streamed.len(), 3);
     assert_eq!(
@@ -71,14 +72,15 @@ async fn parallel_calls_are_answered_at_the_beginning_of_the_next_message() {
 
 #[tokio::test]
 async fn thinking_goes_back_unchanged_with_its_signature() {
-    let (world, messages) = two_turns(as_it_is).await;
-    let said = messages[1]["content"].as_array().expect("blocks");
-    let kinds: Vec<_> = said.iter().map(|block| block["type"].as_str().expect("a type")).collect();
+    let (world, messages) = two_turns(unchanged).await;
+    let blocks = messages[1]["content"].as_array().expect("blocks");
+    let kinds: Vec<_> =
+        blocks.iter().map(|block| block["type"].as_str().expect("a type")).collect();
     assert_eq!(kinds, ["thinking", "text", "tool_use", "tool_use"]);
-    assert_eq!(said[0]["thinking"], "Both at once.");
-    let signature = said[0]["signature"].as_str().expect("a signature");
+    assert_eq!(blocks[0]["thinking"], "Both at once.");
+    let signature = blocks[0]["signature"].as_str().expect("a signature");
     assert!(signature.starts_with("rehearsal-"), "{signature}");
-    // The server created the signature, and refuses a changed one.
+    // The server made the signature and refuses a changed one.
     world.run("and now?").await;
     assert_eq!(world.last_messages()[1], messages[1]);
     world.assert_paired();
@@ -92,7 +94,7 @@ async fn a_stream_that_breaks_is_retried() {
         Response { malformed_at_chunk: Some(4), ..Response::text("This will not come whole.") },
         Response { truncate: true, ..Response::calls([call("writes", "a")]) },
     ] {
-        let (world, control) = world([broken, Response::text("Whole.")], as_it_is).await;
+        let (world, control) = world([broken, Response::text("Whole.")], unchanged).await;
         let report = world.run("go").await;
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Whole."));
         assert_eq!((world.requests().len(), control.log()), (2, Vec::new()));
@@ -112,23 +114,23 @@ async fn an_overload_within_a_stream_is_retried_and_a_bad_request_is_not() {
         Response::raw("text/event-stream", events)
     };
     let (again, _) =
-        world([in_stream("overloaded_error"), Response::text("Here.")], as_it_is).await;
+        world([in_stream("overloaded_error"), Response::text("Here.")], unchanged).await;
     let report = again.run("go").await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Here."));
     assert_eq!(again.requests().len(), 2);
-    let (once, _) = world([in_stream("invalid_request_error")], as_it_is).await;
+    let (once, _) = world([in_stream("invalid_request_error")], unchanged).await;
     let report = once.run("go").await;
     assert_eq!((report.run_end, once.requests().len()), (RunEnd::Failed, 1));
 }
 
 #[tokio::test]
-async fn a_pure_call_starts_where_its_block_ends() {
+async fn a_pure_call_starts_at_the_end_of_its_block() {
     let calls = [call("quick", "a"), call("writes", "b")];
     let response = Response::calls(calls).hold(At::AfterCall(0), "sealed");
-    let (world, control) = world([response, Response::text("All done.")], as_it_is).await;
+    let (world, control) = world([response, Response::text("All done.")], unchanged).await;
     let started = world.session.start_run("go").await.expect("a run");
     within(world.model.gate_reached("sealed")).await;
-    // The next call has not begun.
+    // The next call has not begun yet.
     control.until_logged("end a").await;
     assert_eq!(control.log(), ["start a", "end a"]);
     world.model.release("sealed");
@@ -144,7 +146,7 @@ async fn a_call_that_is_cut_off_by_the_length_is_answered_and_the_run_goes_on() 
         finish_reason: callsheet::rehearsal::Finish::Word("length".into()),
         ..Response::calls([Call::raw("writes", r#"{"id":"#).id("toolu_a")])
     };
-    let (world, control) = world([cut, Response::text("I see.")], as_it_is).await;
+    let (world, control) = world([cut, Response::text("I see.")], unchanged).await;
     let report = world.run("go").await;
     assert_eq!((report.run_end, control.log()), (RunEnd::Answered, Vec::new()));
     let messages = world.last_messages();
@@ -154,8 +156,8 @@ async fn a_call_that_is_cut_off_by_the_length_is_answered_and_the_run_goes_on() 
 }
 
 #[tokio::test]
-async fn without_a_script_it_calls_matching_tools_and_reports_their_results() {
-    let (world, control) = world([], as_it_is).await;
+async fn without_a_script_the_server_calls_matching_tools_and_reports_their_results() {
+    let (world, control) = world([], unchanged).await;
     let report = world.run("Call quick with id \"a\".").await;
     assert_eq!(report.run_end, RunEnd::Answered);
     assert!(report.text.contains("(offline rehearsal model)"), "{}", report.text);

@@ -41,29 +41,29 @@ fn of(payloads: &[String]) -> ResponseAssembler {
     response(&payloads.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Index, id, name, raw arguments and completeness of each call.
+/// Checks index, id, name, raw arguments and completeness of each call.
 #[track_caller]
 fn check_calls(payloads: &[String], expected: Value) {
-    let said = describe_response(&of(payloads));
-    let calls = said["tool_calls"].as_array().unwrap().iter();
+    let described = describe_response(&of(payloads));
+    let calls = described["tool_calls"].as_array().unwrap().iter();
     let found: Vec<_> = calls
         .map(|c| json!([c["index"], c["id"], c["name"], c["arguments_raw"], c["complete"]]))
         .collect();
     assert_eq!(Value::from(found), expected, "{payloads:?}");
-    let cut_off = said["tool_calls"]
+    let cut_off = described["tool_calls"]
         .as_array()
         .unwrap()
         .iter()
         .filter(|call| call["complete"] == false && call["arguments"].is_null());
-    let problems = said["problems"].as_array().unwrap();
-    assert!(problems.iter().all(|problem| problem["code"] == "arguments_cut_off"), "{said}");
-    assert!(problems.len() <= cut_off.count(), "{said}");
+    let problems = described["problems"].as_array().unwrap();
+    assert!(problems.iter().all(|problem| problem["code"] == "arguments_cut_off"), "{described}");
+    assert!(problems.len() <= cut_off.count(), "{described}");
 }
 
 const CALL: &str = r#"{"type":"tool_use","id":"a","name":"f","input":{}}"#;
 
 #[test]
-fn the_input_of_the_opening_counts_where_no_pieces_come() {
+fn without_pieces_the_input_of_the_block_start_counts() {
     let full = r#"{"type":"tool_use","id":"a","name":"f","input":{"y": 2}}"#;
     let end = [finish("tool_use"), END.to_owned()];
     let with = |blocks: &[String]| [blocks, &end].concat();
@@ -77,7 +77,7 @@ fn the_input_of_the_opening_counts_where_no_pieces_come() {
     check_calls(&with(&[start(0, null), stop(0)]), json!([[0, "a", "f", "", true]]));
     let text = r#"{"type":"tool_use","id":"a","name":"f","input":"{\"y\":2}"}"#;
     check_calls(&with(&[start(0, text), stop(0)]), json!([[0, "a", "f", r#"{"y":2}"#, true]]));
-    // The stream has no ends of blocks.
+    // The service leaves out the ends of blocks.
     check_calls(&with(&[start(0, full)]), json!([[0, "a", "f", r#"{"y": 2}"#, true]]));
     let cut = [start(0, full), finish("max_tokens"), END.to_owned()];
     check_calls(&cut, json!([[0, "a", "f", r#"{"y": 2}"#, false]]));
@@ -88,7 +88,7 @@ fn indexes_may_be_texts_or_missing_or_used_again() {
     let end = [finish("tool_use"), END.to_owned()];
     let without = |payload: String| payload.replace(r#""index":0,"#, "");
     let b = CALL.replace(r#""a""#, r#""b""#);
-    let said = [
+    let payloads = [
         without(start(0, CALL)),
         without(input(0, r#"{"x":1}"#)),
         r#"{"type":"content_block_stop"}"#.to_owned(),
@@ -97,7 +97,7 @@ fn indexes_may_be_texts_or_missing_or_used_again() {
         r#"{"type":"content_block_stop","index":null}"#.to_owned(),
     ];
     check_calls(
-        &[&said[..], &end].concat(),
+        &[&payloads[..], &end].concat(),
         json!([[0, "a", "f", r#"{"x":1}"#, true], [1, "b", "f", r#"{"x":2}"#, true]]),
     );
     let text = start(3, CALL).replace(":3,", r#":"3","#);
@@ -105,9 +105,9 @@ fn indexes_may_be_texts_or_missing_or_used_again() {
         &[&[text, input(3, "{}"), stop(3)], &end[..]].concat(),
         json!([[3, "a", "f", "{}", true]]),
     );
-    // There are two answers in one body. The first one is kept up to where it broke off.
+    // Two answers in one body: the first one breaks off.
     let opening = r#"{"type":"message_start","message":{"content":[]}}"#.to_owned();
-    let said = [
+    let payloads = [
         opening.clone(),
         start(0, CALL),
         input(0, r#"{"x"#),
@@ -118,15 +118,15 @@ fn indexes_may_be_texts_or_missing_or_used_again() {
         stop(0),
     ];
     check_calls(
-        &[&said[..], &end].concat(),
+        &[&payloads[..], &end].concat(),
         json!([[0, "a", "f", r#"{"x"#, false], [0, "b", "f", r#"{"x":2}"#, true]]),
     );
 }
 
 #[test]
 fn bytes_after_the_end_of_a_block_make_its_call_malformed() {
-    let said = [start(0, CALL), input(0, "{}"), stop(0), input(0, "}"), finish("tool_use")];
-    check_calls(&said, json!([[0, "a", "f", "{}}", false]]));
+    let payloads = [start(0, CALL), input(0, "{}"), stop(0), input(0, "}"), finish("tool_use")];
+    check_calls(&payloads, json!([[0, "a", "f", "{}}", false]]));
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn text_and_thinking_blocks_keep_their_metadata() {
         let delta = json!({"type": "citations_delta", "citation": {"cited_text": text}});
         json!({"type": "content_block_delta", "index": 1, "delta": delta}).to_string()
     };
-    let said = of(&[
+    let response = of(&[
         start(0, r#"{"type":"thinking","thinking":"","signature":""}"#),
         piece(0, "thinking_delta", "thinking", "hm"),
         piece(0, "signature_delta", "signature", "s1"),
@@ -153,10 +153,10 @@ fn text_and_thinking_blocks_keep_their_metadata() {
         stop(3),
         finish("end_turn"),
     ]);
-    assert_eq!((said.text(), said.reasoning()), ("abcd", "hm"));
+    assert_eq!((response.text(), response.reasoning()), ("abcd", "hm"));
     let cited = r#"{"citations":[{"cited_text":"x"},{"cited_text":"y"}]}"#;
     assert_eq!(
-        said.parts(),
+        response.parts(),
         [
             MessagePart::Reasoning { bytes: 2, members: Some(r#"{"signature":"s1"}"#.into()) },
             MessagePart::Text { bytes: 1, members: Some(cited.into()) },
@@ -167,7 +167,7 @@ fn text_and_thinking_blocks_keep_their_metadata() {
 }
 
 #[test]
-fn thinking_without_a_signature_is_whole_if_something_follows() {
+fn thinking_without_a_signature_is_complete_if_a_block_follows() {
     let thinking = |index| {
         [
             start(index, r#"{"type":"thinking","thinking":""}"#),
@@ -185,13 +185,13 @@ fn thinking_without_a_signature_is_whole_if_something_follows() {
 }
 
 #[test]
-fn calls_that_the_service_runs_are_shown_and_kept_in_order() {
+fn service_calls_are_listed_and_sent_back_in_order() {
     let call = r#"{"type":"server_tool_use","id":"s","name":"web_search","input":{},"caller":{"type":"direct"}}"#;
     let result = r#"{"type":"web_search_tool_result","tool_use_id":"s","content":[{"encrypted_content":"é=="}]}"#;
     let compaction = r#"{"type":"compaction","content":null,"encrypted_content":null}"#;
     let delta = json!({"type": "content_block_delta", "index": 3,
         "delta": {"type": "compaction_delta", "content": "c", "encrypted_content": "e"}});
-    let said = of(&[
+    let response = of(&[
         start(0, call),
         input(0, r#"{"query":"#),
         input(0, r#""x"}"#),
@@ -212,11 +212,12 @@ fn calls_that_the_service_runs_are_shown_and_kept_in_order() {
         stop(5),
         finish("end_turn"),
     ]);
-    assert_eq!((said.text(), said.reasoning(), said.calls().len()), ("done", "", 0));
-    let shown: Vec<_> = said.service_calls().iter().map(|c| (&*c.name, &*c.raw, c.kind)).collect();
+    assert_eq!((response.text(), response.reasoning(), response.calls().len()), ("done", "", 0));
+    let shown: Vec<_> =
+        response.service_calls().iter().map(|c| (&*c.name, &*c.raw, c.kind)).collect();
     let kind = CallKind::ServerToolUse;
     assert_eq!(shown, [("web_search", r#"{"query":"x"}"#, kind), ("g", r#"{"a":1}"#, kind)]);
-    let kept: Vec<Value> = said
+    let kept: Vec<Value> = response
         .parts()
         .iter()
         .filter_map(|part| match part {
@@ -238,14 +239,14 @@ fn calls_that_the_service_runs_are_shown_and_kept_in_order() {
                 "input": {"a": 1}}),
         ]
     );
-    assert_eq!(said.parts().len(), 6);
+    assert_eq!(response.parts().len(), 6);
 }
 
 #[test]
-fn a_service_call_that_is_cut_off_is_shown_and_not_kept() {
+fn a_service_call_that_is_cut_off_is_listed_and_not_sent_back() {
     let call = r#"{"type":"server_tool_use","id":"s","name":"g","input":{}}"#;
-    let said = of(&[start(0, call), input(0, "{\"x"), stop(0), finish("max_tokens")]);
-    assert_eq!((said.service_calls()[0].raw.as_str(), said.parts()), ("{\"x", &[][..]));
+    let response = of(&[start(0, call), input(0, "{\"x"), stop(0), finish("max_tokens")]);
+    assert_eq!((response.service_calls()[0].raw.as_str(), response.parts()), ("{\"x", &[][..]));
 }
 
 #[test]
@@ -273,7 +274,7 @@ fn a_plain_body_gives_the_same_as_its_stream() {
     assert_eq!(response(&[r#"{"content":"hi","stop_reason":"end_turn"}"#]).text(), "hi");
 }
 
-/// Returns every path to a value within a value.
+/// Collects the path of every value within a value.
 fn paths(value: &Value, here: &str, found: &mut Vec<String>) {
     found.push(here.to_owned());
     match value {
@@ -315,17 +316,17 @@ fn a_value_of_an_unexpected_type_does_not_lose_the_payload() {
         let value: Value = serde_json::from_str(payload).unwrap();
         let mut places = Vec::new();
         paths(&value, "", &mut places);
-        // Without its type the payload is not an event.
+        // Without its type the payload is no event.
         for place in places.iter().filter(|place| !["", "/type"].contains(&place.as_str())) {
             for odd in [json!(null), json!(7), json!(-1.5), json!("x"), json!([7]), json!({"x": 7})]
             {
                 let mut changed = value.clone();
                 *changed.pointer_mut(place).unwrap() = odd;
-                let mut said = payloads.clone();
-                said[at] = changed.to_string();
-                let response = of(&said);
-                assert_eq!(response.error(), None, "{place} in {}", said[at]);
-                assert!(response.is_done() || at == payloads.len() - 1, "{}", said[at]);
+                let mut changed_payloads = payloads.clone();
+                changed_payloads[at] = changed.to_string();
+                let response = of(&changed_payloads);
+                assert_eq!(response.error(), None, "{place} in {}", changed_payloads[at]);
+                assert!(response.is_done() || at == payloads.len() - 1, "{}", changed_payloads[at]);
             }
         }
     }

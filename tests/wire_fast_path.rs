@@ -1,6 +1,7 @@
-//! The fast path of decoding changes no delta: every recorded response is decoded with it and without.
+//! The fast path of decoding changes no delta: every recorded response is decoded with it and
+//! without it.
 //!
-//! The recordings are not part of the crate. They are looked for in `$CALLSHEET_CORPUS`, or else
+//! The recordings are not part of the crate. The tests search them in `$CALLSHEET_CORPUS`, or else
 //! beside the clone in `../shared/corpus`. Without them the first test passes, except with `CI=true`.
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 

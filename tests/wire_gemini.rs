@@ -1,4 +1,5 @@
-//! Gemini's wire: runs over HTTP against the strict rehearsal server.
+//! Runs over Gemini's wire: over HTTP, against the rehearsal server, which refuses what Gemini
+//! refuses.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod support;
@@ -92,7 +93,7 @@ async fn turns_with_parallel_tools_streamed_and_plain() {
         for request in world.requests() {
             assert_eq!(request.path, format!("/v1/models/gemini-3-rehearsal:{method}"));
         }
-        // Another run continues the conversation, with the signature of the answer.
+        // The next run sends the signature of the answer back.
         assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
         let contents = last_contents(&world);
         let answer = contents[5]["parts"].as_array().unwrap();
@@ -136,7 +137,7 @@ async fn a_call_in_pieces_runs_with_its_complete_arguments() {
     let world = world(&control, Script::of([first, Response::text("All done.")]), true).await;
     let started = world.session.start_run("go").await.unwrap();
     within(world.model.gate_reached("finish")).await;
-    // The close of the call sealed it before the response ended.
+    // The call was sealed when it was closed, before the response ended.
     control.until_logged("end a long one, \"quoted\"").await;
     world.model.release("finish");
     assert_answered(&within(started.report).await.unwrap());
@@ -161,7 +162,7 @@ async fn a_call_that_is_never_closed_is_answered_and_never_run() {
 }
 
 #[tokio::test]
-async fn a_whole_call_starts_before_the_response_has_ended() {
+async fn a_complete_call_starts_before_the_response_has_ended() {
     let control = CallControl::new();
     let first =
         Response::calls([call("quick", "a"), call("writes", "b")]).hold(At::Finish, "finish");
@@ -169,7 +170,7 @@ async fn a_whole_call_starts_before_the_response_has_ended() {
     let started = world.session.start_run("go").await.unwrap();
     within(world.model.gate_reached("finish")).await;
     control.until_logged("end a").await;
-    // The call with effects waits for the finish.
+    // The call with effects waits for the finish reason.
     assert_eq!(control.log(), ["start a", "end a"]);
     world.model.release("finish");
     assert_answered(&within(started.report).await.unwrap());
@@ -189,7 +190,7 @@ async fn a_stream_that_breaks_is_retried() {
     let world = world(&control, script, true).await;
     assert_answered(&world.run("go").await);
     assert_eq!(world.requests().len(), 4);
-    // The result of the pure call is reused from the first attempt.
+    // The result of the pure call is kept from the first attempt.
     assert_eq!(control.log(), ["start a", "end a"]);
     world.assert_paired();
 }
@@ -198,12 +199,12 @@ async fn a_stream_that_breaks_is_retried() {
 async fn an_error_within_a_stream_fails_the_attempt() {
     let error = json!({"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE",
         "details": [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "0.001s"}]}});
-    let said = format!("data: {}\n\n", parts(json!([{"text": "Half"}])));
+    let text = format!("data: {}\n\n", parts(json!([{"text": "Half"}])));
     let bare = format!("{error:#}");
     let event = format!("data: {error}\n\n");
     for error in [bare, event] {
         let control = CallControl::new();
-        let broken = Response::raw("text/event-stream", [said.clone(), error]);
+        let broken = Response::raw("text/event-stream", [text.clone(), error]);
         let world = world(&control, Script::of([broken, Response::text("Whole.")]), true).await;
         let report = world.run("go").await;
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Whole."));
@@ -244,8 +245,7 @@ async fn a_history_of_another_wire_is_accepted() {
         asks("0", "get weather!", json!({})),
         asks("call_7", "quick", json!({"id": "a"})),
     ];
-    // The history begins with a message of the model, and ends with calls that the first run
-    // executes.
+    // The history begins with the model and ends in calls that the first run answers.
     let messages = vec![
         json!({"role": "assistant", "content": "Hello."}),
         json!({"role": "user", "content": "a"}),
@@ -301,7 +301,7 @@ fn decode_shows_incomplete_calls() {
 }
 
 #[test]
-fn a_blocked_prompt_has_no_finish_reason_to_show() {
+fn a_blocked_prompt_has_no_finish_reason() {
     let found = decoded(&[json!({"promptFeedback": {"blockReason": "SAFETY"}})]);
     for key in ["finish_reason", "error"] {
         assert_eq!(found[key], Value::Null, "{found}");

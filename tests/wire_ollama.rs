@@ -1,4 +1,4 @@
-//! Ollama's own chat: runs over HTTP.
+//! Runs over Ollama's wire, over HTTP.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod support;
@@ -102,7 +102,7 @@ async fn a_pure_call_starts_before_the_response_has_ended() {
     world.assert_paired();
 }
 
-/// Runs with a faulty first response, and returns the reasons of the attempts.
+/// Runs with a first response that is faulty. Returns the reasons of the attempts.
 async fn recovers_from(fault: Response) -> Vec<String> {
     let (world, _) = scripted([fault, Response::text("Now it works.")], |config| {
         model(config).first_event_timeout = Duration::from_millis(300);

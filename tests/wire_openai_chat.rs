@@ -1,4 +1,4 @@
-//! Metadata that goes back to a Chat Completions service, over real HTTP.
+//! Metadata that goes back to a Chat Completions service, over HTTP.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod support;
@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
 use support::{parallel, world};
 
-/// Runs one turn with calls and then an answer. Returns the messages of the turn that are sent to
-/// the model.
+/// Runs a turn with calls and the turn of the answer. Returns the message of the first turn as it
+/// was sent back.
 async fn sent_back(first: Response, stream: bool) -> Value {
     let done = Response::text("Done.").with(|r| r.reasoning = vec!["at last".into()]);
     let script = Script::of([first, done, Response::text("Still here.")]);
@@ -23,9 +23,9 @@ async fn sent_back(first: Response, stream: bool) -> Value {
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
     world.assert_paired();
     let messages = world.last_messages();
-    let said: Vec<&Value> = messages.iter().filter(|m| m["role"] == "assistant").collect();
-    assert_eq!(said[1], &json!({"role": "assistant", "content": "Done."}));
-    said[0].clone()
+    let answers: Vec<&Value> = messages.iter().filter(|m| m["role"] == "assistant").collect();
+    assert_eq!(answers[1], &json!({"role": "assistant", "content": "Done."}));
+    answers[0].clone()
 }
 
 #[tokio::test]

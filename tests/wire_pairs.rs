@@ -1,5 +1,5 @@
-//! A session changes its model in the middle of a conversation. The history of each wire is sent
-//! over every other wire, to a server that strictly checks requests.
+//! A session changes its model during the conversation: a history of each wire is sent over every
+//! other wire, to a service that refuses whatever breaks its rules.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod support;
@@ -12,16 +12,16 @@ use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
 use support::{World, parallel, within, world_of};
 
-/// Returns three responses: a turn with thinking, text and two calls with ids that other services
-/// would not create; a turn whose only call is cut off; an answer.
-fn responses(said: &str, wire: Wire) -> [Response; 3] {
+/// Returns three responses: thinking, text and two calls with ids that other services refuse; a
+/// single call that is cut off; and an answer.
+fn responses(name: &str, wire: Wire) -> [Response; 3] {
     let long = "long".repeat(11);
     let (short, long) = match wire {
-        // These two servers refuse ids that they could not have created.
-        Wire::AnthropicMessages => (format!("toolu_{said}"), format!("toolu-{said}-{long}")),
-        Wire::OpenaiResponses => (format!("call_{said}"), format!("call.:{said}:{long}")),
+        // These two services refuse what their own models never send.
+        Wire::AnthropicMessages => (format!("toolu_{name}"), format!("toolu-{name}-{long}")),
+        Wire::OpenaiResponses => (format!("call_{name}"), format!("call.:{name}:{long}")),
         Wire::OpenaiChat | Wire::GeminiGenerate | Wire::OllamaChat => {
-            ("functions.quick:0".to_owned(), format!("{said} {long}{long}"))
+            ("functions.quick:0".to_owned(), format!("{name} {long}{long}"))
         }
     };
     let calls = [
@@ -29,17 +29,17 @@ fn responses(said: &str, wire: Wire) -> [Response; 3] {
         Call::new("quick", json!({"id": "2"})).id(&long),
     ];
     let both = Response {
-        reasoning: vec![format!("{said} thinks")],
-        text: vec![format!("{said} calls.")],
+        reasoning: vec![format!("{name} thinks")],
+        text: vec![format!("{name} calls.")],
         ..Response::calls(calls)
     };
     let cut = Call { arguments_raw: Some("{\"id\": \"3".into()), ..Call::new("writes", json!({})) };
     let cut = Response { finish_reason: Finish::Word("length".into()), ..Response::calls([cut]) };
-    [both, cut, Response::text(&format!("{said} is done."))]
+    [both, cut, Response::text(&format!("{name} is done."))]
 }
 
-/// Starts a host whose agent can use the same scripted provider over two wires.
-async fn world_of_two(from: Wire, to: Wire, stream: bool) -> World {
+/// Starts a host with two models: the same scripted provider over two wires.
+async fn world_with_two_models(from: Wire, to: Wire, stream: bool) -> World {
     let script = Script::of(
         [responses("first", from), responses("second", to), responses("third", from)]
             .into_iter()
@@ -64,14 +64,14 @@ async fn run(world: &World, input: &str, model: &str) -> RunReport {
 }
 
 #[track_caller]
-fn check_run(report: &RunReport, said: &str, pair: &str) {
+fn check_run(report: &RunReport, name: &str, pair: &str) {
     assert_eq!(report.run_end, RunEnd::Answered, "{pair}: {:?}", report.error);
-    assert_eq!(report.text, format!("{said} is done."), "{pair}");
+    assert_eq!(report.text, format!("{name} is done."), "{pair}");
     let calls: Vec<&str> = report.calls.iter().map(|call| &*call.tool_name).collect();
     assert_eq!(calls, ["quick", "quick", "writes"], "{pair}");
 }
 
-/// Collects all texts of a request, whatever its wire.
+/// Collects every text of a request, whatever its wire.
 fn texts(body: &Value, found: &mut Vec<String>) {
     match body {
         Value::String(text) => found.push(text.clone()),
@@ -83,7 +83,7 @@ fn texts(body: &Value, found: &mut Vec<String>) {
 
 async fn check(from: Wire, to: Wire, stream: bool) {
     let pair = format!("{from} to {to}, stream {stream}");
-    let world = world_of_two(from, to, stream).await;
+    let world = world_with_two_models(from, to, stream).await;
     check_run(&run(&world, "begin", "rehearsal").await, "first", &pair);
     check_run(&run(&world, "go on", "other").await, "second", &pair);
     check_run(&run(&world, "and back", "rehearsal").await, "third", &pair);
@@ -93,16 +93,16 @@ async fn check(from: Wire, to: Wire, stream: bool) {
     assert_eq!(wires, [[from; 3], [to; 3], [from; 3]].concat(), "{pair}");
     assert!(requests.iter().all(|request| request.status == 200), "{pair}");
     // Messages from each wire reach the service of the other.
-    for (request, said) in [(&requests[3], vec!["first"]), (&requests[6], vec!["first", "second"])]
+    for (request, name) in [(&requests[3], vec!["first"]), (&requests[6], vec!["first", "second"])]
     {
         let mut sent = Vec::new();
         texts(&request.body, &mut sent);
-        for said in said {
-            for text in [format!("{said} calls."), format!("{said} is done.")] {
+        for name in name {
+            for text in [format!("{name} calls."), format!("{name} is done.")] {
                 assert!(sent.iter().any(|sent| sent.contains(&text)), "{pair}: {text}");
             }
         }
-        // The cut-off call has a result that says so.
+        // The result says what was cut off: the call or the response.
         assert!(sent.iter().any(|text| text.contains("cut off")), "{pair}");
     }
     // Reasoning goes back only to the model that wrote it.

@@ -1,4 +1,5 @@
-//! The Responses wire over real HTTP, against a service that refuses what OpenAI refuses.
+//! Runs over the Responses wire: over HTTP, against the rehearsal server, which refuses what OpenAI
+//! refuses.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod support;
@@ -75,7 +76,7 @@ async fn two_turns_of_parallel_calls(change: impl FnOnce(&mut Config)) {
             "function_call_output",
         ]
     );
-    // The items are as the service sent them, and reasoning precedes its message or calls.
+    // The items go back as the service sent them, each before the item that it led to.
     let summary = json!([{"type": "summary_text", "text": "Hm, two."}]);
     for (at, id) in [(1, "rs_t1_0"), (6, "rs_t2_0")] {
         assert_eq!((&items[at]["id"], &items[at]["summary"]), (&json!(id), &summary));
@@ -205,8 +206,8 @@ async fn a_kept_call_goes_back_with_the_reasoning_that_led_to_it() {
     world.assert_paired();
 }
 
-/// The events of this response repeat each of its parts. Any of them may be left out, as long as
-/// one event with each part is left.
+/// The service sends every part of this response several times. The response decodes to the same
+/// with any of the repetitions left out, as long as one remains of each part.
 #[test]
 fn a_response_decodes_to_the_same_without_its_repetitions() {
     let arguments = json!({"id": "a"}).to_string();

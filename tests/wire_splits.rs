@@ -1,5 +1,5 @@
-//! A generated response is decoded and assembled to itself over every wire and in every framing,
-//! however it is split into events and reads.
+//! A response is assembled to the same result on every wire, however the service splits it into
+//! events and the network into reads.
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
 use callsheet::response::{ResponseAssembler, ResponseLimits, ended_well, parse_arguments};
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 /// A model's response: texts, and calls with arguments of a few members.
 #[derive(Clone, Debug)]
-struct GeneratedResponse {
+struct Answer {
     texts: Vec<String>,
     calls: Vec<(String, Map<String, Value>)>,
 }
@@ -25,7 +25,7 @@ struct Splitting {
     cuts: Vec<Index>,
 }
 
-fn generated_response() -> impl Strategy<Value = GeneratedResponse> {
+fn answer() -> impl Strategy<Value = Answer> {
     let value = prop_oneof![
         any::<i32>().prop_map(Value::from),
         any::<bool>().prop_map(Value::from),
@@ -37,7 +37,7 @@ fn generated_response() -> impl Strategy<Value = GeneratedResponse> {
     let arguments = members.prop_map(|members| members.into_iter().collect());
     let calls = proptest::collection::vec(("[a-z_]{1,8}", arguments), 0..4);
     let texts = proptest::collection::vec("[a-z é\"\\\\\n🌍]{1,6}", 1..5);
-    (texts, calls).prop_map(|(texts, calls)| GeneratedResponse { texts, calls })
+    (texts, calls).prop_map(|(texts, calls)| Answer { texts, calls })
 }
 
 fn splitting() -> impl Strategy<Value = Splitting> {
@@ -60,14 +60,14 @@ fn pieces(text: &str, chars: usize) -> Vec<String> {
     all.chunks(chars).map(|piece| piece.iter().collect()).collect()
 }
 
-/// The events of a stream.
-fn streamed(wire: Wire, response: &GeneratedResponse, chars: usize) -> Vec<Value> {
-    let calls = response.calls.iter().zip(1_usize..);
+/// Returns the events of a stream.
+fn streamed(wire: Wire, answer: &Answer, chars: usize) -> Vec<Value> {
+    let calls = answer.calls.iter().zip(1_usize..);
     let mut events = Vec::new();
     match wire {
         Wire::OpenaiChat => {
             let delta = |delta: Value| json!({"choices": [{"index": 0, "delta": delta}]});
-            events.extend(response.texts.iter().map(|text| delta(json!({"content": text}))));
+            events.extend(answer.texts.iter().map(|text| delta(json!({"content": text}))));
             for ((name, arguments), index) in calls {
                 let call = |function: Value| {
                     json!({"tool_calls": [{"index": index, "id": format!("c{index}"),
@@ -81,7 +81,7 @@ fn streamed(wire: Wire, response: &GeneratedResponse, chars: usize) -> Vec<Value
             events.push(json!({"choices": [{"delta": {}, "finish_reason": "stop"}]}));
         }
         Wire::OpenaiResponses => {
-            events.extend(response.texts.iter().map(|text| {
+            events.extend(answer.texts.iter().map(|text| {
                 json!({"type": "response.output_text.delta", "output_index": 0, "delta": text})
             }));
             for (call, index) in calls {
@@ -99,7 +99,7 @@ fn streamed(wire: Wire, response: &GeneratedResponse, chars: usize) -> Vec<Value
                 events.push(json!({"type": "response.output_item.done", "output_index": index,
                     "item": response_item(call, index)}));
             }
-            events.push(json!({"type": "response.completed", "response": plain(wire, response)}));
+            events.push(json!({"type": "response.completed", "response": plain(wire, answer)}));
         }
         Wire::AnthropicMessages => {
             let start = |index: usize, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
@@ -107,7 +107,7 @@ fn streamed(wire: Wire, response: &GeneratedResponse, chars: usize) -> Vec<Value
             let stop = |index: usize| json!({"type": "content_block_stop", "index": index});
             events.push(start(0, json!({"type": "text", "text": ""})));
             events.extend(
-                response
+                answer
                     .texts
                     .iter()
                     .map(|text| delta(0, json!({"type": "text_delta", "text": text}))),
@@ -128,10 +128,9 @@ fn streamed(wire: Wire, response: &GeneratedResponse, chars: usize) -> Vec<Value
         }
         Wire::GeminiGenerate => {
             let chunk = |part: Value| json!({"candidates": [{"content": {"parts": [part]}}]});
-            events.extend(response.texts.iter().map(|text| chunk(json!({"text": text}))));
+            events.extend(answer.texts.iter().map(|text| chunk(json!({"text": text}))));
             for ((name, arguments), _) in calls {
-                // The arguments are splitting in parts with their paths, and an empty part closes the
-                // call.
+                // The arguments come in pieces with their paths, and an empty piece closes the call.
                 events.push(chunk(json!({"functionCall": {"name": name, "willContinue": true}})));
                 for (key, value) in arguments {
                     for part in partial(key, value, chars) {
@@ -145,7 +144,7 @@ fn streamed(wire: Wire, response: &GeneratedResponse, chars: usize) -> Vec<Value
         }
         Wire::OllamaChat => {
             let line = |message: Value| json!({"message": message, "done": false});
-            events.extend(response.texts.iter().map(|text| line(json!({"content": text}))));
+            events.extend(answer.texts.iter().map(|text| line(json!({"content": text}))));
             for ((name, arguments), _) in calls {
                 let function = json!({"name": name, "arguments": arguments});
                 events.push(line(json!({"content": "", "tool_calls": [{"function": function}]})));
@@ -156,7 +155,7 @@ fn streamed(wire: Wire, response: &GeneratedResponse, chars: usize) -> Vec<Value
     events
 }
 
-/// Returns one member of the arguments in the form of Gemini's `partialArgs`.
+/// Returns one member of the arguments as items of Gemini's `partialArgs`.
 fn partial(key: &str, value: &Value, chars: usize) -> Vec<Value> {
     let path = format!("$['{}']", key.replace('\\', "\\\\").replace('\'', "\\'"));
     match value {
@@ -196,10 +195,10 @@ fn response_item((name, arguments): &(String, Map<String, Value>), index: usize)
         "name": name, "arguments": json!(arguments).to_string(), "status": "completed"})
 }
 
-/// Returns the whole answer as one object.
-fn plain(wire: Wire, response: &GeneratedResponse) -> Value {
-    let text = response.texts.concat();
-    let calls = response.calls.iter().zip(1_usize..);
+/// Returns the answer as a plain body.
+fn plain(wire: Wire, answer: &Answer) -> Value {
+    let text = answer.texts.concat();
+    let calls = answer.calls.iter().zip(1_usize..);
     match wire {
         Wire::OpenaiChat => {
             let calls: Vec<Value> = calls
@@ -246,7 +245,7 @@ fn plain(wire: Wire, response: &GeneratedResponse) -> Value {
     }
 }
 
-/// Writes events in a framing.
+/// Returns a body of these events in a framing that can hold several.
 fn body(framing: Framing, events: &[Value], splitting: &Splitting) -> Vec<u8> {
     let end = splitting.line_end;
     match framing {
@@ -257,7 +256,7 @@ fn body(framing: Framing, events: &[Value], splitting: &Splitting) -> Vec<u8> {
             framed.collect::<String>().into_bytes()
         }
         Framing::JsonLines => {
-            // A line of JSON ends with a line feed, and a carriage return may precede it.
+            // A line of JSON ends with a line feed.
             let end = if splitting.comments { "\r\n" } else { "\n" };
             events.iter().map(|event| format!("{event}{end}")).collect::<String>().into_bytes()
         }
@@ -285,10 +284,10 @@ fn read(wire: Wire, framing: Framing, body: &[u8], cuts: &[Index]) -> ResponseAs
 
 proptest! {
     #[test]
-    fn a_split_response_is_assembled_correctly(generated in generated_response(), splitting in splitting()) {
+    fn a_split_response_is_assembled_correctly(answer in answer(), splitting in splitting()) {
         for (_, wire) in Wire::WORDS {
-            let events = streamed(wire, &generated, splitting.piece_chars);
-            let whole = [plain(wire, &generated)];
+            let events = streamed(wire, &answer, splitting.piece_chars);
+            let whole = [plain(wire, &answer)];
             for (framing, events) in [
                 (Framing::Sse, &events[..]),
                 (Framing::JsonLines, &events),
@@ -299,20 +298,20 @@ proptest! {
                 let response = read(wire, framing, &body, &splitting.cuts);
                 let how = format!("{wire} as {framing}: {}", String::from_utf8_lossy(&body));
                 prop_assert!(ended_well(&response) && response.problems().is_empty(), "{}", how);
-                prop_assert_eq!(response.text(), generated.texts.concat(), "{}", how);
+                prop_assert_eq!(response.text(), answer.texts.concat(), "{}", how);
                 let found: Vec<_> = response
                     .calls()
                     .iter()
                     .map(|call| (call.name.to_string(), parse_arguments(&call.raw).object().cloned()))
                     .collect();
-                let expected: Vec<_> = generated
+                let expected: Vec<_> = answer
                     .calls
                     .iter()
                     .map(|(name, arguments)| (name.clone(), Some(json!(arguments))))
                     .collect();
                 prop_assert_eq!(found, expected, "{}", how);
                 prop_assert!(response.calls().iter().all(|call| call.sealed && !call.changed_after_seal));
-                // Another split of the same body gives an equal response.
+                // Any other split gives the same.
                 prop_assert!(read(wire, framing, &body, &[]) == response, "{}", how);
             }
         }

@@ -1,4 +1,5 @@
-//! The decoder of server-sent events agrees with `sse-stream` on all streams that both accept.
+//! The decoder of server-sent events agrees with the crate `sse-stream` on every stream that both
+//! read in the same way.
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
 use std::convert::Infallible;
@@ -33,8 +34,8 @@ fn theirs(pieces: &[&[u8]]) -> Vec<Event> {
         .unwrap()
 }
 
-/// Returns a line that both parse in the same way: no field `error`, no bare JSON, no blanks before
-/// a field's name, and no event named `error` (which this decoder returns even without data).
+/// Generates lines that both read in the same way: no field `error`, no bare JSON, no blanks before
+/// the name of a field, and no event named `error`, which counts here even without data.
 fn line() -> impl Strategy<Value = String> {
     prop_oneof![
         6 => "data: ?[^\r\n\u{0}]{0,12}",
@@ -52,7 +53,7 @@ fn body() -> impl Strategy<Value = Vec<u8>> {
     let end = prop_oneof![Just("\n"), Just("\r\n"), Just("\r")];
     let mark = prop_oneof![4 => Just(""), 1 => Just("\u{FEFF}")];
     (mark, end, proptest::collection::vec(line(), 0..24)).prop_map(|(mark, end, mut lines)| {
-        // The other decoder drops an event that the end of the body cuts off.
+        // `sse-stream` drops an event that the end of the body cuts off.
         lines.extend([String::new(), String::new()]);
         format!("{mark}{}", lines.join(end)).into_bytes()
     })

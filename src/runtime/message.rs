@@ -6,11 +6,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ractor::{ActorRef, RpcReplyPort};
+use parking_lot::Mutex;
+use ractor::{ActorId, ActorRef, RpcReplyPort};
 use tokio::time::Instant;
 
 use super::agent::Agent;
 use super::error::HostError;
+use super::fair_semaphore::PermitRequest;
 use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
 use super::models::Model;
@@ -18,14 +20,16 @@ use super::report::RunReport;
 use super::request::RunRequest;
 use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
+use crate::context::Variables;
 use crate::event::ApprovalRequest;
 use crate::journal::JournalError;
 use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
 use crate::turn::{
-    ApprovalDecision, ApprovalError, AttemptPlan, CancelReason, PermitReply, TurnRecord, TurnSpec,
+    ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason, LiveCalls,
+    PermitReply, ToolCompletion, TurnRecord, TurnSpec,
 };
-use crate::types::{CallKey, Content, RunId, RunTrace, TraceContext};
+use crate::types::{CallKey, Content, RunId, RunTrace, ToolCall, TraceContext};
 use crate::wire::Delta;
 
 /// A message to the actor that supervises the sessions.
@@ -70,15 +74,15 @@ pub(super) enum SessionMessage {
     Close { reply: RpcReplyPort<Result<(), HostError>> },
     /// A turn was committed. Counts only if it comes from the run's current actors.
     TurnCommitted { epoch: u64, record: Box<TurnRecord> },
-    /// The open approvals changed. `rests`: the turn waits for nothing else.
-    QuestionsChanged { epoch: u64, questions: Vec<ApprovalRequest>, rests: bool },
+    /// The pending approvals changed. `only_waits`: the turn waits for nothing else.
+    ApprovalsChanged { epoch: u64, approvals: Vec<ApprovalRequest>, only_waits: bool },
     /// The rebuilt turn has reported everything that its records contain.
     TurnKnown { epoch: u64 },
     /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
-    /// Return the actors of runs: stream, accumulator.
+    /// Return the actors of runs: stream, accumulator, tool supervisor.
     #[cfg(test)]
-    NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 2]>> },
+    NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },
 }
 
 /// A run that was started or queued, or one that an earlier request started.
@@ -118,7 +122,7 @@ pub(super) enum AccumulatorMessage {
     /// A chunk of the response was decoded. The next chunk is read after the reply.
     DeltasReceived { turn: u32, attempt: u32, batch: Vec<Delta>, reply: RpcReplyPort<()> },
     /// The request of an exchange waits for a permit of its model, or has received it.
-    RequestPlace { turn: u32, attempt: u32, place: PermitReply },
+    ModelPermitReplied { turn: u32, attempt: u32, permit: PermitReply },
     /// An exchange is over. Its model's circuit breaker is told how the exchange is judged; `None` if no
     /// request was sent.
     ResponseEnded {
@@ -128,10 +132,10 @@ pub(super) enum AccumulatorMessage {
         breaker_permit: Option<BreakerPermitGuard>,
     },
     /// A waiting call has received the permit of its tool.
-    PlaceGranted { key: CallKey },
-    /// The grace period of a cancelled call is over.
-    GraceOver { key: CallKey },
-    /// Cancel all calls, and stop when none is left.
+    ToolPermitGranted { key: CallKey },
+    /// Calls have ended. Their completions are in the accumulator's [`CompletionQueue`].
+    ToolsFinished,
+    /// Stop: no call is left and no other turn begins.
     Finish,
     /// This number of the turn's records is durable.
     RecordsStored { turn: u32, upto: u64 },
@@ -141,6 +145,55 @@ pub(super) enum AccumulatorMessage {
     Cancel { why: CancelReason },
     /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
+}
+
+/// A message to the tool supervisor.
+pub(super) enum ToolSupervisorMessage {
+    /// Execute the commands in order.
+    Execute(Vec<ToolCommand>),
+    /// Report the ends of calls to this accumulator from now on. Returns the live calls of the turn
+    /// that it resumes, if it resumes one.
+    Attach {
+        accumulator: AccumulatorRef,
+        completions: CompletionQueue,
+        resumed_turn: Option<u32>,
+        reply: RpcReplyPort<LiveCalls>,
+    },
+    /// The grace period of a cancelled call is over.
+    GraceOver { call: ActorId },
+    /// Abort all calls. When none is left, stop the accumulator and the supervisor.
+    Finish { accumulator: AccumulatorRef },
+}
+
+/// A reference to the tool supervisor of a session.
+pub(super) type ToolSupervisorRef = ActorRef<ToolSupervisorMessage>;
+
+/// The ends of calls on their way from the tool supervisor to its accumulator. The first one in an
+/// empty queue is announced by a message, and the accumulator then takes all.
+pub(super) type CompletionQueue = Arc<Mutex<Vec<(CallKey, ToolCompletion)>>>;
+
+/// A command for a call.
+pub(super) enum ToolCommand {
+    /// Start it.
+    Start(Box<StartTool>),
+    /// Cancel it, and kill it after its grace period.
+    Abort(CallKey),
+}
+
+/// The values with which a call starts.
+pub(super) struct StartTool {
+    pub(super) run: RunId,
+    /// The agent that offers the tool.
+    pub(super) agent: Arc<Agent>,
+    pub(super) call: ToolCall,
+    /// The variables that the call may see.
+    pub(super) variables: Variables,
+    pub(super) idempotency_key: String,
+    pub(super) state: CallStartState,
+    /// The trace context that the call passes on.
+    pub(super) trace: Option<TraceContext>,
+    /// The permit of its tool, if the tool has `max_concurrent`.
+    pub(super) permit: Option<PermitRequest>,
 }
 
 /// A reference to the accumulator of a session.

@@ -1,13 +1,14 @@
 //! The actors: the only folder that uses ractor.
 //!
-//! A [`Host`] supervises sessions. A session owns its history and, for its runs, two actors. The
-//! stream actor reads the model's responses. The accumulator owns the turn and supervises the tool
-//! calls, each of which is an actor. Actors only pass values; the state machines in `turn` and
-//! `session` decide.
+//! A [`Host`] supervises sessions. A session owns its history and, for its runs, three actors. The
+//! stream actor reads the model's responses. The accumulator owns the turn. The tool supervisor runs
+//! the tool calls, each of which is an actor. Actors only pass values; the state machines in `turn`
+//! and `session` decide.
 //!
 //! No actor awaits long work in a handler, so that it handles a stop at once. A tool's actor is the
-//! exception: it runs the tool in its start. When the stream actor or the accumulator dies, the
-//! session ends the other one and continues from its records.
+//! exception: it runs the tool in its start. When the accumulator dies, the session resumes the turn
+//! from its records, and the turn attaches to the calls that still run. When another actor of the
+//! run dies, the session ends the others and continues as after a crash of the host.
 //!
 //! | file | content |
 //! | --- | --- |
@@ -18,7 +19,7 @@
 //! | `session_events`, `publish` | the events of a session, past and live; publishing to watchers, metrics and logs |
 //! | `run_actors`, `message` | the actors of a run; every message between actors |
 //! | `accumulator/`, `stream` | the owner of the turn; the reader of the model's responses |
-//! | `supervisor`, `tool`, `blocking` | running tool calls; one call; the threads of tools that block |
+//! | `supervisor`, `tool`, `blocking` | the supervisor of tool calls; one call; the threads of tools that block |
 //! | `agent`, `models`, `model/` | a configured agent; the configured models; the client of one model |
 //! | `model_limiter`, `caps`, `fair_semaphore` | limits per model, with its circuit breaker; limits per tool; the semaphore of both |
 //! | `gauge`, `task`, `ids` | counts of live objects; tasks that end with their owner; new ids |
@@ -151,8 +152,8 @@ pub struct HostCounts {
     pub awake: usize,
     /// Open runs.
     pub runs: usize,
-    /// Actors of runs: stream actors and accumulators, which stay with a session for some seconds after
-    /// a run, and tool actors.
+    /// Actors of runs: stream actors, accumulators and tool supervisors, which stay with a session
+    /// for some seconds after a run, and tool actors.
     pub actors: usize,
     /// Tasks of runs: read loops and timers.
     pub tasks: usize,

@@ -1,22 +1,86 @@
 //! The actors that run the turns of a session.
 
-use ractor::{ActorCell, ActorRef};
+use std::sync::Arc;
 
-use super::message::{AccumulatorRef, StreamMessage};
+use ractor::{Actor, ActorCell, ActorId, ActorRef, ActorStatus, SpawnErr};
+
+use super::accumulator::{AccumulatorActor, AccumulatorSetup};
+use super::host_state::HostState;
+use super::message::{
+    AccumulatorRef, SessionMessage, StreamMessage, ToolSupervisorMessage, ToolSupervisorRef,
+};
+use super::publish::Publisher;
+use super::stream::{StreamActor, StreamSetup};
+use super::supervisor::{ToolSupervisor, ToolSupervisorSetup};
+use crate::journal::SessionLog;
 
 /// The actors of a run. They stay for the next run until the session has been idle for some seconds.
 pub(super) struct RunActors {
     pub(super) stream: ActorRef<StreamMessage>,
     pub(super) accumulator: AccumulatorRef,
+    pub(super) supervisor: ToolSupervisorRef,
 }
 
 impl RunActors {
-    pub(super) fn cells(&self) -> [ActorCell; 2] {
-        [self.stream.get_cell(), self.accumulator.get_cell()]
+    /// Spawns the actors as children of the session's actor. A given tool supervisor, which has
+    /// survived its accumulator, is used again.
+    pub(super) async fn spawn(
+        session: &ActorRef<SessionMessage>,
+        epoch: u64,
+        log: &Arc<SessionLog>,
+        publisher: &Publisher,
+        host: &HostState,
+        supervisor: Option<ToolSupervisorRef>,
+    ) -> Result<Self, SpawnErr> {
+        let (cell, gauges) = (session.get_cell(), &host.gauges);
+        let setup = StreamSetup { session: session.get_id(), gauges: gauges.clone() };
+        let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, cell.clone()).await?;
+        let supervisor = match supervisor {
+            Some(supervisor) => supervisor,
+            None => {
+                let setup = ToolSupervisorSetup {
+                    publisher: publisher.clone(),
+                    pool: host.pool.clone(),
+                    gauges: gauges.clone(),
+                };
+                Actor::spawn_linked(None, ToolSupervisor, setup, cell.clone()).await?.0
+            }
+        };
+        let setup = AccumulatorSetup {
+            epoch,
+            session: session.clone(),
+            stream: stream.clone(),
+            supervisor: supervisor.clone(),
+            log: Arc::clone(log),
+            publisher: publisher.clone(),
+            caps: host.caps.clone(),
+            gauges: gauges.clone(),
+        };
+        let (accumulator, _) = Actor::spawn_linked(None, AccumulatorActor, setup, cell).await?;
+        Ok(Self { stream, accumulator, supervisor })
     }
 
-    /// Returns whether every tool is back, late ones too.
+    pub(super) fn cells(&self) -> [ActorCell; 3] {
+        [self.stream.get_cell(), self.accumulator.get_cell(), self.supervisor.get_cell()]
+    }
+
+    /// Returns the tool supervisor if it is alive.
+    pub(super) fn living_supervisor(&self) -> Option<ToolSupervisorRef> {
+        (self.supervisor.get_status() == ActorStatus::Running).then(|| self.supervisor.clone())
+    }
+
+    /// Returns true if no tool runs, also none that was cancelled.
     pub(super) fn run_no_tool(&self) -> bool {
-        self.accumulator.get_children().is_empty()
+        self.supervisor.get_children().is_empty()
+    }
+
+    /// Ends the actors. Calls that still run are cancelled and have their grace period. Returns
+    /// the actors that end with the last call.
+    pub(super) fn finish(self) -> Vec<ActorId> {
+        let Self { stream, accumulator, supervisor } = self;
+        stream.stop(None);
+        let ids = vec![accumulator.get_id(), supervisor.get_id()];
+        let finish = ToolSupervisorMessage::Finish { accumulator };
+        if supervisor.cast(finish).is_ok() { ids } else { Vec::new() }
     }
 }

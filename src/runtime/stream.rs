@@ -108,9 +108,9 @@ impl ReadLoop {
             tokio::time::sleep(plan.wait).await;
         }
         let (turn, attempt) = (self.turn, self.attempt);
-        let notify = |place| {
+        let notify = |permit| {
             // If the accumulator has ended, this task is aborted.
-            let message = AccumulatorMessage::RequestPlace { turn, attempt, place };
+            let message = AccumulatorMessage::ModelPermitReplied { turn, attempt, permit };
             let _ = self.accumulator.cast(message);
         };
         let Admission { in_flight, breaker_permit } =

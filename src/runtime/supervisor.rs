@@ -1,4 +1,7 @@
-//! The supervisor of a session's tool calls: one linked actor per call.
+//! The actor that supervises the tool calls of a session: one linked actor per call.
+//!
+//! It is an actor of its own, so that running calls survive the death of the accumulator. The next
+//! accumulator attaches to it, and receives the ends of calls that the last one may have missed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,99 +9,194 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ractor::{Actor, ActorCell, ActorId};
+use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, SupervisionEvent};
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::agent::Agent;
 use super::blocking::BlockingPool;
-use super::fair_semaphore::PermitRequest;
-use super::gauge::Gauges;
-use super::message::{AccumulatorMessage, AccumulatorRef};
+use super::gauge::{CountGuard, Gauges};
+use super::message::{
+    AccumulatorMessage, AccumulatorRef, CompletionQueue, StartTool, ToolCommand,
+    ToolSupervisorMessage, ToolSupervisorRef,
+};
 use super::publish::Publisher;
 use super::task::OwnedTask;
 use super::tool::{OutcomeSlot, ToolActor, ToolSetup, failed};
-use crate::context::{Variables, VariablesTransaction};
+use crate::context::VariablesTransaction;
 use crate::event::Event;
 use crate::tool::{ProgressCallback, SharedVariableView, ToolContext};
-use crate::turn::ToolCompletion;
-use crate::types::{
-    CallKey, FailureKind, RunId, ToolCall, ToolOutcome, TraceContext, VariablesUse, excerpt,
-};
+use crate::turn::{CallStartState, LiveCall, LiveCalls, ToolCompletion};
+use crate::types::{CallKey, FailureKind, RunId, ToolOutcome, VariablesUse, excerpt};
 
 /// The number of progress texts that one call may send; further ones are dropped.
 const PROGRESS_PER_CALL_MAX: u32 = 1000;
 /// The largest length of a progress text, in characters.
 const PROGRESS_CHARS_MAX: usize = 500;
 
-/// A command for a call.
-pub(super) enum ToolCommand {
-    /// Start it.
-    Start(Box<StartTool>),
-    /// Cancel it, and kill it after its grace period.
-    Abort(CallKey),
+/// The actor that starts and stops calls, and alone determines their outcomes.
+#[derive(Debug)]
+pub(super) struct ToolSupervisor;
+
+/// The arguments of a tool supervisor.
+pub(super) struct ToolSupervisorSetup {
+    pub(super) publisher: Publisher,
+    pub(super) pool: BlockingPool,
+    pub(super) gauges: Gauges,
 }
 
-/// The values with which a call starts.
-pub(super) struct StartTool {
-    pub(super) run: RunId,
-    /// The agent that offers the tool.
-    pub(super) agent: Arc<Agent>,
-    pub(super) call: ToolCall,
-    /// The variables that the call may see.
-    pub(super) variables: Variables,
-    pub(super) idempotency_key: String,
-    /// The trace context that the call passes on.
-    pub(super) trace: Option<TraceContext>,
-    /// The permit of its tool, if the tool has `max_concurrent`.
-    pub(super) place: Option<PermitRequest>,
-}
-
-/// Starts and stops calls, and alone determines their outcomes. It is a part of the accumulator: tool
-/// actors are linked to the accumulator, which receives their ends.
-pub(super) struct ToolSupervisor {
+pub(super) struct ToolSupervisorState {
     /// A tool that keeps its context beyond the session's life does not keep this alive.
     publisher: Arc<Publisher>,
     pool: BlockingPool,
     gauges: Gauges,
     running: HashMap<ActorId, RunningCall>,
+    /// The ends of the calls of the current turn, for an accumulator that attaches later.
+    ended: HashMap<CallKey, LiveCall>,
+    accumulator: Option<(AccumulatorRef, CompletionQueue)>,
+    /// The turn that the first accumulator resumed. Another supervisor may have started calls of
+    /// it.
+    inherited_turn: Option<u32>,
+    /// The accumulator to stop when no call is left. `None` until `Finish`.
+    finishing: Option<AccumulatorRef>,
+    _counted: CountGuard,
 }
 
 /// A call whose actor is alive.
 struct RunningCall {
     key: CallKey,
+    started: Instant,
+    state: CallStartState,
     actor: ActorCell,
     slot: OutcomeSlot,
     /// The call's use of variables, which survives its actor.
     view: SharedVariableView,
     cancellation: CancellationToken,
-    /// Cancels the token when the call or its supervisor ends, so that a thread or task that the tool left
-    /// behind is notified.
+    /// Cancels the token when the call or its supervisor ends, so that a thread or task that the
+    /// tool left behind is notified.
     _over: DropGuard,
     /// The grace period after a cancellation.
     grace: Duration,
     /// Kills the call after the grace period.
-    end: Option<OwnedTask>,
+    kill_timer: Option<OwnedTask>,
     killed: bool,
 }
 
-impl ToolSupervisor {
-    pub(super) fn new(publisher: Publisher, pool: BlockingPool, gauges: Gauges) -> Self {
-        Self { publisher: Arc::new(publisher), pool, gauges, running: HashMap::new() }
+impl Actor for ToolSupervisor {
+    type Msg = ToolSupervisorMessage;
+    type State = ToolSupervisorState;
+    type Arguments = ToolSupervisorSetup;
+
+    async fn pre_start(
+        &self,
+        _: ToolSupervisorRef,
+        setup: ToolSupervisorSetup,
+    ) -> Result<ToolSupervisorState, ActorProcessingErr> {
+        let ToolSupervisorSetup { publisher, pool, gauges } = setup;
+        Ok(ToolSupervisorState {
+            publisher: Arc::new(publisher),
+            pool,
+            _counted: gauges.actors.increment(),
+            gauges,
+            running: HashMap::new(),
+            ended: HashMap::new(),
+            accumulator: None,
+            inherited_turn: None,
+            finishing: None,
+        })
     }
 
-    /// Starts a call. Returns its outcome if it could not start.
-    pub(super) async fn start(
+    async fn handle(
+        &self,
+        myself: ToolSupervisorRef,
+        message: ToolSupervisorMessage,
+        state: &mut ToolSupervisorState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            ToolSupervisorMessage::Execute(commands) => {
+                for command in commands {
+                    match command {
+                        ToolCommand::Start(start) => Box::pin(state.start(*start, &myself)).await,
+                        ToolCommand::Abort(key) => state.abort(key, &myself),
+                    }
+                }
+            }
+            ToolSupervisorMessage::Attach { accumulator, completions, resumed_turn, reply } => {
+                let live = state.attach((accumulator, completions), resumed_turn);
+                // The accumulator may have died.
+                let _ = reply.send(live);
+            }
+            ToolSupervisorMessage::GraceOver { call } => {
+                if let Some(running) = state.running.get_mut(&call) {
+                    running.killed = true;
+                    running.actor.kill();
+                }
+            }
+            ToolSupervisorMessage::Finish { accumulator } => {
+                state.finishing = Some(accumulator);
+                let keys: Vec<_> = state.running.values().map(|running| running.key).collect();
+                for key in keys {
+                    state.abort(key, &myself);
+                }
+            }
+        }
+        state.stop_if_finished(&myself);
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ToolSupervisorRef,
+        event: SupervisionEvent,
+        state: &mut ToolSupervisorState,
+    ) -> Result<(), ActorProcessingErr> {
+        match event {
+            SupervisionEvent::ActorTerminated(cell, _, _) => {
+                let killed = || failed(FailureKind::Killed, "the tool was killed");
+                state.handle_end(cell.get_id(), killed);
+            }
+            SupervisionEvent::ActorFailed(cell, error) => {
+                let died = || failed(FailureKind::Panic, &format!("the tool panicked: {error}"));
+                state.handle_end(cell.get_id(), died);
+            }
+            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {
+                return Ok(());
+            }
+        }
+        state.stop_if_finished(&myself);
+        Ok(())
+    }
+}
+
+impl ToolSupervisorState {
+    /// Makes this the accumulator that receives the ends of calls. Returns the calls of the turn
+    /// that it resumes.
+    fn attach(
         &mut self,
-        start: StartTool,
-        myself: &AccumulatorRef,
-    ) -> Option<(CallKey, ToolCompletion)> {
-        let StartTool { run, agent, call, variables, idempotency_key, trace, place } = start;
+        accumulator: (AccumulatorRef, CompletionQueue),
+        resumed_turn: Option<u32>,
+    ) -> LiveCalls {
+        if self.accumulator.replace(accumulator).is_none() {
+            self.inherited_turn = resumed_turn;
+            return LiveCalls::default();
+        }
+        let running = self.running.values().map(|running| (running.key, running.live(None)));
+        let ended = self.ended.iter().map(|(key, call)| (*key, call.clone()));
+        // A call may run again, so that its earlier end is of no use.
+        let calls = ended.chain(running).filter(|(key, _)| Some(key.turn) == resumed_turn);
+        LiveCalls { calls: calls.collect(), is_complete: self.inherited_turn != resumed_turn }
+    }
+
+    async fn start(&mut self, start: StartTool, myself: &ToolSupervisorRef) {
+        let StartTool { run, agent, call, variables, idempotency_key, state, trace, permit } =
+            start;
         let view = VariablesTransaction::new(variables, agent.limits().max_variables_bytes);
         let view: SharedVariableView = Arc::new(Mutex::new(view));
-        let key = call.key;
+        let (key, started) = (call.key, Instant::now());
+        self.ended.retain(|ended, _| ended.turn == key.turn);
         let Some(registered) = agent.tools.get(&*call.name) else {
             // The turn only admits tools of this map.
-            return Some((key, not_started(FailureKind::UnknownTool, "no tool has this name")));
+            let unknown = failed(FailureKind::UnknownTool, "no tool has this name");
+            return self.report(key, not_started(state, unknown));
         };
         let cancellation = CancellationToken::new();
         let slot = OutcomeSlot::default();
@@ -116,27 +214,29 @@ impl ToolSupervisor {
             .with_variables(Arc::clone(&view)),
             pool: registered.spec.blocking.then(|| self.pool.clone()),
             slot: Arc::clone(&slot),
-            place,
-            held: [self.gauges.actors.increment(), self.gauges.tools.increment()],
+            permit,
+            counted: [self.gauges.actors.increment(), self.gauges.tools.increment()],
         };
         match Actor::spawn_linked(None, ToolActor, work, myself.get_cell()).await {
             Ok((actor, _)) => {
                 let running = RunningCall {
                     key,
+                    started,
+                    state,
                     actor: actor.get_cell(),
                     slot,
                     view,
                     _over: cancellation.clone().drop_guard(),
                     cancellation,
                     grace: agent.limits().cancel_grace,
-                    end: None,
+                    kill_timer: None,
                     killed: false,
                 };
                 self.running.insert(actor.get_id(), running);
-                None
             }
             Err(error) => {
-                Some((key, not_started(FailureKind::Killed, &format!("not started: {error}"))))
+                let refused = failed(FailureKind::Killed, &format!("not started: {error}"));
+                self.report(key, not_started(state, refused));
             }
         }
     }
@@ -166,56 +266,67 @@ impl ToolSupervisor {
     }
 
     /// Cancels a call, and kills it after its grace period.
-    pub(super) fn abort(&mut self, key: CallKey, myself: &AccumulatorRef) {
-        let Some(running) = self.running.values_mut().find(|running| running.key == key) else {
-            return;
-        };
+    fn abort(&mut self, key: CallKey, myself: &ToolSupervisorRef) {
+        let found = self.running.iter_mut().find(|(_, running)| running.key == key);
+        let Some((&call, running)) = found else { return };
         if running.cancellation.is_cancelled() {
             return;
         }
         running.cancellation.cancel();
-        let (accumulator, grace) = (myself.clone(), running.grace);
-        running.end = Some(OwnedTask::spawn(&self.gauges.tasks, async move {
+        let (supervisor, grace) = (myself.clone(), running.grace);
+        running.kill_timer = Some(OwnedTask::spawn(&self.gauges.tasks, async move {
             tokio::time::sleep(grace).await;
-            let _ = accumulator.cast(AccumulatorMessage::GraceOver { key });
+            let _ = supervisor.cast(ToolSupervisorMessage::GraceOver { call });
         }));
     }
 
-    /// Kills a call that did not stop.
-    pub(super) fn kill(&mut self, key: CallKey) {
-        if let Some(running) = self.running.values_mut().find(|running| running.key == key) {
-            running.killed = true;
-            running.actor.kill();
-        }
-    }
-
-    /// Cancels all calls.
-    pub(super) fn abort_all(&mut self, myself: &AccumulatorRef) {
-        let keys: Vec<_> = self.running.values().map(|running| running.key).collect();
-        for key in keys {
-            self.abort(key, myself);
-        }
-    }
-
-    /// Returns the outcome of a call whose actor ended. An empty slot means that the actor died.
-    pub(super) fn ended(
-        &mut self,
-        actor: ActorId,
-        died: impl FnOnce() -> ToolOutcome,
-    ) -> Option<(CallKey, ToolCompletion)> {
-        let running = self.running.remove(&actor)?;
+    /// Reports the end of a call whose actor has ended. An empty slot means that the actor died.
+    fn handle_end(&mut self, actor: ActorId, died: impl FnOnce() -> ToolOutcome) {
+        let Some(running) = self.running.remove(&actor) else { return };
         let outcome = running.slot.lock().take().unwrap_or_else(died);
         let used = running.view.lock().take();
-        Some((running.key, ToolCompletion { outcome, used }))
+        let call = running.live(Some(ToolCompletion { outcome, used }));
+        self.report(running.key, call);
     }
 
-    /// Returns whether every remaining call was killed. The supervisor cannot wait for a tool that never
-    /// awaits.
-    pub(super) fn is_done(&self) -> bool {
-        self.running.values().all(|running| running.killed)
+    /// Hands the end of a call to the accumulator.
+    fn report(&mut self, key: CallKey, call: LiveCall) {
+        if let (Some((accumulator, queue)), Some(completion)) =
+            (&self.accumulator, &call.completion)
+        {
+            let is_first = {
+                let mut queue = queue.lock();
+                queue.push((key, completion.clone()));
+                queue.len() == 1
+            };
+            if is_first {
+                // The next accumulator receives it if this one is dead.
+                let _ = accumulator.cast(AccumulatorMessage::ToolsFinished);
+            }
+        }
+        self.ended.insert(key, call);
+    }
+
+    /// Stops the accumulator and this actor if it is finishing and every remaining call was killed.
+    /// It cannot wait for a tool that never awaits.
+    fn stop_if_finished(&self, myself: &ToolSupervisorRef) {
+        let Some(accumulator) = &self.finishing else { return };
+        if self.running.values().all(|running| running.killed) {
+            let _ = accumulator.cast(AccumulatorMessage::Finish);
+            myself.stop(None);
+        }
     }
 }
 
-fn not_started(kind: FailureKind, what: &str) -> ToolCompletion {
-    ToolCompletion { outcome: failed(kind, what), used: VariablesUse::default() }
+impl RunningCall {
+    /// Returns the call as an accumulator that attaches needs it.
+    fn live(&self, completion: Option<ToolCompletion>) -> LiveCall {
+        LiveCall { state: self.state.clone(), elapsed: self.started.elapsed(), completion }
+    }
+}
+
+/// Returns a call that could not be started, with its outcome.
+fn not_started(state: CallStartState, outcome: ToolOutcome) -> LiveCall {
+    let completion = ToolCompletion { outcome, used: VariablesUse::default() };
+    LiveCall { state, elapsed: Duration::ZERO, completion: Some(completion) }
 }

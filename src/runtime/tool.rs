@@ -11,12 +11,12 @@ use super::gauge::CountGuard;
 use crate::tool::{Tool, ToolContext, ToolError, ToolOutput};
 use crate::types::{FailureKind, ToolOutcome, ToolStatus};
 
-/// Where a call leaves its outcome for its supervisor, which hears of the actor's end before any
-/// message that the actor could send.
+/// The place where a call leaves its outcome for the tool supervisor. A message could not be used:
+/// the supervisor receives the end of an actor before the actor's last message.
 pub(super) type OutcomeSlot = Arc<Mutex<Option<ToolOutcome>>>;
 
-/// Runs one call, as its start: it is told nothing. Killing the actor drops the tool's future, and
-/// a panic ends this call alone.
+/// Runs one call when it starts, and receives no messages. A kill of the actor drops the tool's
+/// future, and a panic ends only this call.
 #[derive(Debug)]
 pub(super) struct ToolActor;
 
@@ -27,10 +27,10 @@ pub(super) struct ToolSetup {
     /// The pool whose threads the tool may block, if it does.
     pub(super) pool: Option<BlockingPool>,
     pub(super) slot: OutcomeSlot,
-    /// Its place of its tool, if that has a cap: kept until the tool's future is gone, on
-    /// whichever thread that is.
-    pub(super) place: Option<PermitRequest>,
-    pub(super) held: [CountGuard; 2],
+    /// The permit of its tool, if the tool has `max_concurrent`. It is held until the tool's future
+    /// is dropped.
+    pub(super) permit: Option<PermitRequest>,
+    pub(super) counted: [CountGuard; 2],
 }
 
 impl Actor for ToolActor {
@@ -52,9 +52,9 @@ impl Actor for ToolActor {
         state: &mut Option<ToolSetup>,
     ) -> Result<(), ActorProcessingErr> {
         let Some(work) = state.take() else { return Ok(()) };
-        let ToolSetup { tool, context, pool, slot, place, held: _held } = work;
+        let ToolSetup { tool, context, pool, slot, permit, counted: _counted } = work;
         let run = async move {
-            let _place = place;
+            let _permit = permit;
             tool.run(context).await
         };
         let ran = match pool {

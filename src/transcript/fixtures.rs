@@ -10,7 +10,7 @@ pub(crate) fn session() -> SessionId {
     SessionId::parse("s1").unwrap()
 }
 
-/// Entries of these records, a second apart.
+/// Returns entries of these records, one second apart.
 pub(crate) fn entries(records: impl IntoIterator<Item = Record>) -> Vec<JournalEntry> {
     let numbered = records.into_iter().zip(1..);
     let time = |n: u64| 1_700_000_000_000 + n * 1_000;
@@ -44,7 +44,7 @@ fn committed(turn: u32, end: Value, tools: &[&str], finish: Value, usage: Value)
         "parallel": true, "times": {}}})
 }
 
-/// The end of a run with this number of inputs that wait.
+/// Returns the end of a run for whose end this number of inputs waits.
 fn behind(waiting: u64, mut run_ended: Value) -> Value {
     run_ended["waiting"] = waiting.into();
     run_ended

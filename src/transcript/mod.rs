@@ -1,4 +1,4 @@
-//! The one typed reading of a session's records: runs, their turns, their attempts, their calls.
+//! Reads a session's records into a typed form: runs, their turns, their attempts, their calls.
 //!
 //! Everything that interprets a journal reads a [`Transcript`] instead of matching on records:
 //! checks, exports, the resumption of a turn. It borrows from the records and copies no text.
@@ -7,9 +7,9 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | this one | sessions, runs and turns |
+//! | `mod` | sessions, runs and turns |
 //! | `attempt` | attempts, responses and calls |
-//! | `reader` | the reading itself: where each record belongs |
+//! | `reader` | the reading of records |
 //! | `breach` | invariants, and breaches of them |
 
 mod attempt;

@@ -1,4 +1,4 @@
-//! Reads records one after the other and puts each where it belongs.
+//! Reads records one after the other and adds each to its run, turn, attempt or call.
 
 use super::{
     AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, Breach, CallIntent,

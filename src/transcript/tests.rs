@@ -5,7 +5,7 @@ use super::*;
 use crate::record::{JournalEntry, Record, ResponseDisposition};
 use crate::types::{ApprovalPhase, ToolStatus, Verdict};
 
-/// The numbers of the turns of each run, and of the attempts of each turn.
+/// Returns the numbers of the turns of each run, and of the attempts of each turn.
 fn shape(transcript: &Transcript<'_>) -> Vec<Vec<(u32, Vec<u32>)>> {
     let attempts = |turn: &TurnTranscript<'_>| turn.attempts.iter().map(|a| a.number).collect();
     let turns = |run: &RunTranscript<'_>| {
@@ -62,7 +62,7 @@ fn records_are_read_as_runs_turns_attempts_and_calls() {
 }
 
 #[test]
-fn nothing_is_copied() {
+fn texts_are_borrowed() {
     let entries = entries(rich());
     let transcript = Transcript::read(&entries);
     let Record::ResponseEnded { message, .. } = &entries[6].record else { panic!("a response") };
@@ -116,7 +116,7 @@ fn a_run_and_its_turn_are_open_until_they_end() {
 
 #[test]
 fn a_record_that_does_not_fit_is_listed_and_the_rest_is_read() {
-    // An outcome of a call that the response does not hold.
+    // The outcome of a call that the response does not hold.
     let mut records = rich();
     let key = json!({"turn": 1, "attempt": 2, "index": 9});
     changed(&mut records, 7, json!({"call": {"key": key, "name": "x"}}));
@@ -127,7 +127,7 @@ fn a_record_that_does_not_fit_is_listed_and_the_rest_is_read() {
     assert!(turn.call(turn.kept_calls()[0].key).is_none());
     assert_eq!(shape(&transcript).concat().len(), 3);
 
-    // Without its first attempt, without its commit, and with its response twice.
+    // A turn without its first attempt, without its commit, and with two responses.
     for (index, doubled, expected) in [
         (2, false, vec![(3, Invariant::Turn), (4, Invariant::Turn)]),
         (16, false, vec![(18, Invariant::Turn)]),
@@ -146,7 +146,7 @@ fn a_record_that_does_not_fit_is_listed_and_the_rest_is_read() {
         assert_eq!(turns.iter().map(|turn| turn.0).collect::<Vec<_>>(), [1, 2, 3], "{index}");
     }
 
-    // Two runs that overlap, and an end of no run.
+    // Two runs that overlap, and the end of a run that is not open.
     let mut records = rich();
     let end = records.remove(21);
     records.push(end);

@@ -1,21 +1,18 @@
 //! One call of a response, from its first bytes to its outcome.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
 
+use super::live_calls::{CallStartState, LastWriters, LiveCall};
 use crate::event::{CallLabel, WaitingFor};
 use crate::tool::ToolSpec;
 use crate::transcript::RecordedOutcome;
 use crate::types::{
-    ApprovalPhase, CallKey, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, VariableName,
-    WriteSet, excerpt,
+    ApprovalPhase, CallKey, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, WriteSet,
+    excerpt,
 };
-
-/// The index of the last call of the turn that wrote each variable.
-pub(super) type LastWriters = BTreeMap<VariableName, u32>;
 
 /// Characters of arguments and results that are quoted to people.
 pub(super) const QUOTE_CHARS: usize = 200;
@@ -83,6 +80,8 @@ pub(super) struct TurnCall {
     pub(super) notes: ResultNotes,
     pub(super) sealed_at: Option<Duration>,
     pub(super) started_at: Option<Duration>,
+    /// The time for which the tool ran before the turn was resumed.
+    pub(super) ran_before: Duration,
     /// The time at which the tool answered or was aborted.
     pub(super) answered_at: Option<Duration>,
     /// The time at which the pending approval was requested.
@@ -125,6 +124,7 @@ impl TurnCall {
             notes: ResultNotes::default(),
             sealed_at: None,
             started_at: None,
+            ran_before: Duration::ZERO,
             answered_at: None,
             approval_requested_at: None,
             approval_wait_before_resume: Duration::ZERO,
@@ -210,6 +210,17 @@ impl TurnCall {
         matches!(self.phase, CallPhase::Running { .. })
     }
 
+    /// Returns the state that the call's supervisor keeps.
+    pub(super) fn start_state(&self) -> CallStartState {
+        let (early, rerun) = (self.early, self.notes.conflict);
+        CallStartState { snapshot: self.snapshot.clone(), early, rerun }
+    }
+
+    /// Returns the call as its supervisor knows it while it runs.
+    pub(super) fn live(&self) -> LiveCall {
+        LiveCall { state: self.start_state(), elapsed: self.ran_before, completion: None }
+    }
+
     /// Returns whether the tool has answered and the outcome is not decided.
     pub(super) fn has_undecided_report(&self) -> bool {
         matches!(self.phase, CallPhase::Reported(_) | CallPhase::AwaitingReview { .. })
@@ -274,9 +285,9 @@ impl TurnCall {
         let sealed = self.sealed_at.unwrap_or(ended);
         let ran = |started| self.answered_at.unwrap_or(ended).saturating_sub(started);
         RecordedTimes {
-            started: self.started_at.map(|started| began + started),
+            started: self.started_at.map(|at| (began + at).saturating_sub(self.ran_before)),
             wait: self.started_at.unwrap_or(ended).saturating_sub(sealed),
-            duration: self.started_at.map_or(Duration::ZERO, ran),
+            duration: self.started_at.map_or(Duration::ZERO, ran) + self.ran_before,
         }
     }
 }

@@ -44,7 +44,8 @@ impl Turn {
         let runs = |call: &&mut TurnCall| call.is_running() && call.answered_at.is_none();
         if let Some(call) = self.calls.get_mut(index).filter(runs) {
             call.answered_at = Some(now);
-            self.clock.tool_ended(now.saturating_sub(call.started_at.unwrap_or(now)));
+            let ran = now.saturating_sub(call.started_at.unwrap_or(now));
+            self.clock.tool_ended(ran + call.ran_before);
         }
     }
 

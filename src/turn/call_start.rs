@@ -94,6 +94,7 @@ impl Turn {
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
         call.phase = CallPhase::Running { deadline };
         call.started_at = Some(now);
+        call.ran_before = Duration::ZERO;
         call.answered_at = None;
         call.report_before_rerun = None;
         call.snapshot = self.variables.writers().clone();
@@ -109,6 +110,7 @@ impl Turn {
             call: call.call.clone(),
             variables: self.variables.current.clone(),
             idempotency_key: self.spec.idempotency_key(call.key()),
+            state: call.start_state(),
         };
         self.clock.tool_started();
         self.emit(event);
@@ -118,7 +120,8 @@ impl Turn {
     /// Aborts a running call whose deadline has passed, and answers it.
     pub(super) fn end_timed_out(&mut self, index: usize, deadline: Duration) {
         let Some(call) = self.calls.get(index) else { return };
-        let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
+        let started = call.started_at.unwrap_or(deadline);
+        let timeout = deadline.saturating_sub(started) + call.ran_before;
         let outcome = model_messages::timed_out(call, timeout);
         self.effects.perform(TurnAction::Abort(call.key()));
         self.end_call(index, outcome);

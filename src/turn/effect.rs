@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::budget::Budget;
+use super::live_calls::CallStartState;
 use crate::config::Limits;
 use crate::context::Variables;
 use crate::event::{Event, TurnTimes};
@@ -15,7 +16,7 @@ pub use crate::record::{CancelReason, TurnEnd};
 use crate::tool::ToolSpec;
 use crate::types::{
     ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, Judgement, ModelOrigin, ToolCall,
-    ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
+    ToolResult, Usage, Verdict,
 };
 
 /// An effect of a turn, which its owner performs in the order in which they are polled.
@@ -63,6 +64,8 @@ pub struct CallStart {
     pub variables: Variables,
     /// The key under which the call may run again after a crash.
     pub idempotency_key: String,
+    /// The state to give back in a [`LiveCall`].
+    pub state: CallStartState,
 }
 
 /// The effects of a turn that were not polled yet.
@@ -153,15 +156,6 @@ pub enum PermitReply {
     Granted,
     /// All permits are held. `Granted` follows later.
     Waiting,
-}
-
-/// The end of a call, as its supervisor reports it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ToolCompletion {
-    /// The outcome.
-    pub outcome: ToolOutcome,
-    /// The reads and writes of session variables.
-    pub used: VariablesUse,
 }
 
 /// A decision about a call.

@@ -9,7 +9,8 @@
 //! of earlier calls, so that it has no second conflict. A call with effects, or one that may no
 //! longer start, keeps its result, and its writes are dropped.
 
-use super::call::{CallPhase, LastWriters, ReportedOutcome, TurnCall};
+use super::call::{CallPhase, ReportedOutcome, TurnCall};
+use super::live_calls::LastWriters;
 use super::schedule::StartGate;
 use super::{Turn, TurnStage, model_messages};
 use crate::context::Variables;

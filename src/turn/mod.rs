@@ -23,6 +23,7 @@
 //! | texts that the model receives about calls that did not run | `model_messages` |
 //! | order of all decisions after an event, commit | `step` |
 //! | resume after a crash | `resume` |
+//! | running calls that a resumed turn attaches to | `live_calls` |
 //! | unanswered calls of a new session | `initial_calls` |
 //! | committed turn from its records | `committed` |
 //! | replay of the records of a turn | `replay` |
@@ -48,6 +49,7 @@ pub(crate) mod explorer;
 pub(crate) mod fixtures;
 mod initial_calls;
 mod isolation;
+mod live_calls;
 mod model_messages;
 mod reassembly;
 pub(crate) mod replay;
@@ -72,9 +74,10 @@ pub(crate) use budget::{MAX_CALLS, MAX_TOKENS};
 pub use committed::results_so_far;
 pub use effect::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, ModelPlan,
-    ModelPlans, PermitReply, ToolCompletion, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    ModelPlans, PermitReply, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 pub use initial_calls::InitialCallsTurn;
+pub use live_calls::{CallStartState, LiveCall, LiveCalls, ToolCompletion};
 pub use replay::Difference;
 
 use crate::event::{CallLabel, Event};

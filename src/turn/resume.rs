@@ -4,6 +4,10 @@
 //! if its tool is idempotent, it runs again with the same idempotency key. A call without an intent
 //! is decided as if it were new. Approvals stay pending, and their timeouts also pass while no host
 //! runs.
+//!
+//! If only the owner of the turn died, its tool supervisor still runs the calls. The resumed turn
+//! attaches to them, and a call that the supervisor was never told to start is decided as if it were
+//! new, even if it has an intent.
 
 use std::borrow::Borrow;
 use std::sync::Arc;
@@ -12,7 +16,8 @@ use std::time::Duration;
 use super::admission::{self, CallRetention};
 use super::budget::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
-use super::effect::{CancelReason, TurnSpec};
+use super::effect::{CancelReason, TurnAction, TurnSpec};
+use super::live_calls::{LiveCall, LiveCalls};
 use super::retry::RetryPolicy;
 use super::{Turn, TurnStage, model_messages};
 use crate::event::Event;
@@ -32,12 +37,13 @@ struct RecordedTurn<'t, 'a> {
     attempt: &'t AttemptTranscript<'a>,
     /// The reason to end the turn early.
     cancelled: Option<CancelReason>,
+    live: LiveCalls,
 }
 
 impl Turn {
     /// Resumes a turn from its entries: all that were appended since its first one, without its
     /// commit. `now` is the Unix time in milliseconds. `cancel` is a reason to end the turn; a
-    /// reason in the entries precedes it.
+    /// reason in the entries precedes it. No call of the turn runs any more.
     #[must_use]
     pub fn resume<E: Borrow<JournalEntry>>(
         spec: TurnSpec,
@@ -45,13 +51,26 @@ impl Turn {
         now: u64,
         cancel: Option<CancelReason>,
     ) -> Self {
+        Self::resume_with(spec, entries, now, cancel, LiveCalls::default())
+    }
+
+    /// Resumes a turn like [`Self::resume`], under the tool supervisor that has started its calls.
+    /// The turn attaches to the calls that it still needs and aborts the others.
+    #[must_use]
+    pub fn resume_with<E: Borrow<JournalEntry>>(
+        spec: TurnSpec,
+        entries: &[E],
+        now: u64,
+        cancel: Option<CancelReason>,
+        live: LiveCalls,
+    ) -> Self {
         let transcript = Transcript::read(entries.iter().map(Borrow::borrow));
         let run = transcript.runs.last();
         let turn = run.and_then(|run| run.turns.last());
         let cancelled = run.and_then(cancel_reason).or(cancel);
         let not_started = AttemptTranscript::default();
         let attempt = turn.and_then(TurnTranscript::attempt).unwrap_or(&not_started);
-        let recorded = RecordedTurn { attempt, cancelled };
+        let recorded = RecordedTurn { attempt, cancelled, live };
         let model = attempt.start.map_or("", |start| start.model);
         let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed);
         let mut resumed = Self::blank(spec, retry.resumed(recorded.attempt_number(), model));
@@ -152,6 +171,7 @@ impl Turn {
 
     /// Resumes a turn without a response: requests the response again.
     fn resume_without_response(&mut self, recorded: &RecordedTurn<'_, '_>) {
+        self.abort_unattached(&recorded.live);
         let attempt = recorded.attempt_number();
         if attempt == 0 {
             self.request_first();
@@ -212,12 +232,18 @@ impl Turn {
         }
     }
 
-    /// Resumes the calls that have no outcome. A report without variables is reviewed again, and a
-    /// rejected call is answered. A call with an intent runs again if its tool is idempotent, and is
-    /// answered as unknown otherwise.
+    /// Resumes the calls that have no outcome. The turn attaches to live calls, reviews a report
+    /// without variables again, and answers a rejected call. Another call with an intent runs again
+    /// if its tool is idempotent, and is answered as unknown otherwise.
     fn resume_open_calls(&mut self, recorded: &RecordedTurn<'_, '_>) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get_mut(index) else { return };
+            if let Some(live) = recorded.live.calls.get(&call.key())
+                && call.needs(live)
+            {
+                self.attach(index, live);
+                continue;
+            }
             if let CallPhase::Reported(ReportedOutcome { outcome, reads, writes }) = &call.phase
                 && reads.0.is_empty()
                 && writes.is_empty()
@@ -233,7 +259,9 @@ impl Turn {
                 self.end_call(index, model_messages::rejected(ApprovalPhase::Before, &rejection));
                 continue;
             }
-            if recorded.call(call.key()).is_none_or(|call| call.intents.is_empty()) {
+            let is_intended =
+                recorded.call(call.key()).is_some_and(|call| !call.intents.is_empty());
+            if !is_intended || recorded.live.is_complete {
                 continue;
             }
             // The call may have run: a cancellation has to say so, and an identical later call must
@@ -245,6 +273,48 @@ impl Turn {
                 self.end_call(index, model_messages::host_stopped());
             }
         }
+        self.abort_unattached(&recorded.live);
+    }
+
+    /// Continues a call under the supervisor that has started it.
+    fn attach(&mut self, index: usize, live: &LiveCall) {
+        let now = self.clock.now();
+        let default_timeout = self.spec.rules.limits.tool_timeout;
+        let Some(call) = self.calls.get_mut(index) else { return };
+        let timeout = call.tool.as_ref().and_then(|tool| tool.timeout).or(default_timeout);
+        let left = timeout.map(|timeout| timeout.saturating_sub(live.elapsed));
+        call.notes.conflict |= live.state.rerun;
+        call.phase = CallPhase::Running { deadline: left.and_then(|left| now.checked_add(left)) };
+        call.started_at = Some(now);
+        call.ran_before = live.elapsed;
+        call.answered_at = None;
+        call.snapshot = live.state.snapshot.clone();
+        call.early = live.state.early;
+        self.clock.tool_started();
+        if let Some(completion) = &live.completion {
+            self.handle_tool_report(index, completion.outcome.clone(), completion.used.clone());
+        }
+    }
+
+    /// Aborts the calls that run and are not calls of the resumed turn.
+    fn abort_unattached(&mut self, live: &LiveCalls) {
+        for (key, _) in live.calls.iter().filter(|(_, live)| live.completion.is_none()) {
+            let call = self.position(*key).and_then(|index| self.calls.get(index));
+            if !call.is_some_and(TurnCall::is_running) {
+                self.effects.perform(TurnAction::Abort(*key));
+            }
+        }
+    }
+}
+
+impl TurnCall {
+    /// Returns true if the turn waits for the end of this live call: it runs, or its outcome was
+    /// not recorded. A pure call whose arguments turned out malformed is answered with that.
+    fn needs(&self, live: &LiveCall) -> bool {
+        let is_reported = self.has_undecided_report() && self.notes.conflict == live.state.rerun;
+        self.outcome().is_none()
+            && (live.completion.is_none() || !is_reported)
+            && (self.arguments_error.is_none() || self.has_effects())
     }
 }
 

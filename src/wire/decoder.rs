@@ -3,7 +3,7 @@
 use memchr::memchr;
 
 use super::anthropic::AnthropicDialect;
-use super::dialect::Dialect;
+use super::dialect::PayloadDecoder;
 use super::fast_path::{PayloadTemplates, TemplateSet, read_payload};
 use super::gemini::GeminiDialect;
 use super::ollama::OllamaDialect;
@@ -70,35 +70,26 @@ impl AnyDialect {
         }
     }
 
-    fn end_of_body(&mut self, out: &mut Vec<Delta>) {
+    fn decoder(&mut self) -> &mut dyn PayloadDecoder {
         match self {
-            Self::OpenaiChat(dialect) => dialect.end_of_body(out),
-            Self::OpenaiResponses(dialect) => dialect.end_of_body(out),
-            Self::Anthropic(dialect) => dialect.end_of_body(out),
-            Self::Gemini(dialect) => dialect.end_of_body(out),
-            Self::Ollama(dialect) => dialect.end_of_body(out),
+            Self::OpenaiChat(dialect) => dialect,
+            Self::OpenaiResponses(dialect) => dialect,
+            Self::Anthropic(dialect) => dialect,
+            Self::Gemini(dialect) => dialect,
+            Self::Ollama(dialect) => dialect,
         }
     }
 }
 
 /// The dialect together with the templates, which are absent if the fast path is off.
 struct PayloadReader<'a> {
-    dialect: &'a mut AnyDialect,
+    dialect: &'a mut dyn PayloadDecoder,
     templates: Option<&'a mut TemplateSet>,
 }
 
 impl PayloadReader<'_> {
     fn read(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
-        let templates = self.templates.as_deref_mut();
-        match self.dialect {
-            AnyDialect::OpenaiChat(dialect) => read_payload(dialect, templates, event, text, out),
-            AnyDialect::OpenaiResponses(dialect) => {
-                read_payload(dialect, templates, event, text, out);
-            }
-            AnyDialect::Anthropic(dialect) => read_payload(dialect, templates, event, text, out),
-            AnyDialect::Gemini(dialect) => read_payload(dialect, templates, event, text, out),
-            AnyDialect::Ollama(dialect) => read_payload(dialect, templates, event, text, out),
-        }
+        read_payload(self.dialect, self.templates.as_deref_mut(), event, text, out);
     }
 
     fn read_event(&mut self, event: &SseEvent<'_>, out: &mut Vec<Delta>) {
@@ -191,7 +182,7 @@ impl Decoder {
     pub fn finish(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
         self.unless_failed(|this| {
             this.decode_end(out)?;
-            this.dialect.end_of_body(out);
+            this.dialect.decoder().end_of_body(out);
             Ok(())
         })
     }
@@ -208,7 +199,7 @@ impl Decoder {
 
     fn decode(&mut self, mut bytes: &[u8], out: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let templates = self.fast_path.then(|| self.templates.set_mut());
-        let mut reader = PayloadReader { dialect: &mut self.dialect, templates };
+        let mut reader = PayloadReader { dialect: self.dialect.decoder(), templates };
         match &mut self.buffer {
             FramingBuffer::Sse(sse) => sse
                 .push(bytes, &mut |event| reader.read_event(&event, out))
@@ -231,7 +222,7 @@ impl Decoder {
 
     fn decode_end(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let templates = self.fast_path.then(|| self.templates.set_mut());
-        let mut reader = PayloadReader { dialect: &mut self.dialect, templates };
+        let mut reader = PayloadReader { dialect: self.dialect.decoder(), templates };
         match &mut self.buffer {
             FramingBuffer::Sse(sse) => sse
                 .finish(&mut |event| reader.read_event(&event, out))

@@ -1,4 +1,4 @@
-//! The trait that each of the five dialects implements.
+//! The two traits that each of the five dialects implements: one for requests, one for responses.
 
 use serde_json::Value;
 
@@ -6,11 +6,8 @@ use super::fast_path::{TemplateFields, TemplateMatch};
 use super::request_cache::HistoryWriter;
 use super::{Delta, Framing, ModelRequest};
 
-/// One wire: writes its requests and decodes its payloads.
-///
-/// A value decodes one response. It does not decide which piece belongs to which call nor when a
-/// call is complete: the assembler of the response does.
-pub(super) trait Dialect: Default {
+/// The form of one wire's requests.
+pub(super) trait RequestFormat {
     /// The framing of a streamed response.
     const STREAM_FRAMING: Framing;
 
@@ -33,18 +30,24 @@ pub(super) trait Dialect: Default {
 
     /// Returns the members of the request body other than the history: a JSON object, in which
     /// null stands for a member that is not sent.
-    fn request_head(request: &ModelRequest) -> Value;
+    fn head(request: &ModelRequest) -> Value;
 
     /// Writes the elements of the history, from [`HistoryWriter::first_message`] on, and marks
     /// which of them later requests can reuse.
     fn write_history(request: &ModelRequest, writer: &mut HistoryWriter);
+}
 
+/// Decodes the payloads of one response.
+///
+/// It does not decide which piece belongs to which call nor when a call is complete: the assembler
+/// of the response does.
+pub(super) trait PayloadDecoder {
     /// Parses one JSON object, either a payload of a stream or a complete plain body, and appends
     /// its deltas to `out`. `event` is the name of the server-sent event, or empty. Events named
     /// `error` do not come here; [`super::full_parse`] reads them.
     ///
     /// If the object holds a single change, it may return the positions of the fields, which must
-    /// depend on the text alone and not on the state of the dialect.
+    /// depend on the text alone and not on the state of the decoder.
     ///
     /// # Errors
     /// The text is not valid JSON. Nothing was read of it then.

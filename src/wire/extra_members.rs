@@ -4,15 +4,15 @@
 use serde_json::{Map, Value};
 
 use super::ModelRequest;
-use super::dialect::Dialect;
+use super::dialect::RequestFormat;
 
 /// Returns the members of a body other than the history.
 ///
 /// The members named in `omit_body` are left out. The members of `extra_body` replace ours, or are
 /// merged with them where both are objects. Neither concerns the protected members.
-pub(super) fn body_members<D: Dialect>(request: &ModelRequest) -> Map<String, Value> {
-    let is_protected = |key: &str| key == D::HISTORY_MEMBER || D::PROTECTED_MEMBERS.contains(&key);
-    let mut members = present_members(D::request_head(request));
+pub(super) fn body_members<F: RequestFormat>(request: &ModelRequest) -> Map<String, Value> {
+    let is_protected = |key: &str| key == F::HISTORY_MEMBER || F::PROTECTED_MEMBERS.contains(&key);
+    let mut members = present_members(F::head(request));
     members.retain(|key, _| is_protected(key) || !request.omit_body.contains(key));
     for (key, value) in request.extra_body.iter().filter(|(key, _)| !is_protected(key)) {
         merge(members.entry(key.as_str()).or_insert(Value::Null), value);

@@ -2,7 +2,7 @@
 
 use serde_json::value::RawValue;
 
-use super::dialect::Dialect;
+use super::dialect::PayloadDecoder;
 use super::error::{malformed, named_error};
 use super::fast_path::TemplateFields;
 use super::repair::{Repaired, repair};
@@ -17,7 +17,7 @@ use crate::types::excerpt;
 ///
 /// Returns the positions of the fields if the payload is a single object that holds one change.
 pub(super) fn parse_in_full<'p>(
-    dialect: &mut impl Dialect,
+    decoder: &mut dyn PayloadDecoder,
     event: &str,
     text: &'p str,
     out: &mut Vec<Delta>,
@@ -28,14 +28,14 @@ pub(super) fn parse_in_full<'p>(
         text = rest.trim_start();
     }
     match text.as_bytes().first() {
-        _ if text == "[DONE]" => dialect.done_marker(out),
+        _ if text == "[DONE]" => decoder.done_marker(out),
         _ if event == "error" => out.push(Delta::Error(named_error(text))),
         None => {}
-        Some(b'{') => return parse_object(dialect, event, text, out),
+        Some(b'{') => return parse_object(decoder, event, text, out),
         Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {
             Ok(items) => {
                 for item in items.iter().filter(|item| item.get().starts_with('{')) {
-                    parse_object(dialect, event, item.get(), out);
+                    parse_object(decoder, event, item.get(), out);
                 }
             }
             Err(error) => out.push(malformed(text, &error)),
@@ -49,24 +49,24 @@ pub(super) fn parse_in_full<'p>(
 
 /// Parses an object, after a repair if necessary. A repaired payload never becomes a template.
 fn parse_object<'p>(
-    dialect: &mut impl Dialect,
+    decoder: &mut dyn PayloadDecoder,
     event: &str,
     text: &'p str,
     out: &mut Vec<Delta>,
 ) -> Option<TemplateFields<'p>> {
-    let error = match dialect.parse_payload(event, text, out) {
+    let error = match decoder.parse_payload(event, text, out) {
         Ok(fields) => return fields,
         Err(error) => error,
     };
     match repair(text) {
         Some(Repaired::Payload(repaired)) => {
-            if dialect.parse_payload(event, &repaired, out).is_err() {
+            if decoder.parse_payload(event, &repaired, out).is_err() {
                 out.push(malformed(text, &error));
             }
         }
         Some(Repaired::Payloads(payloads)) => {
             for payload in payloads {
-                parse_in_full(dialect, "", payload, out);
+                parse_in_full(decoder, "", payload, out);
             }
         }
         None => out.push(malformed(text, &error)),
@@ -76,12 +76,12 @@ fn parse_object<'p>(
 
 /// Decodes the payloads of one complete response, for the tests of the dialects.
 #[cfg(test)]
-pub(super) fn deltas<D: Dialect>(payloads: &[&str]) -> Vec<Delta> {
-    let mut dialect = D::default();
+pub(super) fn deltas<D: PayloadDecoder + Default>(payloads: &[&str]) -> Vec<Delta> {
+    let mut decoder = D::default();
     let mut out = Vec::new();
     for payload in payloads {
-        parse_in_full(&mut dialect, "", payload, &mut out);
+        parse_in_full(&mut decoder, "", payload, &mut out);
     }
-    dialect.end_of_body(&mut out);
+    decoder.end_of_body(&mut out);
     out
 }

@@ -7,7 +7,7 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `dialect` | the trait that every dialect implements |
+//! | `dialect` | the two traits that every dialect implements |
 //! | `request` | a request to a model, independent of the wire |
 //! | `request_cache` | the body of a request, which reuses the bytes of the previous one |
 //! | `extra_members` | the members of a body, merged with `extra_body` of the configuration |
@@ -26,11 +26,11 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `mod` | the source of the format, the state of a response, and the `Dialect` implementation |
-//! | `request` | the address and the members of the body other than the history |
+//! | `mod` | the source of the format, and the state of a response |
+//! | `request` | the address and the members of the body other than the history: `RequestFormat` |
 //! | `messages` | the history |
 //! | `payload` | the types of the payloads, and the fields for the fast path |
-//! | `decode` | payloads to deltas, and the finish reasons |
+//! | `decode` | payloads to deltas, and the finish reasons: `PayloadDecoder` |
 //! | `stream` | the calls, blocks or items of a stream that are not complete yet |
 //! | `metadata` | data that the service wants back with the next request |
 //! | `usage` | token counts |
@@ -38,9 +38,9 @@
 //! A new dialect needs these steps:
 //!
 //! 1. A variant of [`Wire`] with its word, in `types/wire.rs`.
-//! 2. A folder with a type that implements `Dialect`: the constants, `url`, `request_head`,
-//!    `write_history` and `parse_payload`; also `apply_match` if `parse_payload` returns fields
-//!    for the fast path, and `end_of_body` if the end of the body means anything.
+//! 2. A folder with a type that implements `RequestFormat` and `PayloadDecoder`. The latter needs
+//!    `apply_match` if `parse_payload` returns fields for the fast path, and `end_of_body` if the
+//!    end of the body means anything.
 //! 3. An arm in `dialect_of!` below and in `AnyDialect` of the decoder. The compiler asks for both.
 //! 4. Tests: payloads and errors in the folder's `tests.rs`, bodies as snapshots in `request.rs`
 //!    and `messages.rs`, a strategy in `fast_path/tests/payloads.rs`, recordings for
@@ -71,7 +71,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anthropic::AnthropicDialect;
-use dialect::Dialect;
+use dialect::RequestFormat;
 use gemini::GeminiDialect;
 use ollama::OllamaDialect;
 use openai_chat::OpenaiChatDialect;

@@ -33,14 +33,8 @@ pub(in crate::wire) fn repair(text: &str) -> Option<Repaired<'_>> {
     if let Ok(value) = serde_json::from_str::<Value>(text) {
         return Some(Repaired::Payload(value.to_string()));
     }
-    let whole = replace_lone_surrogates(text);
-    match repair_tokens(&whole) {
-        Cow::Owned(repaired) => Some(Repaired::Payload(repaired)),
-        Cow::Borrowed(_) => match whole {
-            Cow::Owned(repaired) => Some(Repaired::Payload(repaired)),
-            Cow::Borrowed(_) => None,
-        },
-    }
+    let repaired = repair_tokens(&replace_lone_surrogates(text)).into_owned();
+    (repaired != text).then_some(Repaired::Payload(repaired))
 }
 
 /// Parses a JSON value. A lone surrogate becomes U+FFFD.

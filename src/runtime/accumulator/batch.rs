@@ -9,8 +9,9 @@ use super::{AccumulatorSetup, CurrentTurn};
 use crate::event::Event;
 use crate::journal::{AppendStatus, PendingRecord, Urgency, unix_ms};
 use crate::record::Seq;
-use crate::runtime::message::{AccumulatorMessage, SessionMessage, StreamMessage};
-use crate::runtime::supervisor::{StartTool, ToolCommand};
+use crate::runtime::message::{
+    AccumulatorMessage, SessionMessage, StartTool, StreamMessage, ToolCommand,
+};
 use crate::telemetry::SourceRecord;
 use crate::turn::{CallStart, PermitReply, TurnAction};
 use crate::types::CallKey;
@@ -57,64 +58,64 @@ impl AccumulatorSetup {
         current.records += count;
         let (turn, upto) = (current.number, current.records);
         let accumulator = myself.clone();
-        let goes_on = current.turn.may_commit_early();
-        let waits = current.turn.waits_for_records() && !goes_on;
+        let may_continue = current.turn.may_commit_early();
+        let waits = current.turn.waits_for_records() && !may_continue;
         let urgency = if waits { Urgency::Urgent } else { Urgency::Lazy };
         let time = unix_ms();
         let (last, appended) = self.log.append_at(time, records.drain(..), urgency, move || {
             let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
         });
-        for (behind, displayed_bytes, event) in events.drain(..) {
-            let seq = Seq(last.0 - count + behind);
+        for (records_before, displayed_bytes, event) in events.drain(..) {
+            let seq = Seq(last.0 - count + records_before);
             self.publish(event, Some(SourceRecord { seq, time, displayed_bytes }), current);
         }
-        goes_on || appended == AppendStatus::Durable
+        may_continue || appended == AppendStatus::Durable
     }
 
     /// Requests a permit for a tool. If it is granted later, the accumulator receives a message.
-    pub(super) fn reserve(
+    pub(super) fn request_tool_permit(
         &self,
         key: CallKey,
         tool: &str,
-        of: &mut CurrentTurn,
+        current: &mut CurrentTurn,
         myself: &ActorRef<AccumulatorMessage>,
     ) -> PermitReply {
         let accumulator = myself.clone();
-        let (place, reservation) =
-            self.caps.request_permit(tool, self.session.get_id(), move || {
-                let _ = accumulator.cast(AccumulatorMessage::PlaceGranted { key });
-            });
-        if let Some(reservation) = reservation {
-            of.places.insert(key, reservation);
+        let (reply, request) = self.caps.request_permit(tool, self.session.get_id(), move || {
+            let _ = accumulator.cast(AccumulatorMessage::ToolPermitGranted { key });
+        });
+        if let Some(request) = request {
+            current.permits.insert(key, request);
         }
-        place
+        reply
     }
 
     /// Notifies the session of the pending approvals, if they have changed.
-    pub(super) fn tell_questions(&self, current: &mut CurrentTurn) {
-        let CurrentTurn { turn, told: (known, rested), .. } = current;
-        let rests = turn.waits_only_for_approval();
-        if *rested == rests && turn.pending_approvals().eq(known.iter().copied()) {
+    pub(super) fn notify_approvals(&self, current: &mut CurrentTurn) {
+        let CurrentTurn { turn, notified_approvals: (notified, only_waited), .. } = current;
+        let only_waits = turn.waits_only_for_approval();
+        if *only_waited == only_waits && turn.pending_approvals().eq(notified.iter().copied()) {
             return;
         }
-        *known = turn.pending_approvals().collect();
-        *rested = rests;
-        let questions = known.iter().filter_map(|(key, _)| turn.pending_approval(*key)).collect();
-        let epoch = self.epoch;
-        let _ = self.session.cast(SessionMessage::QuestionsChanged { epoch, questions, rests });
+        *notified = turn.pending_approvals().collect();
+        *only_waited = only_waits;
+        let approvals = notified.iter().filter_map(|(key, _)| turn.pending_approval(*key));
+        let (epoch, approvals) = (self.epoch, approvals.collect());
+        let message = SessionMessage::ApprovalsChanged { epoch, approvals, only_waits };
+        let _ = self.session.cast(message);
     }
 
     /// Publishes an event of the turn. `record` is the record directly before it.
-    fn publish(&self, event: Event, record: Option<SourceRecord>, of: &mut CurrentTurn) {
+    fn publish(&self, event: Event, record: Option<SourceRecord>, current: &mut CurrentTurn) {
         if let Event::AttemptEnded { error, .. } = &event
-            && let Some(breaker_permit) = of.breaker_permit.take()
+            && let Some(breaker_permit) = current.breaker_permit.take()
         {
             breaker_permit.report_result(error.as_deref());
         }
         if let Event::AttemptEnded { error: None, .. } = &event {
-            self.publisher.trace_answer(of.turn.response());
+            self.publisher.trace_answer(current.turn.response());
         }
-        self.publisher.publish_after(&of.run, of.number, event, record);
+        self.publisher.publish_after(&current.run, current.number, event, record);
     }
 
     /// Performs an action of the turn. If its receiver has ended, the session is notified of that
@@ -122,35 +123,36 @@ impl AccumulatorSetup {
     pub(super) fn perform(
         &self,
         action: TurnAction,
-        of: &mut CurrentTurn,
+        current: &mut CurrentTurn,
         myself: &ActorRef<AccumulatorMessage>,
     ) {
         match action {
-            TurnAction::Request(plan) => of.next_request = Some(plan),
+            TurnAction::Request(plan) => current.next_request = Some(plan),
             TurnAction::Disconnect => {
-                of.next_request = None;
+                current.next_request = None;
                 let _ = self.stream.cast(StreamMessage::Disconnect);
             }
             TurnAction::RequestToolPermit { key, tool } => {
-                let permit = self.reserve(key, &tool, of, myself);
-                of.turn.handle_tool_permit(of.began.elapsed(), key, permit);
+                let permit = self.request_tool_permit(key, &tool, current, myself);
+                current.turn.handle_tool_permit(current.began.elapsed(), key, permit);
             }
-            TurnAction::ReleaseToolPermit(key) => drop(of.places.remove(&key)),
-            TurnAction::Start(CallStart { call, variables, idempotency_key }) => {
+            TurnAction::ReleaseToolPermit(key) => drop(current.permits.remove(&key)),
+            TurnAction::Start(CallStart { call, variables, idempotency_key, state }) => {
                 let start = StartTool {
-                    run: of.run.clone(),
-                    agent: Arc::clone(&of.agent),
+                    run: current.run.clone(),
+                    agent: Arc::clone(&current.agent),
                     idempotency_key,
-                    trace: of.trace.as_ref().map(|trace| trace.of_call(call.key)),
-                    place: of.places.remove(&call.key),
+                    trace: current.trace.as_ref().map(|trace| trace.of_call(call.key)),
+                    permit: current.permits.remove(&call.key),
                     call,
                     variables,
+                    state,
                 };
-                of.orders.push_back(ToolCommand::Start(Box::new(start)));
+                current.commands.push(ToolCommand::Start(Box::new(start)));
             }
-            TurnAction::Abort(key) => of.orders.push_back(ToolCommand::Abort(key)),
+            TurnAction::Abort(key) => current.commands.push(ToolCommand::Abort(key)),
             TurnAction::Commit(record) => {
-                of.request = None;
+                current.request = None;
                 let epoch = self.epoch;
                 let _ = self.session.cast(SessionMessage::TurnCommitted { epoch, record });
             }
@@ -158,13 +160,19 @@ impl AccumulatorSetup {
     }
 
     /// Sends the request that the turn planned last, unless the turn has disconnected since.
-    pub(super) fn send_request(&self, of: &mut CurrentTurn, myself: &ActorRef<AccumulatorMessage>) {
+    pub(super) fn send_request(
+        &self,
+        current: &mut CurrentTurn,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) {
         // A turn that is over has dropped its request and plans none.
-        let (Some(plan), Some(request)) = (of.next_request.take(), &of.request) else { return };
+        let (Some(plan), Some(request)) = (current.next_request.take(), &current.request) else {
+            return;
+        };
         let _ = self.stream.cast(StreamMessage::Request {
-            turn: of.number,
-            trace: of.trace.as_ref().map(|t| t.of_attempt(of.number, plan.attempt)),
-            model: Arc::clone(of.agent.models.at(plan.model)),
+            turn: current.number,
+            trace: current.trace.as_ref().map(|t| t.of_attempt(current.number, plan.attempt)),
+            model: Arc::clone(current.agent.models.at(plan.model)),
             plan,
             request: Arc::clone(request),
             to: myself.clone(),

@@ -1,30 +1,31 @@
 //! The actor that owns the turn. It passes messages to the turn's state machine and performs the
-//! effects. The actors of tool calls are its children.
+//! effects. Calls run under the tool supervisor, so that they survive this actor.
 
 mod batch;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ractor::rpc::CallResult;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
 use super::agent::Agent;
-use super::blocking::BlockingPool;
 use super::caps::Caps;
 use super::fair_semaphore::PermitRequest;
 use super::gauge::{CountGuard, Gauges};
-use super::message::{AccumulatorMessage, DecisionReply, SessionMessage, StreamMessage, TurnStart};
+use super::message::{
+    AccumulatorMessage, CompletionQueue, DecisionReply, SessionMessage, StreamMessage, ToolCommand,
+    ToolSupervisorMessage, ToolSupervisorRef, TurnStart,
+};
 use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
 use super::publish::Publisher;
-use super::supervisor::{ToolCommand, ToolSupervisor};
 use super::task::OwnedTask;
-use super::tool::failed;
 use crate::journal::{PendingRecord, SessionLog, unix_ms};
-use crate::turn::{ApprovalError, AttemptPlan, Effect, PermitReply, ToolCompletion, Turn};
-use crate::types::{ApprovalPhase, CallKey, FailureKind, RunId, RunTrace};
+use crate::turn::{ApprovalError, AttemptPlan, Effect, LiveCalls, PermitReply, Turn};
+use crate::types::{ApprovalPhase, CallKey, RunId, RunTrace};
 use batch::TurnBatch;
 
 /// The actor that owns the current turn of a run. Each turn has a new [`Turn`].
@@ -37,24 +38,24 @@ pub(super) struct AccumulatorSetup {
     pub(super) epoch: u64,
     pub(super) session: ActorRef<SessionMessage>,
     pub(super) stream: ActorRef<StreamMessage>,
+    pub(super) supervisor: ToolSupervisorRef,
     pub(super) log: Arc<SessionLog>,
     pub(super) publisher: Publisher,
-    pub(super) pool: BlockingPool,
     pub(super) caps: Caps,
     pub(super) gauges: Gauges,
 }
 
 pub(super) struct AccumulatorState {
     setup: AccumulatorSetup,
-    tools: ToolSupervisor,
-    /// True after `Finish`: no other turn begins.
-    finishing: bool,
+    /// True after the first turn began: the supervisor reports to this accumulator.
+    is_attached: bool,
+    completions: CompletionQueue,
     current: Option<CurrentTurn>,
     batch: TurnBatch,
     timer: Option<TurnTimer>,
     /// Replies to approval decisions. Each is sent when the given number of the turn's records are
     /// durable.
-    answers: Vec<(u64, DecisionReply)>,
+    decision_replies: Vec<(u64, DecisionReply)>,
     _held: CountGuard,
 }
 
@@ -71,11 +72,11 @@ struct CurrentTurn {
     /// The request to send after all effects are performed. A task that is aborted immediately
     /// after its start may have sent its request already.
     next_request: Option<AttemptPlan>,
-    /// Commands for the tool supervisor.
-    orders: VecDeque<ToolCommand>,
+    /// The commands to send to the tool supervisor.
+    commands: Vec<ToolCommand>,
     /// Permits and pending permit requests of calls that have not started. Only tools with a
     /// concurrency limit need them.
-    places: HashMap<CallKey, PermitRequest>,
+    permits: HashMap<CallKey, PermitRequest>,
     /// The breaker permit of the exchange that has ended. It is settled with the attempt's result.
     breaker_permit: Option<BreakerPermitGuard>,
     began: Instant,
@@ -85,8 +86,9 @@ struct CurrentTurn {
     stored: u64,
     /// Bytes of text and thinking of the running attempt that were published.
     displayed_bytes: u64,
-    /// The approval state that the session was notified of last.
-    told: (Vec<(CallKey, ApprovalPhase)>, bool),
+    /// The pending approvals that the session was notified of last, and whether the turn waited for
+    /// nothing else.
+    notified_approvals: (Vec<(CallKey, ApprovalPhase)>, bool),
 }
 
 /// The timer of the turn. The state machine accepts that it fires too early.
@@ -106,16 +108,14 @@ impl Actor for AccumulatorActor {
         setup: AccumulatorSetup,
     ) -> Result<AccumulatorState, ActorProcessingErr> {
         let held = setup.gauges.actors.increment();
-        let AccumulatorSetup { publisher, pool, gauges, .. } = &setup;
-        let tools = ToolSupervisor::new(publisher.clone(), pool.clone(), gauges.clone());
         Ok(AccumulatorState {
             setup,
-            tools,
-            finishing: false,
+            is_attached: false,
+            completions: CompletionQueue::default(),
             current: None,
             batch: TurnBatch::default(),
             timer: None,
-            answers: Vec::new(),
+            decision_replies: Vec::new(),
             _held: held,
         })
     }
@@ -126,40 +126,26 @@ impl Actor for AccumulatorActor {
         message: AccumulatorMessage,
         state: &mut AccumulatorState,
     ) -> Result<(), ActorProcessingErr> {
-        state.take(message, &myself);
-        state.carry_out(&myself).await;
+        match message {
+            AccumulatorMessage::BeginTurn(start) => state.begin_turn(*start, &myself).await,
+            message => state.handle(message, &myself),
+        }
+        state.send_commands();
         Ok(())
     }
 
     async fn handle_supervisor_evt(
         &self,
-        myself: ActorRef<AccumulatorMessage>,
-        event: SupervisionEvent,
-        state: &mut AccumulatorState,
+        _: ActorRef<AccumulatorMessage>,
+        _: SupervisionEvent,
+        _: &mut AccumulatorState,
     ) -> Result<(), ActorProcessingErr> {
-        let ended = match event {
-            SupervisionEvent::ActorTerminated(cell, _, _) => {
-                let killed = || failed(FailureKind::Killed, "the tool was killed");
-                state.tools.ended(cell.get_id(), killed)
-            }
-            SupervisionEvent::ActorFailed(cell, error) => {
-                let died = || failed(FailureKind::Panic, &format!("the tool panicked: {error}"));
-                state.tools.ended(cell.get_id(), died)
-            }
-            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {
-                return Ok(());
-            }
-        };
-        if let Some((key, done)) = ended {
-            state.tool_ended(key, done, &myself);
-        }
-        state.carry_out(&myself).await;
         Ok(())
     }
 }
 
 impl CurrentTurn {
-    fn begin(start: TurnStart) -> Self {
+    fn begin(start: TurnStart, live: LiveCalls) -> Self {
         let TurnStart { spec, run, agent, trace, request, resume, cancel } = start;
         let number = spec.number;
         let turn = match resume {
@@ -170,7 +156,7 @@ impl CurrentTurn {
                 }
                 turn
             }
-            Some(entries) => Turn::resume(spec, &entries, unix_ms(), cancel),
+            Some(entries) => Turn::resume_with(spec, &entries, unix_ms(), cancel, live),
         };
         let began = Instant::now();
         Self {
@@ -181,43 +167,68 @@ impl CurrentTurn {
             trace,
             request: Some(request),
             next_request: None,
-            orders: VecDeque::new(),
-            places: HashMap::new(),
+            commands: Vec::new(),
+            permits: HashMap::new(),
             breaker_permit: None,
             began,
             records: 0,
             stored: 0,
             displayed_bytes: 0,
-            told: Default::default(),
+            notified_approvals: Default::default(),
         }
     }
 }
 
 impl AccumulatorState {
-    fn take(&mut self, message: AccumulatorMessage, myself: &ActorRef<AccumulatorMessage>) {
+    async fn begin_turn(&mut self, start: TurnStart, myself: &ActorRef<AccumulatorMessage>) {
+        let resumed_turn = start.resume.is_some().then_some(start.spec.number);
+        let live = self.attach(resumed_turn, myself).await;
+        self.current = Some(CurrentTurn::begin(start, live));
+        self.perform_effects(myself);
+        if resumed_turn.is_some() {
+            let epoch = self.setup.epoch;
+            let _ = self.setup.session.cast(SessionMessage::TurnKnown { epoch });
+        }
+    }
+
+    /// Attaches to the tool supervisor before the first turn. Returns the calls that it still runs
+    /// for the resumed turn.
+    async fn attach(
+        &mut self,
+        resumed_turn: Option<u32>,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) -> LiveCalls {
+        if std::mem::replace(&mut self.is_attached, true) {
+            return LiveCalls::default();
+        }
+        let attach = |reply| ToolSupervisorMessage::Attach {
+            accumulator: myself.clone(),
+            completions: Arc::clone(&self.completions),
+            resumed_turn,
+            reply,
+        };
+        match self.setup.supervisor.call(attach, None).await {
+            Ok(CallResult::Success(live)) => live,
+            // The supervisor has died with its calls. The session replaces this actor too.
+            Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => LiveCalls::default(),
+        }
+    }
+
+    fn handle(&mut self, message: AccumulatorMessage, myself: &ActorRef<AccumulatorMessage>) {
         match message {
-            AccumulatorMessage::BeginTurn(start) => {
-                let goes_on = start.resume.is_some();
-                self.current = Some(CurrentTurn::begin(*start));
-                self.settle(myself);
-                if goes_on {
-                    let epoch = self.setup.epoch;
-                    let _ = self.setup.session.cast(SessionMessage::TurnKnown { epoch });
-                }
-                return;
-            }
+            AccumulatorMessage::BeginTurn(_) => return,
             AccumulatorMessage::DeltasReceived { turn, attempt, batch, reply } => {
                 if let Some((current, now)) = self.exchange(turn, attempt) {
                     current.turn.handle_deltas(now, batch);
-                    self.settle(myself);
+                    self.perform_effects(myself);
                 }
                 // If the stream actor has ended, the reply is not needed.
                 let _ = reply.send(());
                 return;
             }
-            AccumulatorMessage::RequestPlace { turn, attempt, place } => {
+            AccumulatorMessage::ModelPermitReplied { turn, attempt, permit } => {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
-                current.turn.handle_model_permit(now, place);
+                current.turn.handle_model_permit(now, permit);
             }
             AccumulatorMessage::ResponseEnded { turn, attempt, end, breaker_permit } => {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
@@ -225,18 +236,24 @@ impl AccumulatorState {
                 current.breaker_permit = breaker_permit.filter(|_| current.request.is_some());
                 current.turn.handle_response_end(now, end);
             }
-            AccumulatorMessage::PlaceGranted { key } => {
+            AccumulatorMessage::ToolPermitGranted { key } => {
                 let Some((current, now)) = self.now() else { return };
                 current.turn.handle_tool_permit(now, key, PermitReply::Granted);
             }
-            AccumulatorMessage::GraceOver { key } => return self.tools.kill(key),
+            AccumulatorMessage::ToolsFinished => {
+                let completions = std::mem::take(&mut *self.completions.lock());
+                let Some((current, now)) = self.now() else { return };
+                for (key, completion) in completions {
+                    current.turn.handle_outcome(now, key, completion);
+                }
+            }
             AccumulatorMessage::RecordsStored { turn, upto } => {
                 let Some((current, now)) = self.now() else { return };
                 if current.number != turn {
                     return;
                 }
                 current.turn.handle_recorded(now, upto);
-                self.stored(upto);
+                self.handle_stored(upto);
             }
             AccumulatorMessage::TimerFired => {
                 self.timer = None;
@@ -249,48 +266,24 @@ impl AccumulatorState {
             }
             AccumulatorMessage::Decide { key, decision, reply } => {
                 let Some((current, now)) = self.now() else { return };
-                let taken = current.turn.handle_approval(now, key, decision);
-                self.settle(myself);
-                return self.answer(reply, taken);
+                let accepted = current.turn.handle_approval(now, key, decision);
+                self.perform_effects(myself);
+                return self.reply_to_decision(reply, accepted);
             }
-            AccumulatorMessage::Finish => {
-                self.finishing = true;
-                return self.tools.abort_all(myself);
-            }
+            AccumulatorMessage::Finish => return myself.stop(None),
         }
-        self.settle(myself);
+        self.perform_effects(myself);
     }
 
-    /// Passes the end of a call's actor to the turn, even if it is late.
-    fn tool_ended(
-        &mut self,
-        key: CallKey,
-        done: ToolCompletion,
-        myself: &ActorRef<AccumulatorMessage>,
-    ) {
-        if let Some((current, now)) = self.now() {
-            current.turn.handle_outcome(now, key, done);
-            self.settle(myself);
+    /// Sends the commands for calls to the tool supervisor, all in one message.
+    fn send_commands(&mut self) {
+        let Some(current) = self.current.as_mut() else { return };
+        if current.commands.is_empty() {
+            return;
         }
-    }
-
-    /// Executes the commands for tool calls. Stops the actor if it is finishing and no tool is
-    /// left.
-    async fn carry_out(&mut self, myself: &ActorRef<AccumulatorMessage>) {
-        while let Some(order) = self.current.as_mut().and_then(|of| of.orders.pop_front()) {
-            match order {
-                ToolCommand::Start(start) => {
-                    let ended = Box::pin(self.tools.start(*start, myself)).await;
-                    if let Some((key, done)) = ended {
-                        self.tool_ended(key, done, myself);
-                    }
-                }
-                ToolCommand::Abort(key) => self.tools.abort(key, myself),
-            }
-        }
-        if self.finishing && self.tools.is_done() {
-            myself.stop(None);
-        }
+        let commands = std::mem::take(&mut current.commands);
+        // If the supervisor has died, the session replaces this actor too.
+        let _ = self.setup.supervisor.cast(ToolSupervisorMessage::Execute(commands));
     }
 
     fn now(&mut self) -> Option<(&mut CurrentTurn, Duration)> {
@@ -306,13 +299,13 @@ impl AccumulatorState {
     }
 
     /// Performs the effects of the state machine until none is left that can be performed now.
-    fn settle(&mut self, myself: &ActorRef<AccumulatorMessage>) {
+    fn perform_effects(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = self.current.as_mut() else { return };
         let batch = &mut self.batch;
         loop {
             // This comes first, so that a subscriber that receives an approval request finds it in
             // the snapshot.
-            self.setup.tell_questions(current);
+            self.setup.notify_approvals(current);
             while let Some(effect) = current.turn.poll() {
                 match effect {
                     Effect::Record(record) => {
@@ -334,32 +327,32 @@ impl AccumulatorState {
             current.turn.handle_recorded(current.began.elapsed(), current.records);
         }
         self.setup.send_request(current, myself);
-        self.arm(myself);
+        self.set_timer(myself);
     }
 
     /// Replies to an approval decision. An accepted decision is confirmed after its record is
     /// durable.
-    fn answer(&mut self, reply: DecisionReply, taken: Result<(), ApprovalError>) {
+    fn reply_to_decision(&mut self, reply: DecisionReply, accepted: Result<(), ApprovalError>) {
         let current = self.current.as_ref().filter(|current| current.stored < current.records);
-        match (taken, current) {
-            (Ok(()), Some(current)) => self.answers.push((current.records, reply)),
-            (taken, _) => {
+        match (accepted, current) {
+            (Ok(()), Some(current)) => self.decision_replies.push((current.records, reply)),
+            (accepted, _) => {
                 // The caller may have dropped the receiver.
-                let _ = reply.send(taken);
+                let _ = reply.send(accepted);
             }
         }
     }
 
-    fn stored(&mut self, upto: u64) {
+    fn handle_stored(&mut self, upto: u64) {
         if let Some(current) = self.current.as_mut() {
             current.stored = upto;
         }
-        for (_, reply) in self.answers.extract_if(.., |(needs, _)| *needs <= upto) {
+        for (_, reply) in self.decision_replies.extract_if(.., |(needs, _)| *needs <= upto) {
             let _ = reply.send(Ok(()));
         }
     }
 
-    fn arm(&mut self, myself: &ActorRef<AccumulatorMessage>) {
+    fn set_timer(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = &self.current else { return };
         // A time that the clock cannot represent never comes.
         let at = current.turn.poll_timeout().and_then(|timeout| current.began.checked_add(timeout));

@@ -158,8 +158,8 @@ impl Actor for SessionActor {
                     state.commit(*record);
                 }
             }
-            SessionMessage::QuestionsChanged { epoch, questions, rests } => {
-                state.approvals_changed(epoch, questions, rests);
+            SessionMessage::ApprovalsChanged { epoch, approvals, only_waits } => {
+                state.approvals_changed(epoch, approvals, only_waits);
             }
             SessionMessage::TurnKnown { epoch } => state.turn_resumed(epoch),
             SessionMessage::Decide { key, decision, reply } => {

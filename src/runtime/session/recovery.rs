@@ -2,7 +2,8 @@
 //! of the host.
 //!
 //! The session ends the other actors of the run and waits for them, so that no other actor writes
-//! to the log. Then the turn continues from its records with new actors.
+//! to the log. Then the turn continues from its records with new actors. If the accumulator died,
+//! the tool supervisor stays, and the turn attaches to the calls that it runs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -45,10 +46,12 @@ impl SessionActorState {
         };
         let waiting = run.recovering.get_or_insert_with(|| {
             tracing::error!(session = %self.id, run = %run.id, why, "run_actor_died");
-            for cell in &cells {
-                cell.kill();
-            }
-            cells.iter().map(ractor::ActorCell::get_id).collect()
+            let [_, accumulator, supervisor] = &cells;
+            let calls_survive = gone == accumulator.get_id();
+            let replaced = cells
+                .iter()
+                .filter(|cell| !(calls_survive && cell.get_id() == supervisor.get_id()));
+            replaced.inspect(|cell| cell.kill()).map(ractor::ActorCell::get_id).collect()
         });
         waiting.remove(&gone);
         if !waiting.is_empty() {
@@ -57,12 +60,15 @@ impl SessionActorState {
         run.recovering = None;
         run.recoveries += 1;
         let is_too_often = run.recoveries > RECOVERIES_MAX;
-        self.forget_actors();
+        let supervisor = self.forget_actors().and_then(|actors| actors.living_supervisor());
         if is_too_often {
+            if let Some(supervisor) = supervisor {
+                supervisor.kill();
+            }
             self.give_up("internal_error", DIED);
             return;
         }
-        match self.spawn_actors(myself).await {
+        match self.spawn_actors_with(myself, supervisor).await {
             Ok(()) => {
                 let Some(run) = self.run.as_mut() else { return };
                 run.approvals.clear();

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ractor::{Actor, ActorId, ActorRef, SpawnErr};
+use ractor::{ActorId, ActorRef, SpawnErr};
 use tokio::sync::oneshot;
 
 use super::SessionActorState;
 use crate::config::RunOverrides;
 use crate::record::Seq;
-use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
 use crate::runtime::gauge::CountGuard;
-use crate::runtime::message::{AccumulatorMessage, ReportResult, SessionMessage};
+use crate::runtime::message::{
+    AccumulatorMessage, ReportResult, SessionMessage, ToolSupervisorRef,
+};
 use crate::runtime::report::CallReport;
 use crate::runtime::run_actors::RunActors;
 use crate::runtime::snapshot::PendingApproval;
-use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::telemetry::TracedRun;
 use crate::turn::{TurnRecord, TurnRules};
 use crate::types::{Content, RunId, RunTrace, TraceContext};
@@ -163,34 +163,28 @@ impl SessionActorState {
         if self.actors.is_some() {
             return Ok(());
         }
+        self.spawn_actors_with(myself, None).await
+    }
+
+    /// Spawns the actors of runs. A given tool supervisor is used again.
+    pub(super) async fn spawn_actors_with(
+        &mut self,
+        myself: &ActorRef<SessionMessage>,
+        supervisor: Option<ToolSupervisorRef>,
+    ) -> Result<(), SpawnErr> {
         self.epoch += 1;
-        let gauges = &self.shared.gauges;
-        let setup = StreamSetup { session: myself.get_id(), gauges: gauges.clone() };
-        let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, myself.get_cell()).await?;
-        let setup = AccumulatorSetup {
-            epoch: self.epoch,
-            session: myself.clone(),
-            stream: stream.clone(),
-            log: Arc::clone(&self.log),
-            publisher: self.publisher.clone(),
-            pool: self.shared.pool.clone(),
-            caps: self.shared.caps.clone(),
-            gauges: gauges.clone(),
-        };
-        let (accumulator, _) =
-            Actor::spawn_linked(None, AccumulatorActor, setup, myself.get_cell()).await?;
-        self.actors = Some(RunActors { stream, accumulator });
+        let Self { epoch, log, publisher, shared, .. } = &*self;
+        let actors = RunActors::spawn(myself, *epoch, log, publisher, shared, supervisor).await?;
+        self.actors = Some(actors);
         self.live.has_actors.store(true, Ordering::Release);
         Ok(())
     }
 
     /// Ends the actors of runs. Tools that still run are cancelled and have their grace period; the
-    /// accumulator ends with the last of them.
+    /// accumulator and the tool supervisor end with the last of them.
     pub(super) fn release_actors(&mut self) {
-        let Some(RunActors { stream, accumulator }) = self.forget_actors() else { return };
-        stream.stop(None);
-        if accumulator.cast(AccumulatorMessage::Finish).is_ok() {
-            self.lingering.insert(accumulator.get_id());
+        if let Some(actors) = self.forget_actors() {
+            self.lingering.extend(actors.finish());
         }
     }
 

@@ -81,7 +81,7 @@ impl SessionActorState {
         &mut self,
         epoch: u64,
         requests: Vec<ApprovalRequest>,
-        rests: bool,
+        only_waits: bool,
     ) {
         if epoch != self.epoch || self.is_recovering() {
             return;
@@ -94,7 +94,7 @@ impl SessionActorState {
         let now = self.now();
         if let Some(run) = &mut self.run {
             run.approvals = approvals;
-            self.session.handle_resting(now, rests);
+            self.session.handle_resting(now, only_waits);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use futures::{FutureExt as _, StreamExt as _};
 
-use super::recovery::{ACCUMULATOR, actors, kill};
+use super::recovery::{ACCUMULATOR, SUPERVISOR, actors, kill};
 use super::*;
 use crate::config::ApprovalPolicy;
 use crate::event::{ApprovalRequest, Event};
@@ -178,7 +178,7 @@ async fn a_decision_survives_its_actors() {
     let asked = question(&mut run.events).await;
     decide(&session, &asked, Verdict::Approved).await;
     until("the call runs", || begun.load(Ordering::SeqCst) == 1).await;
-    kill(&session, ACCUMULATOR).await;
+    kill(&session, SUPERVISOR).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(results(&report)["pay"], ("success", "paid"));
     assert_eq!(report.calls[0].approval, Some(Verdict::Approved));

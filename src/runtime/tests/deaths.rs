@@ -4,7 +4,7 @@ use ractor::ActorCell;
 
 use super::engine::{Engine, entries};
 use super::provider::{Reply, asks_for, says, text};
-use super::recovery::{ACCUMULATOR, actors, kill, refused};
+use super::recovery::{ACCUMULATOR, SUPERVISOR, actors, kill, refused};
 use super::*;
 use crate::record::{Record, StopMode};
 use crate::types::RunEnd;
@@ -165,7 +165,7 @@ async fn an_actors_death_releases_its_permits_and_waiting_requests() {
     until("it waits", || host.counts().calls_waiting == 1).await;
     kill(&waiter, ACCUMULATOR).await;
     until("it waits again", || host.counts().calls_waiting == 1).await;
-    kill(&holder, ACCUMULATOR).await;
+    kill(&holder, SUPERVISOR).await;
     for run in [holds, waits] {
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
         assert_eq!(results(&report)["one"], ("success", "done"));

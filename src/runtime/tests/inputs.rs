@@ -3,6 +3,7 @@
 
 use super::engine::{Engine, entries};
 use super::provider::{Reply, says, text};
+use super::recovery::{STREAM, SUPERVISOR, actors};
 use super::*;
 use crate::config::{Limits, RunOverrides};
 use crate::journal::{JournalEntry, MemoryJournal};
@@ -95,7 +96,7 @@ async fn an_input_may_arrive_while_the_turn_is_committed() {
 
 #[tokio::test]
 async fn an_actors_death_neither_loses_nor_doubles_an_input() {
-    for which in 0..2 {
+    for which in 0..3 {
         let provider = Provider::new(|n, _| match n {
             0 => Reply::Stall(vec![text("lost ")]),
             _ => Reply::Sse(says(["one", "two"][n - 1])),
@@ -108,7 +109,7 @@ async fn an_actors_death_neither_loses_nor_doubles_an_input() {
         let run = session.start_run("go").await.unwrap();
         until("the stream is open", || provider.open() == 1).await;
         session.steer("before").await.unwrap();
-        let actors = super::recovery::actors(&session).await;
+        let actors = actors(&session).await;
         actors[which].kill();
         session.steer("after").await.unwrap();
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
@@ -192,7 +193,7 @@ async fn queued_inputs_are_recorded_in_order() {
 
 #[tokio::test]
 async fn an_actors_death_during_initial_calls_repeats_no_effect() {
-    for which in [0, 1] {
+    for which in [STREAM, SUPERVISOR] {
         let provider = answering().await;
         let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, {
@@ -218,7 +219,7 @@ async fn an_actors_death_during_initial_calls_repeats_no_effect() {
             move || begun.load(Ordering::SeqCst) == 1
         })
         .await;
-        let actors = super::recovery::actors(&session).await;
+        let actors = actors(&session).await;
         actors[which].kill();
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "one"));

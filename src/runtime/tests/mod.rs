@@ -13,6 +13,7 @@ mod replays;
 mod runs;
 mod sleep;
 mod stops;
+mod survival;
 mod tools;
 mod watching;
 

@@ -276,9 +276,9 @@ async fn whatever_ends_a_call_tells_those_who_still_work_for_it() {
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     timeout(SOON, begun.acquire()).await.unwrap().unwrap().forget();
-    // The tool gets no abort, because its accumulator is killed.
-    let [_, accumulator] = super::recovery::actors(&session).await;
-    accumulator.kill();
+    // The tool gets no abort, because its supervisor is killed.
+    let [_, _, supervisor] = super::recovery::actors(&session).await;
+    supervisor.kill();
     assert_eq!(timeout(SOON, run.report).await.unwrap().unwrap().run_end, RunEnd::Answered);
     nothing_left(&host).await;
     until("the thread is back", || host.counts().abandoned_threads == 0).await;

@@ -11,6 +11,11 @@ pub(super) fn answered_by_its_tool(outcome: &ToolOutcome) -> bool {
 }
 
 impl World {
+    /// Returns whether the turn was resumed from its records.
+    fn is_resumed(&self) -> bool {
+        self.crashes + self.deaths > 0
+    }
+
     pub(super) fn is_tools_answer(&self, key: &CallKey) -> bool {
         self.reported.contains_key(key)
     }
@@ -58,7 +63,7 @@ impl World {
         assert!(self.asked.is_sorted(), "an earlier model was asked again");
         for (index, model) in scenario.spec.rules.models.iter().enumerate() {
             let times = self.asked.iter().filter(|asked| **asked == index).count();
-            assert!(times <= model.max_attempts as usize || self.crashes > 0, "asked too often");
+            assert!(times <= model.max_attempts as usize || self.is_resumed(), "asked too often");
         }
         let name = &scenario.spec.rules.models.at(plan.model).origin.model;
         let named = self.log.iter().rev().find_map(|record| {
@@ -206,11 +211,11 @@ impl World {
         if record.end == TurnEnd::Cancelled(CancelReason::RunTimeout) {
             let left = scenario.spec.run_time_left.unwrap();
             // Behind a crash it may be one that was told before.
-            let was_told = self.crashes > 0;
+            let was_told = self.is_resumed();
             assert!(was_told || self.now >= left + self.people, "people's time was the run's");
         } else {
             let cancelled = matches!(record.end, TurnEnd::Cancelled(_));
-            assert!(by_budget || cancelled == self.cancel_counts || self.crashes > 0);
+            assert!(by_budget || cancelled == self.cancel_counts || self.is_resumed());
         }
         if let TurnEnd::Failed(error) = &record.end {
             self.check_failure(error, scenario);

@@ -1,5 +1,6 @@
-//! What a crash of the host leaves of the world.
+//! A crash of the host, and the death of the turn's owner.
 
+use super::variables::work;
 use super::*;
 use crate::turn::TurnAction;
 use crate::turn::effect::DeferredEffect;
@@ -14,17 +15,40 @@ impl World {
         self.crashes += 1;
         self.log.truncate(kept);
         self.times.truncate(kept);
-        self.durable = kept as u64;
+        self.running.clear();
+        self.live.clear();
+        self.resume(LiveCalls::default(), for_long, scenario);
+    }
+
+    /// Another owner resumes the turn from all records, and the tool supervisor has the calls. One
+    /// of them ends when no owner is there.
+    pub(super) fn replace_owner(&mut self, ends: Option<CallKey>, scenario: &Scenario) {
+        self.deaths += 1;
+        if let Some(key) = ends {
+            let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
+            let (content, used) = work(&call.call, self.snapshots[&key].snapshot());
+            let completion = ToolCompletion { outcome: ToolOutcome::ok(content), used };
+            self.reported.insert(key, completion.outcome.clone());
+            self.live.get_mut(&key).unwrap().completion = Some(completion);
+            self.running.remove(&key);
+        }
+        let calls = self.live.clone();
+        self.resume(LiveCalls { calls, is_complete: self.crashes == 0 }, false, scenario);
+    }
+
+    fn resume(&mut self, live: LiveCalls, for_long: bool, scenario: &Scenario) {
+        self.durable = self.log.len() as u64;
         if self.is_recorded_as_over() {
             return;
         }
         self.before_crash = self.durable;
         self.delivered = None;
-        self.running.clear();
         self.waiting.clear();
         self.granted.clear();
-        self.reported.clear();
-        self.reruns.clear();
+        if live.calls.is_empty() {
+            self.reported.clear();
+            self.reruns.clear();
+        }
         self.questions.clear();
         self.released.clear();
         let asked = |record: &&Record| matches!(record, Record::AttemptStarted { .. });
@@ -41,7 +65,8 @@ impl World {
         self.now = Duration::ZERO;
         self.people = Duration::ZERO;
         let log: Vec<_> = self.log.iter().cloned().zip(self.times.iter().copied()).collect();
-        self.turn = Turn::resume(scenario.spec.clone(), &entries(7, &log), self.began, None);
+        let spec = scenario.spec.clone();
+        self.turn = Turn::resume_with(spec, &entries(7, &log), self.began, None, live);
         self.check_standing(for_long);
     }
 

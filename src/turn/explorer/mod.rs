@@ -19,8 +19,8 @@ use std::time::Duration;
 use super::call::{CallPhase, TurnCall};
 use super::fixtures::{call, finish, model, more, rules, spec, text, usage};
 use super::{
-    AttemptPlan, CallStart, CancelReason, Effect, ModelPlans, PermitReply, ToolCompletion, Turn,
-    TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec, TurnStage,
+    AttemptPlan, CallStart, CancelReason, Effect, LiveCall, LiveCalls, ModelPlans, PermitReply,
+    ToolCompletion, Turn, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec, TurnStage,
 };
 use crate::config::OnExcess;
 use crate::context::History;
@@ -47,6 +47,8 @@ struct Scenario {
     response: Vec<Delta>,
     breaks: u32,
     crashes: u32,
+    /// How often the owner of the turn dies while its tool supervisor lives on.
+    deaths: u32,
     /// A crash may leave any part of what was not yet durable, not only all or nothing.
     torn: bool,
     cancel: bool,
@@ -112,6 +114,7 @@ fn scenario_with(name: &str, rules: TurnRules, names: &[&str]) -> Scenario {
         response,
         breaks: 0,
         crashes: 0,
+        deaths: 0,
         torn: false,
         cancel: false,
         timeouts: false,
@@ -231,6 +234,27 @@ fn a_crash_at_any_moment() {
     each_mix(|scenario| {
         scenario.crashes = 1;
         scenario.torn = true;
+    });
+}
+
+#[test]
+fn a_death_of_the_owner_at_any_moment() {
+    each_mix(|scenario| {
+        scenario.at_once = true;
+        scenario.deaths = 1;
+    });
+    let mixes: [&[&str]; 4] =
+        [&["seal", "pure"], &["pure {}", "idempotent"], &["swap", "bump"], &["asked", "capped"]];
+    each_of(&mixes, &EXECUTIONS[..2], |scenario| {
+        scenario.deaths = 1;
+        scenario.breaks = 1;
+        scenario.cancel = true;
+        scenario.timeouts = true;
+    });
+    each_of(&[&["seal", "bump"]], &EXECUTIONS, |scenario| {
+        scenario.at_once = true;
+        scenario.deaths = 2;
+        scenario.failures = true;
     });
 }
 

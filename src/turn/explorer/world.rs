@@ -35,6 +35,9 @@ pub(super) struct World {
     pub(super) committed: bool,
     pub(super) breaks: u32,
     pub(super) crashes: u32,
+    pub(super) deaths: u32,
+    /// The calls that the tool supervisor has started, with their ends.
+    pub(super) live: BTreeMap<CallKey, LiveCall>,
     pub(super) cancelled: bool,
     /// The cancel came before everything was decided.
     pub(super) cancel_counts: bool,
@@ -67,6 +70,9 @@ pub(super) enum Action {
     /// So many records of the log are left. No host runs for so long that every question is too
     /// old, or the next one at once.
     Crash(usize, bool),
+    /// The owner of the turn dies, its tool supervisor lives on, and this call ends before another
+    /// owner resumes the turn.
+    Death(Option<CallKey>),
 }
 
 impl World {
@@ -91,6 +97,8 @@ impl World {
             committed: false,
             breaks: 0,
             crashes: 0,
+            deaths: 0,
+            live: BTreeMap::new(),
             cancelled: false,
             cancel_counts: false,
             now: Duration::ZERO,
@@ -148,6 +156,10 @@ impl World {
         if scenario.cancel && !self.cancelled {
             actions.push(Action::Cancel);
         }
+        if self.deaths < scenario.deaths {
+            let ends = std::iter::once(None).chain(self.running.iter().copied().map(Some));
+            actions.extend(ends.map(Action::Death));
+        }
         if self.crashes < scenario.crashes {
             // What was not yet said to be durable may be, or may not.
             let (durable, written) = (self.durable as usize, self.log.len());
@@ -191,7 +203,11 @@ impl World {
                     ToolOutcome::not_ok(status, FailureKind::ToolError, "no")
                 };
                 self.reported.insert(key, outcome.clone());
-                self.turn.handle_outcome(now, key, ToolCompletion { outcome, used });
+                let completion = ToolCompletion { outcome, used };
+                if let Some(live) = self.live.get_mut(&key) {
+                    live.completion = Some(completion.clone());
+                }
+                self.turn.handle_outcome(now, key, completion);
             }
             Action::PermitReply(key, place) => {
                 if place == PermitReply::Granted {
@@ -218,6 +234,12 @@ impl World {
             }
             Action::Crash(kept, for_long) => {
                 self.crash(kept, for_long, scenario);
+                if self.committed {
+                    return;
+                }
+            }
+            Action::Death(ends) => {
+                self.replace_owner(ends, scenario);
                 if self.committed {
                     return;
                 }
@@ -338,12 +360,22 @@ impl World {
                 let had = self.waiting.remove(&key) || self.granted.remove(&key);
                 assert!(had, "a place was given up that was not asked for");
             }
-            Effect::Perform(TurnAction::Start(CallStart { call, variables: snapshot, .. })) => {
+            Effect::Perform(TurnAction::Start(CallStart {
+                call,
+                variables: snapshot,
+                state,
+                ..
+            })) => {
                 self.check_start(&call.key, scenario);
+                if scenario.deaths > 0 {
+                    let live = LiveCall { state, elapsed: Duration::ZERO, completion: None };
+                    self.live.insert(call.key, live);
+                }
                 self.check_snapshot(call.key, snapshot);
             }
             Effect::Perform(TurnAction::Abort(key)) => {
                 assert!(self.running.remove(&key), "abort of what does not run");
+                self.live.remove(&key);
             }
             Effect::Emit(Event::CallEnded { result, .. }) => {
                 let key = result.call.key;

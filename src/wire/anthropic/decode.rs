@@ -10,16 +10,53 @@ use super::usage::UsageCounts;
 use crate::types::{FinishKind, FinishReason};
 use crate::wire::Delta;
 use crate::wire::delta::{append_call, append_text};
+use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{keyed_error, named_error, unkeyed_error};
-use crate::wire::fast_path::{TemplateKind, TemplateMatch};
+use crate::wire::fast_path::{TemplateFields, TemplateKind, TemplateMatch};
 use crate::wire::lenient::{ReadMembers, read_object};
 use crate::wire::repair::parse_value;
 
 /// Maximum number of blocks of one plain body that are read. The rest is ignored.
 const BLOCKS_MAX: usize = 4096;
 
-impl AnthropicDialect {
-    pub(super) fn decode_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
+impl PayloadDecoder for AnthropicDialect {
+    fn parse_payload<'p>(
+        &mut self,
+        event: &str,
+        text: &'p str,
+        out: &mut Vec<Delta>,
+    ) -> serde_json::Result<Option<TemplateFields<'p>>> {
+        let mut payload = EventPayload::default();
+        read_object(text, &mut payload)?;
+        let fields = payload.template_fields(event);
+        let index = payload.index.value();
+        match payload.kind_or(event) {
+            "content_block_delta" => self.blocks.push(index, &payload.delta, text, out),
+            "content_block_start" => {
+                self.blocks.begin(index, payload.content_block.map_or("{}", RawValue::get), out);
+            }
+            "content_block_stop" => self.blocks.stop(index, out),
+            "message_start" => self.message_start(&payload, out),
+            "message_delta" => self.message_delta(&mut payload, out),
+            "message_stop" => self.message_stop(&mut payload, out),
+            "message" => self.message(&mut payload, out),
+            "error" => {
+                out.push(Delta::Error(named_error(text)));
+                return Ok(None);
+            }
+            "" if payload.content.is_some() => self.message(&mut payload, out),
+            "" if payload.error.is_none() => {
+                // The event has no known member, so it may be an error without the key `error`.
+                out.extend(unkeyed_error(text));
+            }
+            // Pings and unknown events are ignored.
+            _ => {}
+        }
+        out.extend(payload.error.and_then(|raw| keyed_error(raw.get())).map(Delta::Error));
+        Ok(fields)
+    }
+
+    fn apply_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
         match (matched.kind, matched.nonempty_text()) {
             (TemplateKind::Arguments, _) => {
                 let text = matched.text.as_deref();
@@ -36,37 +73,9 @@ impl AnthropicDialect {
             (_, None) => {}
         }
     }
+}
 
-    pub(super) fn decode_event(
-        &mut self,
-        name: &str,
-        event: &mut EventPayload<'_>,
-        text: &str,
-        out: &mut Vec<Delta>,
-    ) {
-        let index = event.index.value();
-        match event.kind_or(name) {
-            "content_block_delta" => self.blocks.push(index, &event.delta, text, out),
-            "content_block_start" => {
-                self.blocks.begin(index, event.content_block.map_or("{}", RawValue::get), out);
-            }
-            "content_block_stop" => self.blocks.stop(index, out),
-            "message_start" => self.message_start(event, out),
-            "message_delta" => self.message_delta(event, out),
-            "message_stop" => self.message_stop(event, out),
-            "message" => self.message(event, out),
-            "error" => return out.push(Delta::Error(named_error(text))),
-            "" if event.content.is_some() => self.message(event, out),
-            "" if event.error.is_none() => {
-                // The event has no known member, so it may be an error without the key `error`.
-                out.extend(unkeyed_error(text));
-            }
-            // Pings and unknown events are ignored.
-            _ => {}
-        }
-        out.extend(event.error.and_then(|raw| keyed_error(raw.get())).map(Delta::Error));
-    }
-
+impl AnthropicDialect {
     /// Begins a message. If another one is open, a relay has joined two answers.
     fn message_start(&mut self, event: &EventPayload<'_>, out: &mut Vec<Delta>) {
         self.blocks.break_off(out);

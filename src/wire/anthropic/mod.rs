@@ -13,16 +13,8 @@ mod request;
 mod stream;
 mod usage;
 
-use serde_json::Value;
-
-use super::dialect::{Dialect, KeyHeader, has_version};
-use super::fast_path::{TemplateFields, TemplateMatch};
-use super::lenient::read_object;
-use super::request_cache::HistoryWriter;
-use super::{Delta, Framing, ModelRequest};
 use crate::types::FinishKind;
 
-use payload::EventPayload;
 use stream::BlockTracker;
 use usage::UsageCounts;
 
@@ -35,42 +27,6 @@ pub(super) struct AnthropicDialect {
     finish: Option<FinishKind>,
     /// The finish reason of `message_start`. It counts if no other comes.
     start_finish: Option<String>,
-}
-
-impl Dialect for AnthropicDialect {
-    const STREAM_FRAMING: Framing = Framing::Sse;
-    const KEY_HEADER: KeyHeader = KeyHeader { name: "x-api-key", prefix: "" };
-    const HISTORY_MEMBER: &'static str = "messages";
-    const HEADERS: &'static [(&'static str, &'static str)] = &[("anthropic-version", "2023-06-01")];
-
-    fn url(base: &str, _model: &str, _stream: bool) -> String {
-        if has_version(base) { format!("{base}/messages") } else { format!("{base}/v1/messages") }
-    }
-
-    fn request_head(request: &ModelRequest) -> Value {
-        request::head(request)
-    }
-
-    fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {
-        messages::write(request, writer);
-    }
-
-    fn parse_payload<'p>(
-        &mut self,
-        event: &str,
-        text: &'p str,
-        out: &mut Vec<Delta>,
-    ) -> serde_json::Result<Option<TemplateFields<'p>>> {
-        let mut payload = EventPayload::default();
-        read_object(text, &mut payload)?;
-        let fields = payload.template_fields(event);
-        self.decode_event(event, &mut payload, text, out);
-        Ok(fields)
-    }
-
-    fn apply_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
-        self.decode_match(matched, out);
-    }
 }
 
 #[cfg(test)]

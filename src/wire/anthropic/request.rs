@@ -5,25 +5,42 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
+use super::{AnthropicDialect, messages};
+use crate::wire::dialect::{KeyHeader, RequestFormat, has_version};
 use crate::wire::extra_members::present_members;
-use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
+use crate::wire::request_cache::HistoryWriter;
+use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
 /// The limit of the answer's length if none is configured. The API requires one.
 const MAX_TOKENS: u64 = 8192;
 
-/// Returns the members of the body other than the messages.
-pub(super) fn head(request: &ModelRequest) -> Value {
-    let has_tools = !request.tools.is_empty();
-    json!({
-        "model": request.model,
-        "max_tokens": max_tokens(request),
-        "system": request.system.as_deref().filter(|text| !text.trim().is_empty()),
-        "tools": has_tools.then(|| request.tools.iter().map(tool).collect::<Vec<_>>()),
-        "tool_choice": has_tools.then(|| tool_choice(request)),
-        // The API's maximum is 1. Other wires accept up to 2.
-        "temperature": request.temperature.map(|temperature| temperature.clamp(0.0, 1.0)),
-        "stream": request.stream,
-    })
+impl RequestFormat for AnthropicDialect {
+    const STREAM_FRAMING: Framing = Framing::Sse;
+    const KEY_HEADER: KeyHeader = KeyHeader { name: "x-api-key", prefix: "" };
+    const HISTORY_MEMBER: &'static str = "messages";
+    const HEADERS: &'static [(&'static str, &'static str)] = &[("anthropic-version", "2023-06-01")];
+
+    fn url(base: &str, _model: &str, _stream: bool) -> String {
+        if has_version(base) { format!("{base}/messages") } else { format!("{base}/v1/messages") }
+    }
+
+    fn head(request: &ModelRequest) -> Value {
+        let has_tools = !request.tools.is_empty();
+        json!({
+            "model": request.model,
+            "max_tokens": max_tokens(request),
+            "system": request.system.as_deref().filter(|text| !text.trim().is_empty()),
+            "tools": has_tools.then(|| request.tools.iter().map(tool).collect::<Vec<_>>()),
+            "tool_choice": has_tools.then(|| tool_choice(request)),
+            // The API's maximum is 1. Other wires accept up to 2.
+            "temperature": request.temperature.map(|temperature| temperature.clamp(0.0, 1.0)),
+            "stream": request.stream,
+        })
+    }
+
+    fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {
+        messages::write(request, writer);
+    }
 }
 
 /// Returns the limit of the answer's length, including thinking. The default has room for the
@@ -107,7 +124,7 @@ mod tests {
         }
     }
 
-    fn said(text: &str, calls: impl IntoIterator<Item = ToolCall>) -> ResponseMessage {
+    fn model_message(text: &str, calls: impl IntoIterator<Item = ToolCall>) -> ResponseMessage {
         let calls = calls.into_iter().collect();
         ResponseMessage { text: text.into(), calls, ..ResponseMessage::default() }
     }
@@ -140,7 +157,8 @@ mod tests {
         sent(&asking(messages))["messages"].clone()
     }
 
-    /// Thinking, a cited text, a search of the service's own and a call, as this wire's model said them.
+    /// Returns a message of this wire's own model: thinking, a cited text, a search that the service ran
+    /// itself, and a call.
     fn rich() -> ResponseMessage {
         let raw = |json: Value| MessagePart::Raw { json: json.to_string().into() };
         ResponseMessage {
@@ -168,7 +186,7 @@ mod tests {
                     members: Some(r#"{"caller":{"type":"direct"}}"#.into()),
                 },
             ],
-            ..said("ab\n\n", [call(0, "toolu:1", json!({"a": 1}))])
+            ..model_message("ab\n\n", [call(0, "toolu:1", json!({"a": 1}))])
         }
     }
 
@@ -178,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn streamed_with_tools_and_wishes() {
+    fn streamed_with_tools_and_parameters() {
         insta::assert_json_snapshot!(sent(&ModelRequest {
             parallel_tool_calls: Some(false),
             max_output_tokens: Some(100),
@@ -188,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_goes_back_whole_to_the_model_that_said_it() {
+    fn a_message_goes_back_complete_to_its_own_model() {
         let history = [
             user("look"),
             Message::Assistant(rich().into()),
@@ -212,11 +230,11 @@ mod tests {
     }
 
     #[test]
-    fn strange_ids_and_cut_off_arguments() {
+    fn ids_of_other_wires_and_cut_off_arguments() {
         let error = json!({"error": true, "kind": "cut_off_arguments"});
         let of_chat = |calls: [ToolCall; 2]| {
             let origin = from(Wire::OpenaiChat, "x");
-            Message::Assistant(ResponseMessage { origin, ..said(" ", calls) }.into())
+            Message::Assistant(ResponseMessage { origin, ..model_message(" ", calls) }.into())
         };
         let turn = |a: Value| {
             [
@@ -234,7 +252,7 @@ mod tests {
         let turn = |model: &str| {
             let calls = [call(0, "f:0", json!({})), call(1, "1", json!({}))];
             let origin = from(Wire::AnthropicMessages, model);
-            let message = ResponseMessage { origin, ..said("", calls) };
+            let message = ResponseMessage { origin, ..model_message("", calls) };
             [
                 Message::Assistant(message.into()),
                 result("f:0", "a", json!({})),
@@ -265,12 +283,12 @@ mod tests {
             ]
         };
         let history = [
-            Message::Assistant(said("Hello.", []).into()),
+            Message::Assistant(model_message("Hello.", []).into()),
             Message::User { content: Content::from(parts("https://example.com/a.png")) },
             user(""),
             Message::User { content: Content::from(parts("data:image/png;base64,AAAA")) },
-            Message::Assistant(said("A.", []).into()),
-            Message::Assistant(said("B. \n", []).into()),
+            Message::Assistant(model_message("A.", []).into()),
+            Message::Assistant(model_message("B. \n", []).into()),
         ];
         insta::assert_json_snapshot!(sent_messages(history));
     }
@@ -279,7 +297,7 @@ mod tests {
     fn an_empty_user_message_is_replaced_by_a_placeholder() {
         let nothing = json!([{"role": "user", "content": [{"type": "text", "text": "(nothing)"}]}]);
         assert_eq!(sent_messages([user(" ")]), nothing);
-        let history = [user("a"), Message::Assistant(said("b", []).into()), user("")];
+        let history = [user("a"), Message::Assistant(model_message("b", []).into()), user("")];
         assert_eq!(sent_messages(history)[2], nothing[0]);
     }
 
@@ -336,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn extra_members_win_over_wishes_but_not_over_what_the_host_relies_on() {
+    fn extra_members_replace_optional_members_but_not_protected_ones() {
         let extra = json!({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 4096,
         "stream": false, "messages": []});
         let request =

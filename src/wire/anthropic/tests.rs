@@ -2,7 +2,8 @@ use serde_json::json;
 
 use super::*;
 use crate::types::{FinishReason, ProviderError, ProviderErrorKind};
-use crate::wire::{CallDelta, ProviderMetadata};
+use crate::wire::dialect::RequestFormat;
+use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
     crate::wire::full_parse::deltas::<AnthropicDialect>(payloads)
@@ -222,12 +223,12 @@ fn a_kept_block_has_a_size_limit() {
     assert_eq!(out.len(), 100_000 + 100_000 - 64);
     let service = r#"{"type":"server_tool_use","id":"s","name":"g","input":{}}"#;
     let long = input(0, &"x".repeat(1 << 20));
-    let mut said = vec![start(0, service)];
-    said.extend(std::iter::repeat_n(long, 20));
-    said.push(stop(0));
+    let mut payloads = vec![start(0, service)];
+    payloads.extend(std::iter::repeat_n(long, 20));
+    payloads.push(stop(0));
     let mut dialect = AnthropicDialect::default();
     let mut out = Vec::new();
-    said.iter().for_each(|payload| {
+    payloads.iter().for_each(|payload| {
         crate::wire::full_parse::parse_in_full(&mut dialect, "", payload, &mut out);
     });
     assert!(!out.iter().any(|delta| matches!(delta, Delta::Metadata(_))));

@@ -2,10 +2,10 @@
 //! not parsed.
 //!
 //! [`read_payload`] is the one entry to both readers of a dialect. The full parse
-//! ([`Dialect::parse_payload`]) reads any payload and, if the payload holds a single change,
+//! ([`PayloadDecoder::parse_payload`]) reads any payload and, if the payload holds a single change,
 //! returns the positions of its fields ([`TemplateFields`]). A [`template`] is made of these.
 //! A later payload with the same bytes around the fields yields a [`TemplateMatch`], which
-//! [`Dialect::apply_match`] turns into the same deltas as the full parse would. The tests compare
+//! [`PayloadDecoder::apply_match`] turns into the same deltas as the full parse would. The tests compare
 //! both readers on recorded and on generated streams. The environment variable
 //! `CALLSHEET_FAST_PATH=off` turns the fast path off ([`super::DecoderOptions::fast_path`]).
 
@@ -15,7 +15,7 @@ mod template;
 
 use std::borrow::Cow;
 
-use super::dialect::Dialect;
+use super::dialect::PayloadDecoder;
 use super::full_parse::parse_in_full;
 use super::{Delta, Wire};
 
@@ -85,20 +85,20 @@ impl TemplateMatch<'_> {
 ///
 /// A payload that matches one of the templates is not parsed. Any other payload is parsed in full
 /// and, where possible, becomes a template. Without `templates` every payload is parsed in full.
-pub(super) fn read_payload<D: Dialect>(
-    dialect: &mut D,
+pub(super) fn read_payload(
+    decoder: &mut dyn PayloadDecoder,
     templates: Option<&mut TemplateSet>,
     event: &str,
     text: &str,
     out: &mut Vec<Delta>,
 ) {
     let Some(templates) = templates else {
-        parse_in_full(dialect, event, text, out);
+        parse_in_full(decoder, event, text, out);
         return;
     };
     if let Some(matched) = templates.match_payload(event, text) {
-        dialect.apply_match(&matched, out);
-    } else if let Some(fields) = parse_in_full(dialect, event, text, out) {
+        decoder.apply_match(&matched, out);
+    } else if let Some(fields) = parse_in_full(decoder, event, text, out) {
         templates.add(event, text, &fields);
     }
 }

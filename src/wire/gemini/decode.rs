@@ -9,17 +9,23 @@ use super::GeminiDialect;
 use super::payload::{CandidatePayload, ChunkPayload, PartPayload};
 use super::usage::usage_of;
 use crate::types::{FinishKind, FinishReason};
+use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{keyed_error, unkeyed_error};
+use crate::wire::fast_path::TemplateFields;
+use crate::wire::lenient::read_object;
 use crate::wire::repair::parse_value;
 use crate::wire::{Delta, ProviderMetadata};
 
-impl GeminiDialect {
-    pub(super) fn decode_chunk(
+impl PayloadDecoder for GeminiDialect {
+    // Every chunk has token counts, so none holds a single change.
+    fn parse_payload<'p>(
         &mut self,
-        mut chunk: ChunkPayload<'_>,
-        text: &str,
+        _event: &str,
+        text: &'p str,
         out: &mut Vec<Delta>,
-    ) {
+    ) -> serde_json::Result<Option<TemplateFields<'p>>> {
+        let mut chunk = ChunkPayload::default();
+        read_object(text, &mut chunk)?;
         let before = out.len();
         let has_candidates = !chunk.candidates.is_empty();
         for (position, candidate) in (0..).zip(chunk.candidates.items_mut()) {
@@ -45,8 +51,18 @@ impl GeminiDialect {
             // The chunk has no known member, so it may be an error without the key `error`.
             out.extend(unkeyed_error(text));
         }
+        Ok(None)
     }
 
+    fn end_of_body(&mut self, out: &mut Vec<Delta>) {
+        if self.ended_well {
+            self.calls.close(out);
+        }
+        self.calls.break_off(out);
+    }
+}
+
+impl GeminiDialect {
     fn decode_candidate(&mut self, candidate: &mut CandidatePayload<'_>, out: &mut Vec<Delta>) {
         for part in candidate.content.parts.items_mut() {
             self.decode_part(take(part), out);
@@ -79,29 +95,15 @@ impl GeminiDialect {
             }
             other_members.push('}');
             out.push(Delta::Metadata(ProviderMetadata::Part(other_members.into())));
-        } else if thought {
-            out.extend(
-                members
-                    .is_some()
-                    .then_some(Delta::Metadata(ProviderMetadata::Reasoning { members: None })),
-            );
-            out.extend(text.map(Delta::Reasoning));
-            out.extend(members.map(|members| {
-                Delta::Metadata(ProviderMetadata::Reasoning { members: Some(members) })
-            }));
         } else {
             // A signature belongs to its own part, which may be empty, and not to the text before.
-            out.extend(
-                members
-                    .is_some()
-                    .then_some(Delta::Metadata(ProviderMetadata::Text { members: None })),
-            );
-            out.extend(text.map(Delta::Text));
-            out.extend(
-                members.map(|members| {
-                    Delta::Metadata(ProviderMetadata::Text { members: Some(members) })
-                }),
-            );
+            let metadata = |members| match thought {
+                true => Delta::Metadata(ProviderMetadata::Reasoning { members }),
+                false => Delta::Metadata(ProviderMetadata::Text { members }),
+            };
+            out.extend(members.is_some().then(|| metadata(None)));
+            out.extend(text.map(if thought { Delta::Reasoning } else { Delta::Text }));
+            out.extend(members.map(|members| metadata(Some(members))));
         }
     }
 

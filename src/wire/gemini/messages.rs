@@ -266,7 +266,7 @@ mod tests {
     }
 
     /// A model's message: reasoning, text, two calls, and a part of the service's own.
-    fn said() -> ResponseMessage {
+    fn model_message() -> ResponseMessage {
         let signed = |text: &str| Some(format!(r#"{{"thoughtSignature":"{text}"}}"#).into());
         ResponseMessage {
             text: "ab".into(),
@@ -301,13 +301,13 @@ mod tests {
 
     #[test]
     fn its_own_model_gets_all_back() {
-        insta::assert_json_snapshot!(sent(history(said())));
+        insta::assert_json_snapshot!(sent(history(model_message())));
     }
 
     #[test]
     fn another_model_gets_text_calls_and_a_placeholder() {
         let parts = |origin| {
-            let response = ResponseMessage { origin, ..said() };
+            let response = ResponseMessage { origin, ..model_message() };
             sent(history(response))["contents"][1]["parts"].clone()
         };
         let first = json!({"functionCall": {"name": "add", "args": {"a": 1}},
@@ -326,14 +326,14 @@ mod tests {
 
     #[test]
     fn a_call_whose_signed_sibling_was_removed_gets_the_placeholder() {
-        let mut response = said();
+        let mut response = model_message();
         response.calls.remove(0);
         let contents =
             sent([user("a"), Message::Assistant(response.into()), result("given", "x", json!({}))]);
         let parts = contents["contents"][1]["parts"].as_array().unwrap();
         let call = parts.iter().find(|part| part.get("functionCall").is_some()).unwrap();
         assert_eq!(call["thoughtSignature"], "skip_thought_signature_validator");
-        let mut unsigned = said();
+        let mut unsigned = model_message();
         unsigned.parts = Vec::new();
         let contents = sent(history(unsigned));
         assert!(!contents.to_string().contains("Signature"), "{contents}");
@@ -341,13 +341,20 @@ mod tests {
 
     #[test]
     fn contents_of_user_and_model_alternate() {
-        let said = |text: &str| {
+        let answer = |text: &str| {
             Message::Assistant(
                 ResponseMessage { text: text.into(), ..ResponseMessage::default() }.into(),
             )
         };
-        let contents =
-            sent([said("hi"), user("a"), user("b"), said(""), user(""), said("x"), said("y")]);
+        let contents = sent([
+            answer("hi"),
+            user("a"),
+            user("b"),
+            answer(""),
+            user(""),
+            answer("x"),
+            answer("y"),
+        ]);
         assert_eq!(
             contents["contents"],
             json!([
@@ -383,7 +390,7 @@ mod tests {
 
     #[test]
     fn invalid_names_and_arguments_are_made_valid() {
-        let mut response = said();
+        let mut response = model_message();
         response.origin = None;
         response.calls.truncate(1);
         response.calls[0].name = "get weather".into();

@@ -4,38 +4,66 @@
 use serde_json::{Map, Value, json};
 
 use super::schema::parameters;
-use crate::wire::dialect::has_version;
+use super::{GeminiDialect, messages};
+use crate::wire::dialect::{KeyHeader, RequestFormat, has_version};
 use crate::wire::extra_members::present_members;
-use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
+use crate::wire::request_cache::HistoryWriter;
+use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
 /// First segments of model names that are resource names of other kinds.
 const RESOURCES: [&str; 4] = ["tunedModels", "publishers", "endpoints", "projects"];
 
-/// Returns the address for requests.
-///
-/// A base without a version gets the version of the Gemini API. On Vertex AI a model belongs to a publisher,
-/// which is Google where neither base nor model names one.
-pub(super) fn url(base: &str, model: &str, stream: bool) -> String {
-    let base = base.strip_suffix("/models").unwrap_or(base);
-    let base = if has_version(base) { base.to_owned() } else { format!("{base}/v1beta") };
-    let is_vertex = base.contains("aiplatform.googleapis.com") || base.contains("/projects/");
-    let model = model.trim_matches('/');
-    let model = model.strip_prefix("models/").unwrap_or(model);
-    let kind =
-        model.split('/').next().filter(|kind| model.contains('/') && RESOURCES.contains(kind));
-    let (base, resource) = match kind {
-        // The base may hold the beginning of the resource name already.
-        Some(kind) => {
-            let before = base.find(&format!("/{kind}/")).and_then(|at| base.get(..at));
-            (before.unwrap_or(&base), encoded(model, true))
-        }
-        None if is_vertex && !base.contains("/publishers/") => {
-            (&*base, format!("publishers/google/models/{}", encoded(model, false)))
-        }
-        None => (&*base, format!("models/{}", encoded(model, false))),
-    };
-    let method = if stream { "streamGenerateContent?alt=sse" } else { "generateContent" };
-    format!("{base}/{resource}:{method}")
+impl RequestFormat for GeminiDialect {
+    const STREAM_FRAMING: Framing = Framing::Sse;
+    const KEY_HEADER: KeyHeader = KeyHeader { name: "x-goog-api-key", prefix: "" };
+    const HISTORY_MEMBER: &'static str = "contents";
+    const PROTECTED_MEMBERS: &'static [&'static str] = &["tools"];
+
+    /// Returns the address for requests. A base without a version gets the version of the Gemini API.
+    /// On Vertex AI a model belongs to a publisher, which is Google if neither base nor model names
+    /// one.
+    fn url(base: &str, model: &str, stream: bool) -> String {
+        let base = base.strip_suffix("/models").unwrap_or(base);
+        let base = if has_version(base) { base.to_owned() } else { format!("{base}/v1beta") };
+        let is_vertex = base.contains("aiplatform.googleapis.com") || base.contains("/projects/");
+        let model = model.trim_matches('/');
+        let model = model.strip_prefix("models/").unwrap_or(model);
+        let kind =
+            model.split('/').next().filter(|kind| model.contains('/') && RESOURCES.contains(kind));
+        let (base, resource) = match kind {
+            // The base may hold the beginning of the resource name already.
+            Some(kind) => {
+                let before = base.find(&format!("/{kind}/")).and_then(|at| base.get(..at));
+                (before.unwrap_or(&base), encoded(model, true))
+            }
+            None if is_vertex && !base.contains("/publishers/") => {
+                (&*base, format!("publishers/google/models/{}", encoded(model, false)))
+            }
+            None => (&*base, format!("models/{}", encoded(model, false))),
+        };
+        let method = if stream { "streamGenerateContent?alt=sse" } else { "generateContent" };
+        format!("{base}/{resource}:{method}")
+    }
+
+    fn head(request: &ModelRequest) -> Value {
+        let has_tools = !request.tools.is_empty();
+        let system = request.system.as_deref().filter(|text| !text.is_empty());
+        let config = present_members(json!({
+            "maxOutputTokens": request.max_output_tokens,
+            "temperature": request.temperature,
+        }));
+        let declarations = || request.tools.iter().map(declaration).collect::<Vec<_>>();
+        json!({
+            "systemInstruction": system.map(|text| json!({"parts": [{"text": text}]})),
+            "tools": has_tools.then(|| json!([{"functionDeclarations": declarations()}])),
+            "toolConfig": has_tools.then(|| tool_config(&request.tool_choice)),
+            "generationConfig": Some(config).filter(|members| !members.is_empty()),
+        })
+    }
+
+    fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {
+        messages::write(request, writer);
+    }
 }
 
 /// Percent-encodes a model's name.
@@ -50,23 +78,6 @@ fn encoded(name: &str, with_slashes: bool) -> String {
         }
     }
     text
-}
-
-/// Returns the members of the body other than the contents.
-pub(super) fn head(request: &ModelRequest) -> Value {
-    let has_tools = !request.tools.is_empty();
-    let system = request.system.as_deref().filter(|text| !text.is_empty());
-    let config = present_members(json!({
-        "maxOutputTokens": request.max_output_tokens,
-        "temperature": request.temperature,
-    }));
-    let declarations = || request.tools.iter().map(declaration).collect::<Vec<_>>();
-    json!({
-        "systemInstruction": system.map(|text| json!({"parts": [{"text": text}]})),
-        "tools": has_tools.then(|| json!([{"functionDeclarations": declarations()}])),
-        "toolConfig": has_tools.then(|| tool_config(&request.tool_choice)),
-        "generationConfig": Some(config).filter(|members| !members.is_empty()),
-    })
 }
 
 fn declaration(tool: &ToolDefinition) -> Map<String, Value> {
@@ -125,9 +136,12 @@ mod tests {
                 "http://127.0.0.1:1/gemini/v1beta/models/a%20b%2Fc%3A4%3F".to_owned(),
             ),
         ] {
-            assert_eq!(url(&base, model, false), format!("{expected}:generateContent"));
+            assert_eq!(
+                GeminiDialect::url(&base, model, false),
+                format!("{expected}:generateContent")
+            );
             let streamed = format!("{expected}:streamGenerateContent?alt=sse");
-            assert_eq!(url(&base, model, true), streamed);
+            assert_eq!(GeminiDialect::url(&base, model, true), streamed);
         }
     }
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
-use crate::wire::{CallDelta, ProviderMetadata};
+use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
     crate::wire::full_parse::deltas::<GeminiDialect>(payloads)
@@ -173,7 +173,7 @@ fn a_call_in_pieces() {
         ],
         &[begins(0, None, "f", "{"), seal(0, Some(r#"{"a":"xy","b":[2.5,true],"c":null}"#))],
     );
-    // Closed by the piece that does not go on; the name with every piece.
+    // The piece without `willContinue` closes the call. Every piece has the name.
     check_parts(
         &[
             r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","stringValue":"x"}],"willContinue":true}}"#,
@@ -303,8 +303,8 @@ fn finish_reasons_have_a_kind_and_keep_their_text() {
 fn a_blocked_prompt_is_a_content_filter_finish_without_text() {
     let blocked = r#"{"promptFeedback":{"blockReason":"SAFETY","safetyRatings":[]}}"#;
     assert_eq!(deltas(&[blocked]), [finish("", FinishKind::ContentFilter)]);
-    let said = r#"{"candidates":[],"promptFeedback":{"blockReasonMessage":"m"}}"#;
-    assert_eq!(deltas(&[said]), [finish("", FinishKind::ContentFilter)]);
+    let payload = r#"{"candidates":[],"promptFeedback":{"blockReasonMessage":"m"}}"#;
+    assert_eq!(deltas(&[payload]), [finish("", FinishKind::ContentFilter)]);
     let ended = r#"{"candidates":[{"finishReason":"SAFETY"}]}"#;
     assert_eq!(deltas(&[ended, blocked]), [finish("SAFETY", FinishKind::ContentFilter)]);
     for fine in [

@@ -7,28 +7,22 @@ use super::payload::{CallPayload, ChunkPayload};
 use super::usage::usage_of;
 use crate::types::{FinishKind, FinishReason};
 use crate::wire::delta::append_text;
+use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{keyed_error, unkeyed_error};
-use crate::wire::fast_path::{TemplateKind, TemplateMatch};
-use crate::wire::lenient::argument_text;
+use crate::wire::fast_path::{TemplateFields, TemplateKind, TemplateMatch};
+use crate::wire::lenient::{argument_text, read_object};
 use crate::wire::{CallDelta, Delta};
 
-impl OllamaDialect {
-    pub(super) fn decode_match(&self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
-        match matched.nonempty_text() {
-            Some(text) if matched.kind == TemplateKind::Reasoning => {
-                append_text(Delta::Reasoning, text, out);
-            }
-            Some(text) => append_text(Delta::Text, text, out),
-            None => {}
-        }
-    }
-
-    pub(super) fn decode_chunk(
+impl PayloadDecoder for OllamaDialect {
+    fn parse_payload<'p>(
         &mut self,
-        mut chunk: ChunkPayload<'_>,
-        text: &str,
+        _event: &str,
+        text: &'p str,
         out: &mut Vec<Delta>,
-    ) {
+    ) -> serde_json::Result<Option<TemplateFields<'p>>> {
+        let mut chunk = ChunkPayload::default();
+        read_object(text, &mut chunk)?;
+        let fields = chunk.template_fields();
         let before = out.len();
         take(&mut chunk.message.thinking).push_deltas(Delta::Reasoning, out);
         take(&mut chunk.message.content).push_deltas(Delta::Text, out);
@@ -49,8 +43,21 @@ impl OllamaDialect {
             // The line has no known member, so it may be an error without the key `error`.
             out.extend(unkeyed_error(text));
         }
+        Ok(fields)
     }
 
+    fn apply_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
+        match matched.nonempty_text() {
+            Some(text) if matched.kind == TemplateKind::Reasoning => {
+                append_text(Delta::Reasoning, text, out);
+            }
+            Some(text) => append_text(Delta::Text, text, out),
+            None => {}
+        }
+    }
+}
+
+impl OllamaDialect {
     fn decode_call(&mut self, call: CallPayload<'_>, out: &mut Vec<Delta>) {
         let (name, arguments) = match call.function.0 {
             Some(function) => (function.name, function.arguments),

@@ -5,24 +5,40 @@
 
 use serde_json::{Value, json};
 
+use super::{OllamaDialect, messages};
+use crate::wire::dialect::{KeyHeader, RequestFormat};
 use crate::wire::extra_members::present_members;
 use crate::wire::request::function_tools;
-use crate::wire::{ModelRequest, ToolChoice};
+use crate::wire::request_cache::HistoryWriter;
+use crate::wire::{Framing, ModelRequest, ToolChoice};
 
-/// Returns the members of the body other than the messages.
-pub(super) fn head(request: &ModelRequest) -> Value {
-    let has_tools = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
-    let options = present_members(json!({
-        "num_predict": request.max_output_tokens,
-        "temperature": request.temperature,
-    }));
-    json!({
-        "model": request.model,
-        "tools": has_tools.then(|| function_tools(&request.tools)),
-        // The service's default is true.
-        "stream": request.stream,
-        "options": Some(options).filter(|members| !members.is_empty()),
-    })
+impl RequestFormat for OllamaDialect {
+    const STREAM_FRAMING: Framing = Framing::JsonLines;
+    const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
+    const HISTORY_MEMBER: &'static str = "messages";
+
+    fn url(base: &str, _model: &str, _stream: bool) -> String {
+        if base.ends_with("/api") { format!("{base}/chat") } else { format!("{base}/api/chat") }
+    }
+
+    fn head(request: &ModelRequest) -> Value {
+        let has_tools = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
+        let options = present_members(json!({
+            "num_predict": request.max_output_tokens,
+            "temperature": request.temperature,
+        }));
+        json!({
+            "model": request.model,
+            "tools": has_tools.then(|| function_tools(&request.tools)),
+            // The service's default is true.
+            "stream": request.stream,
+            "options": Some(options).filter(|members| !members.is_empty()),
+        })
+    }
+
+    fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {
+        messages::write(request, writer);
+    }
 }
 
 #[cfg(test)]

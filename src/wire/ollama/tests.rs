@@ -1,6 +1,7 @@
 use super::*;
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
-use crate::wire::CallDelta;
+use crate::wire::dialect::RequestFormat;
+use crate::wire::{CallDelta, Delta};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
     crate::wire::full_parse::deltas::<OllamaDialect>(payloads)
@@ -68,7 +69,7 @@ fn a_call_is_complete_and_numbered_in_order() {
     let expected = [call(0, "a", "f", Some(r#"{"x":[1,"é"]}"#)), call(1, "", "g", Some("{}"))];
     assert_eq!(deltas(&[&line(first), &line(second)]), expected.concat());
     assert_eq!(deltas(&[&line(&format!("{first},{second}"))]), expected.concat());
-    // Some say the same index of every call.
+    // Some services send the same index for every call.
     let again = first.replace(r#""id":"a""#, r#""id":"b""#);
     let twice =
         [call(0, "a", "f", Some(r#"{"x":[1,"é"]}"#)), call(1, "b", "f", Some(r#"{"x":[1,"é"]}"#))];

@@ -9,14 +9,51 @@ use super::payload::{CallPayload, ChoicePayload, ChunkPayload, MessagePayload};
 use super::usage::usage_of;
 use crate::types::{FinishKind, FinishReason};
 use crate::wire::delta::{append_call, append_text};
+use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{find_error, keyed_error, provider_error, unkeyed_error};
-use crate::wire::fast_path::{TemplateKind, TemplateMatch};
-use crate::wire::lenient::{Lenient, TextContent};
+use crate::wire::fast_path::{TemplateFields, TemplateKind, TemplateMatch};
+use crate::wire::lenient::{Lenient, TextContent, read_object};
 use crate::wire::repair::parse_value;
 use crate::wire::{CallDelta, CallKind, Delta};
 
-impl OpenaiChatDialect {
-    pub(super) fn decode_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
+impl PayloadDecoder for OpenaiChatDialect {
+    fn parse_payload<'p>(
+        &mut self,
+        _event: &str,
+        text: &'p str,
+        out: &mut Vec<Delta>,
+    ) -> serde_json::Result<Option<TemplateFields<'p>>> {
+        let mut chunk = ChunkPayload::default();
+        read_object(text, &mut chunk)?;
+        let fields = chunk.template_fields();
+        let before = out.len();
+        let mut choice_usage = None;
+        for choice in chunk.choices.items_mut() {
+            if choice.index.as_number().unwrap_or(0) == 0 {
+                choice_usage = choice.usage.or(choice_usage);
+                self.decode_choice(choice, out);
+            }
+        }
+        let is_blank = out.len() == before;
+        let groq = chunk.x_groq.0.as_deref();
+        let usage = [chunk.usage, choice_usage, groq.and_then(|groq| groq.usage)];
+        out.extend(usage.into_iter().flatten().find_map(usage_of));
+        if let Some(error) = chunk.error.and_then(|raw| keyed_error(raw.get())) {
+            // Members beside `error` may hold more details than `error` itself.
+            let whole = parse_value(text);
+            let error = whole.as_ref().and_then(find_error).map(provider_error).unwrap_or(error);
+            out.push(Delta::Error(error));
+        } else if let Some(error) = groq.and_then(|groq| keyed_error(groq.error?.get())) {
+            out.push(Delta::Error(error));
+        } else if is_blank && !chunk.has_choices {
+            // The chunk is no answer, even if it has token counts. It may be an error without the
+            // key `error`.
+            out.extend(unkeyed_error(text));
+        }
+        Ok(fields)
+    }
+
+    fn apply_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
         let text = matched.nonempty_text();
         if matched.kind == TemplateKind::Finish {
             return text.into_iter().for_each(|raw| self.push_finish(raw, out));
@@ -48,41 +85,20 @@ impl OpenaiChatDialect {
         }
     }
 
+    fn done_marker(&mut self, out: &mut Vec<Delta>) {
+        self.metadata.finish(out);
+        out.push(Delta::Done);
+    }
+
+    fn end_of_body(&mut self, out: &mut Vec<Delta>) {
+        self.metadata.finish(out);
+    }
+}
+
+impl OpenaiChatDialect {
     fn append_reasoning(&mut self, field: ReasoningField, text: &str, out: &mut Vec<Delta>) {
         self.metadata.set_reasoning_field(field);
         append_text(Delta::Reasoning, text, out);
-    }
-
-    pub(super) fn decode_chunk(
-        &mut self,
-        mut chunk: ChunkPayload<'_>,
-        text: &str,
-        out: &mut Vec<Delta>,
-    ) {
-        let before = out.len();
-        let mut choice_usage = None;
-        for choice in chunk.choices.items_mut() {
-            if choice.index.as_number().unwrap_or(0) == 0 {
-                choice_usage = choice.usage.or(choice_usage);
-                self.decode_choice(choice, out);
-            }
-        }
-        let is_blank = out.len() == before;
-        let groq = chunk.x_groq.0.as_deref();
-        let usage = [chunk.usage, choice_usage, groq.and_then(|groq| groq.usage)];
-        out.extend(usage.into_iter().flatten().find_map(usage_of));
-        if let Some(error) = chunk.error.and_then(|raw| keyed_error(raw.get())) {
-            // Members beside `error` may hold more details than `error` itself.
-            let whole = parse_value(text);
-            let error = whole.as_ref().and_then(find_error).map(provider_error).unwrap_or(error);
-            out.push(Delta::Error(error));
-        } else if let Some(error) = groq.and_then(|groq| keyed_error(groq.error?.get())) {
-            out.push(Delta::Error(error));
-        } else if is_blank && !chunk.has_choices {
-            // The chunk is no answer, even if it has token counts. It may be an error without the
-            // key `error`.
-            out.extend(unkeyed_error(text));
-        }
     }
 
     fn decode_choice(&mut self, choice: &mut ChoicePayload<'_>, out: &mut Vec<Delta>) {

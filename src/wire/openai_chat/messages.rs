@@ -233,7 +233,7 @@ mod tests {
     }
 
     /// Two calls after a thought of two bytes and a text of two.
-    fn said(parts: Vec<MessagePart>) -> ResponseMessage {
+    fn model_message(parts: Vec<MessagePart>) -> ResponseMessage {
         ResponseMessage {
             text: "ok".into(),
             reasoning: "hm".into(),
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_call_of_an_unknown_tool_goes_back_under_a_valid_name() {
-        let mut message = said(vec![]);
+        let mut message = model_message(vec![]);
         message.calls[0].name = "multi_tool_use.parallel".into();
         for model in ["m", "other"] {
             let sent = sent_to(model, vec![Message::Assistant(message.clone().into())]);
@@ -280,7 +280,7 @@ mod tests {
                     {"type": "text", "text": "ok"}]),
             ),
         ] {
-            let message = said(vec![thought(2, &json!({ "field": field })), text.clone()]);
+            let message = model_message(vec![thought(2, &json!({ "field": field })), text.clone()]);
             let own = sent_to("m", vec![Message::Assistant(message.clone().into())]);
             assert_eq!(
                 (&own[0]["content"], own[0].get(member).is_some()),
@@ -301,7 +301,7 @@ mod tests {
             thought(2, &json!({"field": "reasoning"})),
             thought(0, &json!({"field": "reasoning", "reasoning_details": details})),
         ];
-        let sent = sent_to("m", vec![Message::Assistant(said(parts).into())]);
+        let sent = sent_to("m", vec![Message::Assistant(model_message(parts).into())]);
         assert_eq!((&sent[0]["reasoning_details"], sent[0].get("reasoning")), (&details, None));
     }
 
@@ -318,7 +318,7 @@ mod tests {
             thought(2, &json!({"field": "reasoning_text"})),
             thought(0, &json!({"field": "reasoning_text", "reasoning_opaque": "x"})),
         ];
-        let message = said(parts);
+        let message = model_message(parts);
         let sent = sent_to("m", vec![Message::Assistant(message.clone().into())]);
         assert_eq!(
             (&sent[0]["reasoning_text"], &sent[0]["reasoning_opaque"]),
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_history_for_the_model_that_said_it() {
+    fn a_complete_history_for_its_own_model() {
         let extra = json!({"extra_content": {"google": {"thought_signature": "s"}},
             "function": {"thought_signature": "t"}});
         let parts = vec![
@@ -362,7 +362,7 @@ mod tests {
         ];
         let history = vec![
             user("1 + 2?"),
-            Message::Assistant(said(parts).into()),
+            Message::Assistant(model_message(parts).into()),
             result("c0"),
             result("c1"),
             user("And?"),

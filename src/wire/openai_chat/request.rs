@@ -3,22 +3,38 @@
 
 use serde_json::{Value, json};
 
+use super::{OpenaiChatDialect, messages};
+use crate::wire::dialect::{KeyHeader, RequestFormat};
 use crate::wire::request::function_tools;
-use crate::wire::{ModelRequest, ToolChoice};
+use crate::wire::request_cache::HistoryWriter;
+use crate::wire::{Framing, ModelRequest, ToolChoice};
 
-/// Returns the members of the body other than the messages.
-pub(super) fn head(request: &ModelRequest) -> Value {
-    let has_tools = !request.tools.is_empty();
-    json!({
-        "model": request.model,
-        "tools": has_tools.then(|| function_tools(&request.tools)),
-        "tool_choice": has_tools.then(|| tool_choice(&request.tool_choice)),
-        "parallel_tool_calls": request.parallel_tool_calls.filter(|_| has_tools),
-        "stream": request.stream,
-        "stream_options": request.stream.then(|| json!({"include_usage": true})),
-        (output_limit_member(&request.model)): request.max_output_tokens,
-        "temperature": request.temperature,
-    })
+impl RequestFormat for OpenaiChatDialect {
+    const STREAM_FRAMING: Framing = Framing::Sse;
+    const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
+    const HISTORY_MEMBER: &'static str = "messages";
+
+    fn url(base: &str, _model: &str, _stream: bool) -> String {
+        format!("{base}/chat/completions")
+    }
+
+    fn head(request: &ModelRequest) -> Value {
+        let has_tools = !request.tools.is_empty();
+        json!({
+            "model": request.model,
+            "tools": has_tools.then(|| function_tools(&request.tools)),
+            "tool_choice": has_tools.then(|| tool_choice(&request.tool_choice)),
+            "parallel_tool_calls": request.parallel_tool_calls.filter(|_| has_tools),
+            "stream": request.stream,
+            "stream_options": request.stream.then(|| json!({"include_usage": true})),
+            (output_limit_member(&request.model)): request.max_output_tokens,
+            "temperature": request.temperature,
+        })
+    }
+
+    fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {
+        messages::write(request, writer);
+    }
 }
 
 /// Returns the name of the member that limits the length of the answer.

@@ -2,7 +2,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind};
-use crate::wire::{CallDelta, CallKind, ProviderMetadata};
+use crate::wire::dialect::PayloadDecoder;
+use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
     crate::wire::full_parse::deltas::<OpenaiChatDialect>(payloads)
@@ -218,7 +219,7 @@ fn the_reasoning_field_is_kept_if_calls_follow() {
         let without = deltas(&[&chunk(thinking), FINISH, "[DONE]"]);
         assert!(without.iter().all(|delta| !matches!(delta, Delta::Metadata(_))), "{without:?}");
     }
-    // Thinking that comes last is not lost.
+    // Reasoning that comes last is kept too.
     assert_eq!(
         deltas(&[&chunk(call), &chunk(r#"{"reasoning":"r"}"#), FINISH])[2..],
         [kept(json!({"field": "reasoning"})), finish("tool_calls", FinishKind::ToolCalls)]
@@ -456,7 +457,7 @@ fn an_error_that_is_nested_too_deeply_is_not_lost() {
 }
 
 #[test]
-fn an_event_named_error_is_one() {
+fn an_event_named_error_is_an_error() {
     for (data, message) in [
         (r#"{"error":{"message":"m"}}"#, "m"),
         (r#"{"message":"m"}"#, "m"),

@@ -9,6 +9,7 @@ use super::payload::{EventPayload, ResponsePayload};
 use super::stream::{ItemKind, ItemRef, TextKind};
 use crate::types::{FinishKind, FinishReason, ProviderError};
 use crate::wire::delta::{append_call, append_text};
+use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{find_error, keyed_error, malformed, named_error, provider_error};
 use crate::wire::fast_path::{TemplateFields, TemplateKind, TemplateMatch};
 use crate::wire::lenient::{TextContent, read_object};
@@ -31,8 +32,28 @@ impl PieceTarget {
     }
 }
 
-impl OpenaiResponsesDialect {
-    pub(super) fn decode_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
+impl PayloadDecoder for OpenaiResponsesDialect {
+    fn parse_payload<'p>(
+        &mut self,
+        event: &str,
+        text: &'p str,
+        out: &mut Vec<Delta>,
+    ) -> serde_json::Result<Option<TemplateFields<'p>>> {
+        let mut payload = EventPayload::default();
+        read_object(text, &mut payload)?;
+        let Some(kind) = piece_kind(payload.kind_or(event)) else {
+            self.decode_other_event(event, &mut payload, text, out);
+            return Ok(None);
+        };
+        let fields = payload.template_fields(kind);
+        let part_index = payload.part_index.value();
+        let text = text_of(take(&mut payload.delta));
+        let target = self.piece_target(kind, payload.item_ref(), part_index, text.as_deref());
+        out.extend(target.map(|target| target.into_delta(text)));
+        Ok(fields)
+    }
+
+    fn apply_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
         let item = ItemRef { index: matched.index, id: matched.id, ..ItemRef::default() };
         let text = matched.nonempty_text();
         match self.piece_target(matched.kind, item, matched.part_index, text) {
@@ -43,28 +64,9 @@ impl OpenaiResponsesDialect {
             None => {}
         }
     }
+}
 
-    /// Decodes an event, or a plain body. Returns the fields of a template if it is a piece of a
-    /// text or of arguments.
-    pub(super) fn decode_event<'p>(
-        &mut self,
-        name: &str,
-        event: &mut EventPayload<'p>,
-        text: &str,
-        out: &mut Vec<Delta>,
-    ) -> Option<TemplateFields<'p>> {
-        let Some(kind) = piece_kind(event.kind_or(name)) else {
-            self.decode_other_event(name, event, text, out);
-            return None;
-        };
-        let fields = event.template_fields(kind);
-        let part_index = event.part_index.value();
-        let text = text_of(take(&mut event.delta));
-        let target = self.piece_target(kind, event.item_ref(), part_index, text.as_deref());
-        out.extend(target.map(|target| target.into_delta(text)));
-        fields
-    }
-
+impl OpenaiResponsesDialect {
     fn decode_other_event(
         &mut self,
         name: &str,
@@ -89,12 +91,18 @@ impl OpenaiResponsesDialect {
             }
             "response.output_item.added" => self.decode_item(event, false, out),
             "response.output_item.done" => self.decode_item(event, true, out),
-            "response.completed" | "response.done" => {
-                self.decode_end("completed", event, text, out);
+            kind @ ("response.completed"
+            | "response.done"
+            | "response.incomplete"
+            | "response.failed"
+            | "response.cancelled") => {
+                let status = match kind {
+                    "response.done" => "completed",
+                    _ => kind.trim_start_matches("response."),
+                };
+                // Some services leave out the object `response` around the members.
+                self.decode_response(status, event.response.map_or(text, RawValue::get), out);
             }
-            "response.incomplete" => self.decode_end("incomplete", event, text, out),
-            "response.failed" => self.decode_end("failed", event, text, out),
-            "response.cancelled" => self.decode_end("cancelled", event, text, out),
             "error" | "response.error" => out.push(Delta::Error(error_event(text))),
             "" if event.output.is_some() || event.object.as_text() == Some("response") => {
                 self.decode_response("", text, out);
@@ -224,20 +232,9 @@ impl OpenaiResponsesDialect {
         self.items.find(kind, item).unwrap_or_else(|| self.items.add(kind, item))
     }
 
-    fn decode_end(
-        &mut self,
-        status: &'static str,
-        event: &EventPayload<'_>,
-        text: &str,
-        out: &mut Vec<Delta>,
-    ) {
-        // Some services leave out the object `response` around the members.
-        self.decode_response(status, event.response.map_or(text, RawValue::get), out);
-    }
-
     /// Decodes a complete response. `event_status` is the status that the event's type implies, or
     /// empty for a plain body.
-    fn decode_response(&mut self, event_status: &'static str, text: &str, out: &mut Vec<Delta>) {
+    fn decode_response(&mut self, event_status: &str, text: &str, out: &mut Vec<Delta>) {
         let mut response = ResponsePayload::default();
         if let Err(error) = read_object(text, &mut response) {
             return out.push(malformed(text, &error));

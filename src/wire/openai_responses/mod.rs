@@ -18,15 +18,6 @@ mod payload;
 mod request;
 mod stream;
 
-use serde_json::Value;
-
-use super::dialect::{Dialect, KeyHeader};
-use super::fast_path::{TemplateFields, TemplateMatch};
-use super::lenient::read_object;
-use super::request_cache::HistoryWriter;
-use super::{Delta, Framing, ModelRequest};
-
-use payload::EventPayload;
 use stream::ItemTracker;
 
 /// The dialect.
@@ -37,39 +28,6 @@ pub(super) struct OpenaiResponsesDialect {
     has_reasoning: bool,
     /// A reasoning item was lost, so nothing that it led to may go back as an item.
     lost_reasoning: bool,
-}
-
-impl Dialect for OpenaiResponsesDialect {
-    const STREAM_FRAMING: Framing = Framing::Sse;
-    const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
-    const HISTORY_MEMBER: &'static str = "input";
-
-    fn url(base: &str, _model: &str, _stream: bool) -> String {
-        format!("{base}/responses")
-    }
-
-    fn request_head(request: &ModelRequest) -> Value {
-        request::head(request)
-    }
-
-    fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {
-        messages::write(request, writer);
-    }
-
-    fn parse_payload<'p>(
-        &mut self,
-        event: &str,
-        text: &'p str,
-        out: &mut Vec<Delta>,
-    ) -> serde_json::Result<Option<TemplateFields<'p>>> {
-        let mut payload = EventPayload::default();
-        read_object(text, &mut payload)?;
-        Ok(self.decode_event(event, &mut payload, text, out))
-    }
-
-    fn apply_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
-        self.decode_match(matched, out);
-    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,10 @@
 
 use serde_json::{Value, json};
 
-use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
+use super::{OpenaiResponsesDialect, messages};
+use crate::wire::dialect::{KeyHeader, RequestFormat};
+use crate::wire::request_cache::HistoryWriter;
+use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
 /// The smallest limit of the answer's length that the service accepts (its error message).
 const OUTPUT_TOKENS_MIN: u32 = 16;
@@ -26,21 +29,34 @@ const OUTPUT_TOKENS_MIN: u32 = 16;
 /// may reason.
 const WITHOUT_REASONING: [&str; 4] = ["gpt-3", "gpt-4", "chatgpt-4", "gpt-5-chat"];
 
-/// Returns the members of the body other than the input.
-pub(super) fn head(request: &ModelRequest) -> Value {
-    let has_tools = !request.tools.is_empty();
-    json!({
-        "model": request.model,
-        "instructions": request.system.as_deref().filter(|text| !text.is_empty()),
-        "tools": has_tools.then(|| request.tools.iter().map(tool).collect::<Vec<_>>()),
-        "tool_choice": has_tools.then(|| tool_choice(&request.tool_choice)),
-        "parallel_tool_calls": request.parallel_tool_calls.filter(|_| has_tools),
-        "stream": request.stream,
-        "max_output_tokens": request.max_output_tokens.map(|tokens| tokens.max(OUTPUT_TOKENS_MIN)),
-        "temperature": request.temperature,
-        "store": false,
-        "include": may_reason(&request.model).then_some(["reasoning.encrypted_content"]),
-    })
+impl RequestFormat for OpenaiResponsesDialect {
+    const STREAM_FRAMING: Framing = Framing::Sse;
+    const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
+    const HISTORY_MEMBER: &'static str = "input";
+
+    fn url(base: &str, _model: &str, _stream: bool) -> String {
+        format!("{base}/responses")
+    }
+
+    fn head(request: &ModelRequest) -> Value {
+        let has_tools = !request.tools.is_empty();
+        json!({
+            "model": request.model,
+            "instructions": request.system.as_deref().filter(|text| !text.is_empty()),
+            "tools": has_tools.then(|| request.tools.iter().map(tool).collect::<Vec<_>>()),
+            "tool_choice": has_tools.then(|| tool_choice(&request.tool_choice)),
+            "parallel_tool_calls": request.parallel_tool_calls.filter(|_| has_tools),
+            "stream": request.stream,
+            "max_output_tokens": request.max_output_tokens.map(|tokens| tokens.max(OUTPUT_TOKENS_MIN)),
+            "temperature": request.temperature,
+            "store": false,
+            "include": may_reason(&request.model).then_some(["reasoning.encrypted_content"]),
+        })
+    }
+
+    fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {
+        messages::write(request, writer);
+    }
 }
 
 /// Returns whether a model may reason, judged by its name without the prefixes of gateways.
@@ -99,7 +115,7 @@ mod tests {
         }
     }
 
-    fn said(parts: Vec<MessagePart>) -> ResponseMessage {
+    fn model_message(parts: Vec<MessagePart>) -> ResponseMessage {
         let origin = ModelOrigin { wire: Wire::OpenaiResponses, model: "m".into() };
         ResponseMessage {
             text: "Let me add.".into(),
@@ -152,7 +168,7 @@ mod tests {
 
     /// The items between the user's and the outputs.
     fn back(parts: Vec<MessagePart>) -> Vec<Value> {
-        let body = sent(&ModelRequest::new("m", history(said(parts))));
+        let body = sent(&ModelRequest::new("m", history(model_message(parts))));
         let items = body["input"].as_array().unwrap();
         items[1..items.len() - 2].to_vec()
     }
@@ -163,12 +179,12 @@ mod tests {
         ModelRequest {
             system: Some("Be brief.".into()),
             tools: [tool].into(),
-            ..ModelRequest::new("m", history(said(parts())))
+            ..ModelRequest::new("m", history(model_message(parts())))
         }
     }
 
     #[test]
-    fn streamed_with_all_that_its_own_model_said() {
+    fn streamed_with_a_message_of_its_own_model() {
         insta::assert_json_snapshot!(sent(&ModelRequest {
             parallel_tool_calls: Some(false),
             max_output_tokens: Some(100),
@@ -178,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_with_what_another_model_said() {
+    fn plain_with_a_message_of_another_model() {
         insta::assert_json_snapshot!(sent(&ModelRequest {
             model: "other".into(),
             tool_choice: ToolChoice::Tool("add".into()),
@@ -214,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_call_of_an_unknown_tool_goes_back_under_a_valid_name() {
-        let mut message = said(parts());
+        let mut message = model_message(parts());
         message.calls[0].name = "multi_tool_use.parallel".into();
         for model in ["m", "other"] {
             let body = sent(&ModelRequest::new(model, history(message.clone())));
@@ -258,7 +274,7 @@ mod tests {
     fn stored_reasoning_goes_back_without_its_content() {
         let mut parts = parts();
         parts[1] = raw(r#"{"id":"rs_1","type":"reasoning","summary":[]}"#);
-        let request = ModelRequest::new("m", history(said(parts)));
+        let request = ModelRequest::new("m", history(model_message(parts)));
         let extra = json!({"store": true, "include": []}).as_object().unwrap().clone();
         let stored = ModelRequest { extra_body: extra, ..request.clone() };
         let body = sent(&stored);
@@ -272,7 +288,7 @@ mod tests {
 
     #[test]
     fn invalid_tool_names_are_sanitized() {
-        let mut message = said(parts());
+        let mut message = model_message(parts());
         message.calls[0].name = "functions.add".into();
         message.calls[1].name = "x".repeat(70).into();
         let body = sent(&ModelRequest::new("m", history(message)));
@@ -344,7 +360,7 @@ mod tests {
     #[test]
     fn the_result_of_a_custom_call_has_its_own_type() {
         let members = r#"{"id":"ctc_1","type":"custom_tool_call"}"#;
-        let mut message = said(vec![
+        let mut message = model_message(vec![
             MessagePart::Call { index: 0, members: Some(members.into()) },
             MessagePart::Call { index: 1, members: None },
         ]);

@@ -2,13 +2,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::types::{FinishKind, FinishReason, ProviderErrorKind, Usage};
-use crate::wire::{CallDelta, CallKind, ProviderMetadata};
+use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
     crate::wire::full_parse::deltas::<OpenaiResponsesDialect>(payloads)
 }
 
-/// An event of a type with these members.
+/// Returns an event of a type with these members.
 fn event(kind: &str, members: &str) -> String {
     format!(r#"{{"type":"response.{kind}",{members}}}"#)
 }
@@ -105,10 +105,10 @@ fn a_call_that_is_only_in_its_end_event_or_in_the_response_counts_once() {
     check(&[("completed", &response)], &expected);
     let done = format!(r#""output_index":0,"item":{item}"#);
     check(&[("output_item.done", &done), ("completed", &response)], &expected);
-    // Without an index the id of the call tells that it is the same.
+    // Without an index the call is found by its id.
     let done = format!(r#""item":{item}"#);
     check(&[("output_item.done", &done), ("completed", &response)], &expected);
-    // Without a seal the whole response brings the arguments.
+    // Without a seal the arguments come with the complete response.
     let added = format!(r#""output_index":0,"item":{}"#, item.replace(r#"{"a":1}"#, r#""""#));
     check(&[("output_item.added", &added), ("completed", &response)], &expected);
     let plain = format!(r#"{{"object":"response","status":"completed","output":[{item}]}}"#);
@@ -302,7 +302,7 @@ fn repeated_reasoning_counts_once_and_the_item_is_kept() {
     let expected = [reasoning("ab"), reasoning("c"), part(item)];
     check(&[&pieces[..], &[done]].concat(), &expected);
     check(&[done], &expected);
-    // A service that says the same as text and as its summary.
+    // Some services send the same reasoning as text and as a summary.
     let raw = r#""output_index":0,"content_index":0,"delta":"ab""#;
     check(
         &[
@@ -343,7 +343,7 @@ fn concurrent_calls_with_one_index_are_distinguished_by_their_ids() {
         )
     };
     let delta = |id: &str| format!(r#""output_index":0,"item_id":"fc_{id}","delta":"{{}}""#);
-    // Bridges give all of them one index.
+    // Bridges send the same index for all calls.
     let events = [
         ("output_item.added", &item("a", "")),
         ("output_item.added", &item("b", "")),
@@ -364,7 +364,7 @@ fn concurrent_calls_with_one_index_are_distinguished_by_their_ids() {
         keep(1, &members("b")),
     ];
     check(&events.map(|(kind, text)| (kind, text.as_str())), &expected);
-    // llama.cpp gives no index and no id of the item.
+    // llama.cpp sends no index and no id of the item.
     let bare = |text: &str, id: &str| {
         text.replace(r#""output_index":0,"#, "")
             .replace(&format!(r#""id":"fc_{id}","#), "")
@@ -619,7 +619,7 @@ fn an_item_without_a_type_is_recognised_by_its_members() {
     check(&[("output_item.done", item)], &[text("ab")]);
 }
 
-/// An event of any type, with anything in the place of its members.
+/// Generates events of any type, with members of any value.
 fn any_event() -> impl Strategy<Value = String> {
     let kinds = [
         "output_item.added",

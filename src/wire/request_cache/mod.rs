@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::dialect::Dialect;
+use super::dialect::RequestFormat;
 use super::extra_members::body_members;
 use super::{ModelRequest, Wire};
 use crate::message::{Message, MessageList};
@@ -76,14 +76,14 @@ impl CachedRequest {
 }
 
 /// Writes a body, or the part of it that the writer does not hold yet.
-pub(super) fn write_body<D: Dialect>(
+pub(super) fn write_body<F: RequestFormat>(
     request: &ModelRequest,
     mut writer: HistoryWriter,
 ) -> (Vec<u8>, ReusablePrefix) {
     if writer.has_no_body() {
-        writer.open(&body_members::<D>(request), D::HISTORY_MEMBER);
+        writer.open(&body_members::<F>(request), F::HISTORY_MEMBER);
     }
-    D::write_history(request, &mut writer);
+    F::write_history(request, &mut writer);
     writer.finish()
 }
 

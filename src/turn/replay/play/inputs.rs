@@ -63,7 +63,10 @@ impl Play<'_, '_> {
         let is_end = matches!(record, Record::CallEnded { .. }) && !self.cancelled;
         let forgotten = is_end && self.recording.cancelled(self.at).is_none();
         inputs.extend(forgotten.then_some(ReplayInput::Cancel(CancelReason::Shutdown)));
-        inputs.extend((self.resumed_at != Some(self.at)).then_some(ReplayInput::Crash));
+        if self.resumed_at != Some(self.at) {
+            let live = self.live_calls();
+            inputs.extend([LiveCalls::default(), live].map(ReplayInput::Resume));
+        }
         inputs
     }
 

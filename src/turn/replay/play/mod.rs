@@ -19,8 +19,9 @@ use crate::response::ExchangeEnd;
 use crate::turn::call::{self, CallPhase, TurnCall};
 use crate::turn::effect::DeferredEffect;
 use crate::turn::effect::{
-    ApprovalDecision, CancelReason, Effect, PermitReply, ToolCompletion, TurnRecord, TurnSpec,
+    ApprovalDecision, CancelReason, Effect, PermitReply, TurnRecord, TurnSpec,
 };
+use crate::turn::live_calls::{LiveCalls, ToolCompletion};
 use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
     ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
@@ -80,8 +81,9 @@ enum ReplayInput {
     Cancel(CancelReason),
     /// Records are durable, and permits are free.
     MakeDurable,
-    /// The host stopped, and resumed the turn from its records.
-    Crash,
+    /// The turn was resumed from its records: after a stop of the host, or under the tool
+    /// supervisor that still runs these calls.
+    Resume(LiveCalls),
 }
 
 impl<'t, 'a> Play<'t, 'a> {
@@ -147,13 +149,13 @@ impl<'t, 'a> Play<'t, 'a> {
         let mut misses = Vec::new();
         for input in self.inputs(record) {
             let mut trial = self.clone();
-            let crashes = matches!(input, ReplayInput::Crash);
+            let resumes = matches!(input, ReplayInput::Resume(_));
             trial.feed(input);
             match trial.drain() {
                 Ok(()) if trial.has_moved_from(&self) => return Ok(trial),
                 Ok(()) => {}
-                // This crash did not happen: the mismatch says nothing about other inputs.
-                Err(mismatch) if crashes && mismatch.at <= self.at => {}
+                // It was not resumed here: the mismatch says nothing about other inputs.
+                Err(mismatch) if resumes && mismatch.at <= self.at => {}
                 Err(mismatch) => misses.push((trial, mismatch)),
             }
         }
@@ -184,7 +186,7 @@ impl<'t, 'a> Play<'t, 'a> {
                 return Err(mismatch);
             }
             self.at = at;
-            self.crash();
+            self.resume(LiveCalls::default());
             match self.drain() {
                 Ok(()) => return Ok(self),
                 Err(next) => at = next.at,
@@ -228,7 +230,7 @@ impl<'t, 'a> Play<'t, 'a> {
                 self.turn.handle_cancel(now, why);
             }
             ReplayInput::MakeDurable => self.make_durable(),
-            ReplayInput::Crash => self.crash(),
+            ReplayInput::Resume(live) => self.resume(live),
         }
     }
 
@@ -315,14 +317,21 @@ impl<'t, 'a> Play<'t, 'a> {
         }
     }
 
-    fn crash(&mut self) {
+    /// Returns the calls that run now.
+    fn live_calls(&self) -> LiveCalls {
+        let running = self.turn.calls.iter().filter(|call| call.is_running());
+        let calls = running.map(|call| (call.key(), call.live()));
+        LiveCalls { calls: calls.collect(), is_complete: true }
+    }
+
+    fn resume(&mut self, live: LiveCalls) {
         let first = self.recording.entry(self.from).zip(self.initial_response.as_ref());
         let first = first.map(|(entry, response)| entry.beside(response.clone()));
         let recorded = (self.from..self.at).filter_map(|at| self.recording.entry(at)).cloned();
         let entries: Vec<_> = first.into_iter().chain(recorded).collect();
-        // The host resumed the turn when it wrote the next record.
+        // The turn was resumed when the next record was written.
         let now = self.recording.entry(self.at).map_or(0, |entry| entry.time);
-        self.turn = Turn::resume((*self.spec).clone(), &entries, now, None);
+        self.turn = Turn::resume_with((*self.spec).clone(), &entries, now, None, live);
         (self.asked, self.stored) = (0, 0);
         self.permit_requests.clear();
         self.steps.clear();

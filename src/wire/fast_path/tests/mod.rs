@@ -21,12 +21,16 @@ type Payloads = Vec<(&'static str, String)>;
 
 /// Decodes the payloads of a response with and without the fast path and asserts that the deltas are
 /// equal. Returns the number of payloads that were not parsed.
-fn count_matches<D: Dialect + Debug + PartialEq>(payloads: &[(&'static str, String)]) -> usize {
+fn count_matches<D: PayloadDecoder + Debug + Default + PartialEq>(
+    payloads: &[(&'static str, String)],
+) -> usize {
     count_all_matches::<D>(&[payloads.to_vec()])
 }
 
-/// As [`count_matches`], where each response starts with the templates of the one before.
-fn count_all_matches<D: Dialect + Debug + PartialEq>(responses: &[Payloads]) -> usize {
+/// As [`count_matches`], but each response starts with the templates of the one before.
+fn count_all_matches<D: PayloadDecoder + Debug + Default + PartialEq>(
+    responses: &[Payloads],
+) -> usize {
     let (mut templates, mut merged_templates) = (TemplateSet::default(), TemplateSet::default());
     let mut count = 0;
     for payloads in responses {
@@ -96,7 +100,7 @@ fn arguments(index: impl Into<Value>, text: &str) -> Value {
 fn texts_and_arguments_match_the_template_of_the_first_one() {
     let texts = ["It", " is", " \"noon\"", ".\n", "\u{e9}\u{1f600}", " ", "", "end"];
     let texts = texts.map(|text| chat(json!({"content": text})));
-    // The first is parsed.
+    // The first payload is parsed.
     assert_eq!(count_matches::<OpenaiChatDialect>(&unnamed(texts)), 7);
     let head = chat(json!({"tool_calls": [{"index": 0, "id": "a", "type": "function",
         "function": {"name": "f", "arguments": ""}}]}));
@@ -107,7 +111,7 @@ fn texts_and_arguments_match_the_template_of_the_first_one() {
     assert_eq!(count_matches::<OpenaiChatDialect>(&unnamed(all)), 6);
 }
 
-/// A response as most services send it, with calls whose ids begin with `id`.
+/// Returns a response as most services send it, with calls whose ids begin with `id`.
 fn response(id: &str, calls: u64) -> Payloads {
     let mut all = vec![chat(json!({"role": "assistant", "content": ""}))];
     all.extend(["It", " is"].map(|text| chat(json!({"content": text}))));

@@ -1,0 +1,51 @@
+//! Running calls as their supervisor knows them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::types::{CallKey, ToolOutcome, VariableName, VariablesUse};
+
+/// The index of the last call of the turn that wrote each variable.
+pub(super) type LastWriters = BTreeMap<VariableName, u32>;
+
+/// The end of a call, as its supervisor reports it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ToolCompletion {
+    /// The outcome.
+    pub outcome: ToolOutcome,
+    /// The reads and writes of session variables.
+    pub used: VariablesUse,
+}
+
+/// The state of a running call that no record holds. Its supervisor keeps it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CallStartState {
+    /// The calls whose writes it can see.
+    pub(super) snapshot: LastWriters,
+    /// True if it started before the response had ended.
+    pub(super) early: bool,
+    /// True if it runs again because of a conflict.
+    pub(super) rerun: bool,
+}
+
+/// The calls of a turn that its tool supervisor has started, when the turn is resumed under the
+/// same supervisor.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LiveCalls {
+    /// The calls that run, and the calls whose ends the turn may have missed.
+    pub calls: BTreeMap<CallKey, LiveCall>,
+    /// True if the supervisor has received every start of the turn, so that a call which is not
+    /// in `calls` was not started.
+    pub is_complete: bool,
+}
+
+/// A call that was started before its turn was resumed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LiveCall {
+    /// The state from its start.
+    pub state: CallStartState,
+    /// The time since its start, or from its start to its end.
+    pub elapsed: Duration,
+    /// Its end. `None` while it runs.
+    pub completion: Option<ToolCompletion>,
+}
