@@ -25,7 +25,10 @@
 //! | resume after a crash | `resume` |
 //! | running calls that a resumed turn attaches to | `live_calls` |
 //! | unanswered calls of a new session | `initial_calls` |
-//! | committed turn from its records | `committed` |
+//! | rules, models and budget of a turn | `spec` |
+//! | inputs and effects of a turn | `effect` |
+//! | phases and times of a call | `call` |
+//! | committed turn, and how it is read from its records | `committed` |
 //! | replay of the records of a turn | `replay` |
 //! | times of a turn | `clock` |
 #![warn(clippy::indexing_slicing)]
@@ -57,6 +60,7 @@ mod response_end;
 mod resume;
 mod retry;
 mod schedule;
+mod spec;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -69,16 +73,17 @@ pub use breaker::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,
     ServiceSignal,
 };
-pub use budget::{Budget, LimitHit};
+pub use budget::LimitHit;
 pub(crate) use budget::{MAX_CALLS, MAX_TOKENS};
-pub use committed::results_so_far;
+pub use committed::{TurnRecord, results_so_far};
 pub use effect::{
-    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, ModelPlan,
-    ModelPlans, PermitReply, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, PermitReply,
+    TurnAction, TurnEnd,
 };
 pub use initial_calls::InitialCallsTurn;
 pub use live_calls::{CallStartState, LiveCall, LiveCalls, ToolCompletion};
 pub use replay::Difference;
+pub use spec::{Budget, ModelPlan, ModelPlans, TurnRules, TurnSpec};
 
 use crate::event::{CallLabel, Event};
 use crate::record::{ResponseDisposition, ResponseMessage};

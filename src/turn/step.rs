@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::admission::{self, CallAdmission};
 use super::call::CallPhase;
-use super::effect::{DeferredEffect, Effect, TurnAction, TurnEnd, TurnRecord};
+use super::committed::TurnRecord;
+use super::effect::{DeferredEffect, Effect, TurnAction, TurnEnd};
 use super::schedule::{self, ScheduleAction};
 use super::{Turn, TurnStage};
 use crate::event::{Event, TurnSummary, WaitingFor};

@@ -55,7 +55,7 @@ fn run_program(program: &Program, index: usize, snapshot: &Values) -> ProgramRun
                 register = (register * 31 + value) % 1_000_003;
             }
             Instruction::Set(name, n) => {
-                drop(writes.insert(NAMES[*name], (register * 7 + n) % 1_000_003))
+                writes.insert(NAMES[*name], (register * 7 + n) % 1_000_003);
             }
         }
     }

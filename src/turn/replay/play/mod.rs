@@ -17,11 +17,11 @@ use super::response::{self, ReplayStep};
 use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
 use crate::turn::call::{self, CallPhase, TurnCall};
+use crate::turn::committed::TurnRecord;
 use crate::turn::effect::DeferredEffect;
-use crate::turn::effect::{
-    ApprovalDecision, CancelReason, Effect, PermitReply, TurnRecord, TurnSpec,
-};
+use crate::turn::effect::{ApprovalDecision, CancelReason, Effect, PermitReply};
 use crate::turn::live_calls::{LiveCalls, ToolCompletion};
+use crate::turn::spec::TurnSpec;
 use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
     ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
