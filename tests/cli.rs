@@ -1,4 +1,4 @@
-//! The binary: what it prints where, and its exit status.
+//! The binary: its output on stdout and stderr, and its exit status.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const PROMPT: &str = "What time is it in Tokyo and in Beijing, and what is 17 % of 2,350?";
 
-/// A folder of its own for a test, so that no `callsheet.toml` lies about.
+/// A temporary directory, so that no `callsheet.toml` is found.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -95,7 +95,7 @@ fn run_json_prints_one_event_per_line() {
 #[test]
 fn flags_and_environment_change_the_run() {
     let folder = Folder::new("flags");
-    // The number of calls of the first response that ran.
+    // Returns the number of calls of the first response that ran.
     let results = |args: &[&str], env: Option<(&str, &str)>| {
         let mut command = folder.command(&[&["run", "--json"], args, &[PROMPT]].concat());
         command.envs(env);

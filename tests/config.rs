@@ -133,11 +133,14 @@ extra_body = { seed = 4, nested = { on = true } }
     };
     assert_eq!(*model, expected);
     assert!(!config.needs_rehearsal());
-    assert_eq!(config.agents["default"].model, "main", "the only model is everybody's");
+    assert_eq!(
+        config.agents["default"].model, "main",
+        "an agent without a model uses the only one"
+    );
 }
 
 #[test]
-fn a_model_may_have_no_cap_and_no_breaker() {
+fn a_model_may_have_no_request_limit_and_no_breaker() {
     let text = "[models.main]\nmodel = 'x'\nbase_url = 'http://h'\n";
     let usual = &parse(text).models["main"];
     assert_eq!(usual.max_concurrent_requests, NonZeroU32::new(256));

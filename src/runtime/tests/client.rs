@@ -27,7 +27,7 @@ async fn collect(
     let mut stream = std::pin::pin!(stream);
     let (mut said, mut error) = (String::new(), None);
     while let Some(item) = timeout(SOON, stream.next()).await.expect("the stream goes on") {
-        assert!(error.is_none(), "something came after an error");
+        assert!(error.is_none(), "an item followed an error");
         match item {
             Ok(batch) => {
                 assert!(!batch.is_empty());
@@ -52,7 +52,7 @@ async fn streams_an_answer_with_the_configured_headers() {
         config.api_key = Some(key.unwrap());
     });
     assert!(!format!("{client:?}").contains("very-secret"));
-    assert!(!format!("{client:?}").contains("blue"), "it may be a key as well");
+    assert!(!format!("{client:?}").contains("blue"), "the header may be a key");
     assert_eq!(collect(client.stream(&request())).await, ("good day".into(), None));
     let headers = provider.headers();
     assert_eq!(headers["x-team"], "blue");
@@ -72,7 +72,7 @@ async fn completes_an_answer_with_calls() {
 }
 
 #[tokio::test]
-async fn a_request_for_a_single_call_counts_the_first_and_shows_them_all() {
+async fn a_request_for_a_single_call_returns_only_the_first_to_run() {
     let said = [("add", r#"{"a":1}"#), ("add", r#"{"a":2}"#)];
     let provider = Provider::new(move |_, _| Reply::Sse(asks_for(&said))).await;
     let client = client(&provider, |_| ());
@@ -90,7 +90,7 @@ async fn a_request_for_a_single_call_counts_the_first_and_shows_them_all() {
 }
 
 #[tokio::test]
-async fn reads_a_plain_answer_though_a_stream_was_asked_for_and_the_other_way_round() {
+async fn a_response_may_be_plain_or_streamed_whatever_was_requested() {
     let provider = Provider::new(|_, body| match body["stream"].as_bool() {
         Some(true) => plain("plain"),
         _ => Reply::Sse(says("streamed")),
@@ -103,7 +103,7 @@ async fn reads_a_plain_answer_though_a_stream_was_asked_for_and_the_other_way_ro
 }
 
 #[tokio::test]
-async fn a_status_brings_the_services_words_and_its_wish() {
+async fn an_error_status_has_the_services_message_and_retry_hint() {
     let provider = Provider::new(|_, _| Reply::Whole {
         status: 429,
         kind: "application/json",
@@ -177,7 +177,7 @@ async fn slow_plain_service(pause: Duration) -> String {
 }
 
 #[tokio::test]
-async fn a_plain_answer_has_a_time_limit_of_its_own() {
+async fn a_plain_answer_has_its_own_time_limit() {
     let plain = ModelRequest { stream: false, ..request() };
     for (answer_timeout, ends_well) in [(5_000, true), (400, false)] {
         let url = slow_plain_service(Duration::from_millis(300)).await;
@@ -195,7 +195,7 @@ async fn a_plain_answer_has_a_time_limit_of_its_own() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_a_connect_error_without_the_address() {
+async fn a_refused_connection_is_an_error_without_the_address() {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
     drop(listener);
@@ -206,7 +206,7 @@ async fn nobody_there_is_a_connect_error_without_the_address() {
 }
 
 #[tokio::test]
-async fn a_stream_that_says_done_and_stays_open_is_over() {
+async fn a_stream_that_stays_open_after_done_has_ended() {
     let provider = Provider::new(move |_, _| Reply::Stall(says("fine"))).await;
     let asked = Instant::now();
     assert_eq!(collect(client(&provider, |_| ()).stream(&request())).await, ("fine".into(), None));

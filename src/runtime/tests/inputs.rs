@@ -89,13 +89,13 @@ async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
 }
 
 #[tokio::test]
-async fn it_may_come_as_the_turn_is_committed() {
+async fn an_input_may_arrive_while_the_turn_is_committed() {
     said_at(|journal, steer| *journal.before.lock() = Some(steer)).await;
     said_at(|journal, steer| *journal.after.lock() = Some(steer)).await;
 }
 
 #[tokio::test]
-async fn a_death_neither_loses_nor_doubles_it() {
+async fn an_actors_death_neither_loses_nor_doubles_an_input() {
     for which in 0..3 {
         let provider = Provider::new(|n, _| match n {
             0 => Reply::Stall(vec![text("lost ")]),
@@ -123,7 +123,7 @@ async fn a_death_neither_loses_nor_doubles_it() {
 /// Steers at random times. The input must be in the history exactly once. The model must have
 /// received it unless the run was over. The records must agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_any_time() {
+async fn an_input_at_any_time_is_in_the_history_once() {
     let provider = Provider::new(|n, _| Reply::Sse(says(&format!("answer {n}")))).await;
     let journal = Arc::new(MemoryJournal::new());
     let setup = setup(&provider, ToolRegistry::new(), |_| ());
@@ -155,7 +155,7 @@ async fn at_any_time() {
 }
 
 #[tokio::test]
-async fn what_waits_is_in_the_records_in_its_turn() {
+async fn queued_inputs_are_recorded_in_order() {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Stall(vec![text("so far")]),
         _ => Reply::Sse(says("two")),
@@ -192,7 +192,7 @@ async fn what_waits_is_in_the_records_in_its_turn() {
 }
 
 #[tokio::test]
-async fn a_death_during_the_calls_that_a_session_was_opened_with_repeats_no_effect() {
+async fn an_actors_death_during_initial_calls_repeats_no_effect() {
     for which in [STREAM, SUPERVISOR] {
         let provider = answering().await;
         let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));

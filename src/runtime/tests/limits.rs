@@ -43,7 +43,7 @@ async fn sessions_are_opened_by_name_and_closed() {
 }
 
 #[tokio::test]
-async fn a_session_has_one_run_and_a_host_so_many() {
+async fn a_session_has_one_run_and_a_host_a_limited_number() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
     let host =
         host(&provider, ToolRegistry::new(), |config| config.host.max_concurrent_runs = 1).await;
@@ -114,7 +114,7 @@ async fn a_shutdown_lets_tools_finish_and_takes_no_more_runs() {
 }
 
 #[tokio::test]
-async fn a_shutdown_answers_what_outlasts_its_grace() {
+async fn a_shutdown_cancels_calls_after_its_grace_period() {
     let provider = Provider::calling(&[("hang", "{}")]).await;
     let hang = tool(spec("hang"), |_| std::future::pending());
     let host = host(&provider, registry([hang]), |config| {
@@ -161,7 +161,7 @@ async fn dies(host: &Host, session: &SessionHandle) {
 }
 
 #[tokio::test]
-async fn a_session_that_dies_goes_on_from_its_records() {
+async fn a_session_that_dies_continues_from_its_records() {
     let provider = Provider::saying("fine").await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = host.open_session(named("one")).await.unwrap();
@@ -175,7 +175,7 @@ async fn a_session_that_dies_goes_on_from_its_records() {
 }
 
 #[tokio::test]
-async fn a_session_that_dies_in_the_middle_of_a_run_goes_on_with_it() {
+async fn a_session_that_dies_during_a_run_continues_the_run() {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Stall(vec![text("lost ")]),
         _ => Reply::Sse(says("found")),
@@ -194,7 +194,7 @@ async fn a_session_that_dies_in_the_middle_of_a_run_goes_on_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_run_that_was_accepted_beside_a_shutdown_has_its_report() {
+async fn every_run_that_was_accepted_during_a_shutdown_has_a_report() {
     for round in 0..20 {
         let provider = Provider::saying("fine").await;
         let host = host(&provider, ToolRegistry::new(), |_| ()).await;

@@ -1,12 +1,12 @@
 //! Tests of the actors against a scripted provider on loopback.
 
+mod approvals;
 mod client;
 mod deaths;
 mod engine;
 mod hostile;
 mod inputs;
 mod limits;
-mod people;
 mod provider;
 mod recovery;
 mod replays;

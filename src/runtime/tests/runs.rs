@@ -62,7 +62,7 @@ async fn a_run_without_tools_gives_its_answer_and_its_events() {
 }
 
 #[tokio::test]
-async fn each_message_is_of_the_model_that_said_it() {
+async fn each_message_names_the_model_that_wrote_it() {
     let provider = Provider::new(|_, request| match request["model"].as_str() {
         Some("broken-model") => Reply::Whole {
             status: 401,
@@ -106,7 +106,7 @@ async fn each_message_is_of_the_model_that_said_it() {
 }
 
 #[tokio::test]
-async fn a_second_run_sends_the_first_one_along() {
+async fn a_second_run_sends_the_history_of_the_first() {
     let provider = Provider::new(|n, _| Reply::Sse(says(["one", "two"][n]))).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
@@ -124,7 +124,7 @@ async fn a_second_run_sends_the_first_one_along() {
 }
 
 #[tokio::test]
-async fn calls_run_one_after_the_other_and_are_answered_in_order() {
+async fn sequential_calls_run_and_are_answered_in_order() {
     let provider = Provider::calling(&[("a", r#"{"n":1}"#), ("b", r#"{"n":2}"#)]).await;
     let running = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let alone = |name: &str| {
@@ -162,7 +162,7 @@ async fn calls_run_one_after_the_other_and_are_answered_in_order() {
 }
 
 #[tokio::test]
-async fn parallel_calls_run_beside_each_other() {
+async fn parallel_calls_run_concurrently() {
     let provider = Provider::calling(&[("meet", r#"{"n":1}"#), ("meet", r#"{"n":2}"#)]).await;
     // Each call waits for the other, so they would never end in sequence.
     let barrier = Arc::new(Barrier::new(2));
@@ -184,7 +184,7 @@ async fn parallel_calls_run_beside_each_other() {
 }
 
 #[tokio::test]
-async fn a_running_turn_shows_results_in_call_order_up_to_the_first_that_is_open() {
+async fn a_snapshot_has_the_results_up_to_the_first_open_call() {
     let names = ["a", "b", "c"];
     let provider = Provider::calling(&[("a", "{}"), ("b", "{}"), ("c", "{}")]).await;
     let gates = names.map(|_| Arc::new(Semaphore::new(0)));
@@ -230,7 +230,7 @@ async fn a_running_turn_shows_results_in_call_order_up_to_the_first_that_is_open
 }
 
 #[tokio::test]
-async fn a_broken_stream_is_asked_for_again() {
+async fn a_broken_stream_is_retried() {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Break(vec![provider::text("half an ")]),
         _ => Reply::Sse(says("answer")),
@@ -243,7 +243,7 @@ async fn a_broken_stream_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn out_of_turns_the_model_is_asked_for_a_final_answer() {
+async fn after_max_turns_the_model_is_asked_for_a_final_answer() {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Sse(asks_for(&[("echo", "{}")])),
         _ => Reply::Sse(says("so far")),

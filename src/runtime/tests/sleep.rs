@@ -28,7 +28,7 @@ fn sleepy(host: &Host) -> tokio::task::JoinHandle<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nothing_is_lost_or_doubled_on_the_edge_of_sleep() {
+async fn requests_during_hibernation_are_neither_lost_nor_doubled() {
     let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
     let host = host(&provider, ToolRegistry::new(), |config| {
         config.host.max_queued_inputs = CLIENTS * ROUNDS;
@@ -64,7 +64,7 @@ async fn nothing_is_lost_or_doubled_on_the_edge_of_sleep() {
             }
         }
     });
-    timeout(SOON * 3, join_all(clients)).await.expect("everybody is answered");
+    timeout(SOON * 3, join_all(clients)).await.expect("all requests are answered");
     lulling.abort();
     let history = session.snapshot().await.unwrap().history;
     let said = history.iter().filter(|message| matches!(***message, Message::User { .. })).count();
@@ -74,7 +74,7 @@ async fn nothing_is_lost_or_doubled_on_the_edge_of_sleep() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sessions_are_deleted_and_opened_again_on_the_edge_of_sleep() {
+async fn sessions_can_be_deleted_and_reopened_during_hibernation() {
     let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let lulling = sleepy(&host);
@@ -92,7 +92,7 @@ async fn sessions_are_deleted_and_opened_again_on_the_edge_of_sleep() {
             }
         }
     });
-    timeout(SOON * 3, join_all(clients)).await.expect("everybody is answered");
+    timeout(SOON * 3, join_all(clients)).await.expect("all requests are answered");
     lulling.abort();
     assert_eq!(host.counts().sessions, 0);
     nothing_left(&host).await;
@@ -100,7 +100,7 @@ async fn sessions_are_deleted_and_opened_again_on_the_edge_of_sleep() {
 }
 
 #[tokio::test]
-async fn a_session_sleeps_when_it_is_told_to_unless_it_is_needed() {
+async fn a_session_hibernates_on_request_unless_it_is_in_use() {
     let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;

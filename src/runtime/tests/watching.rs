@@ -276,7 +276,7 @@ fn read_back(session: &SessionHandle, entries: &[JournalEntry]) -> Vec<Published
 }
 
 #[test]
-fn from_every_place_the_rest_is_shown_once() {
+fn from_every_position_the_remaining_events_arrive_once() {
     let config = ProptestConfig { cases: 12, failure_persistence: None, ..Default::default() };
     let delays = proptest::collection::vec(0_u8..40, 1..20);
     let strategy = (proptest::collection::vec(said(), 1..4), 0_usize..5, delays);
@@ -289,7 +289,7 @@ fn from_every_place_the_rest_is_shown_once() {
 }
 
 #[tokio::test]
-async fn nothing_leaves_before_it_is_durable_and_nothing_after_a_failure() {
+async fn events_are_delivered_when_durable_and_never_after_a_failure() {
     let provider = Provider::saying("Hello you.").await;
     let (engine, waiting) = late();
     let journal = Arc::clone(&engine) as Arc<dyn Journal>;
