@@ -8,6 +8,7 @@ mod differential;
 mod edge_cases;
 mod fallbacks;
 mod interactions;
+mod live_calls;
 mod response_content;
 mod response_end;
 mod tool_permits;
