@@ -98,7 +98,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
     ) -> Self {
         let turn = match &initial_response {
             Some(response) => {
-                let entry = recording.entry(first).map(|entry| entry.beside(response.clone()));
+                let entry = recording.entry(first).map(|entry| entry.with_record(response.clone()));
                 Turn::resume(spec.clone(), entry.as_slice(), 0, None)
             }
             None => Turn::new(spec.clone()),
@@ -328,7 +328,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
 
     fn resume(&mut self, live: LiveCalls) {
         let first = self.recording.entry(self.first).zip(self.initial_response.as_ref());
-        let first = first.map(|(entry, response)| entry.beside(response.clone()));
+        let first = first.map(|(entry, response)| entry.with_record(response.clone()));
         let recorded = (self.first..self.at).filter_map(|at| self.recording.entry(at)).cloned();
         let entries: Vec<_> = first.into_iter().chain(recorded).collect();
         // The turn was resumed when the next record was written.
