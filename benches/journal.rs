@@ -51,9 +51,9 @@ impl Drop for BenchDir {
 }
 
 #[derive(Debug)]
-struct Nobody;
+struct NoObserver;
 
-impl JournalObserver for Nobody {
+impl JournalObserver for NoObserver {
     fn stored(&self, _group: GroupCommit) {}
 }
 
@@ -76,7 +76,7 @@ struct Sessions {
 impl Sessions {
     async fn open(durability: Durability, sessions: usize) -> Self {
         let dir = BenchDir::new(&format!("{durability:?}-{sessions}"));
-        let (observer, queue_max) = (Arc::new(Nobody), 100_000);
+        let (observer, queue_max) = (Arc::new(NoObserver), 100_000);
         let options = SqliteOptions { durability, holder: String::new(), observer, queue_max };
         let journal: Arc<dyn Journal> = Arc::new(SqliteJournal::open(&dir.0, options).unwrap());
         let opened = Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() };

@@ -186,8 +186,9 @@ fn output(command: &mut Command) -> String {
 impl Case {
     fn bare(&self, base_url: &str) -> Row {
         let (sessions, runs) = (self.sessions.to_string(), self.runs.to_string());
-        let said = output(itself().args(["bare", base_url, self.workload.name, &sessions, &runs]));
-        let mut numbers = said.split_whitespace().map(|text| text.parse().unwrap());
+        let printed =
+            output(itself().args(["bare", base_url, self.workload.name, &sessions, &runs]));
+        let mut numbers = printed.split_whitespace().map(|text| text.parse().unwrap());
         let mut next = || numbers.next().unwrap();
         Row { cpu_us: next(), runs_per_s: next(), rss_kb: None }
     }

@@ -75,7 +75,7 @@ fn answers() -> (Bytes, Bytes) {
 /// Starts a provider on a separate thread, and returns its address.
 fn provider() -> String {
     let (calls, text) = answers();
-    let (address, told) = std::sync::mpsc::channel();
+    let (address, receiver) = std::sync::mpsc::channel();
     let work = move || {
         Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let answer = move |_: &[u8], answered| {
@@ -86,7 +86,7 @@ fn provider() -> String {
         });
     };
     std::thread::Builder::new().name(PROVIDER.to_owned()).spawn(work).unwrap();
-    told.recv().unwrap()
+    receiver.recv().unwrap()
 }
 
 async fn host(base_url: &str) -> Host {

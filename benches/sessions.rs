@@ -79,8 +79,8 @@ fn resident_kb() -> f64 {
 type Row = [String; 5];
 
 fn row(what: impl Into<String>, it: f64, beside: &str, bare: f64, unit: &str) -> Row {
-    let said = |number: f64| format!("{number:.2} {unit}");
-    [what.into(), said(it), beside.to_owned(), said(bare), format!("{:.2}", it / bare)]
+    let format = |number: f64| format!("{number:.2} {unit}");
+    [what.into(), format(it), beside.to_owned(), format(bare), format!("{:.2}", it / bare)]
 }
 
 fn ms(time: Duration) -> f64 {

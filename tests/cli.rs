@@ -120,7 +120,7 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
         .with("typo.toml", "\n[agents.default.limits]\nmax_turn = 3\n");
     std::fs::write(folder.0.join("latin.toml"), b"# \xe9\n").unwrap();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = other.local_addr().unwrap().to_string();
+    let used = other.local_addr().unwrap().to_string();
     for (args, part) in [
         (vec!["--nothing"], "unexpected argument '--nothing'"),
         (vec!["nothing"], "unrecognized subcommand 'nothing'"),
@@ -153,7 +153,7 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
         ),
         (vec!["--listen", "0.0.0.0:0"], "is not loopback and needs a token"),
         (vec!["--listen", "nowhere"], "is an address with a port"),
-        (vec!["--listen", &taken], "another program uses this address"),
+        (vec!["--listen", &used], "another program uses this address"),
         (vec!["--log-format", "xml"], "a log format is \"text\" or \"json\""),
         (vec!["decode", "--wire", "smoke"], "invalid value 'smoke' for '--wire <WIRE>'"),
         (vec!["run", "--wire", "openai-chat", "x"], "--wire needs --base-url or --rehearsal"),

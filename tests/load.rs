@@ -131,8 +131,8 @@ async fn wrong_answers_are_errors_of_their_kinds() {
         assert_eq!(status, Some(1), "{kind}: {report}");
         assert_eq!((&report["ok"], &report["errors"]), (&json!(0), &json!(4)), "{kind}: {report}");
         assert_eq!(report["errors_by_kind"][kind]["count"], 4, "{report}");
-        let said = report["errors_by_kind"][kind]["example"].as_str().unwrap();
-        assert!(said.contains(example), "{said}");
+        let message = report["errors_by_kind"][kind]["example"].as_str().unwrap();
+        assert!(message.contains(example), "{message}");
         assert_eq!(report["latency_ms"]["p50"], Value::Null);
         assert!(number(&report, "/cpu_us_per_run") > 0.0);
     }
@@ -312,10 +312,10 @@ async fn too_few_open_files_are_reported_before_the_load() {
     };
     let output = limited("ulimit -n 100;", "1000").await;
     assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     let expected = "callsheet: 1000 sessions need about 1128 open files, and this process may have \
                     100: raise the limit (ulimit -n 1128), or lower --sessions\n";
-    assert_eq!(said, expected);
+    assert_eq!(message, expected);
     // The process raises its soft limit by itself.
     let (report, status) = report(&limited("ulimit -Sn 40;", "60").await);
     assert_eq!((status, &report["ok"]), (Some(0), &json!(60)), "{report}");
@@ -324,7 +324,7 @@ async fn too_few_open_files_are_reported_before_the_load() {
 #[tokio::test]
 async fn invalid_options_are_reported_in_one_line() {
     let url = ["--base-url", "http://127.0.0.1:1/v1", "--model", "m"];
-    for (arguments, said) in [
+    for (arguments, message) in [
         (&[][..], "required"),
         (&["--model", "m"], "--base-url <URL>"),
         (&["--base-url", "http://127.0.0.1:1/v1"], "--model <MODEL>"),
@@ -345,7 +345,7 @@ async fn invalid_options_are_reported_in_one_line() {
         (&["--api-key-env", "CALLSHEET_TEST_NO_SUCH_KEY"], "--api-key-env: "),
         (&["--pace", "1ms"], "--pace"),
     ] {
-        let with_url = said.starts_with("--api-key-env") || arguments == ["--pace", "1ms"];
+        let with_url = message.starts_with("--api-key-env") || arguments == ["--pace", "1ms"];
         let arguments = if with_url { [&url[..], arguments].concat() } else { arguments.to_vec() };
         let output = output(command(&arguments)).await;
         let stderr = String::from_utf8(output.stderr).unwrap();
@@ -354,7 +354,7 @@ async fn invalid_options_are_reported_in_one_line() {
             (Some(2), 1),
             "{arguments:?}: {stderr}"
         );
-        assert!(stderr.starts_with("callsheet: ") && stderr.contains(said), "{stderr}");
+        assert!(stderr.starts_with("callsheet: ") && stderr.contains(message), "{stderr}");
         assert_eq!(output.stdout, b"");
     }
 }

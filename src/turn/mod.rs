@@ -16,7 +16,7 @@
 //! | approval, approval timeout | `approval` |
 //! | attempt, void attempt, reuse of pure results | `attempt` |
 //! | retry, backoff, `Retry-After`, fallback model | `retry` |
-//! | circuit breaker | `breaker` |
+//! | circuit breaker, probe | `breaker` |
 //! | calls and text that are kept after each kind of end, cancellation | `response_end` |
 //! | result order | `reassembly` |
 //! | `max_tokens_per_run`, `max_tool_calls_per_run`, `run_timeout` | `budget` |

@@ -137,9 +137,9 @@ async fn clocks_run_while_a_tool_runs() {
     pass(Duration::from_secs(11 * 60)).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::TimedOut);
-    let told = results(&report);
-    assert_eq!(told["hang"], ("cancelled", "Error: cancelled while running"));
-    assert_eq!(told["pay"], ("cancelled", "Error: not started: the run was ended before"));
+    let outcomes = results(&report);
+    assert_eq!(outcomes["hang"], ("cancelled", "Error: cancelled while running"));
+    assert_eq!(outcomes["pay"], ("cancelled", "Error: not started: the run was ended before"));
     nothing_left(&host).await;
 }
 

@@ -75,16 +75,16 @@ const SSE: &str = "content-type: text/event-stream\r\nconnection: close";
 
 #[tokio::test]
 async fn data_after_the_end_does_not_keep_the_response_open() {
-    let said = format!("{}data: {}\n\ndata: [DONE]\n\n", head(SSE), text("fine"));
+    let response = format!("{}data: {}\n\ndata: [DONE]\n\n", head(SSE), text("fine"));
     for more in [
         ": a comment\n\n",
         "data: {\"choices\":[{\"delta\":{\"content\":\"\"}}]}\n\n",
         "data: {\"choices\":[{\"delta\":{\"content\":\"more\"}}]}\n\n",
         "data: [DONE]\n\n",
     ] {
-        let mut service = service(said.clone(), more).await;
-        let heard = ask(&service).await.unwrap();
-        assert!(heard.starts_with("fine"), "{more}: {heard}");
+        let mut service = service(response.clone(), more).await;
+        let received = ask(&service).await.unwrap();
+        assert!(received.starts_with("fine"), "{more}: {received}");
         timeout(SOON, service.left.recv()).await.expect("the connection is closed").unwrap();
     }
 }
@@ -146,7 +146,7 @@ async fn stopped_in_time(url: &str, service: &mut Service) {
     sleep(Duration::from_millis(20)).await;
     let asked = Instant::now();
     session.stop(StopMode::Now).await.unwrap();
-    let report = timeout(SOON, run.report).await.expect("the stop is heard").unwrap();
+    let report = timeout(SOON, run.report).await.expect("the run ends").unwrap();
     assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
     assert_eq!(report.run_end, RunEnd::Stopped);
     timeout(SOON, service.left.recv()).await.expect("the connection is closed").unwrap();

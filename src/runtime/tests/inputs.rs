@@ -2,7 +2,7 @@
 //! the session.
 
 use super::engine::{Engine, entries};
-use super::provider::{Reply, says, text};
+use super::provider::{Reply, answer_with, text};
 use super::recovery::{STREAM, SUPERVISOR, actors};
 use super::*;
 use crate::config::{Limits, RunOverrides};
@@ -56,7 +56,7 @@ fn folded(journal: &dyn Journal, session: &SessionHandle) -> Vec<Arc<Message>> {
 }
 
 async fn answering() -> Provider {
-    Provider::new(|n, _| Reply::Sse(says(["one", "two", "three"][n.min(2)]))).await
+    Provider::new(|n, _| Reply::Sse(answer_with(["one", "two", "three"][n.min(2)]))).await
 }
 
 async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
@@ -99,7 +99,7 @@ async fn an_actors_death_neither_loses_nor_doubles_an_input() {
     for which in 0..3 {
         let provider = Provider::new(|n, _| match n {
             0 => Reply::Stall(vec![text("lost ")]),
-            _ => Reply::Sse(says(["one", "two"][n - 1])),
+            _ => Reply::Sse(answer_with(["one", "two"][n - 1])),
         })
         .await;
         let journal = Arc::new(MemoryJournal::new());
@@ -124,33 +124,37 @@ async fn an_actors_death_neither_loses_nor_doubles_an_input() {
 /// received it unless the run was over. The records must agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_input_at_any_time_is_in_the_history_once() {
-    let provider = Provider::new(|n, _| Reply::Sse(says(&format!("answer {n}")))).await;
+    let provider = Provider::new(|n, _| Reply::Sse(answer_with(&format!("answer {n}")))).await;
     let journal = Arc::new(MemoryJournal::new());
     let setup = setup(&provider, ToolRegistry::new(), |_| ());
     let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
-    let (mut taken, mut late) = (0, 0);
+    let (mut delivered, mut late) = (0, 0);
     for n in 0..60_u64 {
         let run = session.start_run("go").await.unwrap();
         sleep(Duration::from_micros(n * 97 % 3000)).await;
         let steered = session.steer("more").await;
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
-        let said = contents(report.run_messages());
-        let steers = said.iter().filter(|text| *text == "more").count();
+        let contents_of_run = contents(report.run_messages());
+        let steers = contents_of_run.iter().filter(|text| *text == "more").count();
         match steered {
             Ok(_) => {
-                assert_eq!((steers, said.len(), report.turns), (1, 4, 2), "{said:?}");
-                taken += 1;
+                assert_eq!(
+                    (steers, contents_of_run.len(), report.turns),
+                    (1, 4, 2),
+                    "{contents_of_run:?}"
+                );
+                delivered += 1;
             }
             Err(HostError::NoRun) => {
-                assert_eq!((steers, said.len()), (0, 2), "{said:?}");
+                assert_eq!((steers, contents_of_run.len()), (0, 2), "{contents_of_run:?}");
                 late += 1;
             }
             Err(other) => panic!("{other}"),
         }
     }
-    assert_eq!(taken + late, 60);
-    assert!(taken > 0, "some came in time");
+    assert_eq!(delivered + late, 60);
+    assert!(delivered > 0, "some inputs arrive during the run");
     assert_eq!(folded(&*journal, &session), session.snapshot().await.unwrap().history);
 }
 
@@ -158,7 +162,7 @@ async fn an_input_at_any_time_is_in_the_history_once() {
 async fn queued_inputs_are_recorded_in_order() {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Stall(vec![text("so far")]),
-        _ => Reply::Sse(says("two")),
+        _ => Reply::Sse(answer_with("two")),
     })
     .await;
     let journal = Arc::new(MemoryJournal::new());
@@ -224,8 +228,8 @@ async fn an_actors_death_during_initial_calls_repeats_no_effect() {
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "one"));
         assert_eq!(begun.load(Ordering::SeqCst), 1, "no effect is repeated");
-        let told = results(&report);
-        assert_eq!((told["pay"].0, told["echo"]), ("unknown", ("success", "{}")));
+        let outcomes = results(&report);
+        assert_eq!((outcomes["pay"].0, outcomes["echo"]), ("unknown", ("success", "{}")));
         assert_eq!(contents(report.run_messages())[3..], ["go", "one"]);
         assert_eq!(provider.count(), 1);
         assert_eq!(folded(&*journal, &session), session.snapshot().await.unwrap().history);

@@ -1,6 +1,6 @@
 //! Tests of the limits of a host and of its shutdown.
 
-use super::provider::{Reply, says, text};
+use super::provider::{Reply, answer_with, text};
 use super::*;
 use crate::record::StopMode;
 use crate::types::RunEnd;
@@ -18,9 +18,9 @@ async fn sessions_are_opened_by_name_and_closed() {
     assert_eq!(host.open_session(named("b")).await.unwrap_err(), HostError::SessionExists);
     let error = host.open_session(named("no name")).await.unwrap_err();
     assert_eq!(error, HostError::InvalidSessionId);
-    let open = OpenSession { agent: Some("nobody".into()), ..OpenSession::default() };
+    let open = OpenSession { agent: Some("unknown".into()), ..OpenSession::default() };
     let error = host.open_session(open).await.unwrap_err();
-    assert_eq!(error, HostError::UnknownAgent("nobody".into()));
+    assert_eq!(error, HostError::UnknownAgent("unknown".into()));
     host.open_session(named("a")).await.unwrap();
     assert_eq!(host.open_session(named("c")).await.unwrap_err(), HostError::Full("session"));
     let sessions = host.sessions(SessionQuery::default()).await.unwrap();
@@ -154,7 +154,7 @@ async fn dies(host: &Host, session: &SessionHandle) {
     dead.actor.get_cell().kill();
     let shared = Arc::clone(&host.inner.link.shared);
     let id = session.id().clone();
-    until("the host has heard of it", move || {
+    until("the host has handled the death", move || {
         shared.awake(&id).is_none_or(|live| live.actor.get_id() != dead.actor.get_id())
     })
     .await;
@@ -178,7 +178,7 @@ async fn a_session_that_dies_continues_from_its_records() {
 async fn a_session_that_dies_during_a_run_continues_the_run() {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Stall(vec![text("lost ")]),
-        _ => Reply::Sse(says("found")),
+        _ => Reply::Sse(answer_with("found")),
     })
     .await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;

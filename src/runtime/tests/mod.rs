@@ -84,7 +84,7 @@ async fn session(host: &Host) -> SessionHandle {
 fn rest(host: &Host) {
     for (_, live) in host.inner.link.shared.all_awake() {
         // A session actor that has ended has no run actors.
-        let _ = live.actor.cast(SessionMessage::Rest);
+        let _ = live.actor.cast(SessionMessage::ReleaseActors);
     }
 }
 

@@ -3,7 +3,7 @@
 use futures::StreamExt as _;
 use futures::future::join_all;
 
-use super::provider::{Reply, says};
+use super::provider::{Reply, answer_with};
 use super::*;
 use crate::event::EventId;
 use crate::message::Message;
@@ -29,7 +29,7 @@ fn sleepy(host: &Host) -> tokio::task::JoinHandle<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_during_hibernation_are_neither_lost_nor_doubled() {
-    let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
+    let provider = Provider::new(|_, _| Reply::Sse(answer_with("well"))).await;
     let host = host(&provider, ToolRegistry::new(), |config| {
         config.host.max_queued_inputs = CLIENTS * ROUNDS;
     })
@@ -67,15 +67,16 @@ async fn requests_during_hibernation_are_neither_lost_nor_doubled() {
     timeout(SOON * 3, join_all(clients)).await.expect("all requests are answered");
     lulling.abort();
     let history = session.snapshot().await.unwrap().history;
-    let said = history.iter().filter(|message| matches!(***message, Message::User { .. })).count();
-    assert_eq!(said, CLIENTS * ROUNDS);
+    let inputs =
+        history.iter().filter(|message| matches!(***message, Message::User { .. })).count();
+    assert_eq!(inputs, CLIENTS * ROUNDS);
     until("it is over", || host.counts().runs == 0).await;
     nothing_left(&host).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn sessions_can_be_deleted_and_reopened_during_hibernation() {
-    let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
+    let provider = Provider::new(|_, _| Reply::Sse(answer_with("well"))).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let lulling = sleepy(&host);
     let clients = (0..CLIENTS).map(|client| {
@@ -96,12 +97,12 @@ async fn sessions_can_be_deleted_and_reopened_during_hibernation() {
     lulling.abort();
     assert_eq!(host.counts().sessions, 0);
     nothing_left(&host).await;
-    until("nobody is awake", || host.counts().awake == 0).await;
+    until("all sessions hibernate", || host.counts().awake == 0).await;
 }
 
 #[tokio::test]
 async fn a_session_hibernates_on_request_unless_it_is_in_use() {
-    let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
+    let provider = Provider::new(|_, _| Reply::Sse(answer_with("well"))).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let listens = session.subscribe().await.unwrap();

@@ -2,7 +2,7 @@
 
 use tokio::sync::Semaphore;
 
-use super::provider::{Reply, asks_for, calls, text};
+use super::provider::{Reply, calls, calls_to, text};
 use super::*;
 use crate::record::StopMode;
 use crate::types::RunEnd;
@@ -76,14 +76,14 @@ async fn a_stop_answers_every_call() {
         Reply::Stall(calls(&[("hang", r#"{"n":1}"#), ("hang", r#"{"n":2}"#), ("hang", "{}")]))
     })
     .await;
-    let told = Arc::new(AtomicBool::new(false));
+    let notified = Arc::new(AtomicBool::new(false));
     let hang = tool(spec("hang"), {
-        let told = Arc::clone(&told);
+        let notified = Arc::clone(&notified);
         move |context| {
-            let told = Arc::clone(&told);
+            let notified = Arc::clone(&notified);
             async move {
                 context.cancelled().await;
-                told.store(true, Ordering::SeqCst);
+                notified.store(true, Ordering::SeqCst);
                 std::future::pending().await
             }
         }
@@ -107,7 +107,7 @@ async fn a_stop_answers_every_call() {
     let asked = report.calls.len();
     assert_eq!(snapshot.history.len(), 2 + asked);
     nothing_left(&host).await;
-    assert!(told.load(Ordering::SeqCst));
+    assert!(notified.load(Ordering::SeqCst));
 }
 
 #[tokio::test]
@@ -187,7 +187,7 @@ async fn a_slow_subscriber_does_not_delay_the_run() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_turn_cancelled_before_it_begins_sends_no_request() {
     let runs = 300;
-    let provider = Provider::new(|_, _| Reply::Sse(asks_for(&[("wait", "{}")]))).await;
+    let provider = Provider::new(|_, _| Reply::Sse(calls_to(&[("wait", "{}")]))).await;
     let gate = Arc::new(Semaphore::new(0));
     let wait = tool(spec("wait"), {
         let gate = Arc::clone(&gate);

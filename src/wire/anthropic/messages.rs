@@ -13,13 +13,13 @@ use std::sync::Arc;
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::message::{Message, RequestPart, ResponseMessage};
 use crate::types::{Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::call_ids::{sanitized, sanitized_tool_name};
-use crate::wire::extra_members::write_members;
+use crate::wire::extra_members::{arguments_object, write_members};
 use crate::wire::lenient::Scalar;
 use crate::wire::request_cache::HistoryWriter;
 
@@ -301,14 +301,7 @@ impl Serialize for BlockParam<'_> {
                 map.serialize_entry("type", "tool_use")?;
                 map.serialize_entry("id", id)?;
                 map.serialize_entry("name", &sanitized_tool_name(&call.name))?;
-                match &*call.arguments {
-                    object @ Value::Object(_) => map.serialize_entry("input", object)?,
-                    Value::Null
-                    | Value::Bool(_)
-                    | Value::Number(_)
-                    | Value::String(_)
-                    | Value::Array(_) => map.serialize_entry("input", &Map::new())?,
-                }
+                map.serialize_entry("input", &arguments_object(call))?;
                 write_members(&mut map, *members)?;
             }
             Self::Result { id, content, is_error } => {

@@ -11,13 +11,13 @@ use std::borrow::Cow;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::message::{Message, RequestPart, ResponseMessage};
 use crate::types::{self, ContentPart, Image, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::call_ids::sanitized_tool_name;
-use crate::wire::extra_members::write_members;
+use crate::wire::extra_members::{arguments_object, write_members};
 use crate::wire::request_cache::HistoryWriter;
 
 /// Stands for the signature of a call that another model made.
@@ -166,24 +166,22 @@ impl Serialize for PartParam<'_> {
                 write_members(&mut map, *members)?;
             }
             Self::Image(Image::Base64 { media_type, data }) => {
-                map.serialize_entry(
-                    "inlineData",
-                    &InlineDataParam { mime_type: media_type, data },
-                )?;
+                let image = json!({"mimeType": media_type, "data": data});
+                map.serialize_entry("inlineData", &image)?;
             }
             Self::Image(Image::Url(url)) => {
-                let mime_type = mime_type(url);
-                map.serialize_entry("fileData", &FileDataParam { mime_type, file_uri: url })?;
+                let image = json!({"mimeType": mime_type(url), "fileUri": url});
+                map.serialize_entry("fileData", &image)?;
             }
             Self::Call { call, with_id, members } => {
                 let id = Some(&*call.id).filter(|_| *with_id);
-                let args = call.arguments.as_object();
+                let args = arguments_object(call);
                 let call = FunctionCallParam { id, name: sanitized_tool_name(&call.name), args };
                 map.serialize_entry("functionCall", &call)?;
                 write_members(&mut map, *members)?;
             }
             Self::Result { name, id, content, failed } => {
-                let response = ResultParam { content, failed: *failed };
+                let response = ResultParam::new(content, *failed);
                 let result =
                     FunctionResponseParam { id: *id, name: sanitized_tool_name(name), response };
                 map.serialize_entry("functionResponse", &result)?;
@@ -212,26 +210,11 @@ fn mime_type(url: &str) -> &'static str {
 }
 
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct InlineDataParam<'a> {
-    mime_type: &'a str,
-    data: &'a str,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct FileDataParam<'a> {
-    mime_type: &'a str,
-    file_uri: &'a str,
-}
-
-#[derive(Serialize)]
 struct FunctionCallParam<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
     name: Cow<'a, str>,
-    #[serde(serialize_with = "object_or_empty")]
-    args: Option<&'a Map<String, Value>>,
+    args: Cow<'a, Map<String, Value>>,
 }
 
 #[derive(Serialize)]
@@ -243,31 +226,22 @@ struct FunctionResponseParam<'a> {
 }
 
 /// A result as an object. A result that is a JSON object stays one.
-struct ResultParam<'a> {
-    content: &'a str,
-    failed: bool,
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ResultParam<'a> {
+    Object(Map<String, Value>),
+    Output { output: &'a str },
+    Error { error: &'a str },
 }
 
-impl Serialize for ResultParam<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { content, failed } = *self;
-        let may_be_object = !failed && content.trim_start().starts_with('{');
-        if may_be_object && let Ok(object) = serde_json::from_str::<Map<String, Value>>(content) {
-            return object.serialize(serializer);
+impl<'a> ResultParam<'a> {
+    fn new(content: &'a str, failed: bool) -> Self {
+        if failed {
+            return Self::Error { error: content };
         }
-        let mut map = serializer.serialize_map(Some(1))?;
-        map.serialize_entry(if failed { "error" } else { "output" }, content)?;
-        map.end()
-    }
-}
-
-fn object_or_empty<S: Serializer>(
-    object: &Option<&Map<String, Value>>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    match object {
-        Some(object) => object.serialize(serializer),
-        None => serializer.serialize_map(Some(0))?.end(),
+        let may_be_object = content.trim_start().starts_with('{');
+        let object = may_be_object.then(|| serde_json::from_str(content).ok()).flatten();
+        object.map_or(Self::Output { output: content }, Self::Object)
     }
 }
 

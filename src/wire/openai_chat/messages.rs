@@ -18,7 +18,7 @@ use crate::wire::{ModelRequest, call_ids};
 
 /// Maximum length of a call id from another model. OpenAI's API has refused longer ids ("string too
 /// long. Expected a string with maximum length 40",
-/// <https://github.com/agno-agi/agno/issues/5382>), though not every model of it does
+/// <https://github.com/agno-agi/agno/issues/5382>), though a recent test was not refused
 /// (<https://github.com/vercel/ai/pull/17233>).
 const ID_CHARS_MAX: usize = 40;
 
