@@ -119,7 +119,7 @@ async fn a_fork_at_any_record_has_the_state_of_that_record() {
         assert_eq!(calls.sum::<usize>(), count("tool"), "{at}: {history:?}");
     }
     assert_eq!(directory.control.log(), log, "no effect is repeated");
-    assert_eq!(served.snapshot("s").await, before, "the original is as it was");
+    assert_eq!(served.snapshot("s").await, before, "the original is unchanged");
     assert_eq!(directory.entries("s"), all);
     directory.verify();
     for at in 1..=all.len() {

@@ -29,7 +29,7 @@ use super::fault;
 use super::improviser::improvise;
 use super::requests::{Ended, OpenRequest, RehearsalState};
 use super::script::{Response, Then};
-use super::service::{MODEL, ProviderRequest, ResponseStamp};
+use super::service::{MODEL, ProviderRequest, RehearsedAnswer};
 use crate::types::Wire;
 
 /// The header of every answer that says that no language model produced it.
@@ -69,7 +69,7 @@ async fn models() -> HttpResponse {
 async fn no_such_path(method: Method, uri: Uri) -> HttpResponse {
     let message =
         format!("Unknown request URL: {method} {}. (offline rehearsal model)", uri.path());
-    whole(404, &dispatch::error(Wire::OpenaiChat, 404, &message))
+    whole(404, &dispatch::service(Wire::OpenaiChat).error(404, &message))
 }
 
 async fn ask(
@@ -83,13 +83,13 @@ async fn ask(
         Ok(body) => body,
         Err(rejection) => {
             let status = rejection.status().as_u16();
-            return whole(status, &dispatch::error(wire, status, &rejection.body_text()));
+            return whole(status, &dispatch::service(wire).error(status, &rejection.body_text()));
         }
     };
     let body = serde_json::from_slice::<Value>(&body).unwrap_or_default();
     let action = uri.path().rsplit('/').next().unwrap_or_default();
     let mut open = desk.receive(wire, &uri, &headers, &body);
-    match dispatch::read(wire, &ProviderRequest { body: &body, action }) {
+    match dispatch::service(wire).read(&ProviderRequest { body: &body, action }) {
         Ok(request) => answer(desk, open, &request).await,
         Err(refused) => {
             open.status(refused.status);
@@ -125,8 +125,12 @@ async fn answer(desk: Arc<RehearsalState>, mut open: OpenRequest, request: &Valu
             return plain_answer(503, "text/plain", Body::empty());
         }
     }
-    let stamp = ResponseStamp { number: open.number, created: seconds_since_1970() };
-    let encoded = dispatch::encode(open.wire, &response, request, stamp);
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let number = open.number;
+    let encoded = dispatch::encode(
+        open.wire,
+        &RehearsedAnswer { response: &response, request, number, created },
+    );
     let status = response.status.unwrap_or(200);
     open.status(status);
     stream(desk, open, &response, &encoded, status)
@@ -168,10 +172,6 @@ fn plain_answer(status: u16, content_type: &str, body: Body) -> HttpResponse {
         headers.insert(CONTENT_TYPE, value);
     }
     answer
-}
-
-fn seconds_since_1970() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// A listener whose connections are counted and end when the server stops.

@@ -21,7 +21,7 @@ use axum::body::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::text::{last_user_text, turns_since_user, words};
+use super::text::{last_user_text, split_every, split_in, turns_since_user, words};
 
 /// The names of the built-in scripts, for [`Script::named`].
 pub const SCRIPT_NAMES: [&str; 3] = ["weather_and_news", "three_tools", "duplicate_calls"];
@@ -315,6 +315,18 @@ impl Response {
         self
     }
 
+    /// Returns the finish reason to send, with the words of Chat Completions translated by a table.
+    pub(super) fn finish_word(&self, translations: &[(&str, &str)]) -> Option<String> {
+        let word = match &self.finish_reason {
+            Finish::Word(word) => word.as_str(),
+            Finish::Null => return None,
+            Finish::Inferred if self.calls.is_empty() => "stop",
+            Finish::Inferred => "tool_calls",
+        };
+        let translated = translations.iter().find(|(from, _)| *from == word);
+        Some(translated.map_or(word, |(_, to)| to).to_owned())
+    }
+
     /// Changes members that have no method of their own.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
@@ -353,6 +365,15 @@ impl Call {
             (Some(raw), _) => raw.clone(),
             (None, Some(arguments)) => arguments.to_string(),
             (None, None) => String::new(),
+        }
+    }
+
+    /// Returns the pieces in which the arguments are streamed.
+    pub(super) fn argument_pieces(&self) -> Vec<String> {
+        let text = self.arguments_text();
+        match self.pieces {
+            Some(count) => split_in(&text, count),
+            None => split_every(&text, 8),
         }
     }
 }

@@ -18,7 +18,7 @@ pub use crate::record::{CancelReason, TurnEnd};
 pub enum Effect {
     /// Append the record. All records of one poll loop are one append.
     Record(Record),
-    /// Publish the event, behind the records that were polled before it.
+    /// Publish the event after the records that were polled before it.
     Emit(Event),
     /// Perform the action at once: it waits for no record.
     Perform(TurnAction),

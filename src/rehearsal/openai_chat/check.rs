@@ -308,24 +308,38 @@ fn check_tools(request: &Value) -> Result<(), Refusal> {
         };
         check_name(name, &param)?;
         let schema = &tool["function"]["parameters"];
-        if !schema.is_null() && schema["type"] != "object" {
-            let got = schema["type"].as_str().unwrap_or("None");
-            return Err(Refusal::new(
-                format!(
-                    "Invalid schema for function '{name}': schema must be a JSON Schema of \
-                     'type: \"object\"', got 'type: \"{got}\"'."
-                ),
-                format!("tools[{at}].function.parameters"),
-            )
-            .coded("invalid_function_parameters"));
-        }
+        check_schema(name, schema, &format!("tools[{at}].function.parameters"))?;
     }
-    match request["tool_choice"]["function"]["name"].as_str() {
-        Some(name) if tools.iter().all(|tool| tool["function"]["name"] != name) => {
-            Err(Refusal::new(
-                format!("Tool choice '{name}' not found in 'tools' parameter."),
-                "tool_choice",
-            ))
+    let names = tools.iter().map(|tool| &tool["function"]["name"]);
+    check_tool_choice(&request["tool_choice"]["function"]["name"], names)
+}
+
+/// Checks the schema of a function's arguments: none, or an object.
+pub(in crate::rehearsal) fn check_schema(
+    name: &str,
+    schema: &Value,
+    param: &str,
+) -> Result<(), Refusal> {
+    if schema.is_null() || schema["type"] == "object" {
+        return Ok(());
+    }
+    let got = schema["type"].as_str().unwrap_or("None");
+    let message = format!(
+        "Invalid schema for function '{name}': schema must be a JSON Schema of 'type: \
+         \"object\"', got 'type: \"{got}\"'."
+    );
+    Err(Refusal::new(message, param).coded("invalid_function_parameters"))
+}
+
+/// Checks that a chosen tool is one of the request's.
+pub(in crate::rehearsal) fn check_tool_choice<'a>(
+    chosen: &Value,
+    mut names: impl Iterator<Item = &'a Value>,
+) -> Result<(), Refusal> {
+    match chosen.as_str() {
+        Some(chosen) if names.all(|name| name != chosen) => {
+            let message = format!("Tool choice '{chosen}' not found in 'tools' parameter.");
+            Err(Refusal::new(message, "tool_choice"))
         }
         Some(_) | None => Ok(()),
     }

@@ -10,7 +10,8 @@
 use serde_json::Value;
 
 use super::sealed;
-use crate::rehearsal::openai_chat::{Refusal, check_name};
+use crate::rehearsal::openai_chat::{Refusal, check_name, check_schema, check_tool_choice};
+use crate::rehearsal::text::items;
 
 /// The largest length of an id, in characters.
 const ID_CHARS_MAX: usize = 64;
@@ -262,10 +263,8 @@ fn check_encrypted(item: &Value, stateless: bool) -> Result<(), StatusRefusal> {
         );
         return Err((404, Refusal::new(message, "input")));
     };
-    let summary: String = item["summary"]
-        .as_array()
-        .map(|parts| parts.iter().filter_map(|part| part["text"].as_str()).collect())
-        .unwrap_or_default();
+    let summary = items(&item["summary"]).iter().filter_map(|part| part["text"].as_str());
+    let summary: String = summary.collect();
     let of = encrypted.strip_prefix("rehearsal.").and_then(|rest| rest.rsplit_once('.'));
     let reason = match of {
         Some((of, _)) if sealed(of, &summary) != encrypted => "could not be decrypted or parsed.",
@@ -329,7 +328,7 @@ fn check_tools(request: &Value) -> Result<(), Refusal> {
     let listed = &request["tools"];
     let fits = listed.is_null() || listed.is_array();
     check_type(fits, "tools", "an array of objects", listed)?;
-    let tools = listed.as_array().map(Vec::as_slice).unwrap_or_default();
+    let tools = items(listed);
     for (at, tool) in tools.iter().enumerate() {
         if tool["type"] != "function" {
             return Err(Refusal::missing(format!("tools[{at}].type")));
@@ -339,24 +338,10 @@ fn check_tools(request: &Value) -> Result<(), Refusal> {
             return Err(Refusal::missing(param));
         };
         check_name(name, &param)?;
-        let schema = &tool["parameters"];
-        if !schema.is_null() && schema["type"] != "object" {
-            let got = schema["type"].as_str().unwrap_or("None");
-            let message = format!(
-                "Invalid schema for function '{name}': schema must be a JSON Schema of 'type: \
-                 \"object\"', got 'type: \"{got}\"'."
-            );
-            return Err(Refusal::new(message, format!("tools[{at}].parameters"))
-                .coded("invalid_function_parameters"));
-        }
+        check_schema(name, &tool["parameters"], &format!("tools[{at}].parameters"))?;
     }
-    match request["tool_choice"]["name"].as_str() {
-        Some(name) if tools.iter().all(|tool| tool["name"] != name) => {
-            let message = format!("Tool choice '{name}' not found in 'tools' parameter.");
-            Err(Refusal::new(message, "tool_choice"))
-        }
-        Some(_) | None => Ok(()),
-    }
+    let names = tools.iter().map(|tool| &tool["name"]);
+    check_tool_choice(&request["tool_choice"]["name"], names)
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::{check_text, fits};
-use crate::rehearsal::anthropic::chat::items;
 use crate::rehearsal::anthropic::{SIGNATURE_BEGIN, signature};
+use crate::rehearsal::text::items;
 
 /// Facts that only the whole history contains.
 #[derive(Default)]
