@@ -72,6 +72,7 @@ use std::str::FromStr;
 
 use anthropic::AnthropicDialect;
 use dialect::RequestFormat;
+use extra_members::body_members;
 use gemini::GeminiDialect;
 use ollama::OllamaDialect;
 use openai_chat::OpenaiChatDialect;
@@ -148,12 +149,19 @@ impl Wire {
         self.write_body(request, HistoryWriter::default()).0
     }
 
+    /// Writes a body, or the part of it that the writer does not hold yet.
     fn write_body(
         self,
         request: &ModelRequest,
-        writer: HistoryWriter,
+        mut writer: HistoryWriter,
     ) -> (Vec<u8>, ReusablePrefix) {
-        dialect_of!(self, D => request_cache::write_body::<D>(request, writer))
+        dialect_of!(self, D => {
+            if writer.has_no_body() {
+                writer.open(&body_members::<D>(request), D::HISTORY_MEMBER);
+            }
+            D::write_history(request, &mut writer);
+        });
+        writer.finish()
     }
 }
 
