@@ -1,7 +1,8 @@
-//! Putting decoded deltas together, beside a bare baseline: appending the same texts to strings.
+//! Compares accumulating decoded deltas with a plain baseline that appends the same texts to
+//! strings.
 //!
-//! Prints the time for a delta and the ratio of the two, and how often decoding and accumulating
-//! allocate for a delta of text, which owns its text and so allocates once.
+//! Prints the time for a delta and the ratio of the two. Also prints the number of allocations for
+//! decoding and accumulating a text delta. A delta owns its text, so one allocation is necessary.
 #![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
 
 mod bodies;
@@ -28,7 +29,7 @@ fn decoded(wire: Wire, framing: Framing, body: &[u8]) -> Vec<Delta> {
     deltas
 }
 
-/// The texts of all deltas, and the arguments of each call.
+/// Appends the texts of all deltas, and the arguments of each call.
 fn appended(deltas: &[Delta]) -> (String, Vec<String>) {
     let (mut text, mut calls) = (String::new(), Vec::<String>::new());
     for delta in deltas {
@@ -91,7 +92,7 @@ fn accumulate(criterion: &mut Criterion) -> Vec<[String; 4]> {
     rows
 }
 
-/// The best of many passes each, taken in turns, so that both meet the same machine.
+/// Measures both alternately in many passes, and returns the best pass of each.
 fn ratio(wire: Wire, framing: Framing, deltas: &[Delta]) -> [String; 4] {
     let mut best = [Duration::MAX; 2];
     let mut time = |at: usize, pass: &mut dyn FnMut()| {

@@ -1,10 +1,11 @@
-//! What durability costs a run: the same two turns (four calls one after the other, then the
+//! Measures what durability costs a run: the same two turns (four sequential calls, then the
 //! answer) with the memory engine, with SQLite, and with SQLite and `durability = "relaxed"`.
 //!
-//! One session, and 64 at once; calls with effects, whose intents and outcomes are durable before
-//! the run goes on, and pure ones. Loopback HTTP against a server that answers from memory; the
-//! data directory is a temporary one (`TMPDIR`). Prints times and CPU as ratios to the memory
-//! engine's, and how many transactions and fsyncs a run took; absolute times are those of the disk.
+//! Measures one session and 64 concurrent ones, with pure calls and with calls with effects, whose
+//! intents and outcomes must be durable before the run continues. Uses loopback HTTP with a server
+//! that answers from memory, and a temporary data directory (`TMPDIR`). Prints times and CPU as
+//! ratios to the memory engine, and the numbers of transactions and fsyncs of a run. Absolute times
+//! depend on the disk.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
 #[path = "shared/provider.rs"]
@@ -40,7 +41,7 @@ use tokio::time::Instant;
 const CALLS: u32 = 4;
 const ROUNDS: usize = 40;
 
-/// A directory of its own, deleted with what is in it.
+/// A temporary directory, deleted on drop.
 struct BenchDir(PathBuf);
 
 impl BenchDir {
@@ -63,7 +64,7 @@ struct Work {
     i: u32,
 }
 
-/// Answers at once: what is measured is everything around a tool.
+/// A tool that returns at once, so that only the work around a tool is measured.
 struct WorkTool {
     is_pure: bool,
 }
@@ -81,7 +82,7 @@ impl Tool for WorkTool {
     }
 }
 
-/// The two answers as a service streams them.
+/// Returns the two streamed answers.
 fn answers() -> (Bytes, Bytes) {
     let mut calls = String::new();
     for index in 0..CALLS {
@@ -103,7 +104,7 @@ async fn provider() -> String {
         .await
 }
 
-/// Counts transactions.
+/// Counts the transactions.
 #[derive(Debug, Default)]
 struct Counter {
     transactions: AtomicU64,
@@ -120,7 +121,7 @@ impl JournalObserver for Counter {
     }
 }
 
-/// A host on one of the engines.
+/// A host with one of the engines.
 struct World {
     name: &'static str,
     host: Host,
@@ -128,7 +129,7 @@ struct World {
     _dir: Option<BenchDir>,
     times: Vec<Duration>,
     cpu: Duration,
-    /// Transactions and fsyncs of the runs alone.
+    /// The transactions and fsyncs of the runs only.
     counted: (u64, u64),
 }
 
@@ -162,7 +163,7 @@ impl World {
         (transactions.load(Ordering::Relaxed), fsyncs.load(Ordering::Relaxed))
     }
 
-    /// One run in each of so many new sessions, at once.
+    /// Runs once in each of `sessions` new sessions concurrently.
     async fn round(&mut self, count: usize) {
         let open = (0..count).map(|_| self.host.open_session(OpenSession::default()));
         let sessions: Vec<SessionHandle> =
@@ -177,7 +178,7 @@ impl World {
         self.counted.1 += after.1 - before.1;
     }
 
-    /// Beside the memory engine's time and CPU.
+    /// Formats the measurement as ratios to the memory engine.
     fn row(&self, of: (Duration, Duration), calls: &str, count: usize) -> [String; 8] {
         let runs = (ROUNDS * count) as f64;
         let (time, cpu) = self.sums();
@@ -197,7 +198,7 @@ impl World {
         ]
     }
 
-    /// The median time of a round, and the CPU of all.
+    /// The median time of a round, and the CPU time of all rounds.
     fn sums(&self) -> (Duration, Duration) {
         (median(self.times.clone()), self.cpu)
     }
@@ -209,12 +210,12 @@ async fn compare(base_url: &str, pure: bool, count: usize) -> [[String; 8]; 3] {
         World::new("sqlite", Some(Durability::Strict), base_url, pure).await,
         World::new("sqlite, relaxed", Some(Durability::Relaxed), base_url, pure).await,
     ];
-    // The first one opens connections to the provider.
+    // The first round opens the connections to the provider.
     for world in &mut worlds {
         world.round(count).await;
         (world.times, world.cpu, world.counted) = (Vec::new(), Duration::ZERO, (0, 0));
     }
-    // In turn, so that all meet the same weather.
+    // Measured alternately, so that all run under the same load of the machine.
     for _ in 0..ROUNDS {
         for world in &mut worlds {
             world.round(count).await;

@@ -1,5 +1,5 @@
-//! Decoding and accumulating a stream of each wire, beside a bare baseline: framing by memchr and
-//! one parse of the same events into borrowed structs, whose result is thrown away.
+//! Compares decoding and accumulating a stream of each wire with a plain baseline: framing by
+//! memchr and one parse of the same events into borrowed structs, whose result is dropped.
 //!
 //! Prints MB/s, the time for an event, and the ratio of the two.
 #![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
@@ -61,7 +61,7 @@ fn decode(criterion: &mut Criterion) -> Vec<[String; 5]> {
     rows
 }
 
-/// The best of many passes each, taken in turns, so that both meet the same machine.
+/// Measures both alternately in many passes, and returns the best pass of each.
 fn ratio(wire: Wire, framing: Framing, name: &str, body: &[u8]) -> [String; 5] {
     let mut best = [Duration::MAX; 2];
     let mut time = |at: usize, pass: &mut dyn FnMut()| {
@@ -84,7 +84,7 @@ fn ratio(wire: Wire, framing: Framing, name: &str, body: &[u8]) -> [String; 5] {
     ]
 }
 
-/// Counts the events of a body.
+/// Returns the number of events of a body.
 fn events(framing: Framing, body: &[u8]) -> usize {
     let lines = body.split(|byte| *byte == b'\n');
     lines.filter(|line| line.starts_with(b"data: ") || framing == Framing::JsonLines).count()

@@ -1,11 +1,12 @@
-//! When tools start: the same turn asked for plain, streamed with `early_start = false`, and
-//! streamed with early start, in sequence and in parallel.
+//! Measures when tools start: the same turn with a plain response, with a streamed response and
+//! `early_start = false`, and with a streamed response and early start, in sequence and in
+//! parallel.
 //!
-//! A response of eight calls takes one second, whether it is streamed or not; the first call is
-//! whole after about a fifth of it. Two workloads: each call takes 100 ms, and the first one takes a
-//! second and the others nothing. Printed are the times from the request to the first start of a
-//! tool and to the last result, and the ratio of each to the plain turn's. Beside them stands the
-//! ideal: what the pauses and the tools alone add up to.
+//! A response of eight calls takes one second, streamed or not. The first call is complete after
+//! about a fifth of it. There are two workloads: each call takes 100 ms, or the first call takes
+//! one second and the others nothing. Prints the times from the request to the first start of a
+//! tool and to the last result, and their ratios to the plain turn. Also prints the ideal times:
+//! the sums of the pauses and the tools alone.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
 #[path = "shared/provider.rs"]
@@ -36,13 +37,13 @@ use tokio::time::{Instant, sleep};
 
 const CALLS: usize = 8;
 
-/// How long a response takes.
+/// The duration of a response.
 const RESPONSE: Duration = Duration::from_millis(1_000);
 
-/// A text, the calls, the end: each piece comes a pause after the one before.
+/// The number of pieces: a text, the calls, the end. A pause precedes each piece.
 const PAUSES: u32 = CALLS as u32 + 1;
 
-/// The first call is whole when the second one opens.
+/// The first call is complete when the second one opens.
 const FIRST_SEALED: Duration = RESPONSE.checked_div(PAUSES).unwrap().saturating_mul(2);
 
 const ROUNDS: usize = 5;
@@ -53,12 +54,12 @@ const EXECUTIONS: [(&str, Execution); 2] =
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 struct Work {
     ms: u64,
-    /// Tells one call from another: the same again would not be run.
+    /// Makes the calls different, because identical calls run only once.
     #[serde(rename = "i")]
     _i: usize,
 }
 
-/// What was seen of a turn.
+/// The measurements of a turn.
 #[derive(Clone, Default)]
 struct Marks(Arc<Mutex<Seen>>);
 
@@ -86,7 +87,7 @@ impl Tool for WorkTool {
     }
 }
 
-/// How long each call works.
+/// The duration of each call.
 #[derive(Clone, Copy)]
 struct Workload {
     name: &'static str,
@@ -127,10 +128,10 @@ impl Workload {
         pieces.into_iter().map(Bytes::from).collect()
     }
 
-    /// When the last result would be there if nothing but pauses and tools took time.
+    /// Returns the time of the last result if only pauses and tools took time.
     fn ideal(&self, early: bool, execution: Execution) -> Duration {
         let pause = RESPONSE / PAUSES;
-        // Each call is whole when the next piece comes.
+        // Each call is complete when the next piece arrives.
         let sealed = (2..).map(|piece| pause * piece);
         let mut last = Duration::ZERO;
         for (sealed, ms) in sealed.zip(self.works()) {
@@ -144,7 +145,7 @@ impl Workload {
     }
 }
 
-/// How the turn is asked for.
+/// The kind of request.
 #[derive(Clone, Copy)]
 struct Mode {
     name: &'static str,
@@ -182,7 +183,7 @@ async fn provider(workload: Workload, marks: Marks) -> String {
     .await
 }
 
-/// A body whose pieces come at their times, whatever it takes to send them.
+/// A body whose pieces are sent at fixed times, however long the sending takes.
 fn paced(pieces: Vec<Bytes>, pause: Duration) -> Body {
     let began = Instant::now();
     let pieces = stream::iter(pieces.into_iter().zip(0..));
@@ -210,7 +211,7 @@ async fn host(base_url: &str, mode: Mode, execution: Execution, marks: &Marks) -
     Host::start(HostSetup { config, tools }).await.unwrap()
 }
 
-/// From the request to the first start, and to the last result.
+/// Returns the times from the request to the first start and to the last result.
 async fn turn(host: &Host, marks: &Marks) -> (Duration, Duration) {
     let session = host.open_session(OpenSession::default()).await.unwrap();
     *marks.0.lock() = Seen::default();
@@ -231,7 +232,7 @@ async fn compare(workload: Workload) -> Vec<[String; 7]> {
         for mode in MODES {
             hosts.push((host(&base_url, mode, execution, &marks).await, Vec::new(), Vec::new()));
         }
-        // In turn, so that all meet the same weather.
+        // Measured alternately, so that all run under the same load of the machine.
         for _ in 0..ROUNDS {
             for (host, firsts, lasts) in &mut hosts {
                 let (first, last) = turn(host, &marks).await;

@@ -1,12 +1,12 @@
-//! What a turn costs late in a session: the 10th, the 100th and the 1,000th of a run in which every
-//! turn makes one call.
+//! Measures the cost of a turn late in a session: the 10th, the 100th and the 1,000th turn of a run
+//! in which every turn makes one call.
 //!
-//! The time is that from the tool's return to the head of the next request at the service: the
-//! outcome is told and committed, and the next request is made and sent. Beside it stands the same
-//! exchange by the same client without a host, which grows with the history whoever keeps it, and of
-//! that the writing of the request's body: all of it, where a session's next body repeats its last;
-//! and for the CPU of a whole turn, that of the exchange.
-//! What is left of the turn beside these may not grow.
+//! The measured time is from the tool's return to the arrival of the next request's head at the
+//! service. In it the outcome is released and committed, and the next request is written and sent.
+//! Two baselines grow with the history: the same exchange with the same client but without a host,
+//! and the writing of the whole request body. (A session's next body reuses the bytes of its last
+//! one.) The CPU time of a whole turn is compared with that of the exchange. The rest of the turn
+//! must not grow.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
 #[path = "shared/chat.rs"]
@@ -44,10 +44,10 @@ use tokio::time::Instant;
 
 const TURNS: [usize; 3] = [10, 100, 1_000];
 
-/// How many turns before and behind are measured with each of them.
+/// The number of turns before and after each of them that are measured too.
 const AROUND: usize = 5;
 
-/// How many sessions are grown.
+/// The number of sessions.
 const SESSIONS: usize = 12;
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
@@ -56,12 +56,12 @@ struct Work {
     pad: String,
 }
 
-/// When things happened in a run.
+/// The times of the events of a run.
 #[derive(Clone, Default)]
 struct Marks {
-    /// A request's head was read, and what the process had had of the processors by then.
+    /// The times at which the head of a request was read, with the process's CPU time until then.
     asked: Arc<Mutex<Vec<(Instant, Duration)>>>,
-    /// A tool returned.
+    /// The times at which a tool returned.
     returned: Arc<Mutex<Vec<Instant>>>,
 }
 
@@ -91,7 +91,7 @@ fn answer(turn: usize) -> String {
     event(json!({"tool_calls": [call]}), None) + &end("tool_calls")
 }
 
-/// Its answers follow from how many requests there were.
+/// Starts a provider. Its answers depend on the number of requests.
 async fn provider(marks: Marks) -> String {
     let handle = move |request: Request| {
         let turn = {
@@ -124,7 +124,7 @@ async fn host(model: ModelConfig, marks: &Marks) -> Host {
     Host::start(HostSetup { config, tools }).await.unwrap()
 }
 
-/// What was measured of one turn.
+/// The measurements of one turn.
 #[derive(Default)]
 struct Measured {
     bytes: usize,
@@ -146,7 +146,7 @@ impl Measured {
     }
 }
 
-/// Grows a session, and then writes and makes the same requests without it.
+/// Runs a session with all turns, and then writes and sends the same requests without a host.
 async fn grow(host: Host, client: ModelClient, marks: Marks) -> [Measured; 3] {
     let session = host.open_session(OpenSession::default()).await.unwrap();
     let report = session.run("Work, and work on.").await.unwrap();
@@ -179,7 +179,7 @@ async fn grow(host: Host, client: ModelClient, marks: Marks) -> [Measured; 3] {
     measured
 }
 
-/// The request of a turn that has these messages before it.
+/// Returns the request of a turn with this history.
 fn request(messages: &[Arc<Message>]) -> ModelRequest {
     let spec = WorkTool(Marks::default()).spec();
     let tool = ToolDefinition {
@@ -198,7 +198,7 @@ fn main() {
     let host = runtime.block_on(host(model, &marks));
     let mut measured: [Measured; 3] = std::array::from_fn(|_| Measured::default());
     for _ in 0..SESSIONS {
-        // A task of a worker, as the host's are.
+        // Runs on a worker thread, as the tasks of the host do.
         let growing = runtime.spawn(grow(host.clone(), client.clone(), marks.clone()));
         for (all, one) in measured.iter_mut().zip(runtime.block_on(growing).unwrap()) {
             all.extend(one);

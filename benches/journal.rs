@@ -1,8 +1,8 @@
-//! The SQLite journal beside bare SQLite: one connection that stores the same rows in transactions
-//! of the same size, on one thread and with nobody to tell.
+//! Compares the SQLite journal with plain SQLite: one connection on one thread that stores the same
+//! rows in transactions of the same size, without status reports.
 //!
-//! Each of 1, 64 and 1,000 sessions at once appends a record and waits until it is durable. Prints
-//! the ratios; absolute times are those of the disk.
+//! Each of 1, 64 and 1,000 concurrent sessions appends a record and waits until it is durable.
+//! Prints ratios, because absolute times depend on the disk.
 #![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
 
 #[path = "shared/report.rs"]
@@ -29,10 +29,10 @@ use times::median;
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
 
-/// How often the two are measured in turn.
+/// The number of rounds of each measurement.
 const PAIRS: usize = 60;
 
-/// A directory of its own, deleted with what is in it.
+/// A temporary directory, deleted on drop.
 struct BenchDir(PathBuf);
 
 impl BenchDir {
@@ -51,9 +51,9 @@ impl Drop for BenchDir {
 }
 
 #[derive(Debug)]
-struct Nobody;
+struct NoObserver;
 
-impl JournalObserver for Nobody {
+impl JournalObserver for NoObserver {
     fn stored(&self, _group: GroupCommit) {}
 }
 
@@ -67,7 +67,7 @@ fn record() -> Record {
     }
 }
 
-/// So many sessions in a journal of their own.
+/// A journal in a temporary directory, with the logs of its sessions.
 struct Sessions {
     logs: Vec<SessionLog>,
     _dir: BenchDir,
@@ -76,7 +76,7 @@ struct Sessions {
 impl Sessions {
     async fn open(durability: Durability, sessions: usize) -> Self {
         let dir = BenchDir::new(&format!("{durability:?}-{sessions}"));
-        let (observer, queue_max) = (Arc::new(Nobody), 100_000);
+        let (observer, queue_max) = (Arc::new(NoObserver), 100_000);
         let options = SqliteOptions { durability, holder: String::new(), observer, queue_max };
         let journal: Arc<dyn Journal> = Arc::new(SqliteJournal::open(&dir.0, options).unwrap());
         let opened = Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() };
@@ -91,7 +91,7 @@ impl Sessions {
         Self { logs, _dir: dir }
     }
 
-    /// Each appends one record and waits for it.
+    /// Appends one record to each log, and waits until all are durable.
     async fn round(&self) -> Duration {
         let began = Instant::now();
         join_all(self.logs.iter().map(async |log| {
@@ -104,7 +104,7 @@ impl Sessions {
     }
 }
 
-/// The same tables, without the rest.
+/// The same tables in plain SQLite.
 struct Bare {
     connection: Connection,
     seq: u64,
@@ -148,7 +148,7 @@ fn connect(file: &Path) -> Connection {
     connection
 }
 
-/// The two in turn, so that both meet the same weather.
+/// Measures both alternately, so that both run under the same load of the machine.
 async fn ratio(sessions: &Sessions, bare: &mut Bare) -> [String; 4] {
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for _ in 0..PAIRS {

@@ -1,24 +1,26 @@
-//! What a run costs: CPU of the client's process, beside a hand-written loop.
+//! Compares the CPU time of a run in `callsheet load` with that in a hand-written loop.
 //!
-//! W1 is four tool calls with about 64 bytes of arguments in pieces of 8 and 32 pieces of text, then
-//! a final answer of 32 pieces: two requests, 108 events, 33 KB, as fast as they are taken. The fat
-//! stream is eight calls of 4 KiB and 2,048 pieces of text. Three processes: the service, which
-//! answers from memory; the loop on `reqwest` and borrowed structs, one thread, a conversation for
-//! each run; and `callsheet load` with one thread, which checks every answer. They are measured in
-//! turn, a few rounds; shown is the round with the median ratio.
+//! The workload W1 has four tool calls with about 64 bytes of arguments in pieces of 8 and 32
+//! pieces of text, then a final answer of 32 pieces: two requests, 108 events, 33 KB, sent without
+//! pauses. The workload `fat` has eight calls of 4 KiB and 2,048 pieces of text. There are three
+//! processes: the service, which answers from memory; the loop, which uses `reqwest` and borrowed
+//! structs on one thread, with a conversation for each run; and `callsheet load` with one thread,
+//! which checks every answer. They are measured alternately in a few rounds. The table has the
+//! round with the median ratio.
 //!
-//! `cargo bench --bench load` prints the table. One row, in one process in the foreground, for `perf`
-//! and callgrind (the service is a process beside it):
+//! `cargo bench --bench load` prints the table. The following prints one row, measured in this
+//! process for `perf` and callgrind. Only the service is another process:
 //!
 //! ```text
 //! cargo bench --bench load -- row WORKLOAD WHO SESSIONS RUNS PACE [JOURNAL] [RENEW]
 //! ```
 //!
-//! with `w1` or `fat`; `bare` or `callsheet`; milliseconds between events; and for the latter
-//! `memory`, `relaxed` or `strict`, and after how many runs a session is replaced by a new one. Such
-//! a row tells the memory of a run in flight too: `row w1 bare 10000 1 20` beside
-//! `row w1 callsheet 10000 1 20`. `cargo bench --bench load -- serve WORKLOAD PACE` is the service
-//! alone; it says where it listens, and serves until its stdin ends.
+//! WORKLOAD is `w1` or `fat`. WHO is `bare` or `callsheet`. PACE is the pause between two events in
+//! milliseconds. JOURNAL is `memory`, `relaxed` or `strict`, and RENEW is the number of runs after
+//! which a session is replaced; both are for `callsheet` only. To compare the memory of a run in
+//! flight, compare `row w1 bare 10000 1 20` with `row w1 callsheet 10000 1 20`. `cargo bench
+//! --bench load -- serve WORKLOAD PACE` runs only the service. It prints its address and serves
+//! until its stdin ends.
 #![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
 
 #[path = "load/bare.rs"]
@@ -42,24 +44,24 @@ use tokio_util::sync::CancellationToken;
 
 const ROUNDS: usize = 3;
 
-/// After how many runs a session is replaced where nothing else is said.
+/// The default number of runs after which a session is replaced.
 const RENEW: u32 = 4;
 
-/// What was measured of one process.
+/// The measurements of one process.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     cpu_us: f64,
     runs_per_s: f64,
-    /// What the peak has above the memory before the first run, for each session.
+    /// The peak memory minus the memory before the first run, for each session.
     rss_kb: Option<f64>,
 }
 
-/// A row of the table.
+/// The parameters of a row.
 struct Case {
     name: &'static str,
     workload: Workload,
     sessions: u32,
-    /// Of each session.
+    /// The number of runs of each session.
     runs: u32,
     journal: &'static str,
     renew: u32,
@@ -72,7 +74,7 @@ fn main() {
     match words[..] {
         [] => table(),
         ["serve", workload, pace] => {
-            // It ends with whoever has started it, however that ends.
+            // The process ends when its parent does, because stdin is closed then.
             std::thread::spawn(|| {
                 let _ = std::io::stdin().read_to_end(&mut Vec::new());
                 std::process::exit(0);
@@ -100,7 +102,7 @@ fn main() {
                 "{cpu_us:.1} us of CPU a run, {runs_per_s:.0} runs/s, {rss_kb:.1} kB a session"
             );
         }
-        // Whatever other options cargo or criterion's users bring.
+        // Other options come from cargo.
         _ => table(),
     }
 }
@@ -118,7 +120,7 @@ fn bare_row(base_url: &str, workload: Workload, sessions: &str, runs: &str) -> R
     one_thread().block_on(bare::measure(base_url, workload.calls, sessions, runs))
 }
 
-/// The same that `callsheet load` does, in this process.
+/// Does the same as `callsheet load`, in this process.
 fn callsheet_row(
     base_url: &str,
     workload: Workload,
@@ -147,7 +149,7 @@ fn callsheet_row(
     }
 }
 
-/// The service in its process, ended with this value.
+/// The process of the service. It is stopped on drop.
 struct Service {
     child: Child,
     base_url: String,
@@ -184,8 +186,9 @@ fn output(command: &mut Command) -> String {
 impl Case {
     fn bare(&self, base_url: &str) -> Row {
         let (sessions, runs) = (self.sessions.to_string(), self.runs.to_string());
-        let said = output(itself().args(["bare", base_url, self.workload.name, &sessions, &runs]));
-        let mut numbers = said.split_whitespace().map(|text| text.parse().unwrap());
+        let printed =
+            output(itself().args(["bare", base_url, self.workload.name, &sessions, &runs]));
+        let mut numbers = printed.split_whitespace().map(|text| text.parse().unwrap());
         let mut next = || numbers.next().unwrap();
         Row { cpu_us: next(), runs_per_s: next(), rss_kb: None }
     }

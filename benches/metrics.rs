@@ -1,8 +1,8 @@
-//! What metrics cost a run: the events of a run (four calls, then the answer) recorded to the
-//! metrics that a host has, beside the same with a recorder that does nothing, and beside the CPU
-//! that the whole run takes in a host, metrics included.
+//! Measures what metrics cost a run: the events of a run (four calls, then the answer) are recorded
+//! to the metrics of a host. The baselines are the same events with a recorder that does nothing,
+//! and the CPU time of a whole run in a host, metrics included.
 //!
-//! The provider answers from memory on a thread of its own, whose CPU is not counted.
+//! The provider answers from memory on a separate thread, whose CPU time is not counted.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
 #[path = "shared/provider.rs"]
@@ -33,7 +33,7 @@ const TEXTS: usize = 32;
 const RUNS: usize = 500;
 const RECORDED_RUNS: usize = 20_000;
 
-/// Samples are moved into their buckets every five seconds; so often for a host that is busy.
+/// The number of runs between two calls of `upkeep`, which a busy host makes every five seconds.
 const UPKEEP_EVERY: usize = 1_000;
 
 /// The name of the provider's thread.
@@ -44,7 +44,7 @@ struct Work {
     i: u32,
 }
 
-/// Answers at once: what is measured is everything around a tool.
+/// A tool that returns at once, so that only the work around a tool is measured.
 struct WorkTool;
 
 #[async_trait]
@@ -59,7 +59,7 @@ impl Tool for WorkTool {
     }
 }
 
-/// The two answers as a service streams them.
+/// Returns the two streamed answers.
 fn answers() -> (Bytes, Bytes) {
     let text = || (0..TEXTS).map(|_| event(json!({"content": "words "}), None)).collect::<String>();
     let mut calls = text();
@@ -72,10 +72,10 @@ fn answers() -> (Bytes, Bytes) {
     (Bytes::from(calls + &end("tool_calls")), Bytes::from(text() + &end("stop")))
 }
 
-/// Starts a provider on a thread of its own; its address.
+/// Starts a provider on a separate thread, and returns its address.
 fn provider() -> String {
     let (calls, text) = answers();
-    let (address, told) = std::sync::mpsc::channel();
+    let (address, receiver) = std::sync::mpsc::channel();
     let work = move || {
         Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let answer = move |_: &[u8], answered| {
@@ -86,7 +86,7 @@ fn provider() -> String {
         });
     };
     std::thread::Builder::new().name(PROVIDER.to_owned()).spawn(work).unwrap();
-    told.recv().unwrap()
+    receiver.recv().unwrap()
 }
 
 async fn host(base_url: &str) -> Host {
@@ -99,7 +99,7 @@ async fn host(base_url: &str) -> Host {
     Host::start(HostSetup { config, tools }).await.unwrap()
 }
 
-/// What happens in one run.
+/// Returns the events of one run.
 async fn events(host: &Host) -> Vec<Event> {
     let session = host.open_session(OpenSession::default()).await.unwrap();
     let mut run = session.start_run("work").await.unwrap();
@@ -113,14 +113,14 @@ async fn events(host: &Host) -> Vec<Event> {
     events
 }
 
-/// The CPU of one run, the provider's left out.
+/// Returns the CPU time of one run without the provider's.
 async fn cpu_of_a_run(host: &Host) -> Duration {
     let mut spent = Duration::ZERO;
     for number in 0..RUNS + RUNS / 10 {
         let session = host.open_session(OpenSession::default()).await.unwrap();
         let before = cpu_time();
         assert_eq!(session.run("work").await.unwrap().run_end, RunEnd::Answered);
-        // The first ones warm up.
+        // Warm-up.
         if number >= RUNS / 10 {
             spent += cpu_time() - before;
         }
@@ -128,10 +128,10 @@ async fn cpu_of_a_run(host: &Host) -> Duration {
     spent / u32::try_from(RUNS).unwrap()
 }
 
-/// What this process has had of the processors, but for the provider.
+/// Returns the CPU time of this process without the provider's.
 fn cpu_time() -> Duration {
     let of_thread = |thread: std::fs::DirEntry| {
-        // A thread may have ended by now.
+        // The thread may have ended.
         let read = |file| std::fs::read_to_string(thread.path().join(file)).ok();
         let counted = read("comm")?.trim() != PROVIDER;
         let nanos = read("schedstat")?.split(' ').next()?.parse::<u64>().ok()?;
@@ -141,7 +141,7 @@ fn cpu_time() -> Duration {
     Duration::from_nanos(threads.flatten().filter_map(of_thread).sum())
 }
 
-/// How long it takes to record the events of a run.
+/// Returns the time to record the events of a run.
 fn recorded(metrics: &Metrics, events: &[Event], upkeep: impl Fn()) -> Duration {
     let began = Instant::now();
     for number in 0..RECORDED_RUNS {
@@ -166,7 +166,8 @@ fn main() {
     let tools = ["work".to_owned()];
     let telemetry = Telemetry::new(&tools);
     let nothing = Metrics::new(Arc::new(::metrics::NoopRecorder), &tools);
-    // In turn, so that both meet the same weather; the best of each.
+    // Measured alternately, so that both run under the same load of the machine; the best round of
+    // each counts.
     let rounds = (0..5).map(|_| {
         let kept = recorded(telemetry.metrics(), &events, || telemetry.upkeep());
         (kept, recorded(&nothing, &events, || {}))

@@ -1,10 +1,10 @@
-//! Many sessions on one host, on SQLite in a temporary directory (`TMPDIR`): what one costs in
-//! memory awake and asleep, how long it takes to wake, to start a host that has them all, and to
-//! go on with runs that the last host left unfinished. Beside each stands what the same costs
-//! without what is measured: bare SQLite, a bare task, a session that is awake, an empty host.
+//! Measures many sessions on one host, with SQLite in a temporary directory (`TMPDIR`): the memory
+//! of an awake and of a hibernating session, the time to wake one, to start a host with all of
+//! them, and to continue runs that the last host left unfinished. Each measurement has a baseline:
+//! plain SQLite, a plain task, an awake session, or an empty host.
 //!
-//! `cargo bench --bench sessions`, or with another number of sessions behind `--`. Every part
-//! stops waiting after two minutes. The model is the built-in rehearsal server in the same process.
+//! Run `cargo bench --bench sessions`, with another number of sessions after `--`. Every part has a
+//! time limit of two minutes. The model is the built-in rehearsal server in the same process.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
 #[path = "shared/report.rs"]
@@ -36,16 +36,16 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 const SESSIONS: usize = 100_000;
-/// How many are opened at once.
+/// The number of sessions that are opened concurrently.
 const AT_ONCE: usize = 1_000;
-/// How many are woken, each by itself.
+/// The number of sessions that are woken one after the other.
 const WOKEN: usize = 1_000;
 const RECOVERED: usize = 10_000;
 const UNFINISHED: usize = 100;
 const IDLE: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A directory of its own, deleted with what is in it.
+/// A temporary directory, deleted on drop.
 struct BenchDir(PathBuf);
 
 impl BenchDir {
@@ -70,17 +70,17 @@ impl JournalObserver for Nobody {
     fn stored(&self, _group: GroupCommit) {}
 }
 
-/// Resident memory in kilobytes.
+/// Returns the resident memory in kilobytes.
 fn resident_kb() -> f64 {
     memory().unwrap().now_kb as f64
 }
 
-/// What was measured, beside what, and the ratio.
+/// A measurement, its baseline, and the ratio.
 type Row = [String; 5];
 
 fn row(what: impl Into<String>, it: f64, beside: &str, bare: f64, unit: &str) -> Row {
-    let said = |number: f64| format!("{number:.2} {unit}");
-    [what.into(), said(it), beside.to_owned(), said(bare), format!("{:.2}", it / bare)]
+    let format = |number: f64| format!("{number:.2} {unit}");
+    [what.into(), format(it), beside.to_owned(), format(bare), format!("{:.2}", it / bare)]
 }
 
 fn ms(time: Duration) -> f64 {
@@ -107,9 +107,9 @@ fn id(at: usize) -> SessionId {
     SessionId::parse(&format!("session-{at:06}")).unwrap()
 }
 
-/// So many different sessions, spread over all.
+/// Returns the ids of `count` different sessions, spread over all `of`.
 fn spread(count: usize, of: usize, salt: usize) -> impl Iterator<Item = SessionId> {
-    // A step without a common factor comes to no place twice.
+    // The step and the number of sessions have no common factor, so no session is repeated.
     let step = [617_041, 616_793].into_iter().find(|step| !of.is_multiple_of(*step)).unwrap();
     (0..count).map(move |at| id((at * step + salt) % of))
 }
@@ -123,22 +123,21 @@ async fn until(what: &str, mut there: impl FnMut() -> bool) -> Duration {
     began.elapsed()
 }
 
-/// Two rows: the medians, and the 99th percentiles.
+/// Returns two rows: the medians and the 99th percentiles.
 fn rows(what: &str, mut it: Vec<Duration>, beside: &str, mut bare: Vec<Duration>) -> [Row; 2] {
     let last = [quantile(&mut it, 0.99), quantile(&mut bare, 0.99)];
     [("p50", [median(it), median(bare)]), ("p99", last)]
         .map(|(name, [it, bare])| row(format!("{what}, {name}"), ms(it), beside, ms(bare), "ms"))
 }
 
-/// The rows that sessions are, in one table of bare SQLite.
+/// The rows of the same sessions in one table of plain SQLite.
 struct Bare {
     connection: Connection,
     _dir: BenchDir,
 }
 
 impl Bare {
-    /// Stores a row for each session, as many in a transaction as are opened at once. Says how
-    /// long it took.
+    /// Stores a row for each session in transactions of [`AT_ONCE`] rows. Returns the elapsed time.
     fn fill(count: usize) -> (Self, Duration) {
         let dir = BenchDir::new("bare");
         let connection = Connection::open(dir.0.join("bare.db")).unwrap();
@@ -174,7 +173,7 @@ impl Bare {
     }
 }
 
-/// How much a task takes that waits for messages, in kilobytes.
+/// Returns the memory of a task that waits for messages, in kilobytes.
 async fn task_kb(count: usize) -> f64 {
     let before = resident_kb();
     let mut senders = Vec::with_capacity(count);
@@ -187,7 +186,7 @@ async fn task_kb(count: usize) -> f64 {
     (resident_kb() - before) / count as f64
 }
 
-/// The same in a process of its own, whose memory is as new as this one's.
+/// Measures the same in another process, whose memory is not yet fragmented.
 fn task_kb_elsewhere(count: usize) -> f64 {
     let mut itself = Command::new(std::env::current_exe().unwrap());
     let output = itself.args(["tasks", &count.to_string()]).output().unwrap();
@@ -200,7 +199,7 @@ async fn many(count: usize) -> Vec<Row> {
     let task_kb = task_kb_elsewhere(count);
     let (bare, filled) = Bare::fill(count);
     let (model, dir, empty) = (model().await, BenchDir::new("many"), BenchDir::new("empty"));
-    // The first one makes the files.
+    // The first round creates the files.
     host(&model, &empty.0).await.shutdown().await;
     let began = Instant::now();
     host(&model, &empty.0).await.shutdown().await;
@@ -281,7 +280,7 @@ async fn lists(host: &Host, bare: &Bare, count: usize) -> [Row; 2] {
     ]
 }
 
-/// A journal as a host leaves it that is killed.
+/// Creates a journal in the state in which a killed host leaves it.
 async fn killed(dir: &Path) {
     let observer = Arc::new(Nobody);
     let (durability, holder) = (Durability::Relaxed, String::new());
@@ -313,10 +312,11 @@ async fn killed(dir: &Path) {
     done.await.unwrap();
 }
 
-/// A host that goes on with unfinished runs, beside as many runs that begin at once on an empty one.
+/// Compares a host that continues unfinished runs with an empty one on which as many runs start
+/// concurrently.
 async fn recover() -> [Row; 2] {
     let (model, dir, empty) = (model().await, BenchDir::new("killed"), BenchDir::new("fresh"));
-    // The first one makes the files.
+    // The first round creates the files.
     host(&model, &empty.0).await.shutdown().await;
     let began = Instant::now();
     let fresh = host(&model, &empty.0).await;
@@ -344,7 +344,7 @@ async fn recover() -> [Row; 2] {
     ]
 }
 
-/// The sum of a metric over its labels.
+/// Returns the sum of a metric over its labels.
 fn value(host: &Host, name: &str) -> Option<f64> {
     let page = host.telemetry().render();
     let lines = page.lines().filter(|line| line.starts_with(name));

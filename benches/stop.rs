@@ -1,12 +1,13 @@
-//! A thousand sessions whose responses stream, each with a tool that runs until it is told to stop:
-//! how soon a call starts when it is whole, and how soon a stop is through.
+//! Measures 1,000 sessions with streaming responses, each with a tool that runs until it is
+//! stopped: the time until a sealed call starts, and the time until a stop is complete.
 //!
-//! Each response comes as a piece every 100 ms; its first call starts early and waits for its token.
-//! The sessions begin one a millisecond, and are stopped one a millisecond, or all at once, while
-//! the others stream on. Beside the host stand as many tasks that read the same responses with the
-//! same client, run each call as a task of its own and stop by a `CancellationToken`. Times are
-//! those from the service's sending what makes the call whole to the tool's first instruction; and
-//! from the stop to the last result at a watcher, and to the tool's return.
+//! Each response sends a piece every 100 ms. Its first call starts early and waits for its
+//! cancellation token. The sessions start 1 ms apart. They are stopped 1 ms apart, or all at once,
+//! while the others continue to stream. The baseline has the same number of tasks, which read the
+//! same responses with the same client, run each call as a task and stop it with a
+//! `CancellationToken`. The first time is from the service's sending of the piece that completes
+//! the call to the tool's first instruction. The others are from the stop to the last result at a
+//! watcher, and to the tool's return.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
 #[path = "shared/provider.rs"]
@@ -47,13 +48,14 @@ use tokio_util::sync::CancellationToken;
 
 const SESSIONS: usize = 1_000;
 
-/// Between two pieces of a response.
+/// The pause between two pieces of a response.
 const PACE: Duration = Duration::from_millis(100);
 
-/// Between two sessions that begin, or are stopped.
+/// The pause between the starts, and between the stops, of two sessions.
 const APART: Duration = Duration::from_millis(1);
 
-/// What a response has behind its calls; nobody waits for its end.
+/// The number of text pieces after the calls of a response. The sessions are stopped before its
+/// end.
 const TEXTS: usize = 600;
 
 const ROUNDS: usize = 3;
@@ -63,7 +65,7 @@ struct Wait {
     i: usize,
 }
 
-/// When things happened to the call of each session.
+/// The times of the events of each session's call.
 #[derive(Clone)]
 struct Marks(Arc<[Mutex<Mark>]>);
 
@@ -102,7 +104,7 @@ impl Tool for WaitTool {
     }
 }
 
-/// The session's number stands in what its user says.
+/// Starts a provider. The user's input contains the number of the session.
 async fn provider(marks: Marks) -> String {
     serve(move |request, _| {
         let number = memchr::memmem::find(request, b"session ").unwrap() + b"session ".len();
@@ -115,7 +117,7 @@ async fn provider(marks: Marks) -> String {
             event(json!({"tool_calls": [call]}), None)
         };
         let text = Bytes::from(event(json!({"content": "Some words of text. "}), None));
-        // The first call is whole when the second one opens, which never is.
+        // The first call is complete when the second one opens. The second one is never complete.
         let pieces = [text.clone(), call(0).into(), call(1).into()];
         let texts = std::iter::repeat_n(text, TEXTS).chain([end("tool_calls").into()]);
         let pieces = pieces.into_iter().chain(texts).enumerate();
@@ -146,10 +148,10 @@ async fn host(model: ModelConfig, marks: &Marks) -> Host {
     Host::start(HostSetup { config, tools }).await.unwrap()
 }
 
-/// How long after its stop, and the session, which is closed later.
+/// The time from the stop to the last result, and the session, which is closed later.
 type Stopped = (Duration, Option<SessionHandle>);
 
-/// What runs the sessions.
+/// The implementation that runs the sessions.
 #[derive(Clone)]
 enum World {
     Host(Host),
@@ -157,8 +159,8 @@ enum World {
 }
 
 impl World {
-    /// One session, from its begin to the result of its call, which comes after the stop. Says how
-    /// long after.
+    /// Runs one session from its start to the result of its call after the stop. Returns the time
+    /// since the stop.
     async fn session(self, i: usize, stop: oneshot::Receiver<Instant>) -> Stopped {
         match self {
             Self::Host(host) => hosted(&host, i, stop).await,
@@ -192,7 +194,7 @@ async fn hosted(host: &Host, i: usize, stop: oneshot::Receiver<Instant>) -> Stop
     (last - stopped, Some(session))
 }
 
-/// The same without a host: a task that reads, and one that is the call.
+/// Does the same without a host: one task reads, and another one is the call.
 async fn bare(
     client: &ModelClient,
     marks: &Marks,
@@ -230,7 +232,7 @@ async fn bare(
     stopped.elapsed()
 }
 
-/// What was measured, in all rounds.
+/// The measurements of all rounds.
 #[derive(Default)]
 struct Measured {
     to_start: Vec<Duration>,
@@ -244,7 +246,7 @@ struct Stops {
     to_return: Vec<Duration>,
 }
 
-/// Begins all sessions, stops them all, and waits for their ends.
+/// Starts all sessions, stops them, and waits for their ends.
 async fn round(world: &World, marks: &Marks, at_once: bool, measured: &mut Measured) {
     for mark in marks.0.iter() {
         *mark.lock() = Mark::default();
@@ -296,7 +298,7 @@ async fn compare() -> [Measured; 2] {
     let host = host(model, &marks).await;
     let worlds = [World::Host(host.clone()), World::Bare(client, marks.clone())];
     let mut measured = [Measured::default(), Measured::default()];
-    // In turn, so that both meet the same weather.
+    // Measured alternately, so that both run under the same load of the machine.
     for _ in 0..ROUNDS {
         for at_once in [false, true] {
             for (world, measured) in worlds.iter().zip(&mut measured) {

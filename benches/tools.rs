@@ -1,9 +1,10 @@
-//! Two tools that compute, called in one response, beside two plain threads that do the same.
+//! Compares two tools that compute, called in one response, with two plain threads that do the same
+//! work.
 //!
-//! The tools are `blocking`, each with 200 ms of one core's work. In parallel the two have to end
-//! with the threads; in sequence they take as long as one thread that does both. Loopback HTTP
-//! against a server that answers from memory. Prints the ratios; absolute times mean little on a
-//! shared machine.
+//! The tools are `blocking`, and each needs 200 ms of one core. In parallel, the calls should take
+//! as long as the threads. In sequence, they should take as long as one thread that does both. Uses
+//! loopback HTTP with a server that answers from memory. Prints ratios, because absolute times mean
+//! little on a shared machine.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
 #[path = "shared/provider.rs"]
@@ -40,7 +41,7 @@ struct Input {
     seed: u64,
 }
 
-/// Keeps one core busy for so many rounds.
+/// Uses one core for this number of rounds.
 struct Compute {
     rounds: u64,
 }
@@ -64,7 +65,7 @@ fn compute(seed: u64, rounds: u64) -> u64 {
     })
 }
 
-/// How many rounds one core works on for [`WORK`].
+/// Returns the number of rounds that take one core as long as [`WORK`].
 fn calibrated() -> u64 {
     let rounds = 10_000_000;
     let once = || {
@@ -76,7 +77,7 @@ fn calibrated() -> u64 {
     (rounds as f64 * WORK.as_secs_f64() / took.as_secs_f64()) as u64
 }
 
-/// The answer that calls the tool, as a service streams it, and the answer after that.
+/// Returns the streamed answer that calls the tool, and the answer after it.
 fn answers() -> (Bytes, Bytes) {
     let calls: String = (0..CALLS)
         .map(|index| {
@@ -108,7 +109,7 @@ async fn host(base_url: &str, rounds: u64, execution: Execution) -> Host {
     Host::start(HostSetup { config, tools }).await.unwrap()
 }
 
-/// One run in a new session; how long the whole of it took.
+/// Runs once in a new session. Returns the elapsed time.
 async fn hosted(host: &Host) -> Duration {
     let session = host.open_session(OpenSession::default()).await.unwrap();
     let began = Instant::now();
@@ -119,7 +120,7 @@ async fn hosted(host: &Host) -> Duration {
     took
 }
 
-/// The same work on a thread for each call.
+/// Does the same work on a thread for each call.
 fn threads(rounds: u64) -> Duration {
     let began = Instant::now();
     thread::scope(|scope| {
@@ -157,7 +158,7 @@ fn main() {
         });
     }
     group.finish();
-    // In turn, so that all meet the same weather.
+    // Measured alternately, so that all run under the same load of the machine.
     let [mut bare, mut parallel, mut sequential] = [const { Vec::new() }; 3];
     for _ in 0..PAIRS {
         bare.push(threads(rounds));

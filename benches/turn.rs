@@ -1,10 +1,11 @@
-//! A run of two turns (four calls, then the answer) through the host, beside the same run without
-//! actors: the same HTTP client, decoder, accumulator and tools in one plain loop.
+//! Compares a run of two turns (four calls, then the answer) through the host with the same run
+//! without actors: the same HTTP client, decoder, accumulator and tools in a plain loop.
 //!
-//! Sequential and parallel, 1, 64 and 1,000 sessions at once, over loopback HTTP against a server
-//! that answers from memory. Prints the ratios; absolute times mean little on a shared machine. And
-//! what one more call costs: a response of 64 calls beside one of a single call, by the host, and by
-//! the loop that runs each call as a tokio task of its own.
+//! Measures sequential and parallel calls with 1, 64 and 1,000 concurrent sessions, over loopback
+//! HTTP with a server that answers from memory. Also measures the cost of each further call: a
+//! response of 64 calls compared with a response of one call, through the host and through the
+//! loop, which runs each call as a tokio task. Prints ratios, because absolute times mean little on
+//! a shared machine.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
 #[path = "shared/provider.rs"]
@@ -41,12 +42,12 @@ use tokio_util::sync::CancellationToken;
 
 const CALLS: u32 = 4;
 
-/// As many as a turn may have where nothing else is configured.
+/// The default of `max_tool_calls_per_turn`.
 const MANY: u32 = 64;
 
 const PARALLEL: Execution = Execution::Parallel { max: MANY };
 
-/// How many sessions at once, and how many pairs of rounds are measured.
+/// Pairs of the number of concurrent sessions and the number of measured rounds.
 const SESSIONS: [(usize, usize); 3] = [(1, 200), (64, 40), (1_000, 7)];
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
@@ -54,7 +55,7 @@ struct Work {
     i: u32,
 }
 
-/// Answers at once: what is measured is everything around a tool.
+/// A tool that returns at once, so that only the work around a tool is measured.
 struct WorkTool;
 
 #[async_trait]
@@ -69,7 +70,7 @@ impl Tool for WorkTool {
     }
 }
 
-/// An answer with so many calls, as a service streams it, and the answer after that.
+/// Returns a streamed answer with this number of calls, and the answer after it.
 fn answers(calls: u32) -> (Bytes, Bytes) {
     let mut asking = String::new();
     for index in 0..calls {
@@ -105,7 +106,7 @@ async fn host(base_url: &str, execution: Execution) -> Host {
     let mut config = Config::default();
     config.journal.engine = JournalEngine::Memory;
     let mut model = ModelConfig::new(BaseUrl::parse(base_url).unwrap(), "m");
-    // The loop has no such limit.
+    // The plain loop has no such limit.
     model.max_concurrent_requests = None;
     config.use_model("bench", model);
     let agent = config.agents.get_mut("default").unwrap();
@@ -114,7 +115,8 @@ async fn host(base_url: &str, execution: Execution) -> Host {
     Host::start(HostSetup { config, tools: registry() }).await.unwrap()
 }
 
-/// One run in each of so many new sessions, at once; how long the runs took, and their CPU.
+/// Runs once in each of `sessions` new sessions concurrently. Returns the elapsed time and the CPU
+/// time.
 async fn hosted(host: &Host, sessions: usize) -> (Duration, Duration) {
     let open = (0..sessions).map(|_| host.open_session(OpenSession::default()));
     let sessions: Vec<_> = join_all(open).await.into_iter().map(Result::unwrap).collect();
@@ -126,7 +128,7 @@ async fn hosted(host: &Host, sessions: usize) -> (Duration, Duration) {
     took
 }
 
-/// The same without actors: a task for each session.
+/// Does the same without actors, with a task for each session.
 async fn bare(client: &ModelClient, execution: Execution, sessions: usize) -> (Duration, Duration) {
     let (began, cpu) = (Instant::now(), cpu_time());
     let runs = (0..sessions).map(|_| tokio::spawn(bare_run(client.clone(), execution)));
@@ -272,7 +274,7 @@ fn client(base_url: &str) -> ModelClient {
     ModelClient::new(&ModelConfig::new(BaseUrl::parse(base_url).unwrap(), "m")).unwrap()
 }
 
-/// A run of so many calls.
+/// Measures a run whose response has this number of calls.
 async fn of_calls(calls: u32) -> Pairs {
     let base_url = provider(calls).await;
     let host = host(&base_url, PARALLEL).await;
@@ -281,14 +283,14 @@ async fn of_calls(calls: u32) -> Pairs {
     pairs
 }
 
-/// Medians of the host and the bare loop.
+/// The medians of the host and of the plain loop.
 struct Pairs {
     time: [Duration; 2],
     cpu: [Duration; 2],
 }
 
 impl Pairs {
-    /// The two in turn, so that both meet the same weather.
+    /// Measures both alternately, so that both run under the same load of the machine.
     async fn measure(
         host: &Host,
         client: &ModelClient,
@@ -322,7 +324,7 @@ impl Pairs {
         ]
     }
 
-    /// What each call more than one costs.
+    /// Returns the rows with the cost of each call after the first.
     fn one_more(&self, one: &Self) -> [[String; 4]; 2] {
         let row = |name: &str, many: [Duration; 2], one: [Duration; 2]| {
             let each = [0, 1].map(|at| many[at].saturating_sub(one[at]) / (MANY - 1));

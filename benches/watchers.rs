@@ -1,7 +1,9 @@
-//! What watchers cost the run that they watch, beside the same run without any.
+//! Measures what watchers cost a run, compared with the same run without watchers.
 //!
-//! 1 and 100 that read every event, in the same process; and a thousand clients over HTTP that never
-//! read: how much memory they take, and how much longer the run is for them. The sockets are real ones on loopback. What the kernel holds in their buffers is not counted.
+//! There are two kinds of watchers: 1 or 100 subscribers in the same process that read every event,
+//! and 1,000 clients over HTTP that never read. For the latter, prints their memory and the
+//! additional time of the run. The sockets are on loopback. The kernel's socket buffers are not
+//! counted.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
 #[path = "shared/provider.rs"]
@@ -31,21 +33,21 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
-/// What each delta says.
+/// The text of each delta.
 const TEXT: &str = "Some words of text. ";
 
 const WATCHERS: usize = 1_000;
 const DELTAS: usize = 20_000;
 const RUNS: usize = 3;
 
-/// The answer that is read by all, as slowly as 100 of them can read it.
+/// The answer for the subscribers that read, slow enough for 100 of them.
 const READ_DELTAS: usize = 2_000;
 const READ_PAUSE: Duration = Duration::from_millis(1);
 const READ_RUNS: usize = 7;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An answer of so many deltas, a few to each piece that is written.
+/// Returns an answer with this number of deltas, a few in each piece that is written.
 async fn provider(deltas: usize, pause: Duration) -> String {
     let delta = event(json!({"content": TEXT}), None);
     let piece = Bytes::from(delta.repeat(8));
@@ -71,7 +73,7 @@ async fn host(deltas: usize, pause: Duration) -> Host {
     Host::start(HostSetup { config, tools: ToolRegistry::new() }).await.unwrap()
 }
 
-/// Resident memory in kilobytes.
+/// Returns the resident memory in kilobytes.
 fn resident_kb() -> i64 {
     memory().unwrap().now_kb as i64
 }
@@ -88,8 +90,8 @@ async fn run(session: &SessionHandle) -> Duration {
     began.elapsed()
 }
 
-/// The median of a few runs, each in a session of its own that so many watch; the resident memory
-/// before they came, and the most while they were there.
+/// Measures a few runs, each in a new session with `count` watchers. Returns the median time, the
+/// resident memory before the watchers connected, and its maximum while they were connected.
 async fn watched(host: &Host, addr: std::net::SocketAddr, count: usize) -> (Duration, i64, i64) {
     let mut times = Vec::new();
     let (mut before, mut most) = (i64::MAX, 0);
@@ -121,8 +123,8 @@ async fn watched(host: &Host, addr: std::net::SocketAddr, count: usize) -> (Dura
     (median(times), before, most)
 }
 
-/// The medians of a few runs' times and CPU, each in a session of its own that so many watch who
-/// read every event.
+/// Returns the median time and CPU time of a few runs, each in a new session with `count`
+/// subscribers that read every event.
 async fn read(host: &Host, count: usize) -> (Duration, Duration) {
     let (mut times, mut cpu) = (Vec::new(), Vec::new());
     for _ in 0..READ_RUNS {
@@ -142,7 +144,7 @@ async fn read(host: &Host, count: usize) -> (Duration, Duration) {
         times.push(run(&session).await);
         session.close().await.unwrap();
         for reader in readers {
-            // Pieces that are read at once are one event.
+            // Pieces that are read together are one event.
             assert_eq!(reader.await.unwrap(), READ_DELTAS * TEXT.len(), "none lagged");
         }
         cpu.push(cpu_time() - before);

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The modules of the crate, lowest first. A module names only modules that stand before it.
+/// The modules of the crate, lowest first. A module uses only modules before it.
 const ORDER: [&str; 21] = [
     "types",
     "message",
@@ -31,7 +31,7 @@ const ORDER: [&str; 21] = [
     "main",
 ];
 
-/// Pure code: values in, values out.
+/// Pure code, without I/O, clocks or async.
 const MACHINES: [&str; 10] = [
     "types",
     "message",
@@ -45,7 +45,7 @@ const MACHINES: [&str; 10] = [
     "session",
 ];
 
-/// Crates that a machine must not name.
+/// Crates that a machine must not use.
 const SHELL_CRATES: [&str; 7] =
     ["tokio", "ractor", "reqwest", "axum", "metrics", "tracing", "parking_lot"];
 
@@ -64,7 +64,7 @@ struct Source {
     module: Vec<String>,
     /// Its text without test modules.
     code: Vec<String>,
-    /// Whether the whole file is a test.
+    /// True if the whole file is a test.
     is_test: bool,
 }
 
@@ -106,7 +106,7 @@ fn sources() -> Vec<Source> {
     sources
 }
 
-/// The module that a file holds: `turn/mod.rs` and `turn.rs` are `["turn"]`.
+/// Returns the module of a file: `turn/mod.rs` and `turn.rs` are `["turn"]`.
 fn module_of(path: &Path) -> Vec<String> {
     let mut parts: Vec<String> = path
         .with_extension("")
@@ -119,7 +119,7 @@ fn module_of(path: &Path) -> Vec<String> {
     parts
 }
 
-/// The paths of modules that are declared behind `#[cfg(test)]`, without extension.
+/// Returns the paths of modules that are declared with `#[cfg(test)]`, without extension.
 fn test_modules(found: &[(PathBuf, String)]) -> Vec<PathBuf> {
     let mut tests = Vec::new();
     for (path, text) in found {
@@ -138,7 +138,7 @@ fn test_modules(found: &[(PathBuf, String)]) -> Vec<PathBuf> {
     tests
 }
 
-/// The lines of a file without comments and without the test modules at its end.
+/// Returns the lines of a file without comments and without the test modules at its end.
 fn code_of(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let is_test_module = |at: usize| {
@@ -154,7 +154,7 @@ fn code_of(text: &str) -> Vec<String> {
     lines[..end].iter().map(|line| line.split("//").next().unwrap().to_owned()).collect()
 }
 
-/// The top modules named in a line, as `crate::x` or `callsheet::x`.
+/// Returns the top modules that a line uses, as `crate::x` or `callsheet::x`.
 fn named_modules(line: &str) -> BTreeSet<&'static str> {
     let mut named = BTreeSet::new();
     for marker in ["crate::", "callsheet::"] {
@@ -220,7 +220,7 @@ fn only_the_runtime_names_ractor() {
     }
 }
 
-/// The name of the type that a line defines at the top level of its file.
+/// Returns the name of the type that a line defines at the top level of its file.
 fn defined_type(line: &str) -> Option<&str> {
     let mut rest = line;
     if let Some(public) = rest.strip_prefix("pub") {
@@ -259,7 +259,7 @@ fn one_type_name_stands_for_one_idea() {
     assert!(twice.is_empty(), "type names that are defined more than once:\n{}", twice.join("\n"));
 }
 
-/// The paths that a file imports, from the crate's root, item names included.
+/// Returns the paths that a file imports from the crate's root, including item names.
 fn imports(source: &Source) -> Vec<Vec<String>> {
     let text = source.code.join("\n");
     let mut imports = Vec::new();
@@ -276,7 +276,7 @@ fn imports(source: &Source) -> Vec<Vec<String>> {
     imports
 }
 
-/// The paths of `use child::Item` lines, which name a module below the file's own.
+/// Returns the paths of `use child::Item` lines, which name a module below the file's own.
 fn child_imports(source: &Source) -> Vec<Vec<String>> {
     let text = source.code.join("\n");
     let declared = |name: &str| {
@@ -293,7 +293,7 @@ fn child_imports(source: &Source) -> Vec<Vec<String>> {
     paths
 }
 
-/// Adds the paths that `text` begins with: `a::b`, `a::{b, c::d}`.
+/// Adds the paths at the beginning of `text`: `a::b`, `a::{b, c::d}`.
 fn expand(source: &Source, text: &str, paths: &mut Vec<Vec<String>>) {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     let mut path: Vec<String> = Vec::new();
@@ -347,9 +347,8 @@ fn expand(source: &Source, text: &str, paths: &mut Vec<Vec<String>>) {
     }
 }
 
-/// Which file imports which. An item that a `mod.rs` re-exports belongs to the file that defines
-/// it. What a file takes from a module that it is a part of is no arrow: a part belongs to its
-/// whole.
+/// Returns which file imports which. An item that a `mod.rs` re-exports belongs to the file that
+/// defines it. An import from a module that contains the file does not count.
 fn graph(sources: &[Source]) -> Vec<BTreeSet<usize>> {
     let modules: BTreeMap<&[String], usize> =
         sources.iter().enumerate().map(|(at, source)| (source.module.as_slice(), at)).collect();
@@ -380,7 +379,7 @@ fn graph(sources: &[Source]) -> Vec<BTreeSet<usize>> {
     graph
 }
 
-/// Files that reach each other.
+/// Returns groups of files that import each other in a circle.
 fn circles(graph: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
     let reached = |from: usize| {
         let (mut seen, mut open) = (BTreeSet::new(), vec![from]);

@@ -99,8 +99,8 @@ async fn an_open_breaker_sends_runs_to_the_next_model() {
     let service = Service { host: world.host, server, model: world.model };
     let ready = service.get("/readyz").await;
     assert_eq!(ready.status, 200, "a failing model does not make the host unready");
-    let shown = |breaker| json!({"breaker": breaker, "in_flight": 0, "waiting": 0});
-    let models = json!({"backup": shown("closed"), "rehearsal": shown("open")});
+    let status_of = |breaker| json!({"breaker": breaker, "in_flight": 0, "waiting": 0});
+    let models = json!({"backup": status_of("closed"), "rehearsal": status_of("open")});
     assert_eq!(ready.json(), json!({"status": "ready", "models": models}));
 }
 

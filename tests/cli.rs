@@ -1,4 +1,4 @@
-//! The binary: what it prints where, and its exit status.
+//! The binary: its output on stdout and stderr, and its exit status.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const PROMPT: &str = "What time is it in Tokyo and in Beijing, and what is 17 % of 2,350?";
 
-/// A folder of its own for a test, so that no `callsheet.toml` lies about.
+/// A temporary directory, so that no `callsheet.toml` is found.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -95,7 +95,7 @@ fn run_json_prints_one_event_per_line() {
 #[test]
 fn flags_and_environment_change_the_run() {
     let folder = Folder::new("flags");
-    // The number of calls of the first response that ran.
+    // Returns the number of calls of the first response that ran.
     let results = |args: &[&str], env: Option<(&str, &str)>| {
         let mut command = folder.command(&[&["run", "--json"], args, &[PROMPT]].concat());
         command.envs(env);
@@ -120,7 +120,7 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
         .with("typo.toml", "\n[agents.default.limits]\nmax_turn = 3\n");
     std::fs::write(folder.0.join("latin.toml"), b"# \xe9\n").unwrap();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = other.local_addr().unwrap().to_string();
+    let used = other.local_addr().unwrap().to_string();
     for (args, part) in [
         (vec!["--nothing"], "unexpected argument '--nothing'"),
         (vec!["nothing"], "unrecognized subcommand 'nothing'"),
@@ -153,7 +153,7 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
         ),
         (vec!["--listen", "0.0.0.0:0"], "is not loopback and needs a token"),
         (vec!["--listen", "nowhere"], "is an address with a port"),
-        (vec!["--listen", &taken], "another program uses this address"),
+        (vec!["--listen", &used], "another program uses this address"),
         (vec!["--log-format", "xml"], "a log format is \"text\" or \"json\""),
         (vec!["decode", "--wire", "smoke"], "invalid value 'smoke' for '--wire <WIRE>'"),
         (vec!["run", "--wire", "openai-chat", "x"], "--wire needs --base-url or --rehearsal"),

@@ -30,8 +30,8 @@ fn parse(text: &str) -> Config {
 /// Returns the errors of a file, without the file's name.
 fn complaints(text: &str) -> Vec<String> {
     let errors = Config::parse(text, "callsheet.toml", &environment).expect_err("refuse");
-    let shown = errors.iter().map(ToString::to_string);
-    shown.map(|line| line.strip_prefix("callsheet.toml:").unwrap_or(&line).to_owned()).collect()
+    let printed = errors.iter().map(ToString::to_string);
+    printed.map(|line| line.strip_prefix("callsheet.toml:").unwrap_or(&line).to_owned()).collect()
 }
 
 #[test]
@@ -133,11 +133,14 @@ extra_body = { seed = 4, nested = { on = true } }
     };
     assert_eq!(*model, expected);
     assert!(!config.needs_rehearsal());
-    assert_eq!(config.agents["default"].model, "main", "the only model is everybody's");
+    assert_eq!(
+        config.agents["default"].model, "main",
+        "an agent without a model uses the only one"
+    );
 }
 
 #[test]
-fn a_model_may_have_no_cap_and_no_breaker() {
+fn a_model_may_have_no_request_limit_and_no_breaker() {
     let text = "[models.main]\nmodel = 'x'\nbase_url = 'http://h'\n";
     let usual = &parse(text).models["main"];
     assert_eq!(usual.max_concurrent_requests, NonZeroU32::new(256));
@@ -242,8 +245,8 @@ fn secrets_are_never_printed() {
     let model = "[models.m]\nbase_url = 'http://h/v1'\nmodel = 'x'\napi_key_env = 'KEY'\n";
     let config = parse(&format!("{model}[host]\ntoken_env = 'TOKEN'\n"));
     assert!(config.host.token.is_some());
-    let shown = format!("{config:?}");
-    assert!(!shown.contains("secret-1") && !shown.contains("token-1"), "{shown}");
+    let printed = format!("{config:?}");
+    assert!(!printed.contains("secret-1") && !printed.contains("token-1"), "{printed}");
 }
 
 fn check(text: &str, expected: &[&str]) {
@@ -609,6 +612,6 @@ fn a_value_that_may_be_a_key_is_not_printed() {
         "[models.main]\nwire = 'openai-chat'\nbase_url = 'http://localhost:1/v1'\nmodel = 'm'\n\
          api_key_env = 'KEY'\nheaders = { X-Api-Key = 'secret-2' }\n",
     );
-    let shown = format!("{config:?}");
-    assert!(shown.contains("x-api-key") && !shown.contains("secret-"), "{shown}");
+    let printed = format!("{config:?}");
+    assert!(printed.contains("x-api-key") && !printed.contains("secret-"), "{printed}");
 }

@@ -1,9 +1,8 @@
-//! Every recorded response decodes to its manifest's entry: whole, cut at every
-//! byte, and with its lines ended otherwise.
+//! Every recorded response decodes to its entry in the manifest: whole, cut at every byte, and with
+//! other line ends.
 //!
-//! The recordings are not part of the crate. They are looked for in `$CALLSHEET_CORPUS`, or else
-//! beside the clone in `../shared/corpus`; without them this says so and passes, except where
-//! `CI=true`.
+//! The recordings are not part of the crate. They are read from `$CALLSHEET_CORPUS`, or else from
+//! `../shared/corpus` beside the clone. Without them the tests pass, unless `CI=true`.
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
 use std::path::PathBuf;
@@ -13,9 +12,9 @@ use callsheet::wire::{Decoder, DecoderOptions, Framing, PayloadTemplates, Wire};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// Up to this length a body is decoded as a whole for every cut.
+/// Maximum size of a body that is decoded as a whole for every cut.
 const TWO_PUSHES_BYTES_MAX: usize = 3 * 1024;
-/// Longer bodies are cut within blocks of this length.
+/// Longer bodies are cut within blocks of this size.
 const BLOCK_BYTES: usize = 96;
 
 struct Recording {
@@ -24,7 +23,7 @@ struct Recording {
     framing: Framing,
     body: Vec<u8>,
     expected: Value,
-    /// Another reading is as good, as the manifest says: it has the calls of one.
+    /// True if the manifest allows another reading. It has the calls of one of them.
     ambiguous: bool,
 }
 
@@ -93,21 +92,21 @@ fn decode<'a>(
     state.finish()
 }
 
-/// What a recording should decode to, in the words of `describe_response`.
+/// Returns the calls of a manifest's entry in the form of `describe_response`.
 ///
-/// Two things are written otherwise here than in the manifest, on purpose. A call without an
-/// index is shown with its place in the order of arrival. And arguments that say nothing (empty,
-/// or the text `null`) are understood as `{}`, where the manifest has no object.
+/// Two things differ from the manifest on purpose. A call without an index has its position in the
+/// order of arrival. Empty arguments and the text `null` are `{}`, where the manifest has no
+/// object.
 fn expected_calls(expected: &Value) -> Vec<Value> {
     let calls = expected["tool_calls"].as_array().unwrap().iter().enumerate();
     calls
-        .map(|(place, call)| {
+        .map(|(position, call)| {
             let raw = call["arguments_raw"].as_str();
-            let says_nothing = raw.is_some_and(|raw| raw.is_empty() || raw == "null");
-            let arguments = if says_nothing { json!({}) } else { call["arguments"].clone() };
-            assert!(says_nothing || call["arguments_valid"] == arguments.is_object());
+            let is_empty = raw.is_some_and(|raw| raw.is_empty() || raw == "null");
+            let arguments = if is_empty { json!({}) } else { call["arguments"].clone() };
+            assert!(is_empty || call["arguments_valid"] == arguments.is_object());
             json!({
-                "index": call["index"].as_u64().unwrap_or(place as u64),
+                "index": call["index"].as_u64().unwrap_or(position as u64),
                 "id": call["id"],
                 "name": call["name"],
                 "arguments": arguments,
@@ -118,18 +117,18 @@ fn expected_calls(expected: &Value) -> Vec<Value> {
         .collect()
 }
 
-/// The calls that were found, with the raw text only where the manifest has it.
+/// Returns the decoded calls, with the raw text only if the manifest has it.
 fn found_calls(found: &Value, expected: &[Value]) -> Vec<Value> {
     let calls = found["tool_calls"].as_array().unwrap().iter().enumerate();
     calls
         .map(|(at, call)| {
-            let raw_known = expected.get(at).is_some_and(|call| !call["arguments_raw"].is_null());
+            let has_raw = expected.get(at).is_some_and(|call| !call["arguments_raw"].is_null());
             json!({
                 "index": call["index"],
                 "id": call["id"],
                 "name": call["name"],
                 "arguments": call["arguments"],
-                "arguments_raw": if raw_known { call["arguments_raw"].clone() } else { Value::Null },
+                "arguments_raw": if has_raw { call["arguments_raw"].clone() } else { Value::Null },
                 "kind": call["kind"],
             })
         })
@@ -175,7 +174,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn whole() {
+fn recordings_decode_as_a_whole() {
     for recording in recordings() {
         let response = decode(recording.wire, recording.framing, [&recording.body[..]]);
         compare(&recording, &response, "whole");
@@ -183,7 +182,7 @@ fn whole() {
 }
 
 #[test]
-fn byte_by_byte() {
+fn recordings_decode_byte_by_byte() {
     for recording in recordings() {
         let response = decode(recording.wire, recording.framing, recording.body.chunks(1));
         compare(&recording, &response, "byte by byte");
@@ -192,11 +191,11 @@ fn byte_by_byte() {
 
 /// A cut at every byte changes nothing.
 ///
-/// A short body is decoded in two pushes for every cut. That would take minutes for long ones, so
-/// those go in blocks: a cut within a block leaves decoder and response, once the block has been
-/// pushed, in the very state in which they are without the cut; so what follows is the same.
+/// A short body is decoded in two pushes for every cut. For long bodies that would take minutes, so
+/// they are cut in blocks. After a block was pushed, the decoder and the response are in the same
+/// state with and without a cut in it, so the rest is decoded equally.
 #[test]
-fn cut_at_every_byte() {
+fn recordings_decode_equally_with_every_cut() {
     for Recording { file, wire, framing, body, .. } in recordings() {
         let whole = decode(wire, framing, [&body[..]]);
         if body.len() <= TWO_PUSHES_BYTES_MAX {
@@ -222,18 +221,22 @@ fn cut_at_every_byte() {
     }
 }
 
-/// What is known of other responses changes nothing, in whatever order they come.
+/// Templates of other responses change nothing, in any order of the responses.
 #[test]
-fn with_the_shapes_of_other_responses() {
+fn recordings_decode_equally_with_templates_of_other_responses() {
     let mut recordings = recordings();
-    let mut shapes = PayloadTemplates::default();
+    let mut templates = PayloadTemplates::default();
     recordings.sort_by_key(|recording| recording.wire.to_string());
     let backwards = recordings.iter().rev();
     for Recording { file, wire, framing, body, .. } in recordings.iter().chain(backwards) {
         let whole = decode(*wire, *framing, [&body[..]]);
         for pieces in [body.len().max(1), 7] {
-            let decoder =
-                Decoder::with_templates(*wire, *framing, DecoderOptions::default(), shapes.clone());
+            let decoder = Decoder::with_templates(
+                *wire,
+                *framing,
+                DecoderOptions::default(),
+                templates.clone(),
+            );
             let mut state = State { decoder, ..State::new(*wire, *framing) };
             body.chunks(pieces).for_each(|piece| state.push(piece));
             let State { mut decoder, mut response } = state;
@@ -243,13 +246,13 @@ fn with_the_shapes_of_other_responses() {
             let well = ended_well(&response);
             response.end(well);
             assert!(response == whole, "{file} in pieces of {pieces}");
-            shapes = decoder.into_templates();
+            templates = decoder.into_templates();
         }
     }
 }
 
 #[test]
-fn with_other_line_ends_comments_and_a_byte_order_mark() {
+fn recordings_decode_with_other_line_ends_comments_and_a_byte_order_mark() {
     for recording in recordings().iter().filter(|recording| recording.framing == Framing::Sse) {
         let text = String::from_utf8(recording.body.clone()).unwrap();
         let lines: Vec<&str> = text.split('\n').map(|line| line.trim_end_matches('\r')).collect();

@@ -16,7 +16,7 @@ use callsheet::types::Wire;
 use serde_json::{Value, json};
 use support::{parallel, world_of};
 
-/// A tool that accepts any arguments. Every second one has effects.
+/// A tool that accepts any arguments. Every second tool has effects.
 struct AnyArgumentsTool(ToolSpec);
 
 #[async_trait]

@@ -1,5 +1,5 @@
-//! The documents of the repository agree with the code: links lead somewhere, configurations
-//! parse, every event type is described.
+//! The documents of the repository agree with the code: links are valid, configurations parse,
+//! every event type is described.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::fs;
@@ -11,7 +11,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every Markdown file of the top level, of `docs/` and of `dashboards/`.
+/// Returns every Markdown file of the top level, of `docs/` and of `dashboards/`.
 fn documents() -> Vec<PathBuf> {
     let folders = [root().to_owned(), root().join("docs"), root().join("dashboards")];
     let files = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
@@ -22,7 +22,7 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// The anchor of a heading, as Git hosts make it.
+/// Returns the anchor of a heading, as GitHub creates it.
 fn anchor(heading: &str) -> String {
     let text = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = text.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));

@@ -1,5 +1,5 @@
 //! Sequential and parallel execution and early start of calls, over real HTTP.
-#![expect(clippy::disallowed_methods, reason = "a test watches beside its run")]
+#![expect(clippy::disallowed_methods, reason = "the test watches events while the run continues")]
 
 mod support;
 
@@ -57,7 +57,11 @@ async fn parallel_results_keep_call_order() {
         .filter(|event| event["type"] == "tool_result")
         .map(|event| event["provider_id"].as_str().unwrap())
         .collect();
-    assert_eq!(live, ["call-d", "call-c", "call-b", "call-a"], "live events as things happen");
+    assert_eq!(
+        live,
+        ["call-d", "call-c", "call-b", "call-a"],
+        "live events have the order of finishing"
+    );
     world.assert_paired();
 }
 

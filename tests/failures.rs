@@ -177,24 +177,24 @@ async fn retry_after_as_a_date_is_respected() {
 
 #[tokio::test]
 async fn an_error_that_comes_with_status_200_is_judged_like_its_own_status() {
-    let told = |code: u16, kind: &str| {
+    let event_with_error = |code: u16, kind: &str| {
         let error = json!({"error": {"message": "so it is", "code": code}}).to_string();
         let body = if kind == "application/json" { error } else { format!("data: {error}\n\n") };
         Response::raw(kind, [body])
     };
     for kind in ["application/json", "text/event-stream"] {
-        recovers_from(told(503, kind)).await;
-        let (world, _) = scripted([told(401, kind)]).await;
+        recovers_from(event_with_error(503, kind)).await;
+        let (world, _) = scripted([event_with_error(401, kind)]).await;
         let report = world.run("go").await;
         assert_eq!((report.run_end, world.requests().len()), (RunEnd::Failed, 1), "{kind}");
         // The header of a response applies to the error in its stream.
-        let limited = Response { retry_after: Some("100".into()), ..told(429, kind) };
+        let limited = Response { retry_after: Some("100".into()), ..event_with_error(429, kind) };
         let (world, _) = scripted([limited]).await;
         let mut run = world.session.start_run("go").await.expect("a run");
         until_event(&mut run.events, |event| event["wait_ms"] == 100_000).await;
         world.session.stop(StopMode::Now).await.expect("a stop");
         let headers = should_retry("false", 200).headers;
-        let (world, _) = scripted([Response { headers, ..told(503, kind) }]).await;
+        let (world, _) = scripted([Response { headers, ..event_with_error(503, kind) }]).await;
         let report = world.run("go").await;
         assert_eq!((report.run_end, world.requests().len()), (RunEnd::Failed, 1), "{kind}");
     }
@@ -228,9 +228,11 @@ async fn a_body_that_is_not_a_response_is_retried() {
     recovers_from(Response::raw("application/json", [""])).await;
     recovers_from(Response::raw("text/html", ["<!doctype html><p>Log in"])).await;
     // The service sends an error and keeps the stream open.
-    let told = "data: {\"error\":{\"message\":\"overloaded\"}}\n\n";
-    let open =
-        Response { stall_after_chunks: Some(1), ..Response::raw("text/event-stream", [told]) };
+    let event_with_error = "data: {\"error\":{\"message\":\"overloaded\"}}\n\n";
+    let open = Response {
+        stall_after_chunks: Some(1),
+        ..Response::raw("text/event-stream", [event_with_error])
+    };
     recovers_from(open).await;
 }
 
@@ -385,7 +387,7 @@ async fn four_calls_where_three_may_run() {
         let sent = world.last_messages();
         let assistant = sent.iter().find(|message| message["role"] == "assistant");
         let calls = assistant.and_then(|message| message["tool_calls"].as_array()).expect("calls");
-        assert_eq!(calls.len(), answered, "what is not answered is not shown either");
+        assert_eq!(calls.len(), answered, "only answered calls have events");
         assert_eq!(control.log().len(), 6);
         world.assert_paired();
     }

@@ -111,8 +111,8 @@ async fn transient_errors_are_retried_before_the_fallback() {
 
 #[tokio::test]
 async fn permanent_errors_lead_to_the_fallback_at_once() {
-    let patience = Response { retry_after: Some("3600".into()), ..Response::status(429) };
-    for failing in [401, 404, 413].map(Response::status).into_iter().chain([patience]) {
+    let long_wait = Response { retry_after: Some("3600".into()), ..Response::status(429) };
+    for failing in [401, 404, 413].map(Response::status).into_iter().chain([long_wait]) {
         let two = two([failing], [Response::text("Here.")], no_tools(), |_| ()).await;
         let (report, events) = two.run("go").await;
         assert_eq!(report.text, "Here.");

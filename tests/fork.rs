@@ -107,15 +107,19 @@ async fn a_fork_at_any_record_has_the_state_of_that_record() {
         }
         // The fork starts with the original's messages, and every call has a result.
         let history = snapshot["history"].as_array().unwrap();
-        let told = displayed(&prefix);
-        let told = told.as_array().unwrap();
-        assert!(history.len() >= told.len() && history[..told.len()] == told[..], "{at}");
+        let displayed_messages = displayed(&prefix);
+        let displayed_messages = displayed_messages.as_array().unwrap();
+        assert!(
+            history.len() >= displayed_messages.len()
+                && history[..displayed_messages.len()] == displayed_messages[..],
+            "{at}"
+        );
         let count = |role: &str| history.iter().filter(|m| m["role"] == role).count();
         let calls = history.iter().filter_map(|m| m["tool_calls"].as_array()).map(Vec::len);
         assert_eq!(calls.sum::<usize>(), count("tool"), "{at}: {history:?}");
     }
     assert_eq!(directory.control.log(), log, "no effect is repeated");
-    assert_eq!(served.snapshot("s").await, before, "the original is as it was");
+    assert_eq!(served.snapshot("s").await, before, "the original is unchanged");
     assert_eq!(directory.entries("s"), all);
     directory.verify();
     for at in 1..=all.len() {
@@ -147,8 +151,8 @@ async fn an_impossible_fork_is_refused_with_a_reason() {
         let answer = served.post(path, body.clone()).await;
         assert_eq!(answer.error(), (status, code.to_owned()), "{body}");
     }
-    let nobody = served.post("/v1/sessions/x/fork", json!({"at": 1, "id": "y"})).await;
-    assert_eq!(nobody.error(), (404, "no_such_session".to_owned()));
+    let unknown = served.post("/v1/sessions/x/fork", json!({"at": 1, "id": "y"})).await;
+    assert_eq!(unknown.error(), (404, "no_such_session".to_owned()));
     assert_eq!(served.get("/v1/sessions/y").await.status, 404);
     assert_eq!(served.host.counts().sessions, 2);
     let unnamed = served.post(path, json!({"at": 1})).await;

@@ -40,6 +40,6 @@ fn the_dashboards_match_grafanas_types() {
         fs::write(dir.join(format!("{}.ts", dashboard.name())), text).unwrap();
     }
     let checked = Command::new("node").arg(compiler).current_dir(&dir).output().unwrap();
-    let said = String::from_utf8_lossy(&checked.stdout);
-    assert!(checked.status.success(), "{said}{}", String::from_utf8_lossy(&checked.stderr));
+    let output = String::from_utf8_lossy(&checked.stdout);
+    assert!(checked.status.success(), "{output}{}", String::from_utf8_lossy(&checked.stderr));
 }

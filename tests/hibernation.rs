@@ -79,7 +79,7 @@ async fn every_request_wakes_a_session() {
     let forked = served.post("/v1/sessions/s/fork", json!({"at": last, "id": "f"})).await;
     assert_eq!(forked.status, 201, "{forked:?}");
     served.asleep().await;
-    assert_eq!(served.snapshot("s").await, before, "nothing of that has changed it");
+    assert_eq!(served.snapshot("s").await, before, "the requests have not changed it");
     served.asleep().await;
     let report = served.run("s", "again").await;
     assert_eq!(report["run_end"], "answered");
@@ -164,7 +164,7 @@ async fn a_run_that_waits_for_approval_hibernates_until_the_decision() {
         assert_eq!(served.host.counts().runs, 0);
         let listed = served.get("/v1/sessions").await.json();
         assert_eq!(listed["sessions"][0]["state"], "running");
-        assert_eq!(served.snapshot("s").await, waiting, "the question is as it was");
+        assert_eq!(served.snapshot("s").await, waiting, "the approval request is unchanged");
     }
     served.asleep().await;
     let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
@@ -175,7 +175,11 @@ async fn a_run_that_waits_for_approval_hibernates_until_the_decision() {
     assert_eq!(ended["history"].as_array().unwrap().len(), 4);
     assert_eq!(directory.control.log(), ["start a", "end a"]);
     served.asleep().await;
-    assert_eq!(served.post(&path, approve).await.status, 200, "the same again is no error");
+    assert_eq!(
+        served.post(&path, approve).await.status,
+        200,
+        "a repeated decision is not an error"
+    );
     served.asleep().await;
     let (_, reject) = decision(&waiting["current_run"]["approvals"][0], "reject");
     let again = served.post(&path, reject).await;

@@ -61,10 +61,11 @@ async fn steered_and_queued_inputs_may_contain_images() {
     let mut reading = service.watch("s", "go").await;
     reading.until("One.").await;
     let (steered, queued) = (json!([image(PIXEL)]), json!([text("later"), image(PIXEL)]));
-    let taken = service.post("/v1/sessions/s/steer", json!({"input": steered})).await;
-    assert_eq!(taken.status, 202);
-    let taken = service.post("/v1/sessions/s/runs", json!({"input": queued, "queue": true})).await;
-    assert_eq!(taken.status, 202);
+    let accepted = service.post("/v1/sessions/s/steer", json!({"input": steered})).await;
+    assert_eq!(accepted.status, 202);
+    let accepted =
+        service.post("/v1/sessions/s/runs", json!({"input": queued, "queue": true})).await;
+    assert_eq!(accepted.status, 202);
     let snapshot = service.get("/v1/sessions/s").await.json();
     assert_eq!(snapshot["queued"][0]["input"], queued);
     service.model.release("middle");

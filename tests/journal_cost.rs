@@ -101,15 +101,15 @@ impl Counted {
 }
 
 /// Joins two batches of the same session.
-fn joined(before: Batch, behind: Batch) -> Batch {
+fn joined(before: Batch, after: Batch) -> Batch {
     let mut entries = before.entries;
-    entries.extend(behind.entries);
-    let (mut first, mut second) = (before.on_status, behind.on_status);
+    entries.extend(after.entries);
+    let (mut first, mut second) = (before.on_status, after.on_status);
     let on_status = Box::new(move |control: BatchStatus| {
         first(control.clone());
         second(control);
     });
-    Batch { entries, on_status, ..behind }
+    Batch { entries, on_status, ..after }
 }
 
 impl Drop for Counted {

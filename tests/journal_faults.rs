@@ -91,11 +91,11 @@ impl Drop for Binary {
 /// Returns the exit status and the message without the program's name.
 #[track_caller]
 fn refused(output: &Output) -> String {
-    let said = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let message = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{message}");
     assert!(output.stdout.is_empty());
-    assert_eq!(said.lines().count(), 1, "{said}");
-    said.trim_end().to_owned()
+    assert_eq!(message.lines().count(), 1, "{message}");
+    message.trim_end().to_owned()
 }
 
 fn path(name: &str) -> PathBuf {
@@ -145,13 +145,13 @@ async fn a_full_disk_fails_only_runs_and_the_host_recovers() {
     assert_eq!(host.get("/healthz").await.status, 200);
     assert_eq!(host.get("/v1/sessions").await.json()["sessions"].as_array().unwrap().len(), 3);
     for session in ["s", "t", "u"] {
-        let shown = host.get(&format!("/v1/sessions/{session}")).await;
+        let response = host.get(&format!("/v1/sessions/{session}")).await;
         let seq = host_directory::entries(&dir, session).len();
-        match shown.status {
-            200 => assert_eq!(shown.json()["seq"], seq),
+        match response.status {
+            200 => assert_eq!(response.json()["seq"], seq),
             // The failed run has not been ended yet.
-            503 => assert_eq!(shown.error().1, "journal_failed"),
-            _ => panic!("{shown:?}"),
+            503 => assert_eq!(response.error().1, "journal_failed"),
+            _ => panic!("{response:?}"),
         }
     }
     let page = host.get("/metrics").await.body;
@@ -190,15 +190,15 @@ async fn a_full_disk_fails_only_runs_and_the_host_recovers() {
 fn an_invalid_journal_is_refused_with_one_line() {
     let dir = path("file");
     std::fs::write(&dir, "a file").unwrap();
-    let said = refused(&command(&dir, &["env"]).output().unwrap());
-    assert!(said.ends_with("it is no directory: name another data_dir"), "{said}");
-    assert!(said.contains(dir.to_str().unwrap()), "{said}");
+    let message = refused(&command(&dir, &["env"]).output().unwrap());
+    assert!(message.ends_with("it is no directory: name another data_dir"), "{message}");
+    assert!(message.contains(dir.to_str().unwrap()), "{message}");
 
     let dir = path("garbage");
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join("journal.db"), "this is no database, but long enough").unwrap();
-    let said = refused(&command(&dir, &["env"]).output().unwrap());
-    assert!(said.contains("it is no SQLite database: restore it"), "{said}");
+    let message = refused(&command(&dir, &["env"]).output().unwrap());
+    assert!(message.contains("it is no SQLite database: restore it"), "{message}");
 }
 
 #[tokio::test]
@@ -216,14 +216,14 @@ async fn a_damaged_journal_is_refused_with_one_line() {
     let file = dir.join("journal.db");
     let whole = std::fs::read(&file).unwrap();
     std::fs::write(&file, &whole[..whole.len() / 2]).unwrap();
-    let said = refused(&command(&dir, &["env"]).output().unwrap());
-    assert!(said.contains("restore it from a copy"), "{said}");
+    let message = refused(&command(&dir, &["env"]).output().unwrap());
+    assert!(message.contains("restore it from a copy"), "{message}");
     std::fs::write(&file, &whole).unwrap();
     let connection = rusqlite::Connection::open(&file).unwrap();
     connection.pragma_update(None, "user_version", 7).unwrap();
     drop(connection);
-    let said = refused(&command(&dir, &["env"]).output().unwrap());
-    assert!(said.contains("it is of version 7"), "{said}");
+    let message = refused(&command(&dir, &["env"]).output().unwrap());
+    assert!(message.contains("it is of version 7"), "{message}");
     std::fs::write(&file, &whole).unwrap();
     let host = Binary::start(&dir, &["env"]);
     assert_eq!(host.run("s", "hello again").await.status, 200);

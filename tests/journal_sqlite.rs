@@ -139,7 +139,7 @@ fn opened() -> Record {
     Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() }
 }
 
-fn said(text: &str) -> Record {
+fn steered(text: &str) -> Record {
     Record::InputQueued {
         run_id: RunId("run_0000000000000001".into()),
         input: Content::from(text),
@@ -158,18 +158,18 @@ fn log(journal: &Arc<SqliteJournal>, session: &str, last: u64) -> SessionLog {
 struct Raw {
     session: SessionId,
     log_state: Arc<SessionLogState>,
-    told: Receiver<(u64, BatchStatus)>,
-    tells: std::sync::mpsc::Sender<(u64, BatchStatus)>,
+    statuses: Receiver<(u64, BatchStatus)>,
+    status_sender: std::sync::mpsc::Sender<(u64, BatchStatus)>,
 }
 
 impl Raw {
     fn new(session: &str) -> Self {
-        let (tells, told) = channel();
-        Self { session: id(session), log_state: Arc::default(), told, tells }
+        let (status_sender, statuses) = channel();
+        Self { session: id(session), log_state: Arc::default(), statuses, status_sender }
     }
 
     fn batch(&self, seq: u64, record: Record, urgent: bool) -> Batch {
-        let tells = self.tells.clone();
+        let status_sender = self.status_sender.clone();
         Batch {
             session: self.session.clone(),
             entries: vec![Arc::new(JournalEntry {
@@ -180,18 +180,18 @@ impl Raw {
             })],
             log_state: Arc::clone(&self.log_state),
             urgent,
-            on_status: Box::new(move |control| tells.send((seq, control)).unwrap()),
+            on_status: Box::new(move |control| status_sender.send((seq, control)).unwrap()),
         }
     }
 
     fn append(&self, journal: &SqliteJournal, seq: u64) {
-        let record = if seq == 1 { opened() } else { said("hello") };
+        let record = if seq == 1 { opened() } else { steered("hello") };
         assert_eq!(journal.append(self.batch(seq, record, true)), AppendStatus::Queued);
     }
 
     /// Returns the next status.
     fn next(&self) -> (u64, BatchStatus) {
-        self.told.recv().unwrap()
+        self.statuses.recv().unwrap()
     }
 }
 
@@ -226,7 +226,7 @@ fn filled(dir: &TestDir) -> Vec<(SessionId, Vec<JournalEntry>)> {
     }
     for at in 0..120 {
         let text = "word ".repeat(random(900) as usize);
-        logs[at % logs.len()].append(vec![said(&text)], Urgency::Lazy, || ());
+        logs[at % logs.len()].append(vec![steered(&text)], Urgency::Lazy, || ());
     }
     logs.iter().for_each(|log| block_on(log.wait_durable(log.last_seq())).unwrap());
     let sessions = journal.list(&StoredSessionFilter::default()).unwrap();
@@ -253,7 +253,7 @@ fn nothing_of_a_removed_session_remains_on_the_disk() {
         let session = random(sessions);
         let length = [20, 200, 1_000, 3_000, 9_000][random(5) as usize];
         let text = name(session).repeat(length / 10);
-        logs[session as usize].append(vec![said(&text)], Urgency::Lazy, || ());
+        logs[session as usize].append(vec![steered(&text)], Urgency::Lazy, || ());
     }
     logs.iter().for_each(|log| block_on(log.wait_durable(log.last_seq())).unwrap());
     let mut left: Vec<u64> = (0..sessions).collect();
@@ -413,8 +413,8 @@ fn a_truncated_file_is_detected_when_it_is_opened() {
         let copy = dir.copy();
         fs::write(copy.database(), &whole[..length]).unwrap();
         let error = refused(&copy);
-        let told = error.contains("damaged") || error.contains("is no SQLite database");
-        assert!(told && error.contains("restore it from a copy"), "at {length}: {error}");
+        let statuses = error.contains("damaged") || error.contains("is no SQLite database");
+        assert!(statuses && error.contains("restore it from a copy"), "at {length}: {error}");
     }
     check_damaged(&dir, &expected).unwrap();
 }
@@ -507,10 +507,10 @@ fn lazy_batches_are_stored_with_the_next_urgent_one_or_after_a_delay() {
     let raw = Raw::new("a");
     journal.append(raw.batch(1, opened(), false));
     assert_eq!(raw.next(), (1, BatchStatus::Durable));
-    journal.append(raw.batch(2, said("x"), false));
+    journal.append(raw.batch(2, steered("x"), false));
     journal.flush();
     assert_eq!(raw.next(), (2, BatchStatus::Durable));
-    journal.append(raw.batch(3, said("x"), false));
+    journal.append(raw.batch(3, steered("x"), false));
     // Queued batches are stored before closing.
     drop(journal);
     assert_eq!(raw.next(), (3, BatchStatus::Durable));
@@ -524,16 +524,16 @@ fn relaxed_batches_are_written_then_durable_in_order() {
     let journal = SqliteJournal::open(&dir.0, relaxed).unwrap();
     let raw = Raw::new("a");
     (1..=3).for_each(|seq| raw.append(&journal, seq));
-    let mut told: Vec<_> = (0..6).map(|_| raw.next()).collect();
-    let durable: Vec<u64> = told
+    let mut statuses: Vec<_> = (0..6).map(|_| raw.next()).collect();
+    let durable: Vec<u64> = statuses
         .iter()
         .filter(|(_, control)| *control == BatchStatus::Durable)
         .map(|(seq, _)| *seq)
         .collect();
     assert_eq!(durable, [1, 2, 3]);
-    told.retain(|(_, control)| *control == BatchStatus::Written);
+    statuses.retain(|(_, control)| *control == BatchStatus::Written);
     assert_eq!(
-        told,
+        statuses,
         [(1, BatchStatus::Written), (2, BatchStatus::Written), (3, BatchStatus::Written)]
     );
     // There is no flush.
@@ -640,7 +640,7 @@ fn concurrent_appends_keep_order_without_gaps() {
             scope.spawn(move || {
                 for at in 0..100 {
                     let urgency = if at % 3 == 0 { Urgency::Urgent } else { Urgency::Lazy };
-                    let records = vec![said("x"); 1 + at % 2];
+                    let records = vec![steered("x"); 1 + at % 2];
                     logs[(thread + at) % logs.len()].append(records, urgency, || ());
                 }
             });
@@ -714,12 +714,12 @@ fn child() {
 #[test]
 fn a_process_kills_itself_at_the_configured_point() {
     use std::os::unix::process::ExitStatusExt;
-    for (told, stored) in [("30", 30), ("30-before", 29)] {
+    for (statuses, stored) in [("30", 30), ("30-before", 29)] {
         let dir = TestDir::new();
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child"])
             .env("CALLSHEET_TEST_DIR", &dir.0)
-            .env("CALLSHEET_KILL_AT", told)
+            .env("CALLSHEET_KILL_AT", statuses)
             .output()
             .unwrap();
         assert_eq!(child.status.signal(), Some(9), "{child:?}");

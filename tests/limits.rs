@@ -199,9 +199,9 @@ async fn a_run_may_lower_its_agents_limits() {
         "max_result_bytes": 5});
     let (report, _) = run_with(&world, json!({"limits": limits})).await;
     assert_eq!((report.run_end, report.calls.len()), (RunEnd::Budget, 1));
-    let shown = "done \n[the result is cut here: 5 of 6 bytes are shown]\n\n\
+    let expected_result = "done \n[the result is cut here: 5 of 6 bytes are shown]\n\n\
                  [callsheet: 0 of 1 tool calls are left]";
-    assert_eq!(last_result(&world, 1), shown, "a note comes after the cut");
+    assert_eq!(last_result(&world, 1), expected_result, "a note comes after the cut");
     assert_session_continues(&world).await;
 }
 
@@ -222,7 +222,7 @@ async fn notices_of_several_limits_come_together_and_once() {
     assert_eq!(texts, ["done a", noted, "done c"]);
     // Another run starts with full budgets.
     assert_session_continues(&world).await;
-    assert_eq!(report.calls[1].result, "done b", "what the tool said, and no more");
+    assert_eq!(report.calls[1].result, "done b", "the result has no note");
 }
 
 #[tokio::test]

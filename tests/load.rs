@@ -1,4 +1,4 @@
-//! `callsheet load`: it drives, checks and counts; how long anything takes is not tested.
+//! `callsheet load`: its load, checks and counts. Durations are not tested.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use callsheet::rehearsal::{At, Call, Rehearsal, Response, Script};
 use serde_json::{Value, json};
 
-/// How long anything here may take before the test fails instead of hanging.
+/// Time limit of every step, so that a test fails instead of hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn command(arguments: &[&str]) -> Command {
@@ -24,7 +24,7 @@ async fn output(mut command: Command) -> Output {
     tokio::time::timeout(PATIENCE, output).await.expect("it ends").unwrap()
 }
 
-/// The line of JSON, and the exit status.
+/// Runs the load, and returns its line of JSON and the exit status.
 async fn load(model: &Rehearsal, arguments: &[&str]) -> (Value, Option<i32>) {
     let base_url = model.base_url();
     let mut all = vec!["--base-url", &base_url, "--model", "m", "--threads", "1", "--json"];
@@ -36,7 +36,7 @@ async fn load(model: &Rehearsal, arguments: &[&str]) -> (Value, Option<i32>) {
 fn report(output: &Output) -> (Value, Option<i32>) {
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     assert_eq!(text.lines().count(), 1, "{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.stderr, b"", "nothing is drawn where there is no terminal");
+    assert_eq!(output.stderr, b"", "nothing is drawn without a terminal");
     (serde_json::from_str(&text).unwrap(), output.status.code())
 }
 
@@ -49,7 +49,7 @@ fn work(i: u64) -> Call {
     Call::new("work", json!({"i": i, "ms": 0, "pad": "x".repeat(30)}))
 }
 
-/// Some calls and then a text, for every run.
+/// Scripts some calls and then a text for every run.
 fn script(calls: u64) -> Script {
     let always = |turns: usize, response: Response| {
         response.with(|response| {
@@ -66,7 +66,7 @@ fn always(response: Response) -> Script {
 }
 
 #[tokio::test]
-async fn right_answers_are_counted_and_timed() {
+async fn correct_answers_are_counted_and_timed() {
     let model = Rehearsal::with_script(script(3)).await.unwrap();
     for journal in ["memory", "relaxed", "strict"] {
         let before = model.received();
@@ -103,7 +103,7 @@ async fn sessions_keep_their_history_until_they_are_renewed() {
     assert_eq!((status, &report["ok"]), (Some(0), &json!(5)), "{report}");
     let requests = model.requests();
     let lengths = requests.iter().map(|request| request.body["messages"].as_array().unwrap().len());
-    // The warm-up's run, then three in one session and two in another.
+    // The run of the warm-up, then three runs in one session and two in another.
     assert_eq!(lengths.collect::<Vec<_>>(), [1, 1, 3, 5, 1, 3]);
 }
 
@@ -131,19 +131,19 @@ async fn wrong_answers_are_errors_of_their_kinds() {
         assert_eq!(status, Some(1), "{kind}: {report}");
         assert_eq!((&report["ok"], &report["errors"]), (&json!(0), &json!(4)), "{kind}: {report}");
         assert_eq!(report["errors_by_kind"][kind]["count"], 4, "{report}");
-        let said = report["errors_by_kind"][kind]["example"].as_str().unwrap();
-        assert!(said.contains(example), "{said}");
+        let message = report["errors_by_kind"][kind]["example"].as_str().unwrap();
+        assert!(message.contains(example), "{message}");
         assert_eq!(report["latency_ms"]["p50"], Value::Null);
         assert!(number(&report, "/cpu_us_per_run") > 0.0);
     }
 }
 
 #[tokio::test]
-async fn one_wrong_answer_among_right_ones_fails() {
+async fn one_wrong_answer_among_correct_ones_fails() {
     let say = |text: &str| Response::text(text);
     let always = say("Right.").with(|response| response.repeat = true);
-    // The first is the warm-up's.
-    let script = Script::of([say("Right."), say("Right."), say("AnswerFault."), always]);
+    // The first response is for the warm-up.
+    let script = Script::of([say("Right."), say("Right."), say("Wrong."), always]);
     let model = Rehearsal::with_script(script).await.unwrap();
     let (report, status) = load(&model, &["--runs", "4", "--expect-text", "Right."]).await;
     assert_eq!(status, Some(1));
@@ -152,8 +152,8 @@ async fn one_wrong_answer_among_right_ones_fails() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_an_error_for_each_run() {
-    // A port that was free a moment ago, and that nobody listens on.
+async fn a_refused_connection_is_an_error_for_each_run() {
+    // Nothing listens on this port, which was free a moment ago.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let base_url = format!("http://{}/v1", free.local_addr().unwrap());
     drop(free);
@@ -191,7 +191,7 @@ async fn the_table_has_a_row_for_each_figure() {
 }
 
 #[tokio::test]
-async fn the_rehearsal_model_is_served_beside_it() {
+async fn the_rehearsal_model_runs_in_another_process() {
     for (arguments, calls) in [
         (&["--rehearsal", "--sessions", "3", "--runs", "2", "--threads", "2"][..], 24),
         (
@@ -231,11 +231,11 @@ async fn the_rehearsal_model_is_served_beside_it() {
 }
 
 #[tokio::test]
-async fn the_time_is_a_bound() {
+async fn max_time_limits_the_load() {
     let stall = Response { stall_after_chunks: Some(1), ..Response::text("One two.") };
     let model = Rehearsal::with_script(always(stall)).await.unwrap();
     let (report, status) = load(&model, &["--sessions", "3", "--max-time", "300ms"]).await;
-    // Already the warm-up does not come to an end.
+    // Not even the warm-up ends.
     assert_eq!((status, &report["ok"], &report["late"]), (Some(1), &json!(0), &json!(true)));
     let first = Response::text("One two.");
     let stall = Response { stall_after_chunks: Some(1), ..first.clone() };
@@ -257,7 +257,7 @@ async fn ended(child: Child) -> Output {
 }
 
 #[tokio::test]
-async fn an_interrupt_shows_what_was_measured_so_far() {
+async fn an_interrupt_prints_the_report_so_far() {
     let say = || Response::text("One two.");
     let script = Script::of([say(), say(), say(), say().hold(At::Finish, "gate")]);
     let model = Rehearsal::with_script(script).await.unwrap();
@@ -271,7 +271,7 @@ async fn an_interrupt_shows_what_was_measured_so_far() {
     assert_eq!((&report["stopped"], &report["errors"]), (&json!(true), &json!(0)));
 }
 
-/// The children of a process.
+/// Returns the child processes of a process.
 fn children(parent: u32) -> Vec<u32> {
     let path = format!("/proc/{parent}/task/{parent}/children");
     let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -284,11 +284,11 @@ async fn until(condition: impl Fn() -> bool) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, wait).await.expect("it comes about");
+    tokio::time::timeout(PATIENCE, wait).await.expect("the condition holds in time");
 }
 
 #[tokio::test]
-async fn the_rehearsal_model_ends_with_the_load_however_that_ends() {
+async fn the_rehearsal_process_ends_with_the_load() {
     for (name, status) in [("-INT", Some(130)), ("-KILL", None)] {
         let slow = ["--rehearsal", "--pace", "1h", "--json"];
         let child = command(&slow).spawn().unwrap();
@@ -302,7 +302,7 @@ async fn the_rehearsal_model_ends_with_the_load_however_that_ends() {
 }
 
 #[tokio::test]
-async fn more_connections_than_files_is_said_before() {
+async fn too_few_open_files_are_reported_before_the_load() {
     let limited = async |limit: &str, sessions: &str| {
         let line =
             format!("{limit} exec \"$0\" load --rehearsal --runs 1 --json --sessions {sessions}");
@@ -312,19 +312,19 @@ async fn more_connections_than_files_is_said_before() {
     };
     let output = limited("ulimit -n 100;", "1000").await;
     assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     let expected = "callsheet: 1000 sessions need about 1128 open files, and this process may have \
                     100: raise the limit (ulimit -n 1128), or lower --sessions\n";
-    assert_eq!(said, expected);
-    // What it may raise, it raises itself.
+    assert_eq!(message, expected);
+    // The process raises its soft limit by itself.
     let (report, status) = report(&limited("ulimit -Sn 40;", "60").await);
     assert_eq!((status, &report["ok"]), (Some(0), &json!(60)), "{report}");
 }
 
 #[tokio::test]
-async fn bad_options_are_one_line() {
+async fn invalid_options_are_reported_in_one_line() {
     let url = ["--base-url", "http://127.0.0.1:1/v1", "--model", "m"];
-    for (arguments, said) in [
+    for (arguments, message) in [
         (&[][..], "required"),
         (&["--model", "m"], "--base-url <URL>"),
         (&["--base-url", "http://127.0.0.1:1/v1"], "--model <MODEL>"),
@@ -345,7 +345,7 @@ async fn bad_options_are_one_line() {
         (&["--api-key-env", "CALLSHEET_TEST_NO_SUCH_KEY"], "--api-key-env: "),
         (&["--pace", "1ms"], "--pace"),
     ] {
-        let with_url = said.starts_with("--api-key-env") || arguments == ["--pace", "1ms"];
+        let with_url = message.starts_with("--api-key-env") || arguments == ["--pace", "1ms"];
         let arguments = if with_url { [&url[..], arguments].concat() } else { arguments.to_vec() };
         let output = output(command(&arguments)).await;
         let stderr = String::from_utf8(output.stderr).unwrap();
@@ -354,7 +354,7 @@ async fn bad_options_are_one_line() {
             (Some(2), 1),
             "{arguments:?}: {stderr}"
         );
-        assert!(stderr.starts_with("callsheet: ") && stderr.contains(said), "{stderr}");
+        assert!(stderr.starts_with("callsheet: ") && stderr.contains(message), "{stderr}");
         assert_eq!(output.stdout, b"");
     }
 }

@@ -58,16 +58,16 @@ async fn the_host_reports_its_limits_version_and_load() {
         world.host.telemetry().render()
     };
     let version = concat!("callsheet_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}");
-    let shown = page();
+    let metrics_page = page();
     for (series, expected) in
         [("callsheet_sessions_max", 70.0), ("callsheet_runs_max", 7.0), (version, 1.0)]
     {
-        assert_eq!(value(&shown, series), expected, "{series}");
+        assert_eq!(value(&metrics_page, series), expected, "{series}");
     }
     for series in
         ["callsheet_watcher_queue_events", "callsheet_tasks", "process_resident_memory_bytes"]
     {
-        assert!(value(&shown, series) > 0.0, "{series}");
+        assert!(value(&metrics_page, series) > 0.0, "{series}");
     }
     // The host measures the runtime at intervals.
     within(async {

@@ -117,8 +117,8 @@ async fn a_run_is_a_tree_of_spans() {
 
     // Contents are not exported.
     let bytes = collector.text();
-    for said in ["secret", "Let me look", "6 * 7", "/page"] {
-        assert!(!bytes.contains(said), "{said} was exported");
+    for message in ["secret", "Let me look", "6 * 7", "/page"] {
+        assert!(!bytes.contains(message), "{message} was exported");
     }
     let request = collector.request();
     assert_eq!(request.headers["content-type"], "application/x-protobuf");
@@ -199,12 +199,12 @@ async fn contents_are_exported_if_the_environment_enables_it() {
 
     let chats = spans.all("chat m");
     assert_eq!(json_of(chats[0], "gen_ai.input.messages"), json!([text("user", PROMPT)]));
-    let said = &json_of(chats[0], "gen_ai.output.messages")[0];
-    assert_eq!(said["finish_reason"], "tool_calls");
-    assert_eq!(said["parts"][0]["content"], "Let me look.");
+    let message = &json_of(chats[0], "gen_ai.output.messages")[0];
+    assert_eq!(message["finish_reason"], "tool_calls");
+    assert_eq!(message["parts"][0]["content"], "Let me look.");
     let call = json!({"type": "tool_call", "id": "sum", "name": "calculator",
         "arguments": {"expression": "6 * 7"}});
-    assert_eq!(said["parts"][2], call);
+    assert_eq!(message["parts"][2], call);
     let asked = json_of(chats[1], "gen_ai.input.messages");
     let roles: Vec<_> = asked.as_array().unwrap().iter().map(|m| m["role"].clone()).collect();
     assert_eq!(roles, ["user", "assistant", "tool", "tool", "tool", "tool"]);
@@ -242,9 +242,9 @@ async fn a_dead_or_silent_collector_costs_a_run_only_its_spans() {
     let timeout = ("OTEL_EXPORTER_OTLP_TIMEOUT", "300");
     let log = ("CALLSHEET_LOG", "warn");
     // The port is bound, but nothing listens on it.
-    let taken = tokio::net::TcpSocket::new_v4().unwrap();
-    taken.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let dead = format!("http://{}", taken.local_addr().unwrap());
+    let bound = tokio::net::TcpSocket::new_v4().unwrap();
+    bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let dead = format!("http://{}", bound.local_addr().unwrap());
     let silent = Collector::silent().await;
     for url in [&dead, &silent] {
         let errors = run(&model, url, &[timeout, log]).await;

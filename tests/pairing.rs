@@ -82,7 +82,7 @@ async fn random_runs(seed: u64) {
         model.first_event_timeout = Duration::from_millis(500);
         model.answer_timeout = Duration::from_millis(500);
         model.idle_timeout = Duration::from_millis(500);
-        // The breaker must not open, however often the model fails.
+        // The breaker is disabled, because the model fails often.
         model.breaker_failures = None;
         let limits = &mut config.agents.get_mut("default").expect("the agent").limits;
         limits.tool_timeout = Some(Duration::from_millis(30));

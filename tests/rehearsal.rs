@@ -1,4 +1,4 @@
-//! The rehearsal model over real HTTP: what it answers, what it refuses, and how it breaks.
+//! The rehearsal model over real HTTP: its answers, its refusals, and its faults.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a failed test may panic")]
 
@@ -14,7 +14,8 @@ const PROMPT: &str = "What time is it in Tokyo and in Beijing, and what is 17 % 
 const CHINESE: &str = "东京和北京现在几点？2350 的 17% 是多少？";
 
 fn client() -> reqwest::Client {
-    // reqwest builds its TLS side also for plain http; another test may have been first.
+    // Another test may be the first, so the TLS provider is installed here. reqwest needs it for
+    // plain HTTP too.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder().no_proxy().build().unwrap()
 }
@@ -41,7 +42,7 @@ fn with_tools(mut request: Value) -> Value {
     request
 }
 
-/// A response's message, put together from either form.
+/// The message of a response, streamed or not.
 #[derive(Debug, Default, PartialEq)]
 struct Message {
     text: String,
@@ -112,7 +113,7 @@ async fn read(server: &Rehearsal, body: &Value) -> Message {
     if body["stream"] == true { read_stream(&text) } else { read_plain(&text) }
 }
 
-/// The body up to where it ended or broke, and whether it broke.
+/// Returns the body up to its end or break, and true if it broke.
 async fn read_broken(response: reqwest::Response) -> (String, bool) {
     let mut stream = response.bytes_stream();
     let mut body = Vec::new();
@@ -215,7 +216,7 @@ async fn refuses_a_broken_history_in_the_providers_words() {
     let response = client().post(url).body("{\"model\":").send().await.unwrap();
     assert_eq!(response.status(), 400);
     assert!(response.text().await.unwrap().contains("could not parse the JSON body"));
-    // A refused request uses nothing of the script up.
+    // A refused request uses no response of the script.
     assert_eq!(server.responses_left(), 1);
     let received = server.requests();
     assert_eq!(received.len(), 13);
@@ -224,7 +225,7 @@ async fn refuses_a_broken_history_in_the_providers_words() {
 }
 
 #[tokio::test]
-async fn lists_its_model_and_knows_no_other_path() {
+async fn its_model_is_listed_and_other_paths_are_not_found() {
     let server = serve([]).await;
     let get = |path: &str| client().get(format!("http://{}{path}", server.address())).send();
     let models: Value = get("/v1/models").await.unwrap().json().await.unwrap();
@@ -303,7 +304,7 @@ async fn a_cut_breaks_the_body_at_its_byte() {
             serve([Response::text("one two three").with(|r| r.cut_after_bytes = Some(bytes))])
                 .await;
         let (body, broken) = read_broken(post(&server, &ask("hi", true)).await).await;
-        assert!(broken, "a cut is no good end");
+        assert!(broken, "a cut body ends with an error");
         assert_eq!(body.len(), bytes.min(whole.len()));
         assert_eq!(server.wait_until_ended(1).await.unwrap().ended, Ended::Broken);
     }
@@ -318,7 +319,7 @@ async fn a_cut_breaks_the_body_at_its_byte() {
 }
 
 #[tokio::test]
-async fn a_body_can_end_early_in_good_order() {
+async fn a_body_can_end_early_without_an_error() {
     let text = || Response::text("one two");
     let server = serve([
         text().with(|r| r.truncate = true),
@@ -432,7 +433,7 @@ async fn pauses_between_chunks_are_kept() {
     let server = Rehearsal::start(options).await.unwrap();
     let started = tokio::time::Instant::now();
     post(&server, &ask("hi", true)).await.bytes().await.unwrap();
-    // Six chunks with five pauses, and one more of 30 ms.
+    // Six chunks with five pauses, and one more chunk of 30 ms.
     assert!(started.elapsed() >= Duration::from_millis(80), "{:?}", started.elapsed());
 }
 
@@ -454,7 +455,7 @@ async fn a_shutdown_ends_every_connection() {
         server.gate_reached("never").await;
         let url = format!("{}/chat/completions", server.base_url());
         idle.post(url).json(&request).send().await.unwrap().bytes().await.unwrap();
-        // Returns only when all three connections are gone.
+        // This returns only when all three connections are closed.
         server.shutdown().await;
     });
     assert!(held.is_err() || held.is_ok_and(|response| response.status() == 503));

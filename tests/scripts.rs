@@ -1,4 +1,4 @@
-//! The named scripts of the rehearsal model, run by a host: one, two or three calls in a response.
+//! The named scripts of the rehearsal model, run by a host: two or three calls in a response.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
@@ -15,11 +15,11 @@ use parking_lot::Mutex;
 use serde_json::json;
 use support::{parallel, results, world};
 
-/// Answers with its own name, and notes what it was asked.
-struct PendingRecord(&'static str, Arc<Mutex<Vec<String>>>);
+/// A tool that returns its own name, and logs its arguments.
+struct LoggingTool(&'static str, Arc<Mutex<Vec<String>>>);
 
 #[async_trait]
-impl Tool for PendingRecord {
+impl Tool for LoggingTool {
     fn spec(&self) -> ToolSpec {
         let schema = InputSchema::parse(json!({"type": "object"})).expect("a schema");
         ToolSpec::with_schema(self.0, "For a test.", schema).pure()
@@ -31,25 +31,26 @@ impl Tool for PendingRecord {
     }
 }
 
-/// Runs a script in both executions: what was run, and what the provider was told.
-async fn check(name: &str, ran: &[&str], told: &[&str]) {
+/// Runs a script with sequential and parallel execution, and checks the calls that ran and the
+/// results that the provider received.
+async fn check(name: &str, ran: &[&str], expected: &[&str]) {
     for max in [1, 4] {
-        let notes = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::new(Mutex::new(Vec::new()));
         let mut registry = ToolRegistry::new();
         for tool in ["get_weather", "get_news", "get_time"] {
-            registry.register(PendingRecord(tool, Arc::clone(&notes))).expect("a tool");
+            registry.register(LoggingTool(tool, Arc::clone(&log))).expect("a tool");
         }
         let script = Script::named(name).expect("a script of this name");
         let world = world(script, registry, parallel(max)).await;
         let report = world.run("Tell me.").await;
         assert_eq!(report.run_end, RunEnd::Answered);
         assert!(report.text.starts_with("(offline rehearsal model)"), "{}", report.text);
-        let mut seen = notes.lock().clone();
+        let mut seen = log.lock().clone();
         seen.sort_unstable();
         assert_eq!(seen, ran, "{name}");
         let messages = world.last_messages();
         let contents: Vec<_> = results(&messages).iter().map(|(_, content)| *content).collect();
-        assert_eq!(contents, told, "{name}");
+        assert_eq!(contents, expected, "{name}");
         world.assert_paired();
     }
 }
@@ -89,6 +90,6 @@ async fn duplicate_calls() {
 }
 
 #[test]
-fn every_script_is_tried() {
+fn every_script_has_a_test() {
     assert_eq!(SCRIPT_NAMES, ["weather_and_news", "three_tools", "duplicate_calls"]);
 }

@@ -105,7 +105,7 @@ async fn calls_at_the_end_of_the_messages_run_before_the_first_request() {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(1);
     })
     .await;
-    assert_eq!(history(&session).await, before, "shown, although nobody has answered");
+    assert_eq!(history(&session).await, before, "calls without results are shown");
     let run = session.start_run("and then?").await.expect("a run");
     control.until_logged("start a").await;
     assert_eq!(world.requests().len(), 0, "no request was sent");
@@ -246,7 +246,7 @@ async fn opening_messages_work_over_http() {
                 answer("a", "")
             ]),
             "invalid_messages",
-            "messages[0]: call \\\"b\\\" is not answered",
+            "messages[0]: call \\\"b\\\" has no result",
         ),
         (json!(["hi"]), "invalid_messages", "messages[0]: a message is an object"),
         (json!({"role": "user"}), "invalid_request", "expected a sequence"),

@@ -137,7 +137,7 @@ async fn health_checks_and_the_start_page_respond() {
     assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");
     let page = service.get("/").await;
     assert_eq!(page.header("content-type"), Some("text/html; charset=utf-8"));
-    assert!(page.body.contains(&service.addr().to_string()), "the page says where to try it");
+    assert!(page.body.contains(&service.addr().to_string()), "the page has the server's address");
     for outside in ["src=", "@import", "url(", "https://"] {
         assert!(!page.body.contains(outside), "the page loads nothing: {outside}");
     }

@@ -174,7 +174,10 @@ async fn host_shutdown_ends_runs_streams_and_readiness() {
     assert_eq!(refused.error(), (503, "shutting_down".to_owned()));
     let addr = service.addr();
     service.server.shutdown().await;
-    assert!(tokio::net::TcpStream::connect(addr).await.is_err(), "nobody listens any more");
+    assert!(
+        tokio::net::TcpStream::connect(addr).await.is_err(),
+        "the server does not listen any more"
+    );
 }
 
 #[tokio::test]

@@ -199,9 +199,9 @@ async fn steering_works_over_http() {
     ] {
         assert_eq!(steer(body.clone()).await.error(), (400, code.to_owned()), "{body}");
     }
-    let taken = steer(more.clone()).await;
-    assert_eq!(taken.status, 202);
-    let seq = taken.json()["seq"].as_u64().expect("a place");
+    let accepted = steer(more.clone()).await;
+    assert_eq!(accepted.status, 202);
+    let seq = accepted.json()["seq"].as_u64().expect("a place");
     let full = steer(more.clone()).await;
     assert_eq!(full.error(), (429, "queue_full".to_owned()));
     assert_eq!(full.header("retry-after"), Some("1"));
@@ -211,6 +211,6 @@ async fn steering_works_over_http() {
     let history = snapshot["history"].as_array().expect("a history");
     assert_eq!(summary(history), ["u: go", "a: One.", "u: more", "a: Two."]);
     assert!(seq < snapshot["seq"].as_u64().expect("a place"));
-    let nobody = service.post("/v1/sessions/nobody/steer", more).await;
-    assert_eq!(nobody.error(), (404, "no_such_session".to_owned()));
+    let unknown = service.post("/v1/sessions/unknown/steer", more).await;
+    assert_eq!(unknown.error(), (404, "no_such_session".to_owned()));
 }

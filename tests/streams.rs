@@ -133,8 +133,8 @@ async fn an_invalid_event_id_is_refused() {
         let answer = service.send(&request).await;
         assert_eq!(answer.error(), (400, code.to_owned()), "{query} {header}");
     }
-    let nobody = service.get("/v1/sessions/t/events").await;
-    assert_eq!(nobody.error(), (404, "no_such_session".to_owned()));
+    let unknown = service.get("/v1/sessions/t/events").await;
+    assert_eq!(unknown.error(), (404, "no_such_session".to_owned()));
 }
 
 #[tokio::test]
@@ -275,8 +275,8 @@ async fn text_of_a_turn_whose_attempts_are_used_up_is_void_live_and_in_every_rep
     let mut reading = events(&service, "?after=0", "").await;
     assert_eq!(service.post("/v1/sessions/s/runs", json!({"input": "go"})).await.status, 202);
     let live = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
-    let shown: String = live.iter().filter_map(text).collect();
-    assert!(shown.starts_with("Hm.This"), "{shown:?}");
+    let text_received: String = live.iter().filter_map(text).collect();
+    assert!(text_received.starts_with("Hm.This"), "{text_received:?}");
     let expected = reproducible_lines(&live);
     let is_text =
         |line: &&String| line.starts_with("content_delta") || line.starts_with("thinking:");

@@ -421,8 +421,8 @@ fn proxy_variables_are_ignored() {
         child.env(name, &address);
     }
     let output = child.output().unwrap();
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && told.contains("1 passed"), "{told}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
     let connection = proxy.accept().map(|_| ()).map_err(|e| e.kind());
     assert_eq!(connection, Err(std::io::ErrorKind::WouldBlock), "the proxy was used");
 }

@@ -161,8 +161,8 @@ async fn a_call_reads_writes_of_earlier_calls_of_its_response() {
         .await;
         let report = world.run("go").await;
         assert_eq!(report.run_end, RunEnd::Answered);
-        let told = [("c0", "\"x\" is set"), ("c1", "{\"n\":1}"), ("c2", "\"x\" is set")];
-        assert_eq!(results(&world.last_messages()), told, "{execution}");
+        let expected = [("c0", "\"x\" is set"), ("c1", "{\"n\":1}"), ("c2", "\"x\" is set")];
+        assert_eq!(results(&world.last_messages()), expected, "{execution}");
         assert_eq!(variables(&world).await, json!({"x": 3}));
     }
 }
@@ -174,8 +174,8 @@ async fn writes_persist_into_the_next_run_and_appear_in_the_snapshot() {
     world.run("go").await;
     world.run("and now?").await;
     let messages = world.last_messages();
-    let told = results(&messages);
-    assert_eq!(told[1..], [("c0", "there is no variable \"y\""), ("c1", "\"kept\"")]);
+    let expected = results(&messages);
+    assert_eq!(expected[1..], [("c0", "there is no variable \"y\""), ("c1", "\"kept\"")]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = server::serve(listener, world.host.clone(), ServerOptions::default()).unwrap();
     let request = format!(
@@ -210,11 +210,11 @@ async fn a_call_with_effects_and_a_conflict_keeps_its_result_and_loses_its_write
     within(gates.read.acquire()).await.unwrap().forget();
     gates.write.add_permits(1);
     let report = within(run.report).await.unwrap();
-    let told = "noted null\n[callsheet: an earlier call of the same response changed variables \
+    let expected = "noted null\n[callsheet: an earlier call of the same response changed variables \
                 after this call had read them: x. What this call wrote to variables was dropped.]";
     assert_eq!(
         results(&world.last_messages()),
-        [("c0", "written"), ("c1", told), ("c2", "there is no variable \"noted\"")]
+        [("c0", "written"), ("c1", expected), ("c2", "there is no variable \"noted\"")]
     );
     assert_eq!(report.calls[1].metadata, json!({"conflict": true, "writes_dropped": true}));
     assert_eq!(gates.read.available_permits(), 0, "an effect is not repeated");

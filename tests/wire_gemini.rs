@@ -199,12 +199,12 @@ async fn a_stream_that_breaks_is_retried() {
 async fn an_error_within_a_stream_fails_the_attempt() {
     let error = json!({"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE",
         "details": [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "0.001s"}]}});
-    let event = format!("data: {}\n\n", parts(json!([{"text": "Half"}])));
+    let text = format!("data: {}\n\n", parts(json!([{"text": "Half"}])));
     let bare = format!("{error:#}");
     let event = format!("data: {error}\n\n");
     for error in [bare, event] {
         let control = CallControl::new();
-        let broken = Response::raw("text/event-stream", [event.clone(), error]);
+        let broken = Response::raw("text/event-stream", [text.clone(), error]);
         let world = world(&control, Script::of([broken, Response::text("Whole.")]), true).await;
         let report = world.run("go").await;
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Whole."));

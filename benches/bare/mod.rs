@@ -1,5 +1,5 @@
-//! The bare reading of a response of each wire: framing by memchr, and one parse of the events into
-//! borrowed structs, whose result is thrown away.
+//! A plain baseline that reads a response of each wire: framing by memchr, and one parse of the
+//! events into borrowed structs, whose result is dropped.
 
 use std::borrow::Cow;
 use std::hint::black_box;
@@ -8,7 +8,7 @@ use callsheet::types::Wire;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Reads a body in the barest way; what comes out is only a number that keeps the work alive.
+/// Reads a body. Returns a number so that the compiler does not remove the work.
 pub(crate) fn read(wire: Wire, body: &[u8]) -> usize {
     let mut read = 0;
     let mut rest = body;

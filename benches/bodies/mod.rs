@@ -4,7 +4,7 @@ use callsheet::types::Wire;
 use callsheet::wire::Framing;
 use serde_json::{Value, json};
 
-/// Bytes of one read, about what a socket gives.
+/// The number of bytes of one read, about as from a socket.
 pub(crate) const READ_BYTES: usize = 16 * 1024;
 
 const WORDS: [&str; 10] =
@@ -22,8 +22,8 @@ pub(crate) const WIRES: [(Wire, Framing); 5] = [
     (Wire::OllamaChat, Framing::JsonLines),
 ];
 
-/// A response of text in word-sized pieces, and of calls whose arguments come in pieces where the
-/// wire has pieces.
+/// Returns a response of text in word-sized pieces, and of calls whose arguments are in pieces if
+/// the wire has pieces.
 pub(crate) fn body(wire: Wire, texts: usize, calls: usize) -> Vec<u8> {
     let words = (0..texts).map(|at| WORDS[at % WORDS.len()]);
     let events = match wire {

@@ -1,7 +1,7 @@
-//! The cheapest honest loop: what a good engineer writes by hand who needs no host.
+//! The baseline: a hand-written loop without a host.
 //!
-//! One thread, `reqwest`, lines by memchr, events as borrowed structs, the history as JSON values,
-//! tools run where they stand. No actors, no events, no metrics, no limits, no second attempt.
+//! It uses one thread, `reqwest`, lines by memchr, events as borrowed structs, and the history as
+//! JSON values. Tools run inline. It has no actors, events, metrics, limits or retries.
 
 use std::borrow::Cow;
 
@@ -144,7 +144,7 @@ fn tools() -> Value {
     json!([{"type": "function", "function": function}])
 }
 
-/// A conversation of its own from the user's input to the final text.
+/// Runs a conversation from the user's input to the final text.
 async fn run(client: &Client, url: &str, tools: &Value) -> usize {
     let mut messages = vec![json!({"role": "user", "content": "Do the work."})];
     let mut called = 0;
@@ -174,7 +174,7 @@ async fn run(client: &Client, url: &str, tools: &Value) -> usize {
     }
 }
 
-/// So many runs in each of so many loops.
+/// Runs `runs` conversations in each of `sessions` concurrent loops.
 pub(crate) async fn measure(base_url: &str, calls: usize, sessions: u32, runs: u32) -> Row {
     callsheet::load::raise_open_files(sessions).unwrap();
     let client = callsheet::tls::client(|| Client::builder().no_proxy().tcp_nodelay(true)).unwrap();
@@ -188,7 +188,7 @@ pub(crate) async fn measure(base_url: &str, calls: usize, sessions: u32, runs: u
         };
         join_all((0..sessions).map(|_| one())).await;
     };
-    // Opens connections, as the other's warm-up does.
+    // Opens the connections, as the warm-up of `callsheet load` does.
     join_all((0..sessions.min(256)).map(|_| run(&client, &url, &tools))).await;
     let before = memory();
     let (cpu, began) = (cpu_time(), Instant::now());

@@ -1,7 +1,7 @@
-//! A service that answers from memory, and what it answers.
+//! A service that answers from memory.
 //!
-//! Events are as a real service writes them: the envelope's fields in each, about 300 bytes. The
-//! whole body is there at once, so that the client waits for nothing, unless a pace is asked for.
+//! Each event has about 300 bytes with all fields that real services send. The whole body is ready
+//! at once, so that the client never waits, unless there is a pace.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use futures::stream;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-/// How many calls, how many bytes of arguments each, how many pieces of text in either answer.
+/// The sizes of a workload: calls, bytes of their arguments, and pieces of text in both answers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workload {
     pub(crate) name: &'static str,
@@ -24,15 +24,15 @@ pub(crate) struct Workload {
     pub(crate) argument_bytes: usize,
     /// In the first answer.
     pub(crate) texts: usize,
-    /// In the last one.
+    /// In the last answer.
     pub(crate) last_texts: usize,
 }
 
-/// Four calls of about 64 bytes in pieces of 8, twice 32 pieces of text: 108 events, 33 KB.
+/// Four calls of about 64 bytes in pieces of 8, and twice 32 pieces of text: 108 events, 33 KB.
 pub(crate) const W1: Workload =
     Workload { name: "w1", calls: 4, argument_bytes: 64, texts: 32, last_texts: 32 };
 
-/// Eight calls of 4 KiB in pieces of 8, 2,048 pieces of text.
+/// Eight calls of 4 KiB in pieces of 8, and 2,048 pieces of text.
 pub(crate) const FAT: Workload =
     Workload { name: "fat", calls: 8, argument_bytes: 4096, texts: 2048, last_texts: 32 };
 
@@ -41,7 +41,7 @@ impl Workload {
         [W1, FAT].into_iter().find(|workload| workload.name == name).unwrap()
     }
 
-    /// The two bodies, and how many events they have together.
+    /// The two bodies, and the number of their events together.
     pub(crate) fn bodies(&self) -> (Vec<u8>, Vec<u8>, usize) {
         let words = ["The", " quick", " brown", " fox", " jumps", " over", " a", " dog"];
         let text = |count: usize| {
@@ -99,7 +99,7 @@ fn body(deltas: Vec<Value>, finish: &str) -> (Vec<u8>, usize) {
     (text.into_bytes(), events.len() + 1)
 }
 
-/// A body whole, or event after event with pauses between.
+/// A whole body, or events with pauses between them.
 #[derive(Clone)]
 struct Paced {
     body: Bytes,
@@ -121,14 +121,14 @@ impl Paced {
     }
 }
 
-/// Serves until the process is ended, on one thread. Says on stdout where it listens.
+/// Serves on one thread until the process ends. Prints its address to stdout.
 pub(crate) async fn serve(workload: Workload, pace: Duration) {
     callsheet::load::raise_open_files(SESSIONS_MAX).unwrap();
     let (first, last, _) = workload.bodies();
     let paced = |body| Paced { body: Bytes::from(body), pace };
     let (first, last) = (paced(first), paced(last));
     let answer = move |body: Bytes| {
-        // Earlier runs of the session stand in the history as well.
+        // The history also contains earlier runs of the session.
         let role = b"\"role\":\"";
         let newest = memchr::memmem::rfind(&body, role).unwrap() + role.len();
         let body = if body[newest..].starts_with(b"tool") { last.body() } else { first.body() };

@@ -1,4 +1,4 @@
-//! A service of the Chat Completions wire in this process, which answers as a bench says.
+//! A service with the Chat Completions wire in this process, whose answers a bench defines.
 
 #[path = "chat.rs"]
 mod chat;
@@ -11,22 +11,22 @@ use axum::routing::post;
 
 pub(crate) use chat::{end, event};
 
-/// An answer as it is sent: its body, and the body's type.
+/// An answer: its body and content type.
 pub(crate) type Answer = (&'static str, Body);
 
-/// A streamed answer.
+/// Returns a streamed answer.
 pub(crate) fn stream(body: impl Into<Body>) -> Answer {
     ("text/event-stream", body.into())
 }
 
-/// Serves on loopback, and says where. `answer` is given the request's body, and whether its
-/// newest message is the result of a call.
+/// Starts a service on loopback and returns its base URL. `answer` receives the body of a request,
+/// and whether its last message is a tool result.
 pub(crate) async fn serve<F>(answer: F) -> String
 where
     F: Fn(&[u8], bool) -> Answer + Clone + Send + Sync + 'static,
 {
     let handle = move |request: Bytes| {
-        // Earlier turns stand in the history as well.
+        // The history also contains earlier turns.
         let role = b"\"role\":\"";
         let newest = memchr::memmem::rfind(&request, role).map_or(0, |at| at + role.len());
         let (kind, body) = answer(&request, request[newest..].starts_with(b"tool"));

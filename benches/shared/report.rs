@@ -1,4 +1,4 @@
-//! What a bench says last: tables in Markdown under its name, which `benches/all.sh` collects.
+//! The report of a bench: Markdown tables under its name, which `benches/all.sh` collects.
 
 /// A bench's section of `RESULTS.md`.
 pub(crate) struct Report {
@@ -10,7 +10,7 @@ impl Report {
         Self { text: format!("\n## {name}\n") }
     }
 
-    /// A table under a sentence that says what is beside what.
+    /// Adds a table, preceded by a sentence that explains it.
     pub(crate) fn table<const COLUMNS: usize>(
         mut self,
         about: &str,

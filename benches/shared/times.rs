@@ -1,8 +1,8 @@
-//! Medians and quantiles of what was measured.
+//! Medians and quantiles of measurements.
 
 use std::time::Duration;
 
-/// The part of the times that is not longer than this.
+/// Returns the quantile of the times, such as 0.99.
 pub(crate) fn quantile(times: &mut [Duration], part: f64) -> Duration {
     times.sort_unstable();
     times[((times.len() - 1) as f64 * part).round() as usize]

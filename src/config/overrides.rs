@@ -104,12 +104,12 @@ impl RunOverrides {
     /// # Errors
     /// If it allows more concurrent calls than the agent's, and `may_raise` is false.
     pub fn execution(&self, own: Execution, may_raise: bool) -> Result<Execution, OverrideTooHigh> {
-        let places = |execution| match execution {
+        let permits = |execution| match execution {
             Execution::Sequential => 1,
             Execution::Parallel { max } => max,
         };
         match self.execution {
-            Some(asked) if may_raise || places(asked) <= places(own) => Ok(asked),
+            Some(asked) if may_raise || permits(asked) <= permits(own) => Ok(asked),
             Some(asked) => Err(too_high("execution", asked, own)),
             None => Ok(own),
         }
@@ -223,7 +223,7 @@ fn lower<T: Copy + Default + PartialOrd>(
     asked: Option<T>,
     own: Option<T>,
     may_raise: bool,
-    show: impl Fn(T) -> String,
+    format: impl Fn(T) -> String,
 ) -> Result<Option<T>, OverrideTooHigh> {
     let Some(asked) = asked else { return Ok(own) };
     let asked = Some(asked).filter(|asked| *asked != T::default());
@@ -235,8 +235,8 @@ fn lower<T: Copy + Default + PartialOrd>(
     if fits || may_raise {
         return Ok(asked);
     }
-    let show = |limit: Option<T>| limit.map_or("no limit".to_owned(), &show);
-    Err(OverrideTooHigh { key, asked: show(asked), highest: show(own) })
+    let format = |limit: Option<T>| limit.map_or("no limit".to_owned(), &format);
+    Err(OverrideTooHigh { key, asked: format(asked), highest: format(own) })
 }
 
 fn too_high(key: &'static str, asked: impl ToString, highest: impl ToString) -> OverrideTooHigh {

@@ -73,7 +73,7 @@ impl JournalEntry {
 
     /// Returns another record with the same sequence number and time.
     #[must_use]
-    pub fn beside(&self, record: Record) -> Self {
+    pub fn with_record(&self, record: Record) -> Self {
         Self { record, ..*self }
     }
 

@@ -17,6 +17,17 @@ impl BodyChunk {
     pub(super) fn event(data: &Value, mark: ChunkMark) -> Self {
         Self { bytes: format!("data: {data}\n\n").into(), mark }
     }
+
+    /// Returns a server-sent event whose name is its `type`.
+    pub(super) fn named_event(data: &Value, mark: ChunkMark) -> Self {
+        let name = data["type"].as_str().unwrap_or_default();
+        Self { bytes: format!("event: {name}\ndata: {data}\n\n").into(), mark }
+    }
+
+    /// Returns a JSON line.
+    pub(super) fn line(data: &Value, mark: ChunkMark) -> Self {
+        Self { bytes: format!("{data}\n").into(), mark }
+    }
 }
 
 /// The kind of a chunk, by which the positions of a script are found.

@@ -21,7 +21,7 @@ use axum::body::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::text::{last_user_text, turns_since_user, words};
+use super::text::{last_user_text, split_every, split_in, turns_since_user, words};
 
 /// The names of the built-in scripts, for [`Script::named`].
 pub const SCRIPT_NAMES: [&str; 3] = ["weather_and_news", "three_tools", "duplicate_calls"];
@@ -252,7 +252,7 @@ impl Script {
     }
 
     /// Removes the response for a request from the script, or copies it if it repeats.
-    pub(super) fn take(&mut self, request: &Value) -> Option<Response> {
+    pub(super) fn next_response(&mut self, request: &Value) -> Option<Response> {
         let found = self.responses.iter().position(|response| response.when.fits(request))?;
         if self.responses.get(found)?.repeat {
             return self.responses.get(found).cloned();
@@ -315,6 +315,18 @@ impl Response {
         self
     }
 
+    /// Returns the finish reason to send, with the words of Chat Completions translated by a table.
+    pub(super) fn finish_word(&self, translations: &[(&str, &str)]) -> Option<String> {
+        let word = match &self.finish_reason {
+            Finish::Word(word) => word.as_str(),
+            Finish::Null => return None,
+            Finish::Inferred if self.calls.is_empty() => "stop",
+            Finish::Inferred => "tool_calls",
+        };
+        let translated = translations.iter().find(|(from, _)| *from == word);
+        Some(translated.map_or(word, |(_, to)| to).to_owned())
+    }
+
     /// Changes members that have no method of their own.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
@@ -353,6 +365,15 @@ impl Call {
             (Some(raw), _) => raw.clone(),
             (None, Some(arguments)) => arguments.to_string(),
             (None, None) => String::new(),
+        }
+    }
+
+    /// Returns the pieces in which the arguments are streamed.
+    pub(super) fn argument_pieces(&self) -> Vec<String> {
+        let text = self.arguments_text();
+        match self.pieces {
+            Some(count) => split_in(&text, count),
+            None => split_every(&text, 8),
         }
     }
 }
@@ -415,12 +436,12 @@ mod tests {
             Response::text("for any"),
         ]);
         let asks = |model: &str, text: &str| json!({"model": model, "messages": [{"role": "user", "content": text}]});
-        let mut take = |request: Value| script.take(&request).map(|r| r.text.concat());
-        assert_eq!(take(asks("b", "hi there")).as_deref(), Some("for hi"));
-        assert_eq!(take(asks("b", "hi again")).as_deref(), Some("for hi"));
-        assert_eq!(take(asks("b", "bye")).as_deref(), Some("for any"));
-        assert_eq!(take(asks("b", "bye")), None);
-        assert_eq!(take(asks("a", "hi")).as_deref(), Some("for a"));
+        let mut next = |request: Value| script.next_response(&request).map(|r| r.text.concat());
+        assert_eq!(next(asks("b", "hi there")).as_deref(), Some("for hi"));
+        assert_eq!(next(asks("b", "hi again")).as_deref(), Some("for hi"));
+        assert_eq!(next(asks("b", "bye")).as_deref(), Some("for any"));
+        assert_eq!(next(asks("b", "bye")), None);
+        assert_eq!(next(asks("a", "hi")).as_deref(), Some("for a"));
     }
 
     #[test]
@@ -442,7 +463,7 @@ mod tests {
             (6, Some("first")),
             (8, Some("second")),
         ] {
-            let taken = script.take(&json!({"messages": messages[..count]}));
+            let taken = script.next_response(&json!({"messages": messages[..count]}));
             assert_eq!(taken.map(|response| response.text.concat()).as_deref(), expect, "{count}");
         }
     }

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::encoded::Encoded;
-use super::script::Response;
+use super::encoded::{BodyChunk, Encoded};
+use super::script::{Call, Response};
 
 /// The name under which the rehearsal model answers, whatever model was requested.
 pub const MODEL: &str = "rehearsal";
@@ -16,13 +16,35 @@ pub(super) trait ProviderService {
     ///
     /// # Errors
     /// The provider's refusal of the first fault.
-    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal>;
+    fn read(&self, asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal>;
 
-    /// Encodes a response to a request of that form: as a stream if `stream` is true.
-    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded;
+    /// Returns the chunks of an answer as a stream.
+    fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk>;
+
+    /// Returns an answer as one plain body.
+    fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value;
+
+    /// Adds the headers of a stream to its chunks.
+    fn stream_body(&self, chunks: Vec<BodyChunk>) -> Encoded {
+        Encoded::events(chunks)
+    }
+
+    /// Encodes an answer: as a stream if the request's `stream` is true.
+    fn encode(&self, answer: &RehearsedAnswer<'_>) -> Encoded {
+        if answer.request["stream"] == true {
+            self.stream_body(self.stream(answer))
+        } else {
+            Encoded::plain(&self.plain(answer))
+        }
+    }
 
     /// Returns the body of an error in the provider's form.
-    fn error(status: u16, message: &str) -> Value;
+    fn error(&self, status: u16, message: &str) -> Value;
+
+    /// Returns the refusal of a request with the provider's message.
+    fn refusal(&self, status: u16, message: &str) -> RequestRefusal {
+        RequestRefusal { status, body: self.error(status, message) }
+    }
 }
 
 /// A request as a client sent it.
@@ -41,11 +63,56 @@ pub(super) struct RequestRefusal {
     pub(super) body: Value,
 }
 
-/// The values that differ between two equal responses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ResponseStamp {
+/// A response of a script or of the improviser, and the request that it answers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RehearsedAnswer<'a> {
+    pub(super) response: &'a Response,
+    /// The request in the Chat Completions form.
+    pub(super) request: &'a Value,
     /// The number of the request at this server; ids contain it.
     pub(super) number: u64,
     /// Unix time in seconds.
     pub(super) created: u64,
+}
+
+impl RehearsedAnswer<'_> {
+    /// Returns the id of a call: the script's, or else one with this prefix. `None` if the script
+    /// sends none.
+    pub(super) fn call_id(&self, prefix: &str, index: usize, call: &Call) -> Option<String> {
+        let generated = || format!("{prefix}_r{}_{index}", self.number);
+        (!call.no_id).then(|| call.id.clone().unwrap_or_else(generated))
+    }
+
+    /// Returns the sizes from which the token counts are estimated.
+    pub(super) fn sizes(&self) -> AnswerSizes {
+        let Response { reasoning, text, calls, .. } = self.response;
+        let calls: usize = calls.iter().map(|call| call.arguments_text().len() + 16).sum();
+        let member = |name: &str| self.request[name].to_string().len();
+        AnswerSizes {
+            request: member("messages") + member("tools"),
+            reasoning: reasoning.iter().map(String::len).sum(),
+            content: text.iter().map(String::len).sum::<usize>() + calls,
+        }
+    }
+}
+
+/// The sizes of a request and of the parts of its answer, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AnswerSizes {
+    pub(super) request: usize,
+    pub(super) reasoning: usize,
+    /// Text and calls.
+    pub(super) content: usize,
+}
+
+/// Returns the estimated number of tokens: one for four bytes.
+pub(super) fn tokens(bytes: usize) -> u64 {
+    bytes.div_ceil(4) as u64
+}
+
+/// Sets a member of a JSON object, if it has a value.
+pub(super) fn set(object: &mut Value, key: &str, value: Option<impl Into<Value>>) {
+    if let Some(value) = value {
+        object[key] = value.into();
+    }
 }

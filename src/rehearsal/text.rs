@@ -1,6 +1,17 @@
-//! Reads texts from requests, and splits texts into pieces.
+//! Reads lists and texts from requests, splits texts into pieces, and hashes texts.
 
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+/// Returns the items of a list; nothing for any other value.
+pub(super) fn items(list: &Value) -> &[Value] {
+    list.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// Returns the first bytes of a text's SHA-256 hash as hexadecimal digits.
+pub(super) fn hash(text: &str, bytes: usize) -> String {
+    Sha256::digest(text).iter().take(bytes).map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// Returns the text of a message's content: a string, or the text parts of an array.
 pub(super) fn content_text(content: &Value) -> String {
@@ -15,16 +26,15 @@ pub(super) fn content_text(content: &Value) -> String {
 
 /// Returns the text of the last user message.
 pub(super) fn last_user_text(request: &Value) -> String {
-    let messages = request["messages"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let last = messages.iter().rfind(|message| message["role"] == "user");
+    let last = items(&request["messages"]).iter().rfind(|message| message["role"] == "user");
     last.map(|message| content_text(&message["content"])).unwrap_or_default()
 }
 
 /// Returns the number of model messages after the last user message.
 pub(super) fn turns_since_user(request: &Value) -> usize {
-    let messages = request["messages"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let behind = messages.iter().rev().take_while(|message| message["role"] != "user");
-    behind.filter(|message| message["role"] == "assistant").count()
+    let since =
+        items(&request["messages"]).iter().rev().take_while(|message| message["role"] != "user");
+    since.filter(|message| message["role"] == "assistant").count()
 }
 
 /// Splits a text into words: after spaces, and after every four characters in texts without spaces.

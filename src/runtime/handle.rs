@@ -92,8 +92,8 @@ impl SessionHandle {
             events = self.subscribe_to(&id).await?;
         }
         let log = Arc::clone(&accepted_by.log);
-        let told = stored_sessions::told(self.clone(), id.clone(), report, Arc::clone(&log));
-        let report = ReportFuture::new(told);
+        let report = stored_sessions::told(self.clone(), id.clone(), report, Arc::clone(&log));
+        let report = ReportFuture::new(report);
         Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, log })
     }
 
@@ -248,8 +248,8 @@ impl SessionHandle {
                     // The decision may concern a turn that is over.
                     return stored_sessions::decided(self, key, decision).await;
                 }
-                Ok(CallResult::Success(taken)) => {
-                    taken?;
+                Ok(CallResult::Success(decided)) => {
+                    decided?;
                     return self.wait_stored(live.log.last_seq(), &live).await.map(drop);
                 }
                 // The accumulator died and is being replaced. If it had accepted the decision, sending it

@@ -59,7 +59,7 @@ impl Actor for HostActor {
         let maintenance = OwnedTask::spawn(&Gauge::default(), async move {
             loop {
                 tokio::time::sleep(period).await;
-                if myself.cast(HostMessage::KeepUp { sent: Instant::now() }).is_err() {
+                if myself.cast(HostMessage::RunMaintenance { sent: Instant::now() }).is_err() {
                     return;
                 }
             }
@@ -77,7 +77,7 @@ impl Actor for HostActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             HostMessage::Begin(opening) => state.begin(&myself, *opening).await,
-            HostMessage::KeepUp { sent } => {
+            HostMessage::RunMaintenance { sent } => {
                 state.link.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
                 maintenance::run(&state.link);
             }
@@ -126,7 +126,7 @@ impl HostActorState {
                 self.sessions.insert(live.actor.get_id(), (id.clone(), Arc::clone(&live)));
                 if has_work {
                     // This is the session's first message: no request can reach it before.
-                    let _ = live.actor.cast(SessionMessage::GoOn);
+                    let _ = live.actor.cast(SessionMessage::ContinueRun);
                 }
                 shared.insert_awake(&id, &live);
                 shared.update_counts();

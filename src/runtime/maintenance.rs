@@ -64,7 +64,7 @@ fn release_idle(shared: &super::host_state::HostState) {
                 let _ = live.actor.cast(SessionMessage::Hibernate { idle });
             }
             _ if idle_ms >= ACTORS_KEPT_MS && live.state.has_unused_actors() => {
-                let _ = live.actor.cast(SessionMessage::Rest);
+                let _ = live.actor.cast(SessionMessage::ReleaseActors);
             }
             _ => {}
         }

@@ -36,8 +36,8 @@ use crate::wire::Delta;
 pub(super) enum HostMessage {
     /// Start a session whose slot is reserved: a new one or a hibernating one.
     Begin(Box<SessionStart>),
-    /// Update the metrics.
-    KeepUp { sent: Instant },
+    /// Do the periodic work. `sent` is the time of sending.
+    RunMaintenance { sent: Instant },
 }
 
 /// A message to a session.
@@ -55,11 +55,11 @@ pub(super) enum SessionMessage {
         reply: RpcReplyPort<Result<Seq, HostError>>,
     },
     /// Continue what the journal says was open.
-    GoOn,
+    ContinueRun,
     /// Resume a suspended run on request.
     Resume { reply: RpcReplyPort<Result<Seq, HostError>> },
     /// Release the actors of runs, if no run is open.
-    Rest,
+    ReleaseActors,
     /// Hibernate, if the session was idle for this time.
     Hibernate { idle: Duration },
     /// A record could not be stored.
@@ -77,7 +77,7 @@ pub(super) enum SessionMessage {
     /// The pending approvals changed. `only_waits`: the turn waits for nothing else.
     ApprovalsChanged { epoch: u64, approvals: Vec<ApprovalRequest>, only_waits: bool },
     /// The rebuilt turn has reported everything that its records contain.
-    TurnKnown { epoch: u64 },
+    TurnResumed { epoch: u64 },
     /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
     /// Return the actors of runs: stream, accumulator, tool supervisor.

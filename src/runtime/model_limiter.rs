@@ -162,8 +162,8 @@ impl ModelLimiter {
         }
     }
 
-    /// Updates the breaker's metric and returns its state. No event tells that an open breaker has
-    /// become half open, because that happens by the passing of time.
+    /// Updates the breaker's metric and returns its state. The metric is also updated
+    /// periodically, because an open breaker becomes half open without an event.
     pub(super) fn update_metric(&self) -> BreakerState {
         let breaker = self.breaker.lock();
         let state = breaker.state(self.now());

@@ -3,7 +3,6 @@
 //! It is an actor of its own, so that running calls survive the death of the accumulator. The next
 //! accumulator attaches to it, and receives the ends of calls that the last one may have missed.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -49,9 +48,9 @@ pub(super) struct ToolSupervisorState {
     publisher: Arc<Publisher>,
     pool: BlockingPool,
     gauges: Gauges,
-    running: HashMap<ActorId, RunningCall>,
+    running: Vec<RunningCall>,
     /// The ends of the calls of the current turn, for an accumulator that attaches later.
-    ended: HashMap<CallKey, LiveCall>,
+    ended: Vec<(CallKey, LiveCall)>,
     accumulator: Option<(AccumulatorRef, CompletionQueue)>,
     /// The turn that the first accumulator resumed. Another supervisor may have started calls of
     /// it.
@@ -97,8 +96,8 @@ impl Actor for ToolSupervisor {
             pool,
             _counted: gauges.actors.increment(),
             gauges,
-            running: HashMap::new(),
-            ended: HashMap::new(),
+            running: Vec::new(),
+            ended: Vec::new(),
             accumulator: None,
             inherited_turn: None,
             finishing: None,
@@ -115,7 +114,7 @@ impl Actor for ToolSupervisor {
             ToolSupervisorMessage::Execute(commands) => {
                 for command in commands {
                     match command {
-                        ToolCommand::Start(start) => Box::pin(state.start(*start, &myself)).await,
+                        ToolCommand::Start(start) => Box::pin(state.start(start, &myself)).await,
                         ToolCommand::Abort(key) => state.abort(key, &myself),
                     }
                 }
@@ -126,14 +125,15 @@ impl Actor for ToolSupervisor {
                 let _ = reply.send(live);
             }
             ToolSupervisorMessage::GraceOver { call } => {
-                if let Some(running) = state.running.get_mut(&call) {
+                let is_it = |running: &&mut RunningCall| running.actor.get_id() == call;
+                if let Some(running) = state.running.iter_mut().find(is_it) {
                     running.killed = true;
                     running.actor.kill();
                 }
             }
             ToolSupervisorMessage::Finish { accumulator } => {
                 state.finishing = Some(accumulator);
-                let keys: Vec<_> = state.running.values().map(|running| running.key).collect();
+                let keys: Vec<_> = state.running.iter().map(|running| running.key).collect();
                 for key in keys {
                     state.abort(key, &myself);
                 }
@@ -179,20 +179,22 @@ impl ToolSupervisorState {
             self.inherited_turn = resumed_turn;
             return LiveCalls::default();
         }
-        let running = self.running.values().map(|running| (running.key, running.live(None)));
-        let ended = self.ended.iter().map(|(key, call)| (*key, call.clone()));
+        let running = self.running.iter().map(|running| (running.key, running.live(None)));
+        let ended = self.ended.iter().cloned();
         // A call may run again, so that its earlier end is of no use.
         let calls = ended.chain(running).filter(|(key, _)| Some(key.turn) == resumed_turn);
         LiveCalls { calls: calls.collect(), is_complete: self.inherited_turn != resumed_turn }
     }
 
-    async fn start(&mut self, start: StartTool, myself: &ToolSupervisorRef) {
+    async fn start(&mut self, start: Box<StartTool>, myself: &ToolSupervisorRef) {
         let StartTool { run, agent, call, variables, idempotency_key, state, trace, permit } =
-            start;
+            *start;
         let view = VariablesTransaction::new(variables, agent.limits().max_variables_bytes);
         let view: SharedVariableView = Arc::new(Mutex::new(view));
         let (key, started) = (call.key, Instant::now());
-        self.ended.retain(|ended, _| ended.turn == key.turn);
+        if self.ended.first().is_some_and(|(ended, _)| ended.turn != key.turn) {
+            self.ended.clear();
+        }
         let Some(registered) = agent.tools.get(&*call.name) else {
             // The turn only admits tools of this map.
             let unknown = failed(FailureKind::UnknownTool, "no tool has this name");
@@ -200,7 +202,7 @@ impl ToolSupervisorState {
         };
         let cancellation = CancellationToken::new();
         let slot = OutcomeSlot::default();
-        let work = ToolSetup {
+        let work = Box::new(ToolSetup {
             tool: Arc::clone(&registered.tool),
             context: ToolContext::new(
                 key,
@@ -216,7 +218,7 @@ impl ToolSupervisorState {
             slot: Arc::clone(&slot),
             permit,
             counted: [self.gauges.actors.increment(), self.gauges.tools.increment()],
-        };
+        });
         match Actor::spawn_linked(None, ToolActor, work, myself.get_cell()).await {
             Ok((actor, _)) => {
                 let running = RunningCall {
@@ -232,7 +234,7 @@ impl ToolSupervisorState {
                     kill_timer: None,
                     killed: false,
                 };
-                self.running.insert(actor.get_id(), running);
+                self.running.push(running);
             }
             Err(error) => {
                 let refused = failed(FailureKind::Killed, &format!("not started: {error}"));
@@ -267,13 +269,14 @@ impl ToolSupervisorState {
 
     /// Cancels a call, and kills it after its grace period.
     fn abort(&mut self, key: CallKey, myself: &ToolSupervisorRef) {
-        let found = self.running.iter_mut().find(|(_, running)| running.key == key);
-        let Some((&call, running)) = found else { return };
+        let Some(running) = self.running.iter_mut().find(|running| running.key == key) else {
+            return;
+        };
         if running.cancellation.is_cancelled() {
             return;
         }
         running.cancellation.cancel();
-        let (supervisor, grace) = (myself.clone(), running.grace);
+        let (supervisor, grace, call) = (myself.clone(), running.grace, running.actor.get_id());
         running.kill_timer = Some(OwnedTask::spawn(&self.gauges.tasks, async move {
             tokio::time::sleep(grace).await;
             let _ = supervisor.cast(ToolSupervisorMessage::GraceOver { call });
@@ -282,7 +285,8 @@ impl ToolSupervisorState {
 
     /// Reports the end of a call whose actor has ended. An empty slot means that the actor died.
     fn handle_end(&mut self, actor: ActorId, died: impl FnOnce() -> ToolOutcome) {
-        let Some(running) = self.running.remove(&actor) else { return };
+        let found = self.running.iter().position(|running| running.actor.get_id() == actor);
+        let Some(running) = found.map(|at| self.running.swap_remove(at)) else { return };
         let outcome = running.slot.lock().take().unwrap_or_else(died);
         let used = running.view.lock().take();
         let call = running.live(Some(ToolCompletion { outcome, used }));
@@ -304,14 +308,14 @@ impl ToolSupervisorState {
                 let _ = accumulator.cast(AccumulatorMessage::ToolsFinished);
             }
         }
-        self.ended.insert(key, call);
+        self.ended.push((key, call));
     }
 
     /// Stops the accumulator and this actor if it is finishing and every remaining call was killed.
     /// It cannot wait for a tool that never awaits.
     fn stop_if_finished(&self, myself: &ToolSupervisorRef) {
         let Some(accumulator) = &self.finishing else { return };
-        if self.running.values().all(|running| running.killed) {
+        if self.running.iter().all(|running| running.killed) {
             let _ = accumulator.cast(AccumulatorMessage::Finish);
             myself.stop(None);
         }

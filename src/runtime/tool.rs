@@ -35,24 +35,25 @@ pub(super) struct ToolSetup {
 
 impl Actor for ToolActor {
     type Msg = ();
-    type State = Option<ToolSetup>;
-    type Arguments = ToolSetup;
+    type State = Option<Box<ToolSetup>>;
+    /// Boxed, because the actor library moves it several times.
+    type Arguments = Box<ToolSetup>;
 
     async fn pre_start(
         &self,
         _: ActorRef<()>,
-        work: ToolSetup,
-    ) -> Result<Option<ToolSetup>, ActorProcessingErr> {
+        work: Box<ToolSetup>,
+    ) -> Result<Option<Box<ToolSetup>>, ActorProcessingErr> {
         Ok(Some(work))
     }
 
     async fn post_start(
         &self,
         myself: ActorRef<()>,
-        state: &mut Option<ToolSetup>,
+        state: &mut Option<Box<ToolSetup>>,
     ) -> Result<(), ActorProcessingErr> {
         let Some(work) = state.take() else { return Ok(()) };
-        let ToolSetup { tool, context, pool, slot, permit, counted: _counted } = work;
+        let ToolSetup { tool, context, pool, slot, permit, counted: _counted } = *work;
         let run = async move {
             let _permit = permit;
             tool.run(context).await
@@ -73,7 +74,7 @@ impl Actor for ToolActor {
         &self,
         _: ActorRef<()>,
         _: SupervisionEvent,
-        _: &mut Option<ToolSetup>,
+        _: &mut Option<Box<ToolSetup>>,
     ) -> Result<(), ActorProcessingErr> {
         Ok(())
     }

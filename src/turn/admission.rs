@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::call::{TurnCall, identity};
 use super::duplicate::find_identical_call;
-use super::effect::{TurnRules, TurnSpec};
+use super::spec::{TurnRules, TurnSpec};
 use super::{Turn, model_messages};
 use crate::config::OnExcess;
 use crate::event::ArgumentsAnomaly;

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::effect::{AttemptPlan, PermitReply, TurnAction, TurnEnd, TurnRules};
+use super::effect::{AttemptPlan, PermitReply, TurnAction, TurnEnd};
+use super::spec::TurnRules;
 use super::{Turn, TurnStage};
 use crate::event::Event;
 use crate::record::{Record, ResponseDisposition};

@@ -1,7 +1,7 @@
 //! Limits of a run: `max_tokens_per_run`, `max_tool_calls_per_run` and `run_timeout`.
 //!
 //! The run counts calls and tokens over its turns (`session::run`). Each turn receives the rest as
-//! its [`Budget`]. A turn that exceeds the budget, or the time of the run, is cancelled at once.
+//! its [`Budget`](super::Budget). A turn that exceeds the budget, or the time of the run, is cancelled at once.
 
 use std::time::Duration;
 
@@ -19,15 +19,6 @@ pub(crate) const MAX_TOKENS: &str = "max_tokens_per_run";
 pub(crate) const MAX_CALLS: &str = "max_tool_calls_per_run";
 /// The configuration key of the limit of a run's time.
 pub(super) const RUN_TIMEOUT: &str = "run_timeout";
-
-/// The rest of a run's limits when one of its turns begins. `None` means no limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Budget {
-    /// Tokens, input and output together.
-    pub tokens_left: Option<u64>,
-    /// Calls that may still be kept.
-    pub calls_left: Option<u32>,
-}
 
 /// A limit that was reached, or half used.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -216,7 +216,7 @@ impl TurnCall {
         CallStartState { snapshot: self.snapshot.clone(), early, rerun }
     }
 
-    /// Returns the call as its supervisor knows it while it runs.
+    /// Returns the running call as its supervisor keeps it.
     pub(super) fn live(&self) -> LiveCall {
         LiveCall { state: self.start_state(), elapsed: self.ran_before, completion: None }
     }

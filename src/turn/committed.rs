@@ -1,11 +1,43 @@
-//! Reads a committed turn from its records.
+//! A committed turn: its contents, and how it is read from its records.
 
-use super::effect::TurnRecord;
-use crate::record::Record;
+use std::sync::Arc;
+
+use crate::event::TurnTimes;
+use crate::record::{Record, ResponseMessage, TurnEnd};
 use crate::transcript::{CallTranscript, Transcript, TurnCommit, TurnTranscript};
-use crate::types::{CallKey, ToolResult};
+use crate::types::{CallKey, FinishKind, FinishReason, ToolResult, Usage};
+
+/// A turn that has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TurnRecord {
+    /// The number of the turn in its session.
+    pub number: u32,
+    /// The end of the turn.
+    pub end: TurnEnd,
+    /// The model's message; `None` if the response is void.
+    pub message: Option<Arc<ResponseMessage>>,
+    /// One result for each call of the message, in call order.
+    pub results: Vec<ToolResult>,
+    /// Names of calls that were decoded but not kept.
+    pub dropped_calls: Vec<Arc<str>>,
+    /// The finish reason of the response.
+    pub finish_reason: Option<FinishReason>,
+    /// The usage of the turn, all attempts together.
+    pub usage: Usage,
+    /// The times of the turn.
+    pub times: TurnTimes,
+}
 
 impl TurnRecord {
+    /// Returns whether the service paused its response. It continues when it is sent the message back,
+    /// so that an empty message is no pause.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        let paused = |finish: &FinishReason| finish.kind == FinishKind::Pause;
+        self.finish_reason.as_ref().is_some_and(paused)
+            && self.message.as_ref().is_some_and(|message| !message.is_blank())
+    }
+
     /// Returns the first committed turn in these records. Its times are in whole milliseconds.
     /// Returns `None` if no turn is committed or a call has no outcome.
     pub fn from_records<'a>(records: impl IntoIterator<Item = &'a Record>) -> Option<Self> {

@@ -94,7 +94,7 @@ impl Turn {
         let mut call = TurnCall::open(key, &name, tool);
         call.call.provider_id.clone_from(&partial_call.provider_id);
         let retention = match self.stage {
-            // After its end a response gets no more calls.
+            // A response that has ended gets no more calls.
             TurnStage::ResponseEnded { .. } | TurnStage::Finished => CallRetention::Drop,
             TurnStage::AwaitingResponse => admission::decide_retention(key.index, &self.spec),
         };

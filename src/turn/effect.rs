@@ -1,30 +1,24 @@
 //! The inputs and effects of a turn.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::budget::Budget;
+use super::committed::TurnRecord;
 use super::live_calls::CallStartState;
-use crate::config::Limits;
 use crate::context::Variables;
-use crate::event::{Event, TurnTimes};
-use crate::record::{Record, ResponseMessage};
+use crate::event::Event;
+use crate::record::Record;
+use crate::types::{ApprovalPhase, CallKey, Judgement, ToolCall, Verdict};
 
 pub use crate::record::{CancelReason, TurnEnd};
-
-use crate::tool::ToolSpec;
-use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, Judgement, ModelOrigin, ToolCall,
-    ToolResult, Usage, Verdict,
-};
 
 /// An effect of a turn, which its owner performs in the order in which they are polled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// Append the record. All records of one poll loop are one append.
     Record(Record),
-    /// Publish the event, behind the records that were polled before it.
+    /// Publish the event after the records that were polled before it.
     Emit(Event),
     /// Perform the action at once: it waits for no record.
     Perform(TurnAction),
@@ -185,133 +179,4 @@ pub enum ApprovalError {
     /// The call had an approval before it ran too, and the decision does not name its phase.
     #[error("the call waits for its second approval: send \"phase\": \"before\" or \"after\"")]
     WhichPhase,
-}
-
-/// The rules that are the same for all turns of a run.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct TurnRules {
-    /// The tools that are offered to the model, by name.
-    pub tools: BTreeMap<String, Arc<ToolSpec>>,
-    /// The limits.
-    pub limits: Limits,
-    /// The execution of calls.
-    pub execution: Execution,
-    /// True if more than the first call of a response is kept.
-    pub multi_tool_calls: bool,
-    /// True if calls may start before the response has ended.
-    pub early_start: bool,
-    /// The models. Each turn starts with the first one.
-    pub models: Arc<ModelPlans>,
-}
-
-/// A model of a turn.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ModelPlan {
-    /// The wire of the model and its name at its service.
-    pub origin: Arc<ModelOrigin>,
-    /// True if streamed responses are requested.
-    pub streamed: bool,
-    /// The maximum number of attempts of a turn with this model.
-    pub max_attempts: u32,
-}
-
-/// The models of a turn, at least one. Each fallback is requested when the attempts with the model
-/// before it are used up.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ModelPlans {
-    first: ModelPlan,
-    fallbacks: Vec<ModelPlan>,
-}
-
-impl ModelPlans {
-    /// Returns a model with its fallbacks.
-    #[must_use]
-    pub fn new(first: ModelPlan, fallbacks: Vec<ModelPlan>) -> Self {
-        Self { first, fallbacks }
-    }
-
-    /// Returns the model of the first attempt.
-    #[must_use]
-    pub fn first(&self) -> &ModelPlan {
-        &self.first
-    }
-
-    /// Returns the model at an index, or the first model if there is none.
-    #[must_use]
-    pub fn at(&self, index: usize) -> &ModelPlan {
-        self.iter().nth(index).unwrap_or(&self.first)
-    }
-
-    /// Returns the models in their order.
-    pub fn iter(&self) -> impl Iterator<Item = &ModelPlan> {
-        std::iter::once(&self.first).chain(&self.fallbacks)
-    }
-}
-
-/// The values with which a turn starts.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct TurnSpec {
-    /// The number of the turn in its session, from 1.
-    pub number: u32,
-    /// The number of earlier turns with calls in the session: the `n` of `call_{n}_{index}`.
-    pub turns_with_calls: u32,
-    /// The ids of the form `call_*` in the history. Generated ids differ from them.
-    pub used_call_ids: Arc<BTreeSet<String>>,
-    /// True if this is the last request of the run: calls of the response are dropped.
-    pub last_request: bool,
-    /// The remaining budget of the run.
-    pub budget: Budget,
-    /// The time between the start of the run and that of the turn.
-    pub began: Duration,
-    /// The remaining time of the run. It does not decrease while the turn waits only for
-    /// approvals.
-    pub run_time_left: Option<Duration>,
-    /// The session's variables at the start of the turn.
-    pub variables: Variables,
-    /// The seed of the backoff's jitter.
-    pub seed: u64,
-    /// The prefix of idempotency keys: the id of the session.
-    pub idempotency_scope: String,
-    /// The rules of the run.
-    pub rules: Arc<TurnRules>,
-}
-
-impl TurnSpec {
-    /// Returns the key under which a call may run again after a crash.
-    #[must_use]
-    pub fn idempotency_key(&self, key: CallKey) -> String {
-        format!("{}/{key}", self.idempotency_scope)
-    }
-}
-
-/// A turn that has ended.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct TurnRecord {
-    /// The number of the turn in its session.
-    pub number: u32,
-    /// The end of the turn.
-    pub end: TurnEnd,
-    /// The model's message; `None` if the response is void.
-    pub message: Option<Arc<ResponseMessage>>,
-    /// One result for each call of the message, in call order.
-    pub results: Vec<ToolResult>,
-    /// Names of calls that were decoded but not kept.
-    pub dropped_calls: Vec<Arc<str>>,
-    /// The finish reason of the response.
-    pub finish_reason: Option<FinishReason>,
-    /// The usage of the turn, all attempts together.
-    pub usage: Usage,
-    /// The times of the turn.
-    pub times: TurnTimes,
-}
-
-impl TurnRecord {
-    /// Returns whether the service paused its response. It continues when it is sent the message back,
-    /// so that an empty message is no pause.
-    #[must_use]
-    pub fn is_paused(&self) -> bool {
-        let paused = |finish: &FinishReason| finish.kind == FinishKind::Pause;
-        self.finish_reason.as_ref().is_some_and(paused)
-            && self.message.as_ref().is_some_and(|message| !message.is_blank())
-    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::LimitHit;
 use super::admission::{self, CallRetention};
-use super::effect::TurnRules;
+use super::spec::TurnRules;
 use crate::record::{Record, ResponseDisposition, ResponseMessage};
 use crate::types::Usage;
 

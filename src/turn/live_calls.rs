@@ -1,4 +1,4 @@
-//! Running calls as their supervisor knows them.
+//! Running calls: the state that their supervisor keeps, so that a resumed turn can attach to them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -9,14 +9,14 @@
 //! | unknown tool, invalid arguments | `admission` |
 //! | duplicate (identical call), `repeatable` | `duplicate` |
 //! | seal, arguments that change after the seal, call ids | `deltas`, `response_end` |
-//! | early start, ticket, `exclusive`, `sequential`, `parallel.max` | `schedule` |
+//! | early start (`early_start`, `start_on_seal`), ticket, `exclusive`, sequential execution, `parallel = N` | `schedule` |
 //! | `tool_timeout`, `max_concurrent`, intent before an effect, idempotency key | `call_start` |
 //! | outcome of a call, `max_result_bytes` | `call_end` |
 //! | variables: snapshot, conflict, rerun, `max_variables_bytes` | `isolation` |
-//! | approval, approval timeout | `approval` |
+//! | approval, approval timeout (`approval_timeout`) | `approval` |
 //! | attempt, void attempt, reuse of pure results | `attempt` |
 //! | retry, backoff, `Retry-After`, fallback model | `retry` |
-//! | circuit breaker | `breaker` |
+//! | circuit breaker, probe | `breaker` |
 //! | calls and text that are kept after each kind of end, cancellation | `response_end` |
 //! | result order | `reassembly` |
 //! | `max_tokens_per_run`, `max_tool_calls_per_run`, `run_timeout` | `budget` |
@@ -25,7 +25,10 @@
 //! | resume after a crash | `resume` |
 //! | running calls that a resumed turn attaches to | `live_calls` |
 //! | unanswered calls of a new session | `initial_calls` |
-//! | committed turn from its records | `committed` |
+//! | rules, models and budget of a turn | `spec` |
+//! | inputs and effects of a turn | `effect` |
+//! | phases and times of a call | `call` |
+//! | committed turn, and how it is read from its records | `committed` |
 //! | replay of the records of a turn | `replay` |
 //! | times of a turn | `clock` |
 #![warn(clippy::indexing_slicing)]
@@ -57,6 +60,7 @@ mod response_end;
 mod resume;
 mod retry;
 mod schedule;
+mod spec;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -69,16 +73,17 @@ pub use breaker::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,
     ServiceSignal,
 };
-pub use budget::{Budget, LimitHit};
+pub use budget::LimitHit;
 pub(crate) use budget::{MAX_CALLS, MAX_TOKENS};
-pub use committed::results_so_far;
+pub use committed::{TurnRecord, results_so_far};
 pub use effect::{
-    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, ModelPlan,
-    ModelPlans, PermitReply, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, PermitReply,
+    TurnAction, TurnEnd,
 };
 pub use initial_calls::InitialCallsTurn;
 pub use live_calls::{CallStartState, LiveCall, LiveCalls, ToolCompletion};
 pub use replay::Difference;
+pub use spec::{Budget, ModelPlan, ModelPlans, TurnRules, TurnSpec};
 
 use crate::event::{CallLabel, Event};
 use crate::record::{ResponseDisposition, ResponseMessage};
@@ -219,11 +224,11 @@ impl Turn {
     }
 
     /// Handles the end of a tool.
-    pub fn handle_outcome(&mut self, now: Duration, key: CallKey, done: ToolCompletion) {
+    pub fn handle_outcome(&mut self, now: Duration, key: CallKey, completion: ToolCompletion) {
         self.clock.advance(now);
         match self.position(key) {
             Some(index) if self.calls.get(index).is_some_and(TurnCall::is_running) => {
-                self.handle_tool_report(index, done.outcome, done.used);
+                self.handle_tool_report(index, completion.outcome, completion.used);
                 self.advance();
             }
             Some(index) => {
@@ -284,15 +289,15 @@ impl Turn {
     }
 
     /// Cancels the turn. Calls that have ended keep their outcomes, and all others are answered.
-    pub fn handle_cancel(&mut self, now: Duration, why: CancelReason) {
+    pub fn handle_cancel(&mut self, now: Duration, reason: CancelReason) {
         self.clock.advance(now);
         match &mut self.stage {
             TurnStage::AwaitingResponse => {
                 self.effects.perform(TurnAction::Disconnect);
-                self.end_response(ResponseDisposition::Cancelled, Some(why));
+                self.end_response(ResponseDisposition::Cancelled, Some(reason));
             }
             TurnStage::ResponseEnded { cancelled, .. } => {
-                cancelled.get_or_insert(why);
+                cancelled.get_or_insert(reason);
                 self.cancel_calls();
             }
             TurnStage::Finished => {}

@@ -16,9 +16,10 @@ use std::time::Duration;
 use super::admission::{self, CallRetention};
 use super::budget::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
-use super::effect::{CancelReason, TurnAction, TurnSpec};
+use super::effect::{CancelReason, TurnAction};
 use super::live_calls::{LiveCall, LiveCalls};
 use super::retry::RetryPolicy;
+use super::spec::TurnSpec;
 use super::{Turn, TurnStage, model_messages};
 use crate::event::Event;
 use crate::record::{
@@ -308,13 +309,11 @@ impl Turn {
 }
 
 impl TurnCall {
-    /// Returns true if the turn waits for the end of this live call: it runs, or its outcome was
-    /// not recorded. A pure call whose arguments turned out malformed is answered with that.
+    /// Returns true if the turn waits for the end of this live call: it runs, or its end was not
+    /// recorded.
     fn needs(&self, live: &LiveCall) -> bool {
         let is_reported = self.has_undecided_report() && self.notes.conflict == live.state.rerun;
-        self.outcome().is_none()
-            && (live.completion.is_none() || !is_reported)
-            && (self.arguments_error.is_none() || self.has_effects())
+        self.outcome().is_none() && (live.completion.is_none() || !is_reported)
     }
 }
 

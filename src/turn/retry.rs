@@ -13,7 +13,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::effect::{AttemptPlan, ModelPlan, ModelPlans};
+use super::effect::AttemptPlan;
+use super::spec::{ModelPlan, ModelPlans};
 use crate::types::{ProviderError, ProviderErrorKind};
 
 /// The backoff before the second attempt. It doubles with each further attempt.

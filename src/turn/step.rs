@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::admission::{self, CallAdmission};
 use super::call::CallPhase;
-use super::effect::{DeferredEffect, Effect, TurnAction, TurnEnd, TurnRecord};
+use super::committed::TurnRecord;
+use super::effect::{DeferredEffect, Effect, TurnAction, TurnEnd};
 use super::schedule::{self, ScheduleAction};
 use super::{Turn, TurnStage};
 use crate::event::{Event, TurnSummary, WaitingFor};
@@ -110,7 +111,7 @@ impl Turn {
         let (ending, message, cancelled) = (*ending, message.take(), *cancelled);
         self.stage = TurnStage::Finished;
         let end = match (ending, cancelled) {
-            (_, Some(why)) => TurnEnd::Cancelled(why),
+            (_, Some(reason)) => TurnEnd::Cancelled(reason),
             (ResponseDisposition::Refused, None) => TurnEnd::Refused,
             (ResponseDisposition::Excess, None) => TurnEnd::Failed(self.excess_error()),
             // The turn was resumed after a cancellation whose reason is not recorded.

@@ -297,7 +297,7 @@ mod tests {
                 "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-fe",
                 Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-fe"),
             ),
-            // A later version, with or without more behind it, is answered in ours.
+            // A later version, with or without more data, is answered in this version.
             ("cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-09", Some(PARENT)),
             ("cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-what", Some(PARENT)),
             ("cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01.what", None),

@@ -2,8 +2,14 @@
 
 use memchr::memchr;
 
+use super::anthropic::AnthropicDialect;
 use super::dialect::PayloadDecoder;
-use super::fast_path::{PayloadTemplates, TemplateSet, read_payload};
+use super::fast_path::{PayloadTemplates, TemplateSet};
+use super::full_parse::parse_in_full;
+use super::gemini::GeminiDialect;
+use super::ollama::OllamaDialect;
+use super::openai_chat::OpenaiChatDialect;
+use super::openai_responses::OpenaiResponsesDialect;
 use super::sse::{SseDecoder, SseEvent};
 use super::{Delta, Framing, Problem, Wire};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
@@ -27,10 +33,10 @@ impl Default for DecoderOptions {
 }
 
 /// Turns the bytes of one response into deltas.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoder {
     buffer: FramingBuffer,
-    dialect: Box<dyn PayloadDecoder>,
+    dialect: AnyDialect,
     fast_path: bool,
     templates: PayloadTemplates,
     failed: Option<ProviderError>,
@@ -42,6 +48,38 @@ enum FramingBuffer {
     Sse(SseDecoder),
     Lines { line: Vec<u8>, bytes_max: usize },
     Whole { body: Vec<u8>, bytes_max: usize, event_bytes_max: usize },
+}
+
+/// The dialect of the response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum AnyDialect {
+    OpenaiChat(OpenaiChatDialect),
+    OpenaiResponses(OpenaiResponsesDialect),
+    Anthropic(AnthropicDialect),
+    Gemini(GeminiDialect),
+    Ollama(OllamaDialect),
+}
+
+impl AnyDialect {
+    fn new(wire: Wire) -> Self {
+        match wire {
+            Wire::OpenaiChat => Self::OpenaiChat(OpenaiChatDialect::default()),
+            Wire::OpenaiResponses => Self::OpenaiResponses(OpenaiResponsesDialect::default()),
+            Wire::AnthropicMessages => Self::Anthropic(AnthropicDialect::default()),
+            Wire::GeminiGenerate => Self::Gemini(GeminiDialect::default()),
+            Wire::OllamaChat => Self::Ollama(OllamaDialect::default()),
+        }
+    }
+
+    fn decoder(&mut self) -> &mut dyn PayloadDecoder {
+        match self {
+            Self::OpenaiChat(dialect) => dialect,
+            Self::OpenaiResponses(dialect) => dialect,
+            Self::Anthropic(dialect) => dialect,
+            Self::Gemini(dialect) => dialect,
+            Self::Ollama(dialect) => dialect,
+        }
+    }
 }
 
 /// The dialect together with the templates, which are absent if the fast path is off.
@@ -120,7 +158,7 @@ impl Decoder {
                 event_bytes_max,
             },
         };
-        let dialect = wire.payload_decoder();
+        let dialect = AnyDialect::new(wire);
         Self { buffer, dialect, fast_path, templates: templates.for_wire(wire), failed: None }
     }
 
@@ -145,7 +183,7 @@ impl Decoder {
     pub fn finish(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
         self.unless_failed(|this| {
             this.decode_end(out)?;
-            this.dialect.end_of_body(out);
+            this.dialect.decoder().end_of_body(out);
             Ok(())
         })
     }
@@ -162,7 +200,7 @@ impl Decoder {
 
     fn decode(&mut self, mut bytes: &[u8], out: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let templates = self.fast_path.then(|| self.templates.set_mut());
-        let mut reader = PayloadReader { dialect: &mut *self.dialect, templates };
+        let mut reader = PayloadReader { dialect: self.dialect.decoder(), templates };
         match &mut self.buffer {
             FramingBuffer::Sse(sse) => sse
                 .push(bytes, &mut |event| reader.read_event(&event, out))
@@ -185,7 +223,7 @@ impl Decoder {
 
     fn decode_end(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let templates = self.fast_path.then(|| self.templates.set_mut());
-        let mut reader = PayloadReader { dialect: &mut *self.dialect, templates };
+        let mut reader = PayloadReader { dialect: self.dialect.decoder(), templates };
         match &mut self.buffer {
             FramingBuffer::Sse(sse) => sse
                 .finish(&mut |event| reader.read_event(&event, out))
@@ -210,6 +248,29 @@ impl Decoder {
                 Ok(())
             }
         }
+    }
+}
+
+/// Decodes the next payload of a response and appends its deltas to `out`. `event` is the name of
+/// the server-sent event, or empty.
+///
+/// A payload that matches one of the templates is not parsed. Any other payload is parsed in full
+/// and, where possible, becomes a template. Without `templates` every payload is parsed in full.
+pub(super) fn read_payload(
+    decoder: &mut dyn PayloadDecoder,
+    templates: Option<&mut TemplateSet>,
+    event: &str,
+    text: &str,
+    out: &mut Vec<Delta>,
+) {
+    let Some(templates) = templates else {
+        parse_in_full(decoder, event, text, out);
+        return;
+    };
+    if let Some(matched) = templates.match_payload(event, text) {
+        decoder.apply_match(&matched, out);
+    } else if let Some(fields) = parse_in_full(decoder, event, text, out) {
+        templates.add(event, text, &fields);
     }
 }
 

@@ -1,7 +1,5 @@
 //! The two traits that each of the five dialects implements: one for requests, one for responses.
 
-use std::fmt::Debug;
-
 use serde_json::Value;
 
 use super::fast_path::{TemplateFields, TemplateMatch};
@@ -43,7 +41,7 @@ pub(super) trait RequestFormat {
 ///
 /// It does not decide which piece belongs to which call nor when a call is complete: the assembler
 /// of the response does.
-pub(super) trait PayloadDecoder: Debug + Send + Sync {
+pub(super) trait PayloadDecoder {
     /// Parses one JSON object, either a payload of a stream or a complete plain body, and appends
     /// its deltas to `out`. `event` is the name of the server-sent event, or empty. Events named
     /// `error` do not come here; [`super::full_parse`] reads them.

@@ -64,7 +64,9 @@ pub(super) fn find_error(value: &Value) -> Option<&Value> {
             }
             Some(error) => Some(error),
             None if map.get("choices").is_some_and(|choices| !choices.is_null()) => None,
-            // MiniMax sends a status beside every answer. It is 0 without an error.
+            // MiniMax sends a status beside every answer, which is 0 without an error
+            // (<https://platform.minimax.io/docs/api-reference/text-post>; its codes:
+            // <https://platform.minimax.io/docs/api-reference/errorcode>).
             None if map.get("base_resp").is_some_and(has_failed) => map.get("base_resp"),
             None => ["message", "detail", "error_message", "error_msg", "errors", "msg"]
                 .iter()

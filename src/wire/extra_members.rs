@@ -1,10 +1,14 @@
 //! Members of JSON objects in a request: the merge of a body with the extra members of the model's
 //! configuration, members without a value, and members that go back as they came.
 
+use std::borrow::Cow;
+
+use serde::ser::SerializeMap;
 use serde_json::{Map, Value};
 
 use super::ModelRequest;
 use super::dialect::RequestFormat;
+use crate::types::ToolCall;
 
 /// Returns the members of a body other than the history.
 ///
@@ -27,13 +31,19 @@ pub(super) fn present_members(object: Value) -> Map<String, Value> {
     members
 }
 
-/// Adds members to an object, given as the text of another object.
-pub(super) fn with_members(mut object: Value, members: Option<&str>) -> Value {
+/// Writes members that go back as they came, given as the text of a JSON object.
+pub(super) fn write_members<M: SerializeMap>(
+    map: &mut M,
+    members: Option<&str>,
+) -> Result<(), M::Error> {
     let members = members.and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
-    if let (Value::Object(object), Some(members)) = (&mut object, members) {
-        object.extend(members);
-    }
-    object
+    members.iter().flatten().try_for_each(|(key, value)| map.serialize_entry(key, value))
+}
+
+/// Returns the arguments of a call as an object. Arguments that are no object are sent as an empty
+/// one, because the services refuse anything else.
+pub(super) fn arguments_object(call: &ToolCall) -> Cow<'_, Map<String, Value>> {
+    call.arguments.as_object().map_or_else(Cow::default, Cow::Borrowed)
 }
 
 /// Merges `over` into `under`. Objects are merged recursively; any other value replaces.

@@ -41,7 +41,7 @@
 //! 2. A folder with a type that implements `RequestFormat` and `PayloadDecoder`. The latter needs
 //!    `apply_match` if `parse_payload` returns fields for the fast path, and `end_of_body` if the
 //!    end of the body means anything.
-//! 3. An arm in `dialect_of!` below.
+//! 3. An arm in `dialect_of!` below and in `AnyDialect` of the decoder. The compiler asks for both.
 //! 4. Tests: payloads and errors in the folder's `tests.rs`, bodies as snapshots in `request.rs`
 //!    and `messages.rs`, a strategy in `fast_path/tests/payloads.rs`, recordings for
 //!    `tests/corpus_decode.rs`, and the wire in the lists of `request_cache/tests.rs`,
@@ -71,8 +71,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use anthropic::AnthropicDialect;
-use dialect::PayloadDecoder;
 use dialect::RequestFormat;
+use extra_members::body_members;
 use gemini::GeminiDialect;
 use ollama::OllamaDialect;
 use openai_chat::OpenaiChatDialect;
@@ -149,17 +149,19 @@ impl Wire {
         self.write_body(request, HistoryWriter::default()).0
     }
 
-    /// Returns a decoder for the payloads of one response.
-    fn payload_decoder(self) -> Box<dyn PayloadDecoder> {
-        dialect_of!(self, D => Box::new(D::default()))
-    }
-
+    /// Writes a body, or the part of it that the writer does not hold yet.
     fn write_body(
         self,
         request: &ModelRequest,
-        writer: HistoryWriter,
+        mut writer: HistoryWriter,
     ) -> (Vec<u8>, ReusablePrefix) {
-        dialect_of!(self, D => request_cache::write_body::<D>(request, writer))
+        dialect_of!(self, D => {
+            if writer.has_no_body() {
+                writer.open(&body_members::<D>(request), D::HISTORY_MEMBER);
+            }
+            D::write_history(request, &mut writer);
+        });
+        writer.finish()
     }
 }
 

@@ -108,8 +108,8 @@ fn acknowledged(log: &ClientLog, records: &Records) -> Vec<String> {
                 let record = records.at(*seq);
                 let is_it = record["type"] == "steered" && record["input"] == **input;
                 check(is_it, format!("{response:?}, but {record}"));
-                let said = records.all("steered").filter(|steered| steered["input"] == **input);
-                check(said.count() == 1, format!("{response:?} was not recorded exactly once"));
+                let steers = records.all("steered").filter(|steered| steered["input"] == **input);
+                check(steers.count() == 1, format!("{response:?} was not recorded exactly once"));
             }
             Acknowledged::Decided { tool_id } => {
                 let mut given = records.all("approval_given");

@@ -125,9 +125,10 @@ impl Scenario {
         self.shared.is_finished.store(true, Ordering::Release);
         let process = self.start_host(None).await.expect("the host starts");
         let all = tokio::time::timeout(PATIENCE, clients.join_all()).await;
-        let told = all.unwrap_or_else(|_| self.fail_as_stuck()).into_iter().flatten().collect();
+        let client_logs =
+            all.unwrap_or_else(|_| self.fail_as_stuck()).into_iter().flatten().collect();
         self.shut_down(&process, &mut statistics).await;
-        checks::check_everything(self, told, &mut statistics).await;
+        checks::check_everything(self, client_logs, &mut statistics).await;
         statistics
     }
 
@@ -146,7 +147,7 @@ impl Scenario {
             loop {
                 if let Some(process) = self.start_host(ends.next()).await {
                     tokio::select! {
-                        told = &mut client => return (told, process),
+                        client_logs = &mut client => return (client_logs, process),
                         status = process.ended() => assert_eq!(status.signal(), Some(9)),
                     }
                 }
@@ -156,10 +157,10 @@ impl Scenario {
             }
         };
         let played = tokio::time::timeout(PATIENCE, playing).await;
-        let (told, process) = played.unwrap_or_else(|_| self.fail_as_stuck());
+        let (client_logs, process) = played.unwrap_or_else(|_| self.fail_as_stuck());
         self.shut_down(&process, &mut statistics).await;
         let killed = statistics.kills > 0;
-        checks::check_everything(self, vec![told], &mut statistics).await;
+        checks::check_everything(self, vec![client_logs], &mut statistics).await;
         killed
     }
 

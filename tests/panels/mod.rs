@@ -80,7 +80,7 @@ pub(crate) fn substituted(expression: &str, rate_interval: &str, range: &str) ->
     let text = variables
         .iter()
         .fold(expression.to_owned(), |text, (variable, value)| text.replace(variable, value));
-    assert!(!text.contains('$'), "a variable that nobody sets: {text}");
+    assert!(!text.contains('$'), "a variable without a value: {text}");
     text
 }
 

@@ -53,7 +53,7 @@ fn run() -> (u64, Record) {
     (0, record)
 }
 
-fn attempt(attempt: u32, reason: Option<&str>, shown: u64) -> (u64, Record) {
+fn attempt(attempt: u32, reason: Option<&str>, bytes: u64) -> (u64, Record) {
     let record = Record::AttemptStarted {
         turn: 1,
         attempt,
@@ -62,7 +62,7 @@ fn attempt(attempt: u32, reason: Option<&str>, shown: u64) -> (u64, Record) {
         reason: reason.map(str::to_owned),
         wait_ms: 0,
     };
-    (shown, record)
+    (bytes, record)
 }
 
 fn call(index: u32) -> ToolCall {
@@ -76,7 +76,7 @@ fn call(index: u32) -> ToolCall {
     }
 }
 
-fn ended(index: u32, shown: u64, amended: bool) -> (u64, Record) {
+fn ended(index: u32, bytes: u64, amended: bool) -> (u64, Record) {
     let ToolCall { key, provider_id, name, .. } = call(index);
     let record = Record::CallEnded {
         call: CallLabel { key, provider_id, name },
@@ -89,14 +89,14 @@ fn ended(index: u32, shown: u64, amended: bool) -> (u64, Record) {
         early: true,
         amended,
     };
-    (shown, record)
+    (bytes, record)
 }
 
 fn response(
     text: &str,
     reasoning: &str,
     pieces: Vec<DisplayedSegment>,
-    shown: u64,
+    bytes: u64,
 ) -> (u64, Record) {
     let message = ResponseMessage {
         text: text.into(),
@@ -114,15 +114,15 @@ fn response(
         dropped_calls: Vec::new(),
         shown: pieces,
     };
-    (shown, record)
+    (bytes, record)
 }
 
-fn failed(kept: bool, shown: u64) -> (u64, Record) {
+fn failed(kept: bool, bytes: u64) -> (u64, Record) {
     let error = ProviderError::new(ProviderErrorKind::Transport, "it broke");
     let usage = Usage::default();
     let failed =
         Record::AttemptFailed { turn: 1, attempt: 1, error, kept, usage, host_stopped: false };
-    (shown, failed)
+    (bytes, failed)
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_void_attempt_has_events_and_no_text() {
 }
 
 #[test]
-fn the_kept_part_of_a_broken_response_is_shown() {
+fn the_kept_part_of_a_broken_response_is_returned() {
     check(
         vec![
             run(),
@@ -195,8 +195,8 @@ fn the_kept_part_of_a_broken_response_is_shown() {
 }
 
 #[test]
-fn the_kept_part_of_a_response_is_shown_again_after_the_host_stopped() {
-    let (shown, mut stopped) = failed(true, 0);
+fn the_kept_part_of_a_response_is_returned_again_after_the_host_stopped() {
+    let (bytes, mut stopped) = failed(true, 0);
     if let Record::AttemptFailed { host_stopped, .. } = &mut stopped {
         *host_stopped = true;
     }
@@ -206,7 +206,7 @@ fn the_kept_part_of_a_response_is_shown_again_after_the_host_stopped() {
             attempt(1, None, 0),
             (6, Record::CallIntended { call: call(0), idempotency_key: "k".into(), so_far: None }),
             ended(0, 9, false),
-            (shown, stopped),
+            (bytes, stopped),
             response("kept", "", vec![], 4),
             ended(1, 0, false),
         ],
@@ -269,7 +269,7 @@ fn the_running_attempt_follows_the_stored_events() {
     out.clear();
     PastEvents::new(session(), "default", 0).finish(Some(&running(5, &[(false, "it")])), &mut out);
     assert_eq!(format_events(&out), ["3.7 content_delta:it"]);
-    // The text of a void attempt is not shown.
+    // The text of a void attempt is not returned.
     out.clear();
     let mut past = PastEvents::new(session(), "default", 0);
     let records = vec![attempt(1, None, 0), failed(false, 2)];
@@ -279,7 +279,7 @@ fn the_running_attempt_follows_the_stored_events() {
 }
 
 #[test]
-fn the_stored_events_of_an_interrupted_attempt_are_shown() {
+fn the_stored_events_of_an_interrupted_attempt_are_returned() {
     let mut past = PastEvents::new(session(), "default", 0);
     let mut out = VecDeque::new();
     let records = vec![run(), attempt(1, None, 0), ended(0, 4, false)];

@@ -27,12 +27,12 @@ impl From<DisplayedText> for Event {
 /// comes last: the rest of the reasoning, then the rest of the answer.
 pub(super) fn display_order<'a>(
     message: &'a ResponseMessage,
-    shown: &'a [DisplayedSegment],
+    segments: &'a [DisplayedSegment],
 ) -> Vec<(bool, &'a str)> {
     let (mut text, mut reasoning) = (message.text.as_str(), message.reasoning.as_str());
-    let mut pieces = Vec::with_capacity(shown.len() + 2);
-    for piece in shown {
-        pieces.push(match piece {
+    let mut pieces = Vec::with_capacity(segments.len() + 2);
+    for segment in segments {
+        pieces.push(match segment {
             DisplayedSegment::Text(bytes) => (false, split_prefix(&mut text, *bytes)),
             DisplayedSegment::Thinking(bytes) => (true, split_prefix(&mut reasoning, *bytes)),
             DisplayedSegment::Dropped(thinking) => (true, thinking.as_str()),
@@ -44,8 +44,11 @@ pub(super) fn display_order<'a>(
 
 /// Returns the text of a kept response, in the order of publishing.
 #[must_use]
-pub fn displayed_text(message: &ResponseMessage, shown: &[DisplayedSegment]) -> Vec<DisplayedText> {
-    let pieces = display_order(message, shown).into_iter().filter(|(_, text)| !text.is_empty());
+pub fn displayed_text(
+    message: &ResponseMessage,
+    segments: &[DisplayedSegment],
+) -> Vec<DisplayedText> {
+    let pieces = display_order(message, segments).into_iter().filter(|(_, text)| !text.is_empty());
     pieces.map(|(is_thinking, text)| DisplayedText { is_thinking, text: text.to_owned() }).collect()
 }
 

@@ -1,11 +1,13 @@
 //! Converts a request to the Chat Completions form, which scripts and the improviser read.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+
+use crate::rehearsal::text::{content_text, items};
 
 /// Converts a checked request.
 pub(super) fn request(body: &Value) -> Value {
     let mut messages = Vec::new();
-    let system = text_of(&body["system"]);
+    let system = content_text(&body["system"]);
     if !system.is_empty() {
         messages.push(json!({"role": "system", "content": system}));
     }
@@ -17,34 +19,17 @@ pub(super) fn request(body: &Value) -> Value {
             user(content, &mut messages);
         }
     }
-    let mut request = Map::new();
-    request.insert("model".to_owned(), body["model"].clone());
-    request.insert("messages".to_owned(), messages.into());
-    request.insert("stream".to_owned(), (body["stream"] == true).into());
-    let tools: Vec<Value> = items(&body["tools"]).iter().map(tool).collect();
+    let mut request =
+        json!({"model": body["model"], "messages": messages, "stream": body["stream"] == true});
+    let tools = items(&body["tools"]);
     if !tools.is_empty() {
-        request.insert("tools".to_owned(), tools.into());
-        request.insert("tool_choice".to_owned(), choice(&body["tool_choice"]));
+        request["tools"] = tools.iter().map(tool).collect();
+        request["tool_choice"] = choice(&body["tool_choice"]);
     }
     if body["tool_choice"]["disable_parallel_tool_use"] == true {
-        request.insert("parallel_tool_calls".to_owned(), false.into());
+        request["parallel_tool_calls"] = false.into();
     }
-    request.into()
-}
-
-pub(super) fn items(list: &Value) -> &[Value] {
-    list.as_array().map(Vec::as_slice).unwrap_or_default()
-}
-
-/// Returns the text of a content: a string, or the texts of its blocks.
-pub(super) fn text_of(content: &Value) -> String {
-    match content {
-        Value::String(text) => text.clone(),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
-            let texts = items(content).iter().filter_map(|block| block["text"].as_str());
-            texts.collect::<Vec<_>>().join("\n")
-        }
-    }
+    request
 }
 
 fn assistant(content: &Value) -> Value {
@@ -55,7 +40,7 @@ fn assistant(content: &Value) -> Value {
             json!({"id": block["id"], "type": "function", "function": function})
         })
         .collect();
-    let mut message = json!({"role": "assistant", "content": text_of(content)});
+    let mut message = json!({"role": "assistant", "content": content_text(content)});
     if !calls.is_empty() {
         message["tool_calls"] = calls.into();
     }
@@ -64,12 +49,12 @@ fn assistant(content: &Value) -> Value {
 
 fn user(content: &Value, messages: &mut Vec<Value>) {
     for result in items(content).iter().filter(|block| block["type"] == "tool_result") {
-        let (id, content) = (&result["tool_use_id"], text_of(&result["content"]));
+        let (id, content) = (&result["tool_use_id"], content_text(&result["content"]));
         messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
     }
     let images = items(content).iter().filter(|block| block["type"] == "image");
     let images: Vec<Value> = images.map(image).collect();
-    let text = text_of(content);
+    let text = content_text(content);
     if !images.is_empty() {
         let mut parts = vec![json!({"type": "text", "text": text})];
         parts.extend(images);

@@ -6,40 +6,118 @@ mod chat;
 mod check;
 
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use super::encoded::{BodyChunk, ChunkMark, Encoded};
 use super::openai_chat;
-use super::script::{Call, Finish, Response};
-use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
-use super::text::{split_every, split_in};
+use super::script::Call;
+use super::service::{
+    MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set,
+};
+use super::text::hash;
 
 /// The service of this wire format.
-pub(super) enum Anthropic {}
+pub(super) struct Anthropic;
+
+/// The finish reasons of Chat Completions, and those of this wire format.
+const STOP_REASONS: [(&str, &str); 4] = [
+    ("stop", "end_turn"),
+    ("tool_calls", "tool_use"),
+    ("length", "max_tokens"),
+    ("content_filter", "refusal"),
+];
 
 impl ProviderService for Anthropic {
-    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
-        match check::check(asked.body) {
-            Ok(()) => Ok(chat::request(asked.body)),
-            Err(message) => Err(RequestRefusal { status: 400, body: Self::error(400, &message) }),
+    fn read(&self, asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
+        check::check(asked.body).map_err(|message| self.refusal(400, &message))?;
+        Ok(chat::request(asked.body))
+    }
+
+    fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {
+        let response = answer.response;
+        let usage = usage(answer);
+        let mut opening_usage = usage.clone();
+        opening_usage["output_tokens"] = 1.into();
+        let opening = message(answer, json!([]), None, opening_usage);
+        let opening =
+            [json!({"type": "message_start", "message": opening}), json!({"type": "ping"})];
+        let mut chunks =
+            opening.map(|event| BodyChunk::named_event(&event, ChunkMark::Content)).to_vec();
+        let mut index = 0;
+        if !response.reasoning.is_empty() {
+            let pieces = response.reasoning.iter();
+            let pieces = pieces.map(|piece| json!({"type": "thinking_delta", "thinking": piece}));
+            let signature = signature(&response.reasoning.concat());
+            let signed = json!({"type": "signature_delta", "signature": signature});
+            let opening = json!({"type": "thinking", "thinking": "", "signature": ""});
+            let pieces = pieces.chain([signed]);
+            chunks.extend(block(Some(index), &opening, pieces, ChunkMark::Content));
+            index += 1;
+        }
+        if !response.text.is_empty() {
+            let pieces = response.text.iter();
+            let pieces = pieces.map(|piece| json!({"type": "text_delta", "text": piece}));
+            let opening = json!({"type": "text", "text": ""});
+            chunks.extend(block(Some(index), &opening, pieces, ChunkMark::Content));
+            index += 1;
+        }
+        for (place, call) in response.calls.iter().enumerate() {
+            let index = (!call.no_index).then_some(call.index.unwrap_or(index + place as u64));
+            let pieces = call.argument_pieces().into_iter();
+            let pieces =
+                pieces.map(|piece| json!({"type": "input_json_delta", "partial_json": piece}));
+            let opening = call_block(answer, place, call, json!({}));
+            chunks.extend(block(index, &opening, pieces, ChunkMark::Call(place)));
+        }
+        if response.truncate {
+            return chunks;
+        }
+        if let Some(word) = response.finish_word(&STOP_REASONS) {
+            let delta = json!({"stop_reason": word, "stop_sequence": null});
+            let last = json!({"type": "message_delta", "delta": delta, "usage": usage});
+            chunks.push(BodyChunk::named_event(&last, ChunkMark::Finish));
+        }
+        if !response.no_done {
+            let stop = json!({"type": "message_stop"});
+            chunks.push(BodyChunk::named_event(&stop, ChunkMark::Done));
+        }
+        chunks
+    }
+
+    fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value {
+        let response = answer.response;
+        let mut content = Vec::new();
+        if !response.reasoning.is_empty() {
+            let thinking = response.reasoning.concat();
+            let signature = signature(&thinking);
+            content.push(json!({"type": "thinking", "thinking": thinking, "signature": signature}));
+        }
+        if !response.text.is_empty() {
+            content.push(json!({"type": "text", "text": response.text.concat()}));
+        }
+        let calls = response.calls.iter().enumerate();
+        content.extend(calls.map(|(place, call)| {
+            let text = call.arguments_text();
+            let input = match text.as_str() {
+                "" => json!({}),
+                // A plain body can hold text that is not JSON only as a string.
+                _ => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+            };
+            call_block(answer, place, call, input)
+        }));
+        let word = response.finish_word(&STOP_REASONS).filter(|_| !response.truncate);
+        message(answer, content.into(), word.as_deref(), usage(answer))
+    }
+
+    fn stream_body(&self, chunks: Vec<BodyChunk>) -> Encoded {
+        Encoded {
+            malformed: "event: content_block_delta\n\
+                        data: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\n\n",
+            keep_alive: "event: ping\ndata: {\"type\": \"ping\"}\n\n",
+            ..Encoded::events(chunks)
         }
     }
 
-    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
-        let envelope = Envelope { stamp };
-        if request["stream"] == true {
-            Encoded {
-                malformed: "event: content_block_delta\n\
-                            data: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\n\n",
-                keep_alive: "event: ping\ndata: {\"type\": \"ping\"}\n\n",
-                ..Encoded::events(envelope.stream(response, request))
-            }
-        } else {
-            Encoded::plain(&envelope.plain(response, request))
-        }
-    }
-
-    fn error(status: u16, message: &str) -> Value {
+    fn error(&self, status: u16, message: &str) -> Value {
         let kind = match status {
             401 => "authentication_error",
             402 => "billing_error",
@@ -61,118 +139,33 @@ const SIGNATURE_BEGIN: &str = "rehearsal-";
 
 /// Returns the signature of a thought. It fails to verify if the thought is changed.
 fn signature(thinking: &str) -> String {
-    let hash = Sha256::digest(format!("callsheet rehearsal {thinking}"));
-    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{SIGNATURE_BEGIN}{hex}")
+    format!("{SIGNATURE_BEGIN}{}", hash(&format!("callsheet rehearsal {thinking}"), 32))
 }
 
-/// The members that every event of a response repeats.
-struct Envelope {
-    stamp: ResponseStamp,
+fn message(
+    answer: &RehearsedAnswer<'_>,
+    content: Value,
+    stop_reason: Option<&str>,
+    usage: Value,
+) -> Value {
+    json!({
+        "id": format!("msg_rehearsal_{}", answer.number),
+        "type": "message",
+        "role": "assistant",
+        "model": MODEL,
+        "content": content,
+        "stop_reason": stop_reason,
+        "stop_sequence": null,
+        "usage": usage,
+    })
 }
 
-impl Envelope {
-    fn message(&self, content: Value, stop_reason: Option<&str>, usage: Value) -> Value {
-        json!({
-            "id": format!("msg_rehearsal_{}", self.stamp.number),
-            "type": "message",
-            "role": "assistant",
-            "model": MODEL,
-            "content": content,
-            "stop_reason": stop_reason,
-            "stop_sequence": null,
-            "usage": usage,
-        })
-    }
-
-    fn stream(&self, response: &Response, request: &Value) -> Vec<BodyChunk> {
-        let usage = usage(response, request);
-        let mut opening_usage = usage.clone();
-        opening_usage["output_tokens"] = 1.into();
-        let opening = self.message(json!([]), None, opening_usage);
-        let start = json!({"type": "message_start", "message": opening});
-        let ping = json!({"type": "ping"});
-        let mut chunks = vec![event(&start, ChunkMark::Content), event(&ping, ChunkMark::Content)];
-        let mut index = 0;
-        if !response.reasoning.is_empty() {
-            let pieces = response.reasoning.iter();
-            let pieces = pieces.map(|piece| json!({"type": "thinking_delta", "thinking": piece}));
-            let signature = signature(&response.reasoning.concat());
-            let signed = json!({"type": "signature_delta", "signature": signature});
-            let opening = json!({"type": "thinking", "thinking": "", "signature": ""});
-            let pieces = pieces.chain([signed]);
-            chunks.extend(block(Some(index), &opening, pieces, ChunkMark::Content));
-            index += 1;
-        }
-        if !response.text.is_empty() {
-            let pieces = response.text.iter();
-            let pieces = pieces.map(|piece| json!({"type": "text_delta", "text": piece}));
-            let opening = json!({"type": "text", "text": ""});
-            chunks.extend(block(Some(index), &opening, pieces, ChunkMark::Content));
-            index += 1;
-        }
-        for (place, call) in response.calls.iter().enumerate() {
-            let index = (!call.no_index).then_some(call.index.unwrap_or(index + place as u64));
-            let text = call.arguments_text();
-            let pieces = match call.pieces {
-                Some(count) => split_in(&text, count),
-                None => split_every(&text, 8),
-            };
-            let pieces = pieces
-                .iter()
-                .map(|piece| json!({"type": "input_json_delta", "partial_json": piece}));
-            let opening = self.call(place, call, json!({}));
-            chunks.extend(block(index, &opening, pieces, ChunkMark::Call(place)));
-        }
-        if response.truncate {
-            return chunks;
-        }
-        if let Some(word) = stop_reason(response) {
-            let delta = json!({"stop_reason": word, "stop_sequence": null});
-            let last = json!({"type": "message_delta", "delta": delta, "usage": usage});
-            chunks.push(event(&last, ChunkMark::Finish));
-        }
-        if !response.no_done {
-            chunks.push(event(&json!({"type": "message_stop"}), ChunkMark::Done));
-        }
-        chunks
-    }
-
-    fn call(&self, place: usize, call: &Call, input: Value) -> Value {
-        let mut block = json!({"type": "tool_use", "input": input});
-        if !call.no_id {
-            let made = || format!("toolu_r{}_{place}", self.stamp.number);
-            block["id"] = call.id.clone().unwrap_or_else(made).into();
-        }
-        if let Some(name) = &call.name {
-            block["name"] = name.as_str().into();
-        }
-        block
-    }
-
-    fn plain(&self, response: &Response, request: &Value) -> Value {
-        let mut content = Vec::new();
-        if !response.reasoning.is_empty() {
-            let thinking = response.reasoning.concat();
-            let signature = signature(&thinking);
-            content.push(json!({"type": "thinking", "thinking": thinking, "signature": signature}));
-        }
-        if !response.text.is_empty() {
-            content.push(json!({"type": "text", "text": response.text.concat()}));
-        }
-        let calls = response.calls.iter().enumerate();
-        content.extend(calls.map(|(place, call)| {
-            let text = call.arguments_text();
-            let input = match text.as_str() {
-                "" => json!({}),
-                // A plain body can hold text that is not JSON only as a string.
-                _ => serde_json::from_str(&text).unwrap_or(Value::String(text)),
-            };
-            self.call(place, call, input)
-        }));
-        let word = stop_reason(response).filter(|_| !response.truncate);
-        self.message(content.into(), word.as_deref(), usage(response, request))
-    }
+/// Returns the content block of a call.
+fn call_block(answer: &RehearsedAnswer<'_>, place: usize, call: &Call, input: Value) -> Value {
+    let mut block = json!({"type": "tool_use", "input": input});
+    set(&mut block, "id", answer.call_id("toolu", place, call));
+    set(&mut block, "name", call.name.as_deref());
+    block
 }
 
 /// Returns the events of a content block: start, deltas, stop.
@@ -182,48 +175,20 @@ fn block(
     pieces: impl Iterator<Item = Value>,
     mark: ChunkMark,
 ) -> Vec<BodyChunk> {
-    let indexed = |mut payload: Value| {
-        if let Some(index) = index {
-            payload["index"] = index.into();
-        }
-        event(&payload, mark)
+    let start = json!({"type": "content_block_start", "content_block": opening});
+    let deltas = pieces.map(|delta| json!({"type": "content_block_delta", "delta": delta}));
+    let stop = json!({"type": "content_block_stop"});
+    let indexed = |mut event: Value| {
+        set(&mut event, "index", index);
+        BodyChunk::named_event(&event, mark)
     };
-    let mut chunks =
-        vec![indexed(json!({"type": "content_block_start", "content_block": opening}))];
-    chunks.extend(
-        pieces.map(|delta| indexed(json!({"type": "content_block_delta", "delta": delta}))),
-    );
-    chunks.push(indexed(json!({"type": "content_block_stop"})));
-    chunks
-}
-
-/// Returns an event whose name is its type.
-fn event(payload: &Value, mark: ChunkMark) -> BodyChunk {
-    let name = payload["type"].as_str().unwrap_or_default();
-    BodyChunk { bytes: format!("event: {name}\ndata: {payload}\n\n").into(), mark }
-}
-
-/// Returns the stop reason, with the words of Chat Completions translated.
-fn stop_reason(response: &Response) -> Option<String> {
-    let word = match &response.finish_reason {
-        Finish::Word(word) => match word.as_str() {
-            "stop" => "end_turn",
-            "tool_calls" => "tool_use",
-            "length" => "max_tokens",
-            "content_filter" => "refusal",
-            other => other,
-        },
-        Finish::Null => return None,
-        Finish::Inferred if response.calls.is_empty() => "end_turn",
-        Finish::Inferred => "tool_use",
-    };
-    Some(word.to_owned())
+    std::iter::once(start).chain(deltas).chain([stop]).map(indexed).collect()
 }
 
 /// Returns the token counts: the script's, with the names of this wire format or of Chat Completions,
 /// else estimated.
-fn usage(response: &Response, request: &Value) -> Value {
-    let counts = openai_chat::usage(response, request);
+fn usage(answer: &RehearsedAnswer<'_>) -> Value {
+    let counts = openai_chat::usage(answer);
     if counts.get("prompt_tokens").is_none() && counts.get("completion_tokens").is_none() {
         return counts;
     }
@@ -241,8 +206,9 @@ fn usage(response: &Response, request: &Value) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::script::At;
     use super::*;
+    use crate::rehearsal::script::{At, Finish, Response};
+    use crate::rehearsal::text::items;
 
     fn asking() -> Response {
         Response {
@@ -258,7 +224,7 @@ mod tests {
 
     fn encode(response: &Response, stream: bool) -> Encoded {
         let request = json!({"stream": stream, "messages": []});
-        Anthropic::encode(response, &request, ResponseStamp { number: 7, created: 1 })
+        Anthropic.encode(&RehearsedAnswer { response, request: &request, number: 7, created: 1 })
     }
 
     fn text(encoded: &Encoded) -> String {
@@ -277,7 +243,7 @@ mod tests {
             })
             .collect();
         assert!(events.iter().all(|(name, data)| data["type"] == *name));
-        let said: Vec<Value> = events
+        let order: Vec<Value> = events
             .iter()
             .map(|(name, data)| match *name {
                 "content_block_start" => {
@@ -289,7 +255,7 @@ mod tests {
             .collect();
         let stop = "content_block_stop";
         assert_eq!(
-            Value::from(said),
+            Value::from(order),
             json!([
                 "message_start",
                 "ping",
@@ -346,7 +312,7 @@ mod tests {
     #[test]
     fn plain_body_holds_the_same() {
         let body: Value = serde_json::from_str(&text(&encode(&asking(), false))).unwrap();
-        let kinds: Vec<_> = chat::items(&body["content"]).iter().map(|b| &b["type"]).collect();
+        let kinds: Vec<_> = items(&body["content"]).iter().map(|b| &b["type"]).collect();
         assert_eq!(kinds, ["thinking", "text", "tool_use", "tool_use"]);
         assert_eq!(body["content"][2]["input"], json!({"zone": "UTC"}));
         assert_eq!(body["stop_reason"], "tool_use");
@@ -368,6 +334,6 @@ mod tests {
         let usage = &body["usage"];
         assert_eq!((&usage["input_tokens"], &usage["output_tokens"]), (&json!(5), &json!(5)));
         assert_eq!(usage["cache_read_input_tokens"], 4);
-        assert_eq!(Anthropic::error(529, "m")["error"]["type"], "overloaded_error");
+        assert_eq!(Anthropic.error(529, "m")["error"]["type"], "overloaded_error");
     }
 }

@@ -10,16 +10,27 @@ mod translate;
 
 use serde_json::{Value, json};
 
-use super::encoded::{BodyChunk, ChunkMark, Encoded};
-use super::script::{Call, Finish, Response};
-use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
+use super::encoded::{BodyChunk, ChunkMark};
+use super::script::Call;
+use super::service::{
+    MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set, tokens,
+};
 use super::text::split_in;
 
 /// The service of this wire format.
-pub(super) enum Gemini {}
+pub(super) struct Gemini;
+
+/// The finish reasons of Chat Completions, and those of this wire format.
+const FINISH_REASONS: [(&str, &str); 5] = [
+    ("stop", "STOP"),
+    ("tool_calls", "STOP"),
+    ("length", "MAX_TOKENS"),
+    ("content_filter", "SAFETY"),
+    ("error", "MALFORMED_FUNCTION_CALL"),
+];
 
 impl ProviderService for Gemini {
-    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
+    fn read(&self, asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         let action = percent_decoded(asked.action);
         let (model, method) = action.rsplit_once(':').unwrap_or((&action, ""));
         let stream = match method {
@@ -27,24 +38,60 @@ impl ProviderService for Gemini {
             "generateContent" => false,
             _ => {
                 let message = format!("models/{model} has no method {method:?}.");
-                return Err(RequestRefusal { status: 404, body: Self::error(404, &message) });
+                return Err(self.refusal(404, &message));
             }
         };
-        check::check(model, asked.body)
-            .map_err(|message| RequestRefusal { status: 400, body: Self::error(400, &message) })?;
+        check::check(model, asked.body).map_err(|message| self.refusal(400, &message))?;
         Ok(translate::to_chat(model, stream, asked.body))
     }
 
-    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
-        let envelope = Envelope { stamp };
-        if request["stream"] == true {
-            Encoded::events(envelope.stream(response, request))
-        } else {
-            Encoded::plain(&envelope.plain(response, request))
+    fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {
+        let response = answer.response;
+        let chunk = |part: Value, mark: ChunkMark| {
+            BodyChunk::event(&envelope(answer, json!([part]), None), mark)
+        };
+        let text = |text: &str| chunk(json!({"text": text}), ChunkMark::Content);
+        let thought = |text: &String| json!({"text": text, "thought": true});
+        let mut chunks = vec![text("")];
+        let thoughts = response.reasoning.iter().map(thought);
+        chunks.extend(thoughts.map(|part| chunk(part, ChunkMark::Content)));
+        chunks.extend(response.text.iter().map(|piece| text(piece)));
+        for (place, call) in response.calls.iter().enumerate() {
+            let parts = call_parts(answer, place, call).into_iter();
+            chunks.extend(parts.map(|part| chunk(part, ChunkMark::Call(place))));
         }
+        if response.truncate {
+            return chunks;
+        }
+        // The signature of a response without calls comes last, with an empty text.
+        let last = text_part(answer, "");
+        let finish = response.finish_word(&FINISH_REASONS);
+        let mut end = envelope(answer, json!([last]), finish);
+        end["usageMetadata"] = usage(answer);
+        chunks.push(BodyChunk::event(&end, ChunkMark::Finish));
+        chunks
     }
 
-    fn error(status: u16, message: &str) -> Value {
+    fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value {
+        let response = answer.response;
+        let mut parts = Vec::new();
+        let thoughts = response.reasoning.concat();
+        if !thoughts.is_empty() {
+            parts.push(json!({"text": thoughts, "thought": true}));
+        }
+        let text = response.text.concat();
+        if !text.is_empty() {
+            parts.push(text_part(answer, &text));
+        }
+        let calls = response.calls.iter().enumerate();
+        parts.extend(calls.map(|(place, call)| whole_call(answer, place, call)));
+        let finish = response.finish_word(&FINISH_REASONS).filter(|_| !response.truncate);
+        let mut body = envelope(answer, parts.into(), finish);
+        body["usageMetadata"] = usage(answer);
+        body
+    }
+
+    fn error(&self, status: u16, message: &str) -> Value {
         let word = match status {
             400 => "INVALID_ARGUMENT",
             401 => "UNAUTHENTICATED",
@@ -61,121 +108,63 @@ impl ProviderService for Gemini {
     }
 }
 
-/// The members that every chunk of a response repeats.
-struct Envelope {
-    stamp: ResponseStamp,
+/// Returns the members that every chunk of a response repeats, with these parts.
+fn envelope(answer: &RehearsedAnswer<'_>, parts: Value, finish: Option<String>) -> Value {
+    let mut candidate = json!({"content": {"role": "model", "parts": parts}, "index": 0});
+    set(&mut candidate, "finishReason", finish);
+    json!({
+        "candidates": [candidate],
+        "modelVersion": MODEL,
+        "responseId": format!("rehearsal-{}", answer.number),
+    })
 }
 
-impl Envelope {
-    fn wrap(&self, parts: Value, finish: Option<&str>) -> Value {
-        let content = json!({"role": "model", "parts": parts});
-        let mut candidate = json!({"content": content, "index": 0});
-        if let Some(word) = finish {
-            candidate["finishReason"] = word.into();
-        }
-        json!({
-            "candidates": [candidate],
-            "modelVersion": MODEL,
-            "responseId": format!("rehearsal-{}", self.stamp.number),
-        })
+/// Returns the last text of a response. It has the signature if there are no calls.
+fn text_part(answer: &RehearsedAnswer<'_>, text: &str) -> Value {
+    let mut part = json!({"text": text});
+    if answer.response.calls.is_empty() {
+        part["thoughtSignature"] = signature::sign(answer.number, "").into();
     }
+    part
+}
 
-    fn chunk(&self, part: &Value, mark: ChunkMark) -> BodyChunk {
-        BodyChunk::event(&self.wrap(json!([part]), None), mark)
+/// Returns the parts of a call: one, or as many as the script's `pieces`.
+fn call_parts(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Vec<Value> {
+    let whole = whole_call(answer, place, call);
+    let count = call.pieces.filter(|count| *count > 1);
+    let (Some(count), Some(args)) = (count, whole["functionCall"]["args"].as_object()) else {
+        return vec![whole];
+    };
+    let mut pieces = Vec::new();
+    for (name, value) in args {
+        partial_arguments(&format!("$[{}]", json!(name)), value, count, &mut pieces);
     }
+    let mut opening = whole.clone();
+    if let Some(call) = opening["functionCall"].as_object_mut() {
+        call.remove("args");
+        call.insert("willContinue".to_owned(), true.into());
+    }
+    let piece = |piece| json!({"functionCall": {"partialArgs": [piece], "willContinue": true}});
+    let close = json!({"functionCall": {}});
+    std::iter::once(opening).chain(pieces.into_iter().map(piece)).chain([close]).collect()
+}
 
-    fn stream(&self, response: &Response, request: &Value) -> Vec<BodyChunk> {
-        let mut chunks = vec![self.chunk(&json!({"text": ""}), ChunkMark::Content)];
-        let thought = |text: &String| json!({"text": text, "thought": true});
-        let say = |part: Value| self.chunk(&part, ChunkMark::Content);
-        chunks.extend(response.reasoning.iter().map(thought).map(say));
-        chunks.extend(response.text.iter().map(|text| say(json!({"text": text}))));
-        for (place, call) in response.calls.iter().enumerate() {
-            let parts = self.call_parts(place, call);
-            chunks.extend(parts.iter().map(|part| self.chunk(part, ChunkMark::Call(place))));
-        }
-        if response.truncate {
-            return chunks;
-        }
-        // The signature of a response without calls comes last, with an empty text.
-        let mut last = json!({"text": ""});
-        if response.calls.is_empty() {
-            last["thoughtSignature"] = self.signature("").into();
-        }
-        let mut end = self.wrap(json!([last]), finish_word(response).as_deref());
-        end["usageMetadata"] = usage(response, request);
-        chunks.push(BodyChunk::event(&end, ChunkMark::Finish));
-        chunks
+fn whole_call(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Value {
+    let text = call.arguments_text();
+    let mut function = match serde_json::from_str::<Value>(&text) {
+        Ok(args) => json!({"args": args}),
+        Err(_) if text.trim().is_empty() => json!({}),
+        // In this wire format, cut-off arguments are those of a call that is never closed.
+        Err(_) => json!({"willContinue": true}),
+    };
+    set(&mut function, "name", call.name.as_deref());
+    set(&mut function, "id", call.id.as_deref().filter(|_| !call.no_id));
+    let mut part = json!({"functionCall": function});
+    if place == 0 {
+        let name = call.name.as_deref().unwrap_or_default();
+        part["thoughtSignature"] = signature::sign(answer.number, name).into();
     }
-
-    fn plain(&self, response: &Response, request: &Value) -> Value {
-        let mut parts = Vec::new();
-        let thoughts = response.reasoning.concat();
-        if !thoughts.is_empty() {
-            parts.push(json!({"text": thoughts, "thought": true}));
-        }
-        let text = response.text.concat();
-        if !text.is_empty() {
-            let mut part = json!({"text": text});
-            if response.calls.is_empty() {
-                part["thoughtSignature"] = self.signature("").into();
-            }
-            parts.push(part);
-        }
-        let calls = response.calls.iter().enumerate();
-        parts.extend(calls.map(|(place, call)| self.whole_call(place, call)));
-        let finish = finish_word(response).filter(|_| !response.truncate);
-        let mut body = self.wrap(Value::Array(parts), finish.as_deref());
-        body["usageMetadata"] = usage(response, request);
-        body
-    }
-
-    /// Returns the chunks of a call: one, or as many as the script's `pieces`.
-    fn call_parts(&self, place: usize, call: &Call) -> Vec<Value> {
-        let whole = self.whole_call(place, call);
-        let count = call.pieces.filter(|count| *count > 1);
-        let (Some(count), Some(args)) = (count, whole["functionCall"]["args"].as_object()) else {
-            return vec![whole];
-        };
-        let mut pieces = Vec::new();
-        for (name, value) in args {
-            partial_arguments(&format!("$[{}]", json!(name)), value, count, &mut pieces);
-        }
-        let mut opening = whole.clone();
-        if let Some(call) = opening["functionCall"].as_object_mut() {
-            call.remove("args");
-            call.insert("willContinue".to_owned(), true.into());
-        }
-        let piece = |piece| json!({"functionCall": {"partialArgs": [piece], "willContinue": true}});
-        let close = json!({"functionCall": {}});
-        std::iter::once(opening).chain(pieces.into_iter().map(piece)).chain([close]).collect()
-    }
-
-    fn whole_call(&self, place: usize, call: &Call) -> Value {
-        let text = call.arguments_text();
-        let mut function = match serde_json::from_str::<Value>(&text) {
-            Ok(args) => json!({"args": args}),
-            Err(_) if text.trim().is_empty() => json!({}),
-            // In this wire format, cut-off arguments are those of a call that is never closed.
-            Err(_) => json!({"willContinue": true}),
-        };
-        if let Some(name) = &call.name {
-            function["name"] = name.as_str().into();
-        }
-        if let Some(id) = call.id.as_ref().filter(|_| !call.no_id) {
-            function["id"] = id.as_str().into();
-        }
-        let mut part = json!({"functionCall": function});
-        if place == 0 {
-            part["thoughtSignature"] =
-                self.signature(call.name.as_deref().unwrap_or_default()).into();
-        }
-        part
-    }
-
-    fn signature(&self, name: &str) -> String {
-        signature::sign(self.stamp.number, name)
-    }
+    part
 }
 
 /// Returns the leaves of a value, with each text split into `pieces`.
@@ -206,41 +195,20 @@ fn partial_arguments(path: &str, value: &Value, count: usize, out: &mut Vec<Valu
     }
 }
 
-/// Returns the finish reason, with the words of Chat Completions translated.
-fn finish_word(response: &Response) -> Option<String> {
-    let word = match &response.finish_reason {
-        Finish::Null => return None,
-        Finish::Inferred => "STOP",
-        Finish::Word(word) => match word.as_str() {
-            "stop" | "tool_calls" => "STOP",
-            "length" => "MAX_TOKENS",
-            "content_filter" => "SAFETY",
-            "error" => "MALFORMED_FUNCTION_CALL",
-            word => word,
-        },
-    };
-    Some(word.to_owned())
-}
-
 /// Returns the token counts: the script's, with the names of any wire format, else one token for four
 /// bytes.
-fn usage(response: &Response, request: &Value) -> Value {
-    let said = response.usage.as_ref();
-    if let Some(usage) = said.filter(|usage| usage.get("prompt_tokens").is_none()) {
-        return usage.clone();
-    }
-    let tokens = |bytes: usize| bytes.div_ceil(4) as u64;
-    let text: usize = response.text.iter().map(String::len).sum();
-    let asked: usize = response.calls.iter().map(|call| call.arguments_text().len() + 16).sum();
-    let thoughts: usize = response.reasoning.iter().map(String::len).sum();
-    let read = request["messages"].to_string().len() + request["tools"].to_string().len();
-    let count = |key: &str, made_up: u64| match said {
-        Some(usage) => usage[key].as_u64().unwrap_or(0),
-        None => made_up,
+fn usage(answer: &RehearsedAnswer<'_>) -> Value {
+    let (prompt, written, thought) = match &answer.response.usage {
+        Some(usage) if usage.get("prompt_tokens").is_none() => return usage.clone(),
+        Some(usage) => {
+            let count = |key: &str| usage[key].as_u64().unwrap_or(0);
+            (count("prompt_tokens"), count("completion_tokens"), 0)
+        }
+        None => {
+            let sizes = answer.sizes();
+            (tokens(sizes.request), tokens(sizes.content), tokens(sizes.reasoning))
+        }
     };
-    let prompt = count("prompt_tokens", tokens(read));
-    let thought = if said.is_some() { 0 } else { tokens(thoughts) };
-    let written = count("completion_tokens", tokens(text + asked));
     json!({
         "promptTokenCount": prompt,
         "candidatesTokenCount": written,
@@ -274,11 +242,15 @@ fn percent_decoded(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const STAMP: ResponseStamp = ResponseStamp { number: 7, created: 0 };
+    use crate::rehearsal::script::{Finish, Response};
 
     fn payloads(response: &Response, stream: bool) -> Vec<Value> {
-        let encoded = Gemini::encode(response, &json!({"stream": stream}), STAMP);
+        let encoded = Gemini.encode(&RehearsedAnswer {
+            response,
+            request: &json!({"stream": stream}),
+            number: 7,
+            created: 0,
+        });
         let body: Vec<u8> = encoded.chunks.iter().flat_map(|chunk| chunk.bytes.to_vec()).collect();
         let body = String::from_utf8(body).unwrap();
         let payloads = body.split("\n\n").filter(|event| !event.is_empty());
@@ -356,7 +328,7 @@ mod tests {
     #[test]
     fn model_and_method_stand_in_the_path() {
         let body = json!({"contents": [{"role": "user", "parts": [{"text": "hi"}]}]});
-        let read = |action| Gemini::read(&ProviderRequest { body: &body, action });
+        let read = |action| Gemini.read(&ProviderRequest { body: &body, action });
         let streamed = read("a%20b:streamGenerateContent").unwrap();
         assert_eq!((&streamed["model"], &streamed["stream"]), (&json!("a b"), &json!(true)));
         assert_eq!(read("m:generateContent").unwrap()["stream"], false);

@@ -1,6 +1,6 @@
 //! Thought signatures: opaque to a client, verified by the service.
 
-use sha2::{Digest, Sha256};
+use crate::rehearsal::text::hash;
 
 /// The prefix of every signature of the rehearsal model.
 const BEGINNING: &str = "cmVoZWFyc2Fs";
@@ -29,8 +29,7 @@ fn is_base64(text: &str) -> bool {
 }
 
 fn checksum(number: &str, name: &str) -> String {
-    let digest = Sha256::digest(format!("{number} {name}"));
-    digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    hash(&format!("{number} {name}"), 8)
 }
 
 #[cfg(test)]

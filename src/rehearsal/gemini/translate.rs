@@ -2,26 +2,27 @@
 
 use serde_json::{Value, json};
 
-use super::check::{field, list};
+use super::check::field;
+use crate::rehearsal::text::items;
 
 /// Returns the request in the form that scripts and the improviser read.
 pub(super) fn to_chat(model: &str, stream: bool, body: &Value) -> Value {
     let mut messages = Vec::new();
-    let system = list(field(field(body, "systemInstruction"), "parts"));
+    let system = items(field(field(body, "systemInstruction"), "parts"));
     let system: Vec<&str> = system.iter().filter_map(|part| part["text"].as_str()).collect();
     if !system.is_empty() {
         messages.push(json!({"role": "system", "content": system.join("\n")}));
     }
     // The ids and names of the calls without a result so far.
     let mut open: Vec<(String, String)> = Vec::new();
-    for (at, content) in list(field(body, "contents")).iter().enumerate() {
-        let parts = list(&content["parts"]);
+    for (at, content) in items(field(body, "contents")).iter().enumerate() {
+        let parts = items(&content["parts"]);
         if content["role"] == "model" {
             open = calls(at, parts);
             messages.push(assistant(parts, &open));
         } else {
             messages.extend(results(parts, &mut open));
-            messages.extend(said(parts));
+            messages.extend(user(parts));
         }
     }
     let mut request = json!({"model": model, "stream": stream, "messages": messages});
@@ -85,7 +86,7 @@ fn results(parts: &[Value], open: &mut Vec<(String, String)>) -> Vec<Value> {
 }
 
 /// Converts a user's message: text, or text and images.
-fn said(parts: &[Value]) -> Option<Value> {
+fn user(parts: &[Value]) -> Option<Value> {
     let mut content = Vec::new();
     for part in parts {
         if let Some(text) = part["text"].as_str() {
@@ -109,9 +110,9 @@ fn said(parts: &[Value]) -> Option<Value> {
 }
 
 fn tools(body: &Value) -> Vec<Value> {
-    let declarations = list(field(body, "tools"))
+    let declarations = items(field(body, "tools"))
         .iter()
-        .flat_map(|tool| list(field(tool, "functionDeclarations")));
+        .flat_map(|tool| items(field(tool, "functionDeclarations")));
     let tool = |declared: &Value| {
         let parameters = declared.get("parameters").cloned();
         json!({"type": "function", "function": {
@@ -125,7 +126,7 @@ fn tools(body: &Value) -> Vec<Value> {
 
 fn choice(body: &Value) -> Value {
     let config = field(field(body, "toolConfig"), "functionCallingConfig");
-    let names = list(field(config, "allowedFunctionNames"));
+    let names = items(field(config, "allowedFunctionNames"));
     match (config["mode"].as_str(), names) {
         (Some("NONE"), _) => json!("none"),
         (Some("ANY"), [name]) => json!({"type": "function", "function": {"name": name}}),

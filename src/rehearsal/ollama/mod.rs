@@ -9,142 +9,119 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::encoded::{BodyChunk, ChunkMark, Encoded};
-use super::script::{Call, Finish, Response};
-use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
+use super::script::{Call, Finish};
+use super::service::{
+    MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set, tokens,
+};
 
 /// The service of this wire format.
-pub(super) enum Ollama {}
+pub(super) struct Ollama;
 
 impl ProviderService for Ollama {
-    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
-        check::read(asked.body)
-            .map_err(|message| RequestRefusal { status: 400, body: Self::error(400, &message) })
+    fn read(&self, asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
+        check::read(asked.body).map_err(|message| self.refusal(400, &message))
     }
 
-    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
-        let envelope = Envelope { stamp };
-        if request["stream"] == true {
-            Encoded::lines(envelope.stream(response, request))
-        } else {
-            Encoded::plain(&envelope.plain(response, request))
-        }
-    }
-
-    fn error(_status: u16, message: &str) -> Value {
-        json!({ "error": message })
-    }
-}
-
-/// The members that every line of a response repeats.
-struct Envelope {
-    stamp: ResponseStamp,
-}
-
-impl Envelope {
-    fn wrap(&self, mut message: Value, done: bool) -> Value {
-        message["role"] = "assistant".into();
-        let seconds = i64::try_from(self.stamp.created).unwrap_or_default();
-        let created_at = Timestamp::from_second(seconds).unwrap_or_default().to_string();
-        json!({"model": MODEL, "created_at": created_at, "message": message, "done": done})
-    }
-
-    fn stream(&self, response: &Response, request: &Value) -> Vec<BodyChunk> {
-        let line = |body: &Value, mark| BodyChunk { bytes: format!("{body}\n").into(), mark };
-        let say = |message| line(&self.wrap(message, false), ChunkMark::Content);
-        let mut chunks = Vec::new();
-        for piece in &response.reasoning {
-            chunks.push(say(json!({"content": "", "thinking": piece})));
-        }
-        chunks.extend(response.text.iter().map(|piece| say(json!({"content": piece}))));
+    fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {
+        let response = answer.response;
+        let line = |message: Value, mark| BodyChunk::line(&line(answer, message, false), mark);
+        let thought = |piece: &String| json!({"content": "", "thinking": piece});
+        let text = |piece: &String| json!({"content": piece});
+        let messages = response.reasoning.iter().map(thought).chain(response.text.iter().map(text));
+        let mut chunks: Vec<_> =
+            messages.map(|message| line(message, ChunkMark::Content)).collect();
         for (place, call) in response.calls.iter().enumerate() {
-            let message = json!({"content": "", "tool_calls": [self.call(place, call)]});
-            chunks.push(line(&self.wrap(message, false), ChunkMark::Call(place)));
+            let message = json!({"content": "", "tool_calls": [whole_call(answer, place, call)]});
+            chunks.push(line(message, ChunkMark::Call(place)));
         }
         if !response.truncate {
-            let last = self.last(json!({"content": ""}), response, request);
-            chunks.push(line(&last, ChunkMark::Finish));
+            let last = last_line(answer, json!({"content": ""}));
+            chunks.push(BodyChunk::line(&last, ChunkMark::Finish));
         }
         chunks
     }
 
-    fn plain(&self, response: &Response, request: &Value) -> Value {
+    fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value {
+        let response = answer.response;
         let mut message = json!({"content": response.text.concat()});
         if !response.reasoning.is_empty() {
             message["thinking"] = response.reasoning.concat().into();
         }
         if !response.calls.is_empty() {
             let calls = response.calls.iter().enumerate();
-            message["tool_calls"] = calls.map(|(place, call)| self.call(place, call)).collect();
+            message["tool_calls"] =
+                calls.map(|(place, call)| whole_call(answer, place, call)).collect();
         }
-        if response.truncate {
-            self.wrap(message, false)
-        } else {
-            self.last(message, response, request)
-        }
+        if response.truncate { line(answer, message, false) } else { last_line(answer, message) }
     }
 
-    /// Returns the last line: the finish reason and the token counts.
-    fn last(&self, message: Value, response: &Response, request: &Value) -> Value {
-        let mut line = self.wrap(message, !response.no_done);
-        match &response.finish_reason {
-            Finish::Word(word) => line["done_reason"] = word.as_str().into(),
-            // Ollama says `stop` for a response with calls too.
-            Finish::Inferred => line["done_reason"] = "stop".into(),
-            Finish::Null => {}
-        }
-        let counts = usage(response, request);
-        for (key, count) in counts.as_object().into_iter().flatten() {
-            line[key] = count.clone();
-        }
-        line
+    fn stream_body(&self, chunks: Vec<BodyChunk>) -> Encoded {
+        Encoded::lines(chunks)
     }
 
-    /// Returns the line of a call. Ollama sends calls whole, so `pieces` of the script has no effect.
-    fn call(&self, place: usize, call: &Call) -> Value {
-        let arguments = match (&call.arguments_raw, &call.arguments) {
-            (Some(raw), _) => serde_json::from_str(raw).unwrap_or_else(|_| raw.as_str().into()),
-            (None, Some(arguments)) => arguments.clone(),
-            (None, None) => json!({}),
-        };
-        let mut whole = json!({"function": {"arguments": arguments}});
-        if !call.no_id {
-            let id = call.id.clone();
-            whole["id"] =
-                id.unwrap_or_else(|| format!("call_r{}_{place}", self.stamp.number)).into();
-        }
-        if !call.no_index {
-            whole["function"]["index"] = call.index.unwrap_or(place as u64).into();
-        }
-        if let Some(name) = &call.name {
-            whole["function"]["name"] = name.as_str().into();
-        }
-        whole
+    fn error(&self, _status: u16, message: &str) -> Value {
+        json!({ "error": message })
     }
 }
 
+/// Returns the members that every line of a response repeats, with this message.
+fn line(answer: &RehearsedAnswer<'_>, mut message: Value, done: bool) -> Value {
+    message["role"] = "assistant".into();
+    let seconds = i64::try_from(answer.created).unwrap_or_default();
+    let created_at = Timestamp::from_second(seconds).unwrap_or_default().to_string();
+    json!({"model": MODEL, "created_at": created_at, "message": message, "done": done})
+}
+
+/// Returns the last line: the finish reason and the token counts.
+fn last_line(answer: &RehearsedAnswer<'_>, message: Value) -> Value {
+    let mut line = line(answer, message, !answer.response.no_done);
+    let reason = match &answer.response.finish_reason {
+        Finish::Word(word) => Some(word.as_str()),
+        // Ollama says `stop` for a response with calls too.
+        Finish::Inferred => Some("stop"),
+        Finish::Null => None,
+    };
+    set(&mut line, "done_reason", reason);
+    for (key, count) in usage(answer).as_object().into_iter().flatten() {
+        line[key] = count.clone();
+    }
+    line
+}
+
+/// Returns a call. Ollama sends calls whole, so `pieces` of the script has no effect.
+fn whole_call(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Value {
+    let arguments = match (&call.arguments_raw, &call.arguments) {
+        (Some(raw), _) => serde_json::from_str(raw).unwrap_or_else(|_| raw.as_str().into()),
+        (None, Some(arguments)) => arguments.clone(),
+        (None, None) => json!({}),
+    };
+    let mut whole = json!({"function": {"arguments": arguments}});
+    set(&mut whole, "id", answer.call_id("call", place, call));
+    let index = (!call.no_index).then_some(call.index.unwrap_or(place as u64));
+    set(&mut whole["function"], "index", index);
+    set(&mut whole["function"], "name", call.name.as_deref());
+    whole
+}
+
 /// Returns the token counts: the script's, else one token for four bytes.
-fn usage(response: &Response, request: &Value) -> Value {
-    if let Some(usage) = &response.usage {
+fn usage(answer: &RehearsedAnswer<'_>) -> Value {
+    if let Some(usage) = &answer.response.usage {
         return usage.clone();
     }
-    let tokens = |bytes: usize| bytes.div_ceil(4);
-    let read = tokens(request["messages"].to_string().len() + request["tools"].to_string().len());
-    let said: usize = response.reasoning.iter().chain(&response.text).map(String::len).sum();
-    let asked: usize = response.calls.iter().map(|call| call.arguments_text().len() + 16).sum();
-    json!({"prompt_eval_count": read, "eval_count": tokens(said + asked)})
+    let sizes = answer.sizes();
+    let written = tokens(sizes.reasoning + sizes.content);
+    json!({"prompt_eval_count": tokens(sizes.request), "eval_count": written})
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::script::At;
     use super::*;
+    use crate::rehearsal::script::Response;
 
     fn encode(response: &Response, stream: bool) -> Encoded {
-        Ollama::encode(
-            response,
-            &json!({"stream": stream}),
-            ResponseStamp { number: 7, created: 1 },
-        )
+        let request = &json!({"stream": stream});
+        Ollama.encode(&RehearsedAnswer { response, request, number: 7, created: 1 })
     }
 
     fn lines(encoded: &Encoded) -> Vec<Value> {

@@ -7,35 +7,86 @@ mod content;
 
 use serde_json::{Value, json};
 
-use super::encoded::{BodyChunk, ChunkMark, Encoded};
-use super::script::{Call, Finish, Response};
-use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
-use super::text::{split_every, split_in};
+use super::encoded::{BodyChunk, ChunkMark};
+use super::script::Call;
+use super::service::{
+    MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set, tokens,
+};
 
-pub(super) use check::check_name;
 pub use check::{Refusal, check};
+pub(super) use check::{check_function, check_name, check_tool_choice};
 
 /// The service of this wire format.
-pub(super) enum OpenaiChat {}
+pub(super) struct OpenaiChat;
 
 impl ProviderService for OpenaiChat {
-    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
+    fn read(&self, asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         match check(asked.body) {
             Ok(()) => Ok(asked.body.clone()),
             Err(refusal) => Err(RequestRefusal { status: 400, body: refusal.body() }),
         }
     }
 
-    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
-        let envelope = Envelope { stamp };
-        if request["stream"] == true {
-            Encoded::events(envelope.stream(response, request))
-        } else {
-            Encoded::plain(&envelope.plain(response, request))
+    fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {
+        let response = answer.response;
+        let chunk = |delta: Value, mark: ChunkMark| {
+            BodyChunk::event(&chunk(answer, json!([choice("delta", delta, None)])), mark)
+        };
+        let opening = json!({"role": "assistant", "content": "", "refusal": null});
+        let mut chunks = vec![chunk(opening, ChunkMark::Content)];
+        let delta = |field: &str, piece: &str| chunk(json!({field: piece}), ChunkMark::Content);
+        chunks.extend(response.reasoning.iter().map(|piece| delta("reasoning_content", piece)));
+        chunks.extend(response.text.iter().map(|piece| delta("content", piece)));
+        for (place, call) in response.calls.iter().enumerate() {
+            let pieces = call_pieces(answer, place, call).into_iter();
+            let mark = ChunkMark::Call(place);
+            chunks.extend(pieces.map(|piece| chunk(json!({"tool_calls": [piece]}), mark)));
         }
+        if response.truncate {
+            return chunks;
+        }
+        if let Some(word) = response.finish_word(&[]) {
+            let last = self::chunk(answer, json!([choice("delta", json!({}), Some(&word))]));
+            chunks.push(BodyChunk::event(&last, ChunkMark::Finish));
+        }
+        if response.usage.is_some() || answer.request["stream_options"]["include_usage"] == true {
+            let mut last = self::chunk(answer, json!([]));
+            last["usage"] = usage(answer);
+            chunks.push(BodyChunk::event(&last, ChunkMark::Usage));
+        }
+        if !response.no_done {
+            chunks.push(BodyChunk { bytes: "data: [DONE]\n\n".into(), mark: ChunkMark::Done });
+        }
+        chunks
     }
 
-    fn error(status: u16, message: &str) -> Value {
+    fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value {
+        let response = answer.response;
+        let content = response.text.concat();
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        if content.is_empty() && !response.calls.is_empty() {
+            message["content"] = Value::Null;
+        }
+        if !response.reasoning.is_empty() {
+            message["reasoning_content"] = response.reasoning.concat().into();
+        }
+        if !response.calls.is_empty() {
+            let calls = response.calls.iter().enumerate();
+            let calls = calls.map(|(place, call)| {
+                let mut whole = opening(answer, place, call, &call.arguments_text());
+                set(&mut whole, "index", call.index);
+                whole
+            });
+            message["tool_calls"] = calls.collect();
+        }
+        let finish = response.finish_word(&[]).filter(|_| !response.truncate);
+        let choices = json!([choice("message", message, finish.as_deref())]);
+        let mut body = envelope(answer, "chat.completion", choices);
+        body["usage"] = usage(answer);
+        body
+    }
+
+    fn error(&self, status: u16, message: &str) -> Value {
         let (kind, code) = match status {
             429 => ("requests", Some("rate_limit_exceeded")),
             401 => ("invalid_request_error", Some("invalid_api_key")),
@@ -47,148 +98,55 @@ impl ProviderService for OpenaiChat {
     }
 }
 
-/// The members that every chunk of a response repeats.
-struct Envelope {
-    stamp: ResponseStamp,
+/// Returns the members that every chunk of a response repeats, with these choices.
+fn envelope(answer: &RehearsedAnswer<'_>, object: &str, choices: Value) -> Value {
+    json!({
+        "id": format!("chatcmpl-rehearsal-{}", answer.number),
+        "object": object,
+        "created": answer.created,
+        "model": MODEL,
+        "system_fingerprint": "callsheet-rehearsal",
+        "choices": choices,
+    })
 }
 
-impl Envelope {
-    fn wrap(&self, object: &str, choices: Value) -> Value {
-        json!({
-            "id": format!("chatcmpl-rehearsal-{}", self.stamp.number),
-            "object": object,
-            "created": self.stamp.created,
-            "model": MODEL,
-            "system_fingerprint": "callsheet-rehearsal",
-            "choices": choices,
-        })
-    }
-
-    fn chunk(&self, delta: Value, finish: Option<&str>, mark: ChunkMark) -> BodyChunk {
-        let choices =
-            json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish}]);
-        BodyChunk::event(&self.wrap("chat.completion.chunk", choices), mark)
-    }
-
-    fn stream(&self, response: &Response, request: &Value) -> Vec<BodyChunk> {
-        let opening = json!({"role": "assistant", "content": "", "refusal": null});
-        let mut chunks = vec![self.chunk(opening, None, ChunkMark::Content)];
-        let say =
-            |field: &str, piece: &str| self.chunk(json!({field: piece}), None, ChunkMark::Content);
-        chunks.extend(response.reasoning.iter().map(|piece| say("reasoning_content", piece)));
-        chunks.extend(response.text.iter().map(|piece| say("content", piece)));
-        for (place, call) in response.calls.iter().enumerate() {
-            for piece in self.call_pieces(place, call) {
-                chunks.push(self.chunk(
-                    json!({"tool_calls": [piece]}),
-                    None,
-                    ChunkMark::Call(place),
-                ));
-            }
-        }
-        if response.truncate {
-            return chunks;
-        }
-        if let Some(word) = finish_word(response) {
-            chunks.push(self.chunk(json!({}), Some(&word), ChunkMark::Finish));
-        }
-        if response.usage.is_some() || request["stream_options"]["include_usage"] == true {
-            let mut last = self.wrap("chat.completion.chunk", json!([]));
-            last["usage"] = usage(response, request);
-            chunks.push(BodyChunk::event(&last, ChunkMark::Usage));
-        }
-        if !response.no_done {
-            chunks.push(BodyChunk { bytes: "data: [DONE]\n\n".into(), mark: ChunkMark::Done });
-        }
-        chunks
-    }
-
-    /// Returns the opening of a call and the pieces of its arguments.
-    fn call_pieces(&self, place: usize, call: &Call) -> Vec<Value> {
-        let text = call.arguments_text();
-        let pieces = match call.pieces {
-            Some(count) => split_in(&text, count),
-            None => split_every(&text, 8),
-        };
-        let indexed = |mut piece: Value| {
-            if !call.no_index {
-                piece["index"] = json!(call.index.unwrap_or(place as u64));
-            }
-            piece
-        };
-        let mut opening = json!({"type": "function", "function": {"arguments": ""}});
-        if !call.no_id {
-            opening["id"] = self.call_id(place, call).into();
-        }
-        if let Some(name) = &call.name {
-            opening["function"]["name"] = name.as_str().into();
-        }
-        let rest = pieces.iter().map(|piece| json!({"function": {"arguments": piece}}));
-        std::iter::once(opening).chain(rest).map(indexed).collect()
-    }
-
-    fn call_id(&self, place: usize, call: &Call) -> String {
-        call.id.clone().unwrap_or_else(|| format!("call_r{}_{place}", self.stamp.number))
-    }
-
-    fn plain(&self, response: &Response, request: &Value) -> Value {
-        let content = response.text.concat();
-        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
-        if content.is_empty() && !response.calls.is_empty() {
-            message["content"] = Value::Null;
-        }
-        if !response.reasoning.is_empty() {
-            message["reasoning_content"] = response.reasoning.concat().into();
-        }
-        if !response.calls.is_empty() {
-            let calls = response.calls.iter().enumerate();
-            message["tool_calls"] =
-                calls.map(|(place, call)| self.plain_call(place, call)).collect();
-        }
-        let finish = finish_word(response).filter(|_| !response.truncate);
-        let choices =
-            json!([{"index": 0, "message": message, "logprobs": null, "finish_reason": finish}]);
-        let mut body = self.wrap("chat.completion", choices);
-        body["usage"] = usage(response, request);
-        body
-    }
-
-    fn plain_call(&self, place: usize, call: &Call) -> Value {
-        let mut whole =
-            json!({"type": "function", "function": {"arguments": call.arguments_text()}});
-        if !call.no_id {
-            whole["id"] = self.call_id(place, call).into();
-        }
-        if let Some(name) = &call.name {
-            whole["function"]["name"] = name.as_str().into();
-        }
-        if let Some(index) = call.index {
-            whole["index"] = index.into();
-        }
-        whole
-    }
+fn chunk(answer: &RehearsedAnswer<'_>, choices: Value) -> Value {
+    envelope(answer, "chat.completion.chunk", choices)
 }
 
-fn finish_word(response: &Response) -> Option<String> {
-    match &response.finish_reason {
-        Finish::Word(word) => Some(word.clone()),
-        Finish::Null => None,
-        Finish::Inferred if response.calls.is_empty() => Some("stop".to_owned()),
-        Finish::Inferred => Some("tool_calls".to_owned()),
-    }
+/// Returns a choice with its content: the `delta` of a chunk or the `message` of a plain body.
+fn choice(key: &str, content: Value, finish: Option<&str>) -> Value {
+    json!({"index": 0, key: content, "logprobs": null, "finish_reason": finish})
+}
+
+/// Returns the opening of a call and the pieces of its arguments.
+fn call_pieces(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Vec<Value> {
+    let index = (!call.no_index).then_some(call.index.unwrap_or(place as u64));
+    let indexed = |mut piece: Value| {
+        set(&mut piece, "index", index);
+        piece
+    };
+    let pieces = call.argument_pieces().into_iter();
+    let pieces = pieces.map(|piece| json!({"function": {"arguments": piece}}));
+    std::iter::once(opening(answer, place, call, "")).chain(pieces).map(indexed).collect()
+}
+
+/// Returns a call with its id, its name and these arguments.
+fn opening(answer: &RehearsedAnswer<'_>, place: usize, call: &Call, arguments: &str) -> Value {
+    let mut opening = json!({"type": "function", "function": {"arguments": arguments}});
+    set(&mut opening, "id", answer.call_id("call", place, call));
+    set(&mut opening["function"], "name", call.name.as_deref());
+    opening
 }
 
 /// Returns the token counts: the script's, else one token for four bytes.
-pub(super) fn usage(response: &Response, request: &Value) -> Value {
-    if let Some(usage) = &response.usage {
+pub(super) fn usage(answer: &RehearsedAnswer<'_>) -> Value {
+    if let Some(usage) = &answer.response.usage {
         return usage.clone();
     }
-    let tokens = |bytes: usize| bytes.div_ceil(4);
-    let read = tokens(request["messages"].to_string().len() + request["tools"].to_string().len());
-    let thought = tokens(response.reasoning.iter().map(String::len).sum());
-    let said: usize = response.text.iter().map(String::len).sum();
-    let asked: usize = response.calls.iter().map(|call| call.arguments_text().len() + 16).sum();
-    let written = tokens(said + asked) + thought;
+    let sizes = answer.sizes();
+    let (read, thought) = (tokens(sizes.request), tokens(sizes.reasoning));
+    let written = tokens(sizes.content) + thought;
     json!({
         "prompt_tokens": read,
         "completion_tokens": written,
@@ -200,11 +158,12 @@ pub(super) fn usage(response: &Response, request: &Value) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::script::At;
     use super::*;
+    use crate::rehearsal::encoded::Encoded;
+    use crate::rehearsal::script::{At, Finish, Response};
 
     fn encode(response: &Response, request: &Value, number: u64, created: u64) -> Encoded {
-        OpenaiChat::encode(response, request, ResponseStamp { number, created })
+        OpenaiChat.encode(&RehearsedAnswer { response, request, number, created })
     }
 
     fn lines(encoded: &Encoded) -> Vec<String> {

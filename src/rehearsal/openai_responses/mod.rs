@@ -7,55 +7,56 @@ mod check;
 mod form;
 
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use super::encoded::{BodyChunk, ChunkMark, Encoded};
 use super::openai_chat::OpenaiChat;
 use super::script::{Call, Finish, Response};
-use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
-use super::text::{split_every, split_in};
+use super::service::{
+    MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set, tokens,
+};
+use super::text::{hash, items};
 
 /// The service of this wire format.
-pub(super) enum OpenaiResponses {}
+pub(super) struct OpenaiResponses;
 
 impl ProviderService for OpenaiResponses {
-    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
+    fn read(&self, asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         match check::check(asked.body) {
             Ok(()) => Ok(form::chat_form(asked.body)),
             Err((status, refusal)) => Err(RequestRefusal { status, body: refusal.body() }),
         }
     }
 
-    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
-        let envelope = Envelope { response, request, stamp };
-        if request["stream"] == true {
-            Encoded {
-                malformed: "data: {\"type\":\"response.output_text.delta\",\"delta\":\n\n",
-                ..Encoded::events(envelope.stream())
-            }
-        } else {
-            Encoded::plain(&envelope.whole(&envelope.ending(), envelope.items()))
+    fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {
+        ResponseEncoder { answer }.stream()
+    }
+
+    fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value {
+        let encoder = ResponseEncoder { answer };
+        encoder.whole(&encoder.ending(), encoder.items())
+    }
+
+    fn stream_body(&self, chunks: Vec<BodyChunk>) -> Encoded {
+        Encoded {
+            malformed: "data: {\"type\":\"response.output_text.delta\",\"delta\":\n\n",
+            ..Encoded::events(chunks)
         }
     }
 
-    fn error(status: u16, message: &str) -> Value {
-        OpenaiChat::error(status, message)
+    fn error(&self, status: u16, message: &str) -> Value {
+        OpenaiChat.error(status, message)
     }
 }
 
 /// Returns the text that this server sends as encrypted reasoning. It is accepted only with the item
 /// that it came with.
 fn sealed(id: &str, summary: &str) -> String {
-    let digest = Sha256::digest(format!("{id}\n{summary}"));
-    let hash: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    format!("rehearsal.{id}.{hash}")
+    format!("rehearsal.{id}.{}", hash(&format!("{id}\n{summary}"), 8))
 }
 
-/// A response while it is encoded for a request.
-struct Envelope<'a> {
-    response: &'a Response,
-    request: &'a Value,
-    stamp: ResponseStamp,
+/// Encodes one response.
+struct ResponseEncoder<'a> {
+    answer: &'a RehearsedAnswer<'a>,
 }
 
 /// The end of a response.
@@ -73,19 +74,19 @@ enum ItemSource<'a> {
     Call(usize, &'a Call),
 }
 
-impl Envelope<'_> {
+impl ResponseEncoder<'_> {
     /// Returns the sources of the output items with their indexes.
     fn sources(&self) -> Vec<(usize, ItemSource<'_>)> {
-        let Response { reasoning, text, calls, .. } = self.response;
-        let thinks = (!reasoning.is_empty()).then_some(ItemSource::Reasoning);
-        let speaks = (!text.is_empty() || calls.is_empty()).then_some(ItemSource::Message);
+        let Response { reasoning, text, calls, .. } = self.answer.response;
+        let reasoning = (!reasoning.is_empty()).then_some(ItemSource::Reasoning);
+        let message = (!text.is_empty() || calls.is_empty()).then_some(ItemSource::Message);
         let calls = calls.iter().enumerate().map(|(place, call)| ItemSource::Call(place, call));
-        thinks.into_iter().chain(speaks).chain(calls).enumerate().collect()
+        reasoning.into_iter().chain(message).chain(calls).enumerate().collect()
     }
 
     fn id(&self, prefix: &str, index: usize) -> String {
-        let thought = if self.response.reasoning.is_empty() { 'r' } else { 't' };
-        format!("{prefix}_{thought}{}_{index}", self.stamp.number)
+        let thought = if self.answer.response.reasoning.is_empty() { 'r' } else { 't' };
+        format!("{prefix}_{thought}{}_{index}", self.answer.number)
     }
 
     /// Returns an item in its final form.
@@ -93,18 +94,17 @@ impl Envelope<'_> {
         match source {
             ItemSource::Reasoning => {
                 let id = self.id("rs", index);
-                let summary = self.response.reasoning.concat();
+                let summary = self.answer.response.reasoning.concat();
                 let mut item = json!({"id": id, "type": "reasoning",
                     "summary": [{"type": "summary_text", "text": summary}]});
-                let include = self.request["include"].as_array();
                 let wanted = |what: &Value| what == "reasoning.encrypted_content";
-                if include.is_some_and(|include| include.iter().any(wanted)) {
+                if items(&self.answer.request["include"]).iter().any(wanted) {
                     item["encrypted_content"] = sealed(&id, &summary).into();
                 }
                 item
             }
             ItemSource::Message => {
-                let text = self.response.text.concat();
+                let text = self.answer.response.text.concat();
                 json!({"id": self.id("msg", index), "type": "message", "status": "completed",
                     "role": "assistant",
                     "content": [{"type": "output_text", "annotations": [], "text": text}]})
@@ -112,13 +112,8 @@ impl Envelope<'_> {
             ItemSource::Call(place, call) => {
                 let mut item = json!({"id": self.id("fc", index), "type": "function_call",
                     "status": "completed", "arguments": call.arguments_text()});
-                if !call.no_id {
-                    let made_up = || format!("call_r{}_{place}", self.stamp.number);
-                    item["call_id"] = call.id.clone().unwrap_or_else(made_up).into();
-                }
-                if let Some(name) = &call.name {
-                    item["name"] = name.as_str().into();
-                }
+                set(&mut item, "call_id", self.answer.call_id("call", *place, call));
+                set(&mut item, "name", call.name.as_deref());
                 item
             }
         }
@@ -134,7 +129,7 @@ impl Envelope<'_> {
     }
 
     fn ending(&self) -> Ending {
-        let (status, reason) = match &self.response.finish_reason {
+        let (status, reason) = match &self.answer.response.finish_reason {
             Finish::Inferred | Finish::Null => ("completed", None),
             Finish::Word(word) => match word.as_str() {
                 "stop" | "tool_calls" => ("completed", None),
@@ -154,9 +149,9 @@ impl Envelope<'_> {
     fn whole(&self, ending: &Ending, output: Vec<Value>) -> Value {
         let is_over = ending.status != "in_progress";
         json!({
-            "id": format!("resp_rehearsal_{}", self.stamp.number),
+            "id": format!("resp_rehearsal_{}", self.answer.number),
             "object": "response",
-            "created_at": self.stamp.created,
+            "created_at": self.answer.created,
             "status": ending.status,
             "error": ending.error,
             "incomplete_details": ending.reason.map(|reason| json!({"reason": reason})),
@@ -179,7 +174,8 @@ impl Envelope<'_> {
         for ((index, source), item) in self.sources().into_iter().zip(self.items()) {
             self.item_events(index, &source, &item, &mut events);
         }
-        let is_cut = self.response.truncate || self.response.finish_reason == Finish::Null;
+        let is_cut =
+            self.answer.response.truncate || self.answer.response.finish_reason == Finish::Null;
         if !is_cut {
             let name = match ending.status.as_str() {
                 status @ ("incomplete" | "failed" | "cancelled") => format!("response.{status}"),
@@ -190,10 +186,8 @@ impl Envelope<'_> {
         }
         let numbered = events.into_iter().zip(0_u64..);
         numbered
-            .map(|((mut event, mark), number)| {
-                event["sequence_number"] = number.into();
-                let name = event["type"].as_str().unwrap_or_default();
-                BodyChunk { bytes: format!("event: {name}\ndata: {event}\n\n").into(), mark }
+            .map(|((event, mark), number)| {
+                BodyChunk::named_event(&with(event, "sequence_number", number.into()), mark)
             })
             .collect()
     }
@@ -207,84 +201,45 @@ impl Envelope<'_> {
     ) {
         let mut begun = item.clone();
         let (mut index, mut mark) = (Some(index as u64), ChunkMark::Content);
-        let said = match source {
+        let between = match source {
             ItemSource::Reasoning => {
                 begun = json!({"id": item["id"], "type": "reasoning", "summary": []});
-                self.thinking(&item["id"])
+                let part = |text: &str| json!({"type": "summary_text", "text": text});
+                let names = ["reasoning_summary_part", "reasoning_summary_text", "summary_index"];
+                text_events(&item["id"], names, part, &self.answer.response.reasoning)
             }
             ItemSource::Message => {
                 begun["status"] = "in_progress".into();
                 begun["content"] = json!([]);
-                self.speaking(&item["id"])
+                let part =
+                    |text: &str| json!({"type": "output_text", "annotations": [], "text": text});
+                let names = ["content_part", "output_text", "content_index"];
+                text_events(&item["id"], names, part, &self.answer.response.text)
             }
             ItemSource::Call(place, call) => {
                 begun["status"] = "in_progress".into();
                 begun["arguments"] = "".into();
                 mark = ChunkMark::Call(*place);
                 index = call.index.or(index).filter(|_| !call.no_index);
-                calling(&item["id"], call)
+                call_events(&item["id"], call)
             }
         };
         let added = json!({"type": "response.output_item.added", "item": begun});
         let done = json!({"type": "response.output_item.done", "item": item});
-        for event in std::iter::once(added).chain(said).chain([done]) {
-            let event = match index {
-                Some(index) => with(event, "output_index", index.into()),
-                None => event,
-            };
+        for mut event in std::iter::once(added).chain(between).chain([done]) {
+            set(&mut event, "output_index", index);
             events.push((event, mark));
         }
     }
 
-    fn thinking(&self, id: &Value) -> Vec<Value> {
-        let part = |text: &str| json!({"type": "summary_text", "text": text});
-        let event = |name: &str, key: &str, value: Value| {
-            let event = json!({"type": format!("response.reasoning_summary_{name}"),
-                "item_id": id, "summary_index": 0});
-            with(event, key, value)
-        };
-        let whole = self.response.reasoning.concat();
-        let pieces = self.response.reasoning.iter();
-        let first = event("part.added", "part", part(""));
-        let pieces = pieces.map(|piece| event("text.delta", "delta", piece.as_str().into()));
-        let last = [
-            event("text.done", "text", whole.as_str().into()),
-            event("part.done", "part", part(&whole)),
-        ];
-        std::iter::once(first).chain(pieces).chain(last).collect()
-    }
-
-    fn speaking(&self, id: &Value) -> Vec<Value> {
-        let part = |text: &str| json!({"type": "output_text", "annotations": [], "text": text});
-        let event = |name: &str, key: &str, value: Value| {
-            let event =
-                json!({"type": format!("response.{name}"), "item_id": id, "content_index": 0});
-            with(event, key, value)
-        };
-        let whole = self.response.text.concat();
-        let pieces = self.response.text.iter();
-        let first = event("content_part.added", "part", part(""));
-        let pieces = pieces.map(|piece| event("output_text.delta", "delta", piece.as_str().into()));
-        let last = [
-            event("output_text.done", "text", whole.as_str().into()),
-            event("content_part.done", "part", part(&whole)),
-        ];
-        std::iter::once(first).chain(pieces).chain(last).collect()
-    }
-
     /// Returns the token counts: the script's, else one token for four bytes.
     fn usage(&self) -> Value {
-        let Response { reasoning, text, calls, usage, .. } = self.response;
-        if let Some(usage) = usage {
+        if let Some(usage) = &self.answer.response.usage {
             return usage.clone();
         }
-        let tokens = |bytes: usize| bytes.div_ceil(4);
-        let asked = self.request["messages"].to_string().len();
-        let read = tokens(asked + self.request["tools"].to_string().len());
-        let thought = tokens(reasoning.iter().map(String::len).sum());
-        let said: usize = text.iter().map(String::len).sum();
-        let called: usize = calls.iter().map(|call| call.arguments_text().len() + 16).sum();
-        let written = tokens(said + called) + thought;
+        let sizes = self.answer.sizes();
+        let (read, thought) = (tokens(sizes.request), tokens(sizes.reasoning));
+        let written = tokens(sizes.content) + thought;
         json!({
             "input_tokens": read,
             "input_tokens_details": {"cached_tokens": 0},
@@ -295,19 +250,35 @@ impl Envelope<'_> {
     }
 }
 
-fn calling(id: &Value, call: &Call) -> Vec<Value> {
-    let text = call.arguments_text();
-    let pieces = match call.pieces {
-        Some(count) => split_in(&text, count),
-        None => split_every(&text, 8),
+/// Returns the events of a text between the opening and the end of its item. `names` are those of
+/// the part, of its text, and of the member that holds the part's index.
+fn text_events(
+    id: &Value,
+    names: [&str; 3],
+    part: impl Fn(&str) -> Value,
+    pieces: &[String],
+) -> Vec<Value> {
+    let [part_name, text_name, index] = names;
+    let event = |name: &str, change: &str, key: &str, value: Value| json!({"type": format!("response.{name}.{change}"), "item_id": id, index: 0, key: value});
+    let whole = pieces.concat();
+    let first = event(part_name, "added", "part", part(""));
+    let deltas =
+        pieces.iter().map(|piece| event(text_name, "delta", "delta", piece.as_str().into()));
+    let last = [
+        event(text_name, "done", "text", whole.as_str().into()),
+        event(part_name, "done", "part", part(&whole)),
+    ];
+    std::iter::once(first).chain(deltas).chain(last).collect()
+}
+
+/// Returns the events of a call between the opening and the end of its item.
+fn call_events(id: &Value, call: &Call) -> Vec<Value> {
+    let event = |change: &str, key: &str, value: String| {
+        json!({"type": format!("response.function_call_arguments.{change}"), "item_id": id,
+            key: value})
     };
-    let event = |name: &str, key: &str, value: String| {
-        let event = json!({"type": format!("response.function_call_arguments.{name}"),
-            "item_id": id});
-        with(event, key, value.into())
-    };
-    let pieces = pieces.into_iter().map(|piece| event("delta", "delta", piece));
-    pieces.chain([event("done", "arguments", text)]).collect()
+    let deltas = call.argument_pieces().into_iter().map(|piece| event("delta", "delta", piece));
+    deltas.chain([event("done", "arguments", call.arguments_text())]).collect()
 }
 
 fn with(mut event: Value, key: &str, value: Value) -> Value {
@@ -335,7 +306,12 @@ mod tests {
     }
 
     fn encode(response: &Response, request: Value) -> Encoded {
-        OpenaiResponses::encode(response, &request, ResponseStamp { number: 7, created: 1 })
+        OpenaiResponses.encode(&RehearsedAnswer {
+            response,
+            request: &request,
+            number: 7,
+            created: 1,
+        })
     }
 
     fn events(encoded: &Encoded) -> Vec<Value> {

@@ -187,7 +187,7 @@ impl AccumulatorState {
         self.perform_effects(myself);
         if resumed_turn.is_some() {
             let epoch = self.setup.epoch;
-            let _ = self.setup.session.cast(SessionMessage::TurnKnown { epoch });
+            let _ = self.setup.session.cast(SessionMessage::TurnResumed { epoch });
         }
     }
 

@@ -106,7 +106,7 @@ impl Actor for SessionActor {
         message: SessionMessage,
         state: &mut SessionActorState,
     ) -> Result<(), ActorProcessingErr> {
-        if !matches!(message, SessionMessage::Rest | SessionMessage::Hibernate { .. }) {
+        if !matches!(message, SessionMessage::ReleaseActors | SessionMessage::Hibernate { .. }) {
             state.live.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
         }
         if state.shared.is_closing() {
@@ -128,11 +128,11 @@ impl Actor for SessionActor {
                 state.perform(&myself).await;
                 let _ = reply.send(state.log.last_seq());
             }
-            SessionMessage::GoOn => state.wake(),
+            SessionMessage::ContinueRun => state.wake(),
             SessionMessage::Resume { reply } => {
                 let _ = reply.send(state.resume(&myself).await);
             }
-            SessionMessage::Rest => {
+            SessionMessage::ReleaseActors => {
                 if state.session.run().is_none() {
                     state.release_actors();
                 }
@@ -161,7 +161,7 @@ impl Actor for SessionActor {
             SessionMessage::ApprovalsChanged { epoch, approvals, only_waits } => {
                 state.approvals_changed(epoch, approvals, only_waits);
             }
-            SessionMessage::TurnKnown { epoch } => state.turn_resumed(epoch),
+            SessionMessage::TurnResumed { epoch } => state.turn_resumed(epoch),
             SessionMessage::Decide { key, decision, reply } => {
                 state.resume_if_suspended();
                 state.perform(&myself).await;

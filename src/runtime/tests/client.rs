@@ -2,7 +2,7 @@
 
 use futures::{Stream, StreamExt as _};
 
-use super::provider::{Reply, asks_for, plain, says, text};
+use super::provider::{Reply, answer_with, calls_to, plain, text};
 use super::*;
 use crate::config::ApiKey;
 use crate::message::Message;
@@ -25,22 +25,22 @@ async fn collect(
     stream: impl Stream<Item = Result<Vec<Delta>, ProviderError>>,
 ) -> (String, Option<ProviderError>) {
     let mut stream = std::pin::pin!(stream);
-    let (mut said, mut error) = (String::new(), None);
+    let (mut text_received, mut error) = (String::new(), None);
     while let Some(item) = timeout(SOON, stream.next()).await.expect("the stream goes on") {
-        assert!(error.is_none(), "something came after an error");
+        assert!(error.is_none(), "an item followed an error");
         match item {
             Ok(batch) => {
                 assert!(!batch.is_empty());
                 for delta in batch {
                     if let Delta::Text(text) = delta {
-                        said.push_str(&text);
+                        text_received.push_str(&text);
                     }
                 }
             }
             Err(found) => error = Some(found),
         }
     }
-    (said, error)
+    (text_received, error)
 }
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn streams_an_answer_with_the_configured_headers() {
         config.api_key = Some(key.unwrap());
     });
     assert!(!format!("{client:?}").contains("very-secret"));
-    assert!(!format!("{client:?}").contains("blue"), "it may be a key as well");
+    assert!(!format!("{client:?}").contains("blue"), "the header may be a key");
     assert_eq!(collect(client.stream(&request())).await, ("good day".into(), None));
     let headers = provider.headers();
     assert_eq!(headers["x-team"], "blue");
@@ -62,7 +62,7 @@ async fn streams_an_answer_with_the_configured_headers() {
 
 #[tokio::test]
 async fn completes_an_answer_with_calls() {
-    let provider = Provider::new(|_, _| Reply::Sse(asks_for(&[("add", r#"{"a":1}"#)]))).await;
+    let provider = Provider::new(|_, _| Reply::Sse(calls_to(&[("add", r#"{"a":1}"#)]))).await;
     let response = client(&provider, |_| ()).complete(&request()).await.unwrap();
     assert_eq!(response.tool_calls().len(), 1);
     let call = response.first_tool_call().unwrap();
@@ -72,9 +72,9 @@ async fn completes_an_answer_with_calls() {
 }
 
 #[tokio::test]
-async fn a_request_for_a_single_call_counts_the_first_and_shows_them_all() {
-    let said = [("add", r#"{"a":1}"#), ("add", r#"{"a":2}"#)];
-    let provider = Provider::new(move |_, _| Reply::Sse(asks_for(&said))).await;
+async fn a_request_for_a_single_call_returns_only_the_first_to_run() {
+    let text_received = [("add", r#"{"a":1}"#), ("add", r#"{"a":2}"#)];
+    let provider = Provider::new(move |_, _| Reply::Sse(calls_to(&text_received))).await;
     let client = client(&provider, |_| ());
     for (asked, counted) in [(None, 2), (Some(true), 2), (Some(false), 1)] {
         let request = ModelRequest { parallel_tool_calls: asked, ..request() };
@@ -90,10 +90,10 @@ async fn a_request_for_a_single_call_counts_the_first_and_shows_them_all() {
 }
 
 #[tokio::test]
-async fn reads_a_plain_answer_though_a_stream_was_asked_for_and_the_other_way_round() {
+async fn a_response_may_be_plain_or_streamed_whatever_was_requested() {
     let provider = Provider::new(|_, body| match body["stream"].as_bool() {
         Some(true) => plain("plain"),
-        _ => Reply::Sse(says("streamed")),
+        _ => Reply::Sse(answer_with("streamed")),
     })
     .await;
     let client = client(&provider, |_| ());
@@ -103,7 +103,7 @@ async fn reads_a_plain_answer_though_a_stream_was_asked_for_and_the_other_way_ro
 }
 
 #[tokio::test]
-async fn a_status_brings_the_services_words_and_its_wish() {
+async fn an_error_status_has_the_services_message_and_retry_hint() {
     let provider = Provider::new(|_, _| Reply::Whole {
         status: 429,
         kind: "application/json",
@@ -111,12 +111,12 @@ async fn a_status_brings_the_services_words_and_its_wish() {
         retry_after: Some("7"),
     })
     .await;
-    let (said, error) = collect(client(&provider, |_| ()).stream(&request())).await;
+    let (text_received, error) = collect(client(&provider, |_| ()).stream(&request())).await;
     let error = error.unwrap();
     let (before, message) = error.message.split_once(": ").unwrap();
     assert!(before.starts_with("127.0.0.1:"), "{before}");
     let expected = "HTTP status 429: slow down (it asks to wait 7s)";
-    assert_eq!((said.as_str(), message), ("", expected));
+    assert_eq!((text_received.as_str(), message), ("", expected));
     assert_eq!((error.kind, error.status), (ProviderErrorKind::Status, Some(429)));
     assert_eq!(error.retry_after, Some(Duration::from_secs(7)));
     assert!(error.is_transient());
@@ -128,7 +128,7 @@ async fn silence_comments_and_breaks_are_errors() {
         config.first_event_timeout = Duration::from_millis(400);
         config.idle_timeout = Duration::from_millis(200);
     };
-    for (reply, said, kind) in [
+    for (reply, text_received, kind) in [
         (0, "", ProviderErrorKind::Timeout),
         (1, "", ProviderErrorKind::Timeout),
         (2, "hm", ProviderErrorKind::Timeout),
@@ -143,9 +143,9 @@ async fn silence_comments_and_breaks_are_errors() {
             _ => Reply::Break(vec![text("hm")]),
         })
         .await;
-        let (heard, error) = collect(client(&provider, short).stream(&request())).await;
+        let (received, error) = collect(client(&provider, short).stream(&request())).await;
         let error = error.unwrap_or_else(|| panic!("case {reply} has no error"));
-        assert_eq!((heard.as_str(), error.kind), (said, kind), "case {reply}: {error}");
+        assert_eq!((received.as_str(), error.kind), (text_received, kind), "case {reply}: {error}");
         until("the connection is let go", || provider.open() == 0).await;
     }
 }
@@ -177,7 +177,7 @@ async fn slow_plain_service(pause: Duration) -> String {
 }
 
 #[tokio::test]
-async fn a_plain_answer_has_a_time_limit_of_its_own() {
+async fn a_plain_answer_has_its_own_time_limit() {
     let plain = ModelRequest { stream: false, ..request() };
     for (answer_timeout, ends_well) in [(5_000, true), (400, false)] {
         let url = slow_plain_service(Duration::from_millis(300)).await;
@@ -195,7 +195,7 @@ async fn a_plain_answer_has_a_time_limit_of_its_own() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_a_connect_error_without_the_address() {
+async fn a_refused_connection_is_an_error_without_the_address() {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
     drop(listener);
@@ -206,8 +206,8 @@ async fn nobody_there_is_a_connect_error_without_the_address() {
 }
 
 #[tokio::test]
-async fn a_stream_that_says_done_and_stays_open_is_over() {
-    let provider = Provider::new(move |_, _| Reply::Stall(says("fine"))).await;
+async fn a_stream_that_stays_open_after_done_has_ended() {
+    let provider = Provider::new(move |_, _| Reply::Stall(answer_with("fine"))).await;
     let asked = Instant::now();
     assert_eq!(collect(client(&provider, |_| ()).stream(&request())).await, ("fine".into(), None));
     assert!(asked.elapsed() < Duration::from_secs(5));
@@ -223,7 +223,7 @@ async fn the_next_request_uses_the_same_connection() {
         let (mut socket, _) = listener.accept().await.unwrap();
         drop(listener);
         let mut body = String::new();
-        for payload in says("fine") {
+        for payload in answer_with("fine") {
             body.push_str(&format!("data: {payload}\n\n"));
         }
         let answer = format!(

@@ -3,7 +3,7 @@
 use ractor::ActorCell;
 
 use super::engine::{Engine, entries};
-use super::provider::{Reply, asks_for, says, text};
+use super::provider::{Reply, answer_with, calls_to, text};
 use super::recovery::{ACCUMULATOR, SUPERVISOR, actors, kill, refused};
 use super::*;
 use crate::record::{Record, StopMode};
@@ -37,10 +37,10 @@ async fn killed_at(record: usize) -> (Vec<&'static str>, bool) {
     let provider = Provider::new(|_, body| {
         let answered = body["messages"].as_array().unwrap().iter().any(|m| m["role"] == "tool");
         let calls = [("put", "{}"), ("echo", r#"{"n":1}"#)];
-        Reply::Sse(if answered { says("done") } else { asks_for(&calls) })
+        Reply::Sse(if answered { answer_with("done") } else { calls_to(&calls) })
     })
     .await
-    .behind(Arc::clone(&gate));
+    .gated_by(Arc::clone(&gate));
     let put = ToolSpec { effect: Default::default(), ..spec("put") }.idempotent();
     let put = tool(put, |_| async { Ok("put".into()) });
     let armed = Armed::default();
@@ -74,7 +74,7 @@ async fn killed_at(record: usize) -> (Vec<&'static str>, bool) {
 }
 
 #[tokio::test]
-async fn the_accumulator_dies_at_any_record() {
+async fn a_run_survives_the_accumulators_death_at_any_record() {
     let mut deaths = 0;
     loop {
         let (statuses, sprung) = killed_at(deaths).await;
@@ -117,15 +117,15 @@ async fn cut_off_at_the_death(stopped: bool) -> RunEnd {
 }
 
 #[tokio::test]
-async fn why_a_turn_was_cut_off_outlives_its_actors() {
+async fn the_cause_of_a_cancelled_turn_survives_its_actors() {
     assert_eq!(cut_off_at_the_death(true).await, RunEnd::Stopped);
     assert_eq!(cut_off_at_the_death(false).await, RunEnd::TimedOut);
 }
 
 #[tokio::test]
-async fn a_turn_that_failed_at_the_death_is_not_asked_again() {
+async fn a_turn_that_failed_before_the_death_is_not_retried() {
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
-    let provider = Provider::new(|_, _| refused()).await.behind(Arc::clone(&gate));
+    let provider = Provider::new(|_, _| refused()).await.gated_by(Arc::clone(&gate));
     let armed = Armed::default();
     let trap = trap(&armed);
     let setup = setup(&provider, ToolRegistry::new(), |_| ());
@@ -143,10 +143,14 @@ async fn a_turn_that_failed_at_the_death_is_not_asked_again() {
 }
 
 #[tokio::test]
-async fn a_death_gives_back_places_and_those_in_line() {
+async fn an_actors_death_releases_its_permits_and_waiting_requests() {
     let provider = Provider::new(|_, body| {
         let last = body["messages"].as_array().unwrap().last().unwrap();
-        Reply::Sse(if last["role"] == "tool" { says("done") } else { asks_for(&[("one", "{}")]) })
+        Reply::Sse(if last["role"] == "tool" {
+            answer_with("done")
+        } else {
+            calls_to(&[("one", "{}")])
+        })
     })
     .await;
     let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));

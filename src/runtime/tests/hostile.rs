@@ -74,23 +74,23 @@ fn head(rest: &str) -> String {
 const SSE: &str = "content-type: text/event-stream\r\nconnection: close";
 
 #[tokio::test]
-async fn what_comes_after_the_last_word_does_not_keep_the_response_open() {
-    let said = format!("{}data: {}\n\ndata: [DONE]\n\n", head(SSE), text("fine"));
+async fn data_after_the_end_does_not_keep_the_response_open() {
+    let response = format!("{}data: {}\n\ndata: [DONE]\n\n", head(SSE), text("fine"));
     for more in [
         ": a comment\n\n",
         "data: {\"choices\":[{\"delta\":{\"content\":\"\"}}]}\n\n",
         "data: {\"choices\":[{\"delta\":{\"content\":\"more\"}}]}\n\n",
         "data: [DONE]\n\n",
     ] {
-        let mut service = service(said.clone(), more).await;
-        let heard = ask(&service).await.unwrap();
-        assert!(heard.starts_with("fine"), "{more}: {heard}");
-        timeout(SOON, service.left.recv()).await.expect("the connection is let go").unwrap();
+        let mut service = service(response.clone(), more).await;
+        let received = ask(&service).await.unwrap();
+        assert!(received.starts_with("fine"), "{more}: {received}");
+        timeout(SOON, service.left.recv()).await.expect("the connection is closed").unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_refusal_whose_body_never_ends_is_heard() {
+async fn an_error_with_an_endless_body_is_reported() {
     let head =
         "HTTP/1.1 429 Too Many Requests\r\ncontent-length: 1000000\r\nretry-after: 3\r\n\r\n";
     let asked = ["", "."].map(|more| async move { ask(&service(head, more).await).await });
@@ -117,7 +117,7 @@ async fn a_redirect_is_not_followed() {
 }
 
 #[tokio::test]
-async fn what_is_no_answer_of_a_model_is_named() {
+async fn bodies_that_are_not_responses_are_reported() {
     let html = "<!doctype html><html><body>Log in to the network</body></html>";
     for kind in ["content-type: text/html; charset=utf-8\r\n", ""] {
         let page = head(&format!("{kind}content-length: {}", html.len())) + html;
@@ -146,29 +146,29 @@ async fn stopped_in_time(url: &str, service: &mut Service) {
     sleep(Duration::from_millis(20)).await;
     let asked = Instant::now();
     session.stop(StopMode::Now).await.unwrap();
-    let report = timeout(SOON, run.report).await.expect("the stop is heard").unwrap();
+    let report = timeout(SOON, run.report).await.expect("the run ends").unwrap();
     assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
     assert_eq!(report.run_end, RunEnd::Stopped);
-    timeout(SOON, service.left.recv()).await.expect("the connection is let go").unwrap();
+    timeout(SOON, service.left.recv()).await.expect("the connection is closed").unwrap();
     nothing_left(&host).await;
 }
 
 #[tokio::test]
-async fn a_stop_is_heard_during_the_handshake() {
+async fn a_stop_takes_effect_during_the_handshake() {
     let mut service = service("", "").await;
     let url = service.url.replace("http://", "https://");
     stopped_in_time(&url, &mut service).await;
 }
 
 #[tokio::test]
-async fn a_stop_is_heard_within_the_head() {
+async fn a_stop_takes_effect_while_the_head_arrives() {
     let mut service = service("HTTP/1.1 200 OK\r\nx-slow: ", "a").await;
     let url = service.url.clone();
     stopped_in_time(&url, &mut service).await;
 }
 
 #[tokio::test]
-async fn a_stop_is_heard_while_a_body_trickles() {
+async fn a_stop_takes_effect_while_the_body_arrives_slowly() {
     for head in [head(SSE), head("content-type: application/json\r\nconnection: close")] {
         let mut service = service(head, " ").await;
         let url = service.url.clone();

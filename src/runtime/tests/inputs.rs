@@ -2,7 +2,7 @@
 //! the session.
 
 use super::engine::{Engine, entries};
-use super::provider::{Reply, says, text};
+use super::provider::{Reply, answer_with, text};
 use super::recovery::{STREAM, SUPERVISOR, actors};
 use super::*;
 use crate::config::{Limits, RunOverrides};
@@ -56,7 +56,7 @@ fn folded(journal: &dyn Journal, session: &SessionHandle) -> Vec<Arc<Message>> {
 }
 
 async fn answering() -> Provider {
-    Provider::new(|n, _| Reply::Sse(says(["one", "two", "three"][n.min(2)]))).await
+    Provider::new(|n, _| Reply::Sse(answer_with(["one", "two", "three"][n.min(2)]))).await
 }
 
 async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
@@ -89,17 +89,17 @@ async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
 }
 
 #[tokio::test]
-async fn it_may_come_as_the_turn_is_committed() {
+async fn an_input_may_arrive_while_the_turn_is_committed() {
     said_at(|journal, steer| *journal.before.lock() = Some(steer)).await;
     said_at(|journal, steer| *journal.after.lock() = Some(steer)).await;
 }
 
 #[tokio::test]
-async fn a_death_neither_loses_nor_doubles_it() {
+async fn an_actors_death_neither_loses_nor_doubles_an_input() {
     for which in 0..3 {
         let provider = Provider::new(|n, _| match n {
             0 => Reply::Stall(vec![text("lost ")]),
-            _ => Reply::Sse(says(["one", "two"][n - 1])),
+            _ => Reply::Sse(answer_with(["one", "two"][n - 1])),
         })
         .await;
         let journal = Arc::new(MemoryJournal::new());
@@ -123,42 +123,46 @@ async fn a_death_neither_loses_nor_doubles_it() {
 /// Steers at random times. The input must be in the history exactly once. The model must have
 /// received it unless the run was over. The records must agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_any_time() {
-    let provider = Provider::new(|n, _| Reply::Sse(says(&format!("answer {n}")))).await;
+async fn an_input_at_any_time_is_in_the_history_once() {
+    let provider = Provider::new(|n, _| Reply::Sse(answer_with(&format!("answer {n}")))).await;
     let journal = Arc::new(MemoryJournal::new());
     let setup = setup(&provider, ToolRegistry::new(), |_| ());
     let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
-    let (mut taken, mut late) = (0, 0);
+    let (mut delivered, mut late) = (0, 0);
     for n in 0..60_u64 {
         let run = session.start_run("go").await.unwrap();
         sleep(Duration::from_micros(n * 97 % 3000)).await;
         let steered = session.steer("more").await;
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
-        let said = contents(report.run_messages());
-        let steers = said.iter().filter(|text| *text == "more").count();
+        let contents_of_run = contents(report.run_messages());
+        let steers = contents_of_run.iter().filter(|text| *text == "more").count();
         match steered {
             Ok(_) => {
-                assert_eq!((steers, said.len(), report.turns), (1, 4, 2), "{said:?}");
-                taken += 1;
+                assert_eq!(
+                    (steers, contents_of_run.len(), report.turns),
+                    (1, 4, 2),
+                    "{contents_of_run:?}"
+                );
+                delivered += 1;
             }
             Err(HostError::NoRun) => {
-                assert_eq!((steers, said.len()), (0, 2), "{said:?}");
+                assert_eq!((steers, contents_of_run.len()), (0, 2), "{contents_of_run:?}");
                 late += 1;
             }
             Err(other) => panic!("{other}"),
         }
     }
-    assert_eq!(taken + late, 60);
-    assert!(taken > 0, "some came in time");
+    assert_eq!(delivered + late, 60);
+    assert!(delivered > 0, "some inputs arrive during the run");
     assert_eq!(folded(&*journal, &session), session.snapshot().await.unwrap().history);
 }
 
 #[tokio::test]
-async fn what_waits_is_in_the_records_in_its_turn() {
+async fn queued_inputs_are_recorded_in_order() {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Stall(vec![text("so far")]),
-        _ => Reply::Sse(says("two")),
+        _ => Reply::Sse(answer_with("two")),
     })
     .await;
     let journal = Arc::new(MemoryJournal::new());
@@ -192,7 +196,7 @@ async fn what_waits_is_in_the_records_in_its_turn() {
 }
 
 #[tokio::test]
-async fn a_death_during_the_calls_that_a_session_was_opened_with_repeats_no_effect() {
+async fn an_actors_death_during_initial_calls_repeats_no_effect() {
     for which in [STREAM, SUPERVISOR] {
         let provider = answering().await;
         let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -224,8 +228,8 @@ async fn a_death_during_the_calls_that_a_session_was_opened_with_repeats_no_effe
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "one"));
         assert_eq!(begun.load(Ordering::SeqCst), 1, "no effect is repeated");
-        let told = results(&report);
-        assert_eq!((told["pay"].0, told["echo"]), ("unknown", ("success", "{}")));
+        let outcomes = results(&report);
+        assert_eq!((outcomes["pay"].0, outcomes["echo"]), ("unknown", ("success", "{}")));
         assert_eq!(contents(report.run_messages())[3..], ["go", "one"]);
         assert_eq!(provider.count(), 1);
         assert_eq!(folded(&*journal, &session), session.snapshot().await.unwrap().history);

@@ -1,6 +1,6 @@
 //! Tests of the limits of a host and of its shutdown.
 
-use super::provider::{Reply, says, text};
+use super::provider::{Reply, answer_with, text};
 use super::*;
 use crate::record::StopMode;
 use crate::types::RunEnd;
@@ -18,9 +18,9 @@ async fn sessions_are_opened_by_name_and_closed() {
     assert_eq!(host.open_session(named("b")).await.unwrap_err(), HostError::SessionExists);
     let error = host.open_session(named("no name")).await.unwrap_err();
     assert_eq!(error, HostError::InvalidSessionId);
-    let open = OpenSession { agent: Some("nobody".into()), ..OpenSession::default() };
+    let open = OpenSession { agent: Some("unknown".into()), ..OpenSession::default() };
     let error = host.open_session(open).await.unwrap_err();
-    assert_eq!(error, HostError::UnknownAgent("nobody".into()));
+    assert_eq!(error, HostError::UnknownAgent("unknown".into()));
     host.open_session(named("a")).await.unwrap();
     assert_eq!(host.open_session(named("c")).await.unwrap_err(), HostError::Full("session"));
     let sessions = host.sessions(SessionQuery::default()).await.unwrap();
@@ -43,7 +43,7 @@ async fn sessions_are_opened_by_name_and_closed() {
 }
 
 #[tokio::test]
-async fn a_session_has_one_run_and_a_host_so_many() {
+async fn a_session_has_one_run_and_a_host_a_limited_number() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
     let host =
         host(&provider, ToolRegistry::new(), |config| config.host.max_concurrent_runs = 1).await;
@@ -114,7 +114,7 @@ async fn a_shutdown_lets_tools_finish_and_takes_no_more_runs() {
 }
 
 #[tokio::test]
-async fn a_shutdown_answers_what_outlasts_its_grace() {
+async fn a_shutdown_cancels_calls_after_its_grace_period() {
     let provider = Provider::calling(&[("hang", "{}")]).await;
     let hang = tool(spec("hang"), |_| std::future::pending());
     let host = host(&provider, registry([hang]), |config| {
@@ -154,14 +154,14 @@ async fn dies(host: &Host, session: &SessionHandle) {
     dead.actor.get_cell().kill();
     let shared = Arc::clone(&host.inner.link.shared);
     let id = session.id().clone();
-    until("the host has heard of it", move || {
+    until("the host has handled the death", move || {
         shared.awake(&id).is_none_or(|live| live.actor.get_id() != dead.actor.get_id())
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_session_that_dies_goes_on_from_its_records() {
+async fn a_session_that_dies_continues_from_its_records() {
     let provider = Provider::saying("fine").await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = host.open_session(named("one")).await.unwrap();
@@ -175,10 +175,10 @@ async fn a_session_that_dies_goes_on_from_its_records() {
 }
 
 #[tokio::test]
-async fn a_session_that_dies_in_the_middle_of_a_run_goes_on_with_it() {
+async fn a_session_that_dies_during_a_run_continues_the_run() {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Stall(vec![text("lost ")]),
-        _ => Reply::Sse(says("found")),
+        _ => Reply::Sse(answer_with("found")),
     })
     .await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
@@ -194,7 +194,7 @@ async fn a_session_that_dies_in_the_middle_of_a_run_goes_on_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_run_that_was_accepted_beside_a_shutdown_has_its_report() {
+async fn every_run_that_was_accepted_during_a_shutdown_has_a_report() {
     for round in 0..20 {
         let provider = Provider::saying("fine").await;
         let host = host(&provider, ToolRegistry::new(), |_| ()).await;

@@ -1,12 +1,12 @@
 //! Tests of the actors against a scripted provider on loopback.
 
+mod approvals;
 mod client;
 mod deaths;
 mod engine;
 mod hostile;
 mod inputs;
 mod limits;
-mod people;
 mod provider;
 mod recovery;
 mod replays;
@@ -84,7 +84,7 @@ async fn session(host: &Host) -> SessionHandle {
 fn rest(host: &Host) {
     for (_, live) in host.inner.link.shared.all_awake() {
         // A session actor that has ended has no run actors.
-        let _ = live.actor.cast(SessionMessage::Rest);
+        let _ = live.actor.cast(SessionMessage::ReleaseActors);
     }
 }
 

@@ -70,17 +70,20 @@ impl Provider {
 
     /// Starts a provider that answers every request with this text.
     pub(super) async fn saying(text: &'static str) -> Self {
-        Self::new(move |_, _| Reply::Sse(says(text))).await
+        Self::new(move |_, _| Reply::Sse(answer_with(text))).await
     }
 
     /// Starts a provider that answers the first request with these calls and the others with
     /// `done`.
     pub(super) async fn calling(calls: &'static [(&'static str, &'static str)]) -> Self {
-        Self::new(move |n, _| Reply::Sse(if n == 0 { asks_for(calls) } else { says("done") })).await
+        Self::new(move |n, _| {
+            Reply::Sse(if n == 0 { calls_to(calls) } else { answer_with("done") })
+        })
+        .await
     }
 
     /// Makes each response wait for a permit of `gate`.
-    pub(super) fn behind(self, gate: Arc<Semaphore>) -> Self {
+    pub(super) fn gated_by(self, gate: Arc<Semaphore>) -> Self {
         *self.asked.gate.lock() = Some(gate);
         self
     }
@@ -203,7 +206,7 @@ pub(super) fn text(text: &str) -> String {
 }
 
 /// Returns the payloads of a streamed response, one for each word.
-pub(super) fn says(words: &str) -> Vec<String> {
+pub(super) fn answer_with(words: &str) -> Vec<String> {
     let mut payloads: Vec<_> = words.split_inclusive(' ').map(text).collect();
     payloads.extend(end("stop"));
     payloads
@@ -222,7 +225,7 @@ pub(super) fn calls(calls: &[(&str, &str)]) -> Vec<String> {
 }
 
 /// Returns the payloads of a streamed response with calls.
-pub(super) fn asks_for(asked: &[(&str, &str)]) -> Vec<String> {
+pub(super) fn calls_to(asked: &[(&str, &str)]) -> Vec<String> {
     let mut payloads = calls(asked);
     payloads.extend(end("tool_calls"));
     payloads

@@ -2,7 +2,7 @@
 
 use ractor::ActorCell;
 
-use super::provider::{Reply, asks_for, says, text};
+use super::provider::{Reply, answer_with, calls_to, text};
 use super::*;
 use crate::event::Event;
 use crate::record::StopMode;
@@ -38,7 +38,7 @@ pub(super) async fn kill(session: &SessionHandle, which: usize) {
 async fn while_the_model_is_silent(which: usize) {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Stall(vec![text("lost ")]),
-        _ => Reply::Sse(says("found")),
+        _ => Reply::Sse(answer_with("found")),
     })
     .await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
@@ -57,7 +57,7 @@ async fn a_turn_that_had_fallen_back_goes_on_with_that_model() {
     let main = Provider::new(|_, _| refused()).await;
     let backup = Provider::new(|n, _| match n {
         0 => Reply::Stall(vec![text("lost ")]),
-        _ => Reply::Sse(says("found")),
+        _ => Reply::Sse(answer_with("found")),
     })
     .await;
     let host = host(&main, ToolRegistry::new(), |config| {
@@ -168,7 +168,7 @@ async fn an_idempotent_call_is_run_again_under_the_same_key() {
 
 #[tokio::test]
 async fn an_actor_that_dies_too_often_fails_the_run_with_every_call_answered() {
-    let provider = Provider::new(|_, _| Reply::Sse(asks_for(&[("put", "{}")]))).await;
+    let provider = Provider::new(|_, _| Reply::Sse(calls_to(&[("put", "{}")]))).await;
     let put = tool(ToolSpec { effect: Default::default(), ..spec("put") }.idempotent(), |_| {
         std::future::pending()
     });
@@ -251,7 +251,7 @@ async fn deaths_at_any_time_repeat_no_effect_and_leave_no_call_open() {
     let provider = Provider::new(|_, body| {
         let last = body["messages"].as_array().unwrap().last().unwrap();
         let calls = [("echo", r#"{"n":1}"#), ("pay", "{}"), ("echo", r#"{"n":2}"#)];
-        Reply::Sse(if last["role"] == "tool" { says("done") } else { asks_for(&calls) })
+        Reply::Sse(if last["role"] == "tool" { answer_with("done") } else { calls_to(&calls) })
     })
     .await;
     let paid = Arc::new(parking_lot::Mutex::new(std::collections::BTreeSet::new()));
@@ -333,7 +333,7 @@ async fn one_of_them_dies_between_two_runs() {
     for which in [STREAM, ACCUMULATOR, SUPERVISOR] {
         let provider = Provider::new(|n, _| match n {
             0 => Reply::Stall(vec![text("so far")]),
-            _ => Reply::Sse(says("found")),
+            _ => Reply::Sse(answer_with("found")),
         })
         .await;
         let host = host(&provider, ToolRegistry::new(), |_| ()).await;
@@ -353,7 +353,7 @@ async fn one_of_them_dies_between_two_runs() {
 
 #[tokio::test]
 async fn a_tool_of_a_run_that_is_over_keeps_its_grace_when_the_next_one_ends() {
-    let provider = Provider::new(|_, _| Reply::Sse(asks_for(&[("slow", "{}")]))).await;
+    let provider = Provider::new(|_, _| Reply::Sse(calls_to(&[("slow", "{}")]))).await;
     let tidied = Arc::new(AtomicBool::new(false));
     let slow = tool(spec("slow"), {
         let tidied = Arc::clone(&tidied);

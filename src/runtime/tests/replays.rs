@@ -1,7 +1,7 @@
 //! Tests that a replay of the records makes the same decisions.
 
 use super::engine::entries;
-use super::provider::{Reply, asks_for, says};
+use super::provider::{Reply, answer_with, calls_to};
 use super::*;
 use crate::config::{OnExcess, RunOverrides};
 use crate::journal::StoredSessionFilter;
@@ -45,12 +45,12 @@ async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, SessionId, Vec<Jou
     let provider = Provider::new(|n, _| {
         let calls = [
             ("count", r#"{"n": 1}"#),
-            ("nobody", "{}"),
+            ("unknown_tool", "{}"),
             ("pay", "{}"),
             ("count", "{\"n\": 2}"),
             ("count", "{\"n\""),
         ];
-        Reply::Sse(if n % 2 == 0 { asks_for(&calls) } else { says("that is all") })
+        Reply::Sse(if n % 2 == 0 { calls_to(&calls) } else { answer_with("that is all") })
     })
     .await;
     let count = tool(spec("count"), |context| async move {
@@ -71,7 +71,7 @@ async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, SessionId, Vec<Jou
 }
 
 #[tokio::test]
-async fn a_session_is_decided_again_with_recorded() {
+async fn a_replay_repeats_the_recorded_decisions() {
     for execution in [Execution::Sequential, Execution::Parallel { max: 4 }] {
         let (host, id, entries) =
             recorded(|config| config.agents.get_mut("default").unwrap().execution = execution)
@@ -90,10 +90,10 @@ async fn a_session_is_decided_again_with_recorded() {
 }
 
 #[tokio::test]
-async fn a_call_may_start_before_its_response_has_ended_and_end_behind_that() {
+async fn a_replay_accepts_an_early_call_that_ends_after_its_response() {
     let provider = Provider::new(|n, _| {
         let calls = [("count", r#"{"n": 1}"#), ("count", r#"{"n": 2}"#), ("pay", "{}")];
-        Reply::Sse(if n == 0 { asks_for(&calls) } else { says("that is all") })
+        Reply::Sse(if n == 0 { calls_to(&calls) } else { answer_with("that is all") })
     })
     .await;
     let count = tool(spec("count"), |_| async { Ok("1".into()) });
@@ -107,9 +107,9 @@ async fn a_call_may_start_before_its_response_has_ended_and_end_behind_that() {
     let response = entries.iter().position(|e| matches!(e.record, Record::ResponseEnded { .. }));
     let response = response.unwrap();
     // The second call could also have ended later.
-    let [before, behind] = &mut entries[response - 1..=response] else { unreachable!() };
-    std::mem::swap(&mut before.record, &mut behind.record);
-    assert!(matches!(behind.record, Record::CallEnded { early: true, .. }), "{behind:?}");
+    let [before, after] = &mut entries[response - 1..=response] else { unreachable!() };
+    std::mem::swap(&mut before.record, &mut after.record);
+    assert!(matches!(after.record, Record::CallEnded { early: true, .. }), "{after:?}");
     let replayed = replayed(&host, session.id(), &entries).unwrap_or_else(|d| panic!("{d}"));
     assert_eq!(replayed.calls, 3);
 }
@@ -130,11 +130,11 @@ fn tampered(
 }
 
 #[tokio::test]
-async fn a_record_that_was_changed_is_found_at_its_place() {
+async fn a_changed_record_is_reported() {
     let recorded = recorded(|_| ()).await;
     let (there, text) = tampered(&recorded, |record| {
         let Record::CallEnded { call, outcome, .. } = record else { return false };
-        let is_it = &*call.name == "nobody";
+        let is_it = &*call.name == "unknown_tool";
         if is_it {
             *outcome = ToolOutcome::ok("fine");
         }
@@ -171,7 +171,7 @@ async fn a_record_that_was_changed_is_found_at_its_place() {
 }
 
 #[tokio::test]
-async fn a_record_that_is_missing_is_found_where_the_next_one_stands() {
+async fn a_missing_record_is_reported_at_the_next_one() {
     let (host, id, entries) = recorded(|_| ()).await;
     for gone in 1..entries.len() - 1 {
         let mut entries = entries.clone();
@@ -183,7 +183,7 @@ async fn a_record_that_is_missing_is_found_where_the_next_one_stands() {
 }
 
 #[tokio::test]
-async fn what_another_configuration_would_change_is_told() {
+async fn a_difference_caused_by_another_configuration_is_reported() {
     let recorded = recorded(|_| ()).await;
     let changed = |change: &dyn Fn(&mut TurnRules)| {
         let (host, id, entries) = &recorded;

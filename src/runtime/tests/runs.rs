@@ -4,7 +4,7 @@ use futures::StreamExt as _;
 use tokio::sync::Barrier;
 
 use super::engine::Engine;
-use super::provider::{Reply, asks_for, says};
+use super::provider::{Reply, answer_with, calls_to};
 use super::*;
 use crate::config::RunOverrides;
 use crate::event::Event;
@@ -51,18 +51,18 @@ async fn a_run_without_tools_gives_its_answer_and_its_events() {
         json!([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}])
     );
     let messages = serde_json::to_value(report.run_messages()).unwrap();
-    let said = json!([{"role": "user", "content": "hello"},
+    let expected = json!([{"role": "user", "content": "hello"},
         {"role": "assistant", "content": "good day to you"}]);
-    assert_eq!(messages, said);
+    assert_eq!(messages, expected);
     let snapshot = session.snapshot().await.unwrap();
-    assert_eq!(serde_json::to_value(&snapshot.history).unwrap(), said);
+    assert_eq!(serde_json::to_value(&snapshot.history).unwrap(), expected);
     assert_eq!((snapshot.state, snapshot.current_run), (SessionState::Idle, None));
     assert_eq!(snapshot.usage.output_tokens, 5);
     nothing_left(&host).await;
 }
 
 #[tokio::test]
-async fn each_message_is_of_the_model_that_said_it() {
+async fn each_message_names_the_model_that_wrote_it() {
     let provider = Provider::new(|_, request| match request["model"].as_str() {
         Some("broken-model") => Reply::Whole {
             status: 401,
@@ -70,7 +70,7 @@ async fn each_message_is_of_the_model_that_said_it() {
             body: "{}".into(),
             retry_after: None,
         },
-        Some(name) => Reply::Sse(says(&format!("{name} says"))),
+        Some(name) => Reply::Sse(answer_with(&format!("{name} says"))),
         None => Reply::Silence,
     })
     .await;
@@ -92,11 +92,13 @@ async fn each_message_is_of_the_model_that_said_it() {
         assert_eq!(session.run(request).await.unwrap().run_end, RunEnd::Answered);
     }
     let history = session.snapshot().await.unwrap().history;
-    let said = history.iter().filter_map(|message| match message.as_ref() {
-        Message::Assistant(said) => Some((said.text.clone(), said.origin.clone().unwrap())),
+    let expected = history.iter().filter_map(|message| match message.as_ref() {
+        Message::Assistant(expected) => {
+            Some((expected.text.clone(), expected.origin.clone().unwrap()))
+        }
         Message::User { .. } | Message::Tool { .. } => None,
     });
-    let models: Vec<_> = said
+    let models: Vec<_> = expected
         .map(|(text, origin)| {
             assert_eq!((text, origin.wire), (format!("{} says", origin.model), Wire::OpenaiChat));
             origin.model.clone()
@@ -106,8 +108,8 @@ async fn each_message_is_of_the_model_that_said_it() {
 }
 
 #[tokio::test]
-async fn a_second_run_sends_the_first_one_along() {
-    let provider = Provider::new(|n, _| Reply::Sse(says(["one", "two"][n]))).await;
+async fn a_second_run_sends_the_history_of_the_first() {
+    let provider = Provider::new(|n, _| Reply::Sse(answer_with(["one", "two"][n]))).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     session.run("first").await.unwrap();
@@ -116,7 +118,7 @@ async fn a_second_run_sends_the_first_one_along() {
     let both = [report.context_messages(), report.run_messages()].concat();
     assert_eq!(report.all_messages(), both);
     let held = session.snapshot().await.unwrap().history;
-    let shared = both.iter().zip(&held).all(|(told, held)| Arc::ptr_eq(told, held));
+    let shared = both.iter().zip(&held).all(|(results, held)| Arc::ptr_eq(results, held));
     assert!(shared && both.len() == held.len(), "no message is copied");
     let sent = provider.requests().remove(1);
     let roles: Vec<_> = sent["messages"].as_array().unwrap().iter().map(|m| &m["role"]).collect();
@@ -124,7 +126,7 @@ async fn a_second_run_sends_the_first_one_along() {
 }
 
 #[tokio::test]
-async fn calls_run_one_after_the_other_and_are_answered_in_order() {
+async fn sequential_calls_run_and_are_answered_in_order() {
     let provider = Provider::calling(&[("a", r#"{"n":1}"#), ("b", r#"{"n":2}"#)]).await;
     let running = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let alone = |name: &str| {
@@ -142,13 +144,13 @@ async fn calls_run_one_after_the_other_and_are_answered_in_order() {
     let host = host(&provider, registry([alone("a"), alone("b")]), |_| ()).await;
     let report = session(&host).await.run("go").await.unwrap();
     assert_eq!((report.run_end, report.turns), (RunEnd::Answered, 2));
-    let told: Vec<_> = report
+    let results: Vec<_> = report
         .calls
         .iter()
         .map(|call| (call.tool_id.as_str(), call.provider_id.as_deref(), call.result.as_str()))
         .collect();
     assert_eq!(
-        told,
+        results,
         [("t1a1c0", Some("id_0"), "0:{\"n\":1}"), ("t1a1c1", Some("id_1"), "0:{\"n\":2}"),]
     );
     let sent = provider.requests().remove(1);
@@ -162,7 +164,7 @@ async fn calls_run_one_after_the_other_and_are_answered_in_order() {
 }
 
 #[tokio::test]
-async fn parallel_calls_run_beside_each_other() {
+async fn parallel_calls_run_concurrently() {
     let provider = Provider::calling(&[("meet", r#"{"n":1}"#), ("meet", r#"{"n":2}"#)]).await;
     // Each call waits for the other, so they would never end in sequence.
     let barrier = Arc::new(Barrier::new(2));
@@ -178,13 +180,13 @@ async fn parallel_calls_run_beside_each_other() {
     })
     .await;
     let report = session(&host).await.run("go").await.unwrap();
-    let told: Vec<_> = report.calls.iter().map(|call| call.result.as_str()).collect();
-    assert_eq!(told, [r#"{"n":1}"#, r#"{"n":2}"#]);
+    let results: Vec<_> = report.calls.iter().map(|call| call.result.as_str()).collect();
+    assert_eq!(results, [r#"{"n":1}"#, r#"{"n":2}"#]);
     nothing_left(&host).await;
 }
 
 #[tokio::test]
-async fn a_running_turn_shows_results_in_call_order_up_to_the_first_that_is_open() {
+async fn a_snapshot_has_the_results_up_to_the_first_open_call() {
     let names = ["a", "b", "c"];
     let provider = Provider::calling(&[("a", "{}"), ("b", "{}"), ("c", "{}")]).await;
     let gates = names.map(|_| Arc::new(Semaphore::new(0)));
@@ -212,17 +214,18 @@ async fn a_running_turn_shows_results_in_call_order_up_to_the_first_that_is_open
     for (next, left, shown) in [(1, 2, &[][..]), (0, 1, &names[..2])] {
         gates[next].add_permits(1);
         running(left).await;
-        let told = timeout(SOON, async {
+        let results = timeout(SOON, async {
             loop {
                 let current = session.snapshot().await.unwrap().current_run.unwrap();
-                let told: Vec<_> = current.results.into_iter().map(|call| call.tool_name).collect();
-                if told.len() >= shown.len() {
-                    return told;
+                let results: Vec<_> =
+                    current.results.into_iter().map(|call| call.tool_name).collect();
+                if results.len() >= shown.len() {
+                    return results;
                 }
                 sleep(Duration::from_millis(1)).await;
             }
         });
-        assert_eq!(told.await.unwrap(), shown);
+        assert_eq!(results.await.unwrap(), shown);
     }
     gates[2].add_permits(1);
     assert_eq!(timeout(SOON, run.report).await.unwrap().unwrap().calls.len(), 3);
@@ -230,10 +233,10 @@ async fn a_running_turn_shows_results_in_call_order_up_to_the_first_that_is_open
 }
 
 #[tokio::test]
-async fn a_broken_stream_is_asked_for_again() {
+async fn a_broken_stream_is_retried() {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Break(vec![provider::text("half an ")]),
-        _ => Reply::Sse(says("answer")),
+        _ => Reply::Sse(answer_with("answer")),
     })
     .await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
@@ -243,10 +246,10 @@ async fn a_broken_stream_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn out_of_turns_the_model_is_asked_for_a_final_answer() {
+async fn after_max_turns_the_model_is_asked_for_a_final_answer() {
     let provider = Provider::new(|n, _| match n {
-        0 => Reply::Sse(asks_for(&[("echo", "{}")])),
-        _ => Reply::Sse(says("so far")),
+        0 => Reply::Sse(calls_to(&[("echo", "{}")])),
+        _ => Reply::Sse(answer_with("so far")),
     })
     .await;
     let host = host(&provider, registry([echo("echo")]), |config| {
@@ -293,8 +296,8 @@ async fn a_call_with_effects_waits_until_its_intent_is_durable() {
         tokio::task::yield_now().await;
     }
     assert!(!paid.load(Ordering::SeqCst), "it ran before its intent was durable");
-    let mut tell = held.lock().take().unwrap();
-    tell(BatchStatus::Durable);
+    let mut report_status = held.lock().take().unwrap();
+    report_status(BatchStatus::Durable);
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert!(paid.load(Ordering::SeqCst));
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));

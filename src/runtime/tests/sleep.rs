@@ -3,7 +3,7 @@
 use futures::StreamExt as _;
 use futures::future::join_all;
 
-use super::provider::{Reply, says};
+use super::provider::{Reply, answer_with};
 use super::*;
 use crate::event::EventId;
 use crate::message::Message;
@@ -28,8 +28,8 @@ fn sleepy(host: &Host) -> tokio::task::JoinHandle<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nothing_is_lost_or_doubled_on_the_edge_of_sleep() {
-    let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
+async fn requests_during_hibernation_are_neither_lost_nor_doubled() {
+    let provider = Provider::new(|_, _| Reply::Sse(answer_with("well"))).await;
     let host = host(&provider, ToolRegistry::new(), |config| {
         config.host.max_queued_inputs = CLIENTS * ROUNDS;
     })
@@ -64,18 +64,19 @@ async fn nothing_is_lost_or_doubled_on_the_edge_of_sleep() {
             }
         }
     });
-    timeout(SOON * 3, join_all(clients)).await.expect("everybody is answered");
+    timeout(SOON * 3, join_all(clients)).await.expect("all requests are answered");
     lulling.abort();
     let history = session.snapshot().await.unwrap().history;
-    let said = history.iter().filter(|message| matches!(***message, Message::User { .. })).count();
-    assert_eq!(said, CLIENTS * ROUNDS);
+    let inputs =
+        history.iter().filter(|message| matches!(***message, Message::User { .. })).count();
+    assert_eq!(inputs, CLIENTS * ROUNDS);
     until("it is over", || host.counts().runs == 0).await;
     nothing_left(&host).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sessions_are_deleted_and_opened_again_on_the_edge_of_sleep() {
-    let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
+async fn sessions_can_be_deleted_and_reopened_during_hibernation() {
+    let provider = Provider::new(|_, _| Reply::Sse(answer_with("well"))).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let lulling = sleepy(&host);
     let clients = (0..CLIENTS).map(|client| {
@@ -92,16 +93,16 @@ async fn sessions_are_deleted_and_opened_again_on_the_edge_of_sleep() {
             }
         }
     });
-    timeout(SOON * 3, join_all(clients)).await.expect("everybody is answered");
+    timeout(SOON * 3, join_all(clients)).await.expect("all requests are answered");
     lulling.abort();
     assert_eq!(host.counts().sessions, 0);
     nothing_left(&host).await;
-    until("nobody is awake", || host.counts().awake == 0).await;
+    until("all sessions hibernate", || host.counts().awake == 0).await;
 }
 
 #[tokio::test]
-async fn a_session_sleeps_when_it_is_told_to_unless_it_is_needed() {
-    let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
+async fn a_session_hibernates_on_request_unless_it_is_in_use() {
+    let provider = Provider::new(|_, _| Reply::Sse(answer_with("well"))).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let listens = session.subscribe().await.unwrap();

@@ -2,7 +2,7 @@
 
 use tokio::sync::Semaphore;
 
-use super::provider::{Reply, asks_for, calls, text};
+use super::provider::{Reply, calls, calls_to, text};
 use super::*;
 use crate::record::StopMode;
 use crate::types::RunEnd;
@@ -24,7 +24,7 @@ async fn a_stop_closes_the_stream() {
 }
 
 #[tokio::test]
-async fn a_stop_is_heard_while_no_answer_comes() {
+async fn a_stop_takes_effect_while_the_model_is_silent() {
     let provider = Provider::new(|_, _| Reply::Silence).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
@@ -76,14 +76,14 @@ async fn a_stop_answers_every_call() {
         Reply::Stall(calls(&[("hang", r#"{"n":1}"#), ("hang", r#"{"n":2}"#), ("hang", "{}")]))
     })
     .await;
-    let told = Arc::new(AtomicBool::new(false));
+    let notified = Arc::new(AtomicBool::new(false));
     let hang = tool(spec("hang"), {
-        let told = Arc::clone(&told);
+        let notified = Arc::clone(&notified);
         move |context| {
-            let told = Arc::clone(&told);
+            let notified = Arc::clone(&notified);
             async move {
                 context.cancelled().await;
-                told.store(true, Ordering::SeqCst);
+                notified.store(true, Ordering::SeqCst);
                 std::future::pending().await
             }
         }
@@ -107,7 +107,7 @@ async fn a_stop_answers_every_call() {
     let asked = report.calls.len();
     assert_eq!(snapshot.history.len(), 2 + asked);
     nothing_left(&host).await;
-    assert!(told.load(Ordering::SeqCst));
+    assert!(notified.load(Ordering::SeqCst));
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn run_timeout_ends_the_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_stopped_runs_leave_nothing() {
+async fn a_thousand_stopped_runs_leave_no_actors_or_tasks() {
     let provider = Provider::new(|n, _| match n % 3 {
         0 => Reply::Stall(vec![text("one "), text("moment")]),
         1 => Reply::Stall(calls(&[("hang", r#"{"n":1}"#), ("hang", r#"{"n":2}"#)])),
@@ -164,7 +164,7 @@ async fn a_thousand_stopped_runs_leave_nothing() {
 }
 
 #[tokio::test]
-async fn a_dropped_report_stops_nothing() {
+async fn dropping_the_report_does_not_stop_the_run() {
     let provider = Provider::saying("fine").await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
@@ -174,7 +174,7 @@ async fn a_dropped_report_stops_nothing() {
 }
 
 #[tokio::test]
-async fn a_slow_subscriber_delays_nothing() {
+async fn a_slow_subscriber_does_not_delay_the_run() {
     let words: &'static str = Box::leak("word ".repeat(6000).into_boxed_str());
     let provider = Provider::saying(words).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
@@ -185,9 +185,9 @@ async fn a_slow_subscriber_delays_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_turn_that_is_cancelled_before_it_begins_asks_nobody() {
+async fn a_turn_cancelled_before_it_begins_sends_no_request() {
     let runs = 300;
-    let provider = Provider::new(|_, _| Reply::Sse(asks_for(&[("wait", "{}")]))).await;
+    let provider = Provider::new(|_, _| Reply::Sse(calls_to(&[("wait", "{}")]))).await;
     let gate = Arc::new(Semaphore::new(0));
     let wait = tool(spec("wait"), {
         let gate = Arc::clone(&gate);

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicUsize;
 
 use tokio::sync::Semaphore;
 
-use super::provider::{Reply, asks_for, calls, says};
+use super::provider::{Reply, answer_with, calls, calls_to};
 use super::recovery::{ACCUMULATOR, actors, kill};
 use super::*;
 use crate::config::StartPolicy;
@@ -78,7 +78,7 @@ async fn a_call_that_was_started_early_outlives_the_accumulator() {
     let provider = Provider::new(|_, body| {
         let answered = body["messages"].as_array().unwrap().iter().any(|m| m["role"] == "tool");
         if answered {
-            Reply::Sse(says("done"))
+            Reply::Sse(answer_with("done"))
         } else {
             Reply::Stall(calls(&[("pay", "{}"), ("pay2", "{}")]))
         }
@@ -104,7 +104,11 @@ async fn a_call_that_was_started_early_outlives_the_accumulator() {
 async fn a_call_that_waits_for_a_permit_of_its_tool_runs_after_the_accumulator_died() {
     let provider = Provider::new(|_, body| {
         let last = body["messages"].as_array().unwrap().last().unwrap();
-        Reply::Sse(if last["role"] == "tool" { says("done") } else { asks_for(&[("pay", "{}")]) })
+        Reply::Sse(if last["role"] == "tool" {
+            answer_with("done")
+        } else {
+            calls_to(&[("pay", "{}")])
+        })
     })
     .await;
     let (starts, gate) = gate();
@@ -162,7 +166,7 @@ async fn a_blocking_call_outlives_the_accumulator() {
 async fn a_pure_call_of_a_void_attempt_is_discarded() {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Stall(calls(&[("read", "{}"), ("read2", "{}")])),
-        _ => Reply::Sse(says("done")),
+        _ => Reply::Sse(answer_with("done")),
     })
     .await;
     let starts = Arc::new(AtomicUsize::new(0));

@@ -24,9 +24,9 @@ type Waiting = Arc<Mutex<VecDeque<Batch>>>;
 /// Returns an engine that queues batches until `store_one` stores them.
 fn late() -> (Arc<Engine>, Waiting) {
     let waiting = Waiting::default();
-    let taken = Arc::clone(&waiting);
+    let queue = Arc::clone(&waiting);
     let engine = Engine::new(move |_, batch| {
-        taken.lock().push_back(batch);
+        queue.lock().push_back(batch);
         AppendStatus::Queued
     });
     (engine, waiting)
@@ -48,19 +48,19 @@ fn store_one(engine: &Engine, waiting: &Waiting) -> bool {
 /// A scripted response: text deltas (true for reasoning), then calls (true for a call of `act`, a
 /// tool with effects).
 #[derive(Clone, Debug)]
-struct Said {
+struct ScriptedResponse {
     pieces: Vec<(bool, String)>,
     calls: Vec<bool>,
 }
 
-fn said() -> impl Strategy<Value = Said> {
+fn scripted_response() -> impl Strategy<Value = ScriptedResponse> {
     let piece = (any::<bool>(), "[a-é😀 ]{1,6}");
     let calls = proptest::collection::vec(any::<bool>(), 0..3);
     (proptest::collection::vec(piece, 0..6), calls)
-        .prop_map(|(pieces, calls)| Said { pieces, calls })
+        .prop_map(|(pieces, calls)| ScriptedResponse { pieces, calls })
 }
 
-impl Said {
+impl ScriptedResponse {
     fn payloads(&self) -> Vec<String> {
         let pieces = self.pieces.iter().map(|(is_thinking, text)| {
             let key = if *is_thinking { "reasoning_content" } else { "content" };
@@ -178,10 +178,10 @@ fn cuts(live: &[PublishedEvent]) -> Vec<EventId> {
 
 /// Runs two runs. Compares a subscriber from the start with subscribers that join at every third
 /// event, and afterwards with subscribers from every position.
-async fn check(said: Vec<Said>, breaks_at: usize, delays: Vec<u8>) {
-    let provider = Provider::new(move |n, _| match said.get(n) {
-        Some(said) => said.reply(n == breaks_at),
-        None => Reply::Sse(super::provider::says("It is done.")),
+async fn check(responses: Vec<ScriptedResponse>, breaks_at: usize, delays: Vec<u8>) {
+    let provider = Provider::new(move |n, _| match responses.get(n) {
+        Some(responses) => responses.reply(n == breaks_at),
+        None => Reply::Sse(super::provider::answer_with("It is done.")),
     })
     .await;
     let (engine, waiting) = late();
@@ -276,20 +276,20 @@ fn read_back(session: &SessionHandle, entries: &[JournalEntry]) -> Vec<Published
 }
 
 #[test]
-fn from_every_place_the_rest_is_shown_once() {
+fn from_every_position_the_remaining_events_arrive_once() {
     let config = ProptestConfig { cases: 12, failure_persistence: None, ..Default::default() };
     let delays = proptest::collection::vec(0_u8..40, 1..20);
-    let strategy = (proptest::collection::vec(said(), 1..4), 0_usize..5, delays);
-    let tested = TestRunner::new(config).run(&strategy, |(said, breaks_at, delays)| {
+    let strategy = (proptest::collection::vec(scripted_response(), 1..4), 0_usize..5, delays);
+    let tested = TestRunner::new(config).run(&strategy, |(responses, breaks_at, delays)| {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        runtime.block_on(check(said, breaks_at, delays));
+        runtime.block_on(check(responses, breaks_at, delays));
         Ok(())
     });
     tested.unwrap();
 }
 
 #[tokio::test]
-async fn nothing_leaves_before_it_is_durable_and_nothing_after_a_failure() {
+async fn events_are_delivered_when_durable_and_never_after_a_failure() {
     let provider = Provider::saying("Hello you.").await;
     let (engine, waiting) = late();
     let journal = Arc::clone(&engine) as Arc<dyn Journal>;

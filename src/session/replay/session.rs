@@ -11,7 +11,9 @@ use crate::context::{History, InitialHistory};
 use crate::event::StatsReport;
 use crate::record::{Record, StopMode};
 use crate::session::run::{FollowUp, Run, RunNext, TurnPlan};
-use crate::turn::replay::{Difference, ExternalInput, Mismatch, Play, Played, Recording, same};
+use crate::turn::replay::{
+    Difference, ExternalInput, Mismatch, Recording, ReplayEnd, TurnReplay, same,
+};
 use crate::turn::{InitialCallsTurn, LimitHit, TurnRecord, TurnRules, TurnSpec};
 use crate::types::{Content, RunEnd, RunId, SessionId, Usage};
 
@@ -152,12 +154,12 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         loop {
             let from = self.at;
             let record = match self.turn(&mut run, plan, seeded.take())? {
-                Played::Committed(record) => record,
-                Played::GivenUp => {
+                ReplayEnd::Committed(record) => record,
+                ReplayEnd::GivenUp => {
                     self.at += 1;
                     return Ok(RecordingEnd::NotReached);
                 }
-                Played::Unfinished => return Ok(RecordingEnd::Reached),
+                ReplayEnd::Unfinished => return Ok(RecordingEnd::Reached),
             };
             let step = self.commit(&mut run, &record, from);
             for limit in step.limits {
@@ -194,23 +196,23 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         run: &mut ReplayedRun,
         plan: TurnPlan,
         seeded: Option<InitialCallsTurn>,
-    ) -> Result<Played> {
+    ) -> Result<ReplayEnd> {
         self.done.turns += 1;
         let mut response = None;
         if let Some(InitialCallsTurn { response: initial, limit }) = seeded {
             if self.expect(initial.clone(), Some(run))? == RecordingEnd::Reached {
-                return Ok(Played::Unfinished);
+                return Ok(ReplayEnd::Unfinished);
             }
             if let Some(limit) = limit
                 && self.record_limit(limit, run)? == RecordingEnd::Reached
             {
-                return Ok(Played::Unfinished);
+                return Ok(ReplayEnd::Unfinished);
             }
             response = Some(initial);
         }
         let from = self.at;
         let spec = self.spec(run, plan);
-        let played = Play::new(self.recording, from, spec, response).run();
+        let played = TurnReplay::new(self.recording, from, spec, response).run();
         let (at, played) = played.map_err(|mismatch| self.mismatch(mismatch))?;
         for index in from..at {
             if let Some(input) = self.recording.input(index) {

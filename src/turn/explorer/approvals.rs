@@ -1,4 +1,4 @@
-//! People in the loop: what must be true of their questions, and what is tried.
+//! Approvals in the explorer: their invariants and scenarios.
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 
 use sha2::{Digest, Sha256};
@@ -7,8 +7,8 @@ use super::*;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, Judgement, Verdict};
 
-/// What is asked about which call.
-pub(super) type Question = (CallKey, ApprovalPhase);
+/// A call and the phase of its approval.
+pub(super) type ApprovalId = (CallKey, ApprovalPhase);
 
 fn decision(phase: ApprovalPhase, verdict: Verdict, arguments_sha256: String) -> ApprovalDecision {
     ApprovalDecision {
@@ -27,8 +27,8 @@ impl World {
         self.call(key).tool.as_ref().is_some_and(|tool| tool.approval.after)
     }
 
-    /// What was said about a question, as far as the journal knows.
-    fn said(&self, (key, phase): Question, log: &[Record]) -> Option<Verdict> {
+    /// Returns the recorded decision of an approval.
+    fn decision_of(&self, (key, phase): ApprovalId, log: &[Record]) -> Option<Verdict> {
         log.iter().find_map(|record| match record {
             Record::ApprovalGiven { key: k, phase: p, verdict, .. } if (*k, *p) == (key, phase) => {
                 Some(*verdict)
@@ -37,29 +37,30 @@ impl World {
         })
     }
 
-    /// The place of a question in the journal.
-    fn place_of(&self, question: Question) -> Option<usize> {
-        let is_it = |record: &Record| matches!(record, Record::ApprovalAsked { asked } if (asked.call.key, asked.phase) == question);
-        self.log.iter().position(is_it)
+    /// Returns the index of the recorded request for an approval.
+    fn request_index(&self, approval: ApprovalId) -> Option<usize> {
+        let is_request = |record: &Record| matches!(record, Record::ApprovalAsked { asked } if (asked.call.key, asked.phase) == approval);
+        self.log.iter().position(is_request)
     }
 
-    /// When the journal says that a question was asked.
-    fn asked_at(&self, question: Question) -> Option<u64> {
-        self.place_of(question).map(|place| self.times[place])
+    /// Returns the Unix time of the recorded request for an approval, in milliseconds.
+    fn requested_at(&self, approval: ApprovalId) -> Option<u64> {
+        self.request_index(approval).map(|index| self.record_times[index])
     }
 
-    /// Returns whether people are shown a question: not before it is durable.
-    pub(super) fn is_shown(&self, question: Question) -> bool {
-        self.place_of(question).is_some_and(|place| (place as u64) < self.durable)
+    /// Returns whether the request for an approval is durable. Clients do not see it before that.
+    pub(super) fn is_request_durable(&self, approval: ApprovalId) -> bool {
+        self.request_index(approval).is_some_and(|index| (index as u64) < self.durable)
     }
 
-    /// Returns whether people had been asked something by the first `kept` records.
-    pub(super) fn is_asked(&self, kept: usize) -> bool {
+    /// Returns whether the first `kept` records contain the request for an approval.
+    pub(super) fn is_any_approval_requested(&self, kept: usize) -> bool {
         self.log[..kept].iter().any(|record| matches!(record, Record::ApprovalAsked { .. }))
     }
 
-    /// After a crash: what was asked stands with its time, or that has passed.
-    pub(super) fn check_standing(&mut self, for_long: bool) {
+    /// Checks after a resume that requested approvals are pending with their deadlines, or have
+    /// expired.
+    pub(super) fn check_pending_after_resume(&mut self, is_long: bool) {
         let asked = self.log.iter().filter_map(|record| match record {
             Record::ApprovalAsked { asked } => Some((asked.call.key, asked.phase)),
             _ => None,
@@ -68,8 +69,8 @@ impl World {
             let Some(call) = self.turn.calls.iter().find(|call| call.key() == key) else {
                 continue;
             };
-            let is_open = !self.ended.contains_key(&key)
-                && self.said((key, phase), &self.log).is_none()
+            let is_open = !self.outcomes.contains_key(&key)
+                && self.decision_of((key, phase), &self.log).is_none()
                 && matches!(
                     &self.turn.stage,
                     TurnStage::ResponseEnded {
@@ -78,60 +79,82 @@ impl World {
                         ..
                     }
                 );
-            if for_long {
+            if is_long {
                 assert_ne!(
                     call.pending_approval_phase(),
                     Some(phase),
-                    "a question outlived its time"
+                    "an approval did not expire"
                 );
             } else if is_open {
-                assert_eq!(call.pending_approval_phase(), Some(phase), "a question is gone");
+                assert_eq!(
+                    call.pending_approval_phase(),
+                    Some(phase),
+                    "a pending approval is gone"
+                );
                 let timeout = call.tool.as_ref().unwrap().approval_timeout;
-                let passed = self.began - self.asked_at((key, phase)).unwrap();
+                let passed = self.start_ms - self.requested_at((key, phase)).unwrap();
                 let left = timeout.checked_sub(Duration::from_millis(passed));
                 let (CallPhase::AwaitingApproval { until }
                 | CallPhase::AwaitingReview { until, .. }) = &call.phase
                 else {
-                    panic!("nothing is asked");
+                    panic!("no approval is pending");
                 };
-                assert_eq!(*until, left, "people have another time");
-                self.questions.insert((key, phase));
+                assert_eq!(*until, left, "the approval has another deadline");
+                self.pending_approvals.insert((key, phase));
             } else if call.pending_approval_phase() == Some(phase) {
-                self.questions.insert((key, phase));
+                self.pending_approvals.insert((key, phase));
             }
         }
     }
 
-    /// What a decision about the call's arguments brings back.
+    /// Returns the hash that a decision about the call's arguments must have.
     fn arguments_hash(&self, key: CallKey) -> String {
         let hash = Sha256::digest(self.call(key).call.arguments_text());
         hash.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    pub(super) fn decide(&mut self, (key, phase): Question, verdict: Verdict) {
+    pub(super) fn decide(&mut self, (key, phase): ApprovalId, verdict: Verdict) {
         let decision = decision(phase, verdict, self.arguments_hash(key));
-        let taken = self.turn.handle_approval(self.now, key, decision);
-        assert_eq!(taken, Ok(()), "a decision about what was asked was not taken");
+        let applied = self.turn.handle_approval(self.now, key, decision);
+        assert_eq!(applied, Ok(()), "a decision of a pending approval was refused");
     }
 
-    /// A question is asked only where nothing else is in the way of what it is about.
-    pub(super) fn check_asked(&self, key: CallKey, phase: ApprovalPhase, rules: &TurnRules) {
-        let place = self.turn.calls.iter().position(|call| call.key() == key).unwrap();
-        let call = &self.turn.calls[place];
-        assert!(!self.running.contains(&key), "asked about a call that runs");
-        let asked = self.asked_at((key, phase));
-        assert_eq!(asked, None, "asked again");
+    /// Checks that an approval is requested only when nothing else keeps the call from starting.
+    pub(super) fn check_approval_request(
+        &self,
+        key: CallKey,
+        phase: ApprovalPhase,
+        rules: &TurnRules,
+    ) {
+        let index = self.turn.calls.iter().position(|call| call.key() == key).unwrap();
+        let call = &self.turn.calls[index];
+        assert!(!self.running.contains(&key), "an approval of a running call");
+        let requested = self.requested_at((key, phase));
+        assert_eq!(requested, None, "an approval was requested twice");
         let tool = call.tool.as_ref().unwrap();
         if phase == ApprovalPhase::After {
-            assert!(tool.approval.after && self.begun.contains(&key), "a review of nothing");
+            assert!(
+                tool.approval.after && self.ever_started.contains(&key),
+                "a review without a result"
+            );
             return;
         }
-        assert!(tool.approval.before && self.may_start(call, rules), "asked where none may start");
-        assert!(!self.begun.contains(&key) || self.crashes > 0, "asked about a call that ran");
+        assert!(
+            tool.approval.before && self.may_start(call, rules),
+            "an approval of a call that may not start"
+        );
+        assert!(
+            !self.ever_started.contains(&key) || self.crashes > 0,
+            "an approval of a call that has run"
+        );
         if let TurnStage::ResponseEnded { ending, .. } = &self.turn.stage {
-            assert_eq!(*ending, ResponseDisposition::Well, "asked about a call that will not run");
+            assert_eq!(
+                *ending,
+                ResponseDisposition::Well,
+                "an approval of a call that will not run"
+            );
         }
-        for earlier in &self.turn.calls[..place] {
+        for earlier in &self.turn.calls[..index] {
             let unended = earlier.is_kept() && earlier.outcome().is_none();
             let has_ticket = match earlier.phase {
                 CallPhase::Open | CallPhase::Sealed => false,
@@ -141,99 +164,104 @@ impl World {
             let must_end = rules.execution == Execution::Sequential
                 || call.is_exclusive()
                 || earlier.is_exclusive();
-            let in_the_way = unended && (must_end || !has_ticket);
-            assert!(!in_the_way, "{key} is asked about, and could not start");
+            let is_obstacle = unended && (must_end || !has_ticket);
+            assert!(
+                !is_obstacle,
+                "the approval of {key} is requested, but the call could not start"
+            );
         }
     }
 
-    pub(super) fn show(&mut self, question: Question) {
+    pub(super) fn add_pending_approval(&mut self, approval: ApprovalId) {
         assert!(
-            matches!(self.log.last(), Some(Record::ApprovalAsked { asked }) if (asked.call.key, asked.phase) == question),
-            "a question was not told right behind its record"
+            matches!(self.log.last(), Some(Record::ApprovalAsked { asked }) if (asked.call.key, asked.phase) == approval),
+            "a request for an approval was not published right after its record"
         );
-        let call = self.turn.calls.iter().find(|call| call.key() == question.0);
-        // A cancel or a break may have come in the same moment.
-        if call.and_then(TurnCall::pending_approval_phase) == Some(question.1) {
-            assert!(self.questions.insert(question), "a question was told twice");
+        let call = self.turn.calls.iter().find(|call| call.key() == approval.0);
+        // A cancellation or a break may follow in the same batch of effects.
+        if call.and_then(TurnCall::pending_approval_phase) == Some(approval.1) {
+            assert!(self.pending_approvals.insert(approval), "an approval was published twice");
         }
     }
 
-    /// Nothing runs that people were to let run, and did not.
-    pub(super) fn check_allowed(&self, key: CallKey) {
+    /// Checks that a call which needs an approval runs only after it is approved.
+    pub(super) fn check_start_approved(&self, key: CallKey) {
         let call = self.call(key);
         if call.tool.as_ref().is_some_and(|tool| tool.approval.before) {
             let log =
                 if call.has_effects() { &self.log[..self.durable as usize] } else { &self.log };
-            let said = self.said((key, ApprovalPhase::Before), log);
-            assert_eq!(said, Some(Verdict::Approved), "{key} runs, and nobody let it");
+            let decision = self.decision_of((key, ApprovalPhase::Before), log);
+            assert_eq!(decision, Some(Verdict::Approved), "{key} runs without its approval");
         }
     }
 
-    /// What was not let be seen is not seen, though the journal keeps it.
-    pub(super) fn check_seen(&self, result: &ToolResult) {
+    /// Checks that a result which needs a review is released only after it is approved, and that the
+    /// journal has it.
+    pub(super) fn check_reviewed(&self, result: &ToolResult) {
         let key = result.notes.duplicate_of.unwrap_or(result.call.key);
         if result.notes.reused || !self.is_reviewed(key) {
             return;
         }
-        let seen = result.outcome.content.contains("answer")
+        let is_visible = result.outcome.content.contains("answer")
             || result.outcome.kind == Some(FailureKind::ToolError);
-        let said = self.said((key, ApprovalPhase::After), &self.log);
-        assert!(!seen || said == Some(Verdict::Approved), "{key} is seen, and nobody let it");
+        let decision = self.decision_of((key, ApprovalPhase::After), &self.log);
+        assert!(!is_visible || decision == Some(Verdict::Approved), "{key} has no approved result");
         let is_kept =
             |record: &Record| matches!(record, Record::CallReported { key: k, .. } if *k == key);
-        if self.reported.contains_key(&key) {
-            assert!(self.log.iter().any(is_kept), "the journal lost what {key} answered");
+        if self.tool_answers.contains_key(&key) {
+            assert!(self.log.iter().any(is_kept), "the journal lost the answer of {key}");
         }
     }
 
-    /// Returns whether only people can bring the turn on.
+    /// Returns whether the turn waits only for approvals.
     fn waits_for_approval(&self) -> bool {
         matches!(self.turn.stage, TurnStage::ResponseEnded { .. })
             && self.turn.calls.iter().any(|call| call.pending_approval_phase().is_some())
             && self.running.is_empty()
-            && !self.turn.calls.iter().any(is_begun)
+            && !self.turn.calls.iter().any(awaits_start)
     }
 
-    /// Lets time pass; what passes while people are all that is waited for is not the run's.
-    pub(super) fn wait_until(&mut self, now: Duration) {
+    /// Advances the time. Adds it to the approval wait if the turn waits only for approvals.
+    pub(super) fn advance_to(&mut self, now: Duration) {
         if self.waits_for_approval() {
-            self.people += now - self.now;
+            self.approval_wait += now - self.now;
         }
         self.now = now;
     }
 
-    /// After everything that happens: who waits, for what, and until when.
-    pub(super) fn check_questions(&mut self, scenario: &Scenario) {
+    /// Checks the pending approvals after every action, and that repeated or stale decisions change
+    /// nothing.
+    pub(super) fn check_pending_approvals(&mut self, scenario: &Scenario) {
         let stopped =
             matches!(&self.turn.stage, TurnStage::ResponseEnded { cancelled: Some(_), .. });
         for call in &self.turn.calls {
             assert!(
                 call.pending_approval_phase().is_none() || !stopped,
-                "a question is open after the cancel"
+                "an approval is pending after the cancellation"
             );
             let over = matches!(&self.turn.stage, TurnStage::ResponseEnded { ending, .. } if *ending != ResponseDisposition::Well);
             let approval_wait_before_resume =
                 call.pending_approval_phase() == Some(ApprovalPhase::Before);
             assert!(
                 !approval_wait_before_resume || !over,
-                "a question about a call that will not run"
+                "an approval of a call that will not run"
             );
             if call.phase == CallPhase::Ready
                 && call.waiting_for == Some(crate::event::WaitingFor::Capacity)
                 && let Execution::Parallel { max } = scenario.spec.rules.execution
             {
-                let begun = self.turn.calls.iter().filter(|call| is_begun(call));
-                let places = self.running.len() + begun.count();
-                assert_eq!(places, max as usize, "a place is free, and a call waits for one");
+                let awaiting_start = self.turn.calls.iter().filter(|call| awaits_start(call));
+                let permits = self.running.len() + awaiting_start.count();
+                assert_eq!(permits, max as usize, "a permit is free, and a call waits for one");
             }
         }
         let calls = &self.turn.calls;
-        self.questions.retain(|(key, phase)| {
+        self.pending_approvals.retain(|(key, phase)| {
             calls
                 .iter()
                 .any(|call| call.key() == *key && call.pending_approval_phase() == Some(*phase))
         });
-        self.check_clock(scenario);
+        self.check_deadlines(scenario);
         let decided = self.log.iter().filter_map(|record| match record {
             Record::ApprovalGiven { key, phase, verdict, .. }
                 if self.turn.position(*key).is_some() =>
@@ -252,7 +280,7 @@ impl World {
             let refused = Err(ApprovalError::Decided(verdict));
             self.check_unchanged(key, decision(phase, other, hash), refused);
         }
-        for (key, phase) in self.questions.clone() {
+        for (key, phase) in self.pending_approvals.clone() {
             let stale = decision(phase, Verdict::Approved, "0".into());
             self.check_unchanged(key, stale, Err(ApprovalError::Stale));
         }
@@ -266,10 +294,10 @@ impl World {
     ) {
         let before = self.turn.clone();
         assert_eq!(self.turn.handle_approval(self.now, key, decision), expected);
-        assert!(self.turn == before, "a decision that does not count changed something");
+        assert!(self.turn == before, "a refused or repeated decision changed the turn");
     }
 
-    fn check_clock(&self, scenario: &Scenario) {
+    fn check_deadlines(&self, scenario: &Scenario) {
         let of_calls = self.turn.calls.iter().filter_map(|call| match call.phase {
             CallPhase::Running { deadline } => deadline,
             CallPhase::AwaitingApproval { until } | CallPhase::AwaitingReview { until, .. } => {
@@ -278,13 +306,14 @@ impl World {
             _ => None,
         });
         let counts = self.turn.stage != TurnStage::Finished && !self.waits_for_approval();
-        let of_run = scenario.spec.run_time_left.filter(|_| counts).map(|left| left + self.people);
+        let of_run =
+            scenario.spec.run_time_left.filter(|_| counts).map(|left| left + self.approval_wait);
         assert_eq!(self.turn.poll_timeout(), of_calls.chain(of_run).min(), "another deadline");
     }
 }
 
-/// Returns whether it has its place of `max`, and its tool was not told to run.
-fn is_begun(call: &TurnCall) -> bool {
+/// Returns whether the call holds a permit of the turn and does not run yet.
+fn awaits_start(call: &TurnCall) -> bool {
     matches!(call.phase, CallPhase::AwaitingPermit { .. } | CallPhase::Intended)
 }
 
@@ -301,64 +330,64 @@ const MIXES: [&[&str]; 7] = [
 const PARALLEL: [Execution; 2] = [Execution::Parallel { max: 1 }, Execution::Parallel { max: 8 }];
 
 #[test]
-fn four_calls_that_people_are_asked_about() {
+fn four_calls_with_approvals() {
     let mixes: [&[&str]; 2] = [
         &["asked", "reviewed", "pure", "both"],
         &["asked_pure", "reviewed_pure", "exclusive", "asked"],
     ];
-    each_of(&mixes, &PARALLEL, |scenario| scenario.at_once = true);
+    explore_each(&mixes, &PARALLEL, |scenario| scenario.durable_at_once = true);
 }
 
 #[test]
-fn questions_and_a_cancel() {
-    each_of(&MIXES, &EXECUTIONS, |scenario| {
+fn approvals_with_a_cancellation() {
+    explore_each(&MIXES, &EXECUTIONS, |scenario| {
         scenario.cancel = true;
-        scenario.at_once = true;
+        scenario.durable_at_once = true;
     });
-    each_of(&MIXES[..4], &PARALLEL[1..], |scenario| {
+    explore_each(&MIXES[..4], &PARALLEL[1..], |scenario| {
         scenario.cancel = true;
         scenario.response.remove(0);
     });
 }
 
 #[test]
-fn questions_and_failures_and_every_clock() {
+fn approvals_with_failures_and_timeouts() {
     let clocks = |scenario: &mut Scenario| {
-        scenario.at_once = true;
+        scenario.durable_at_once = true;
         scenario.failures = true;
         scenario.timeouts = true;
         scenario.spec.run_time_left = Some(Duration::from_secs(60));
     };
-    each_of(&MIXES, &[Execution::Sequential], clocks);
-    each_of(&MIXES[..2], &PARALLEL[..1], clocks);
+    explore_each(&MIXES, &[Execution::Sequential], clocks);
+    explore_each(&MIXES[..2], &PARALLEL[..1], clocks);
 }
 
 #[test]
-fn questions_and_a_break() {
-    each_of(&MIXES, &PARALLEL[1..], |scenario| {
+fn approvals_with_a_break() {
+    explore_each(&MIXES, &PARALLEL[1..], |scenario| {
         scenario.breaks = 1;
-        scenario.at_once = true;
+        scenario.durable_at_once = true;
     });
-    each_of(&MIXES[3..5], &PARALLEL[1..], |scenario| scenario.breaks = 1);
+    explore_each(&MIXES[3..5], &PARALLEL[1..], |scenario| scenario.breaks = 1);
 }
 
 #[test]
-fn questions_and_a_crash() {
-    each_of(&MIXES, &[Execution::Sequential, PARALLEL[1]], |scenario| {
+fn approvals_with_a_crash() {
+    explore_each(&MIXES, &[Execution::Sequential, PARALLEL[1]], |scenario| {
         scenario.crashes = 1;
-        scenario.at_once = true;
+        scenario.durable_at_once = true;
     });
 }
 
 #[test]
-fn questions_a_cancel_and_a_crash_on_two_calls() {
+fn approvals_of_two_calls_with_a_cancellation_and_a_crash() {
     let mixes: [&[&str]; 4] = [
         &["reviewed {}", "reviewed {}"],
         &["asked", "reviewed"],
         &["both", "asked_pure"],
         &["bump_reviewed", "add_both"],
     ];
-    each_of(&mixes, &PARALLEL[1..], |scenario| {
+    explore_each(&mixes, &PARALLEL[1..], |scenario| {
         scenario.crashes = 1;
         scenario.torn = true;
         scenario.cancel = true;
@@ -366,25 +395,25 @@ fn questions_a_cancel_and_a_crash_on_two_calls() {
 }
 
 #[test]
-fn questions_and_everything_at_once_on_two_calls() {
+fn approvals_of_two_calls_with_all_actions() {
     let mixes: [&[&str]; 2] = [&["reviewed_seal", "asked_pure"], &["put", "add_both"]];
-    each_of(&mixes, &PARALLEL[1..], |scenario| {
+    explore_each(&mixes, &PARALLEL[1..], |scenario| {
         scenario.breaks = 1;
         scenario.crashes = 1;
         scenario.cancel = true;
         scenario.failures = true;
         scenario.timeouts = true;
-        scenario.at_once = true;
+        scenario.durable_at_once = true;
         scenario.spec.run_time_left = Some(Duration::from_secs(60));
     });
 }
 
 #[test]
-fn questions_where_the_response_did_not_end_well() {
+fn approvals_with_a_bad_end_of_the_response() {
     for ending in [FinishKind::Length, FinishKind::ContentFilter] {
-        each_of(&MIXES, &PARALLEL[1..], |scenario| {
+        explore_each(&MIXES, &PARALLEL[1..], |scenario| {
             *scenario.response.last_mut().unwrap() = finish(ending);
-            scenario.at_once = true;
+            scenario.durable_at_once = true;
             scenario.crashes = 1;
         });
     }

@@ -1,9 +1,9 @@
-//! Budgets of the run that run out at any moment.
+//! Scenarios in which the budget of the run is exceeded at any time.
 
 use super::*;
 
 #[test]
-fn budgets_that_run_out() {
+fn exceeded_budgets() {
     let mixes: [&[&str]; 3] =
         [&["pure", "effect"], &["seal", "pure"], &["eager", "idempotent", "pure"]];
     let mut scenarios = Vec::new();
@@ -12,18 +12,18 @@ fn budgets_that_run_out() {
         rules.limits.max_tokens_per_run = Some(10);
         rules.limits.max_tool_calls_per_run = Some(10);
         let base = scenario_with(&format!("{mix:?}"), rules, mix);
-        // In the middle, after the finish, and with the second attempt.
+        // In the middle of the response, after its finish reason, and in the second attempt.
         let end = base.response.len();
-        for (place, tokens) in [(end / 2 + 1, 11), (end, 11), (end / 2, 10), (end / 2 + 1, 7)] {
-            let mut over = base.clone();
-            over.spec.budget.tokens_left = Some(10);
-            over.response.insert(place, usage(tokens));
-            scenarios.push(over);
+        for (index, tokens) in [(end / 2 + 1, 11), (end, 11), (end / 2, 10), (end / 2 + 1, 7)] {
+            let mut exceeding = base.clone();
+            exceeding.spec.budget.tokens_left = Some(10);
+            exceeding.response.insert(index, usage(tokens));
+            scenarios.push(exceeding);
         }
         for left in 0..2 {
-            let mut over = base.clone();
-            over.spec.budget.calls_left = Some(left);
-            scenarios.push(over);
+            let mut exceeding = base.clone();
+            exceeding.spec.budget.calls_left = Some(left);
+            scenarios.push(exceeding);
         }
     }
     for scenario in &mut scenarios {
@@ -32,5 +32,5 @@ fn budgets_that_run_out() {
         scenario.crashes = 1;
         scenario.torn = true;
     }
-    total(scenarios);
+    explore_all(scenarios);
 }

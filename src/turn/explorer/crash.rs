@@ -1,85 +1,87 @@
-//! A crash of the host, and the death of the turn's owner.
+//! A crash of the host, and the death of the actor that owns the turn.
 
-use super::variables::work;
+use super::variables::run_tool;
 use super::*;
 use crate::turn::TurnAction;
 use crate::turn::effect::DeferredEffect;
 use crate::turn::fixtures::entries;
 
-/// Longer than people are ever waited for, in milliseconds.
-const LONG: u64 = 1 << 40;
+/// A time in milliseconds that is longer than any approval timeout.
+const LONG_DOWNTIME_MS: u64 = 1 << 40;
 
 impl World {
-    /// What was not written is lost, and so is everything that ran.
-    pub(super) fn crash(&mut self, kept: usize, for_long: bool, scenario: &Scenario) {
+    /// The host crashes: the records after the first `kept` are lost, and all tools stop.
+    pub(super) fn crash(&mut self, kept: usize, is_long: bool, scenario: &Scenario) {
         self.crashes += 1;
         self.log.truncate(kept);
-        self.times.truncate(kept);
+        self.record_times.truncate(kept);
         self.running.clear();
-        self.live.clear();
-        self.resume(LiveCalls::default(), for_long, scenario);
+        self.live_calls.clear();
+        self.resume(LiveCalls::default(), is_long, scenario);
     }
 
-    /// Another owner resumes the turn from all records, and the tool supervisor has the calls. One
-    /// of them ends when no owner is there.
+    /// The owner of the turn dies, and another one resumes it from all records under the same tool
+    /// supervisor. The call `ends` ends before the resume.
     pub(super) fn replace_owner(&mut self, ends: Option<CallKey>, scenario: &Scenario) {
-        self.deaths += 1;
+        self.owner_deaths += 1;
         if let Some(key) = ends {
             let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
-            let (content, used) = work(&call.call, self.snapshots[&key].snapshot());
+            let (content, used) = run_tool(&call.call, self.snapshots[&key].snapshot());
             let completion = ToolCompletion { outcome: ToolOutcome::ok(content), used };
-            self.reported.insert(key, completion.outcome.clone());
-            self.live.get_mut(&key).unwrap().completion = Some(completion);
+            self.tool_answers.insert(key, completion.outcome.clone());
+            self.live_calls.get_mut(&key).unwrap().completion = Some(completion);
             self.running.remove(&key);
         }
-        let calls = self.live.clone();
+        let calls = self.live_calls.clone();
         self.resume(LiveCalls { calls, is_complete: self.crashes == 0 }, false, scenario);
     }
 
-    fn resume(&mut self, live: LiveCalls, for_long: bool, scenario: &Scenario) {
+    fn resume(&mut self, live: LiveCalls, is_long: bool, scenario: &Scenario) {
         self.durable = self.log.len() as u64;
-        if self.is_recorded_as_over() {
+        if self.is_commit_recorded() {
             return;
         }
-        self.before_crash = self.durable;
-        self.delivered = None;
-        self.waiting.clear();
-        self.granted.clear();
+        self.records_before_resume = self.durable;
+        self.delivered_deltas = None;
+        self.awaiting_permit.clear();
+        self.holding_permit.clear();
         if live.calls.is_empty() {
-            self.reported.clear();
+            self.tool_answers.clear();
             self.reruns.clear();
         }
-        self.questions.clear();
+        self.pending_approvals.clear();
         self.released.clear();
-        let asked = |record: &&Record| matches!(record, Record::AttemptStarted { .. });
-        self.asked.truncate(self.log.iter().filter(asked).count());
-        // What the journal knows is not told again.
-        self.ended.clear();
+        let is_attempt = |record: &&Record| matches!(record, Record::AttemptStarted { .. });
+        self.requested_models.truncate(self.log.iter().filter(is_attempt).count());
+        // Recorded outcomes are not published again.
+        self.outcomes.clear();
         for record in &self.log {
             if let Record::CallEnded { call, outcome, .. } = record {
-                self.ended.insert(call.key, outcome.clone());
+                self.outcomes.insert(call.key, outcome.clone());
             }
         }
-        self.cancel_counts = false;
-        self.began = self.wall() + if for_long { LONG } else { 1000 };
+        self.cancelled_in_time = false;
+        self.start_ms = self.unix_ms() + if is_long { LONG_DOWNTIME_MS } else { 1000 };
         self.now = Duration::ZERO;
-        self.people = Duration::ZERO;
-        let log: Vec<_> = self.log.iter().cloned().zip(self.times.iter().copied()).collect();
+        self.approval_wait = Duration::ZERO;
+        let log: Vec<_> = self.log.iter().cloned().zip(self.record_times.iter().copied()).collect();
         let spec = scenario.spec.clone();
-        self.turn = Turn::resume_with(spec, &entries(7, &log), self.began, None, live);
-        self.check_standing(for_long);
+        self.turn = Turn::resume_with(spec, &entries(7, &log), self.start_ms, None, live);
+        self.check_pending_after_resume(is_long);
     }
 
-    /// Returns whether the journal holds the commit, which the session had not heard of. It says the same.
-    fn is_recorded_as_over(&mut self) -> bool {
+    /// Returns whether the log holds the commit, which the turn had not performed. Checks that both
+    /// are equal.
+    fn is_commit_recorded(&mut self) -> bool {
         let Some(record) = TurnRecord::from_records(&self.log) else { return false };
-        let told = self.turn.effects.deferred().find_map(|(_, held)| match held {
-            DeferredEffect::Queue(Effect::Perform(TurnAction::Commit(record))) => {
-                Some(record.as_ref())
-            }
-            DeferredEffect::Queue(_) | DeferredEffect::StartCall(_) => None,
-        });
-        assert_eq!(Some(&record), told, "the journal has another turn");
+        let deferred_commit =
+            self.turn.effects.deferred().find_map(|(_, deferred)| match deferred {
+                DeferredEffect::Queue(Effect::Perform(TurnAction::Commit(record))) => {
+                    Some(record.as_ref())
+                }
+                DeferredEffect::Queue(_) | DeferredEffect::StartCall(_) => None,
+            });
+        assert_eq!(Some(&record), deferred_commit, "the log holds another turn");
         self.committed = true;
         true
     }

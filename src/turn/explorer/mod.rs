@@ -1,14 +1,14 @@
-//! Visits the states of [`Turn`] that its surroundings can bring about, not the paths to them,
-//! and checks the invariants in each: whatever the order in which deltas, outcomes, records,
-//! timeouts, cancels, breaks and crashes come.
+//! Explorer: visits every reachable state of [`Turn`] in a simulated environment and checks the
+//! invariants in each. Deltas, outcomes, durable records, timeouts, cancellations, breaks and crashes
+//! arrive in every order. States are visited once, however many paths lead to them.
 
 mod approvals;
 mod budgets;
-mod caps;
-mod checks;
 mod crash;
+mod invariants;
+mod random_walks;
+mod tool_permits;
 mod variables;
-mod walks;
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
@@ -33,30 +33,30 @@ use crate::types::{
 };
 use crate::wire::Delta;
 
-pub(crate) use walks::each_walk;
+pub(crate) use random_walks::each_walk;
 use world::{Action, World};
 
 const STATES_MAX: usize = 400_000;
 
-/// What may happen around a turn, and how often.
+/// The response of a scenario, and the maximum numbers of the other actions.
 #[derive(Clone)]
 struct Scenario {
     name: String,
     spec: TurnSpec,
-    /// One delta after the other, the same in each attempt.
+    /// The deltas of the response, which are the same in each attempt.
     response: Vec<Delta>,
     breaks: u32,
     crashes: u32,
-    /// How often the owner of the turn dies while its tool supervisor lives on.
-    deaths: u32,
-    /// A crash may leave any part of what was not yet durable, not only all or nothing.
+    /// The maximum number of deaths of the turn's owner. Its tool supervisor lives on.
+    owner_deaths: u32,
+    /// True if a crash may keep any number of the records that are not durable, not only all or none.
     torn: bool,
     cancel: bool,
     timeouts: bool,
     failures: bool,
-    /// Records become durable at once, as with the memory engine.
-    at_once: bool,
-    /// No call with other effects stands between identical ones, so that these run once.
+    /// True if records are durable at once, as with the memory engine.
+    durable_at_once: bool,
+    /// True if no call with effects is between identical calls, so that only one of them runs.
     identical_run_once: bool,
 }
 
@@ -68,7 +68,7 @@ fn fingerprint(world: &World) -> (u64, u64) {
     (first, hasher.finish())
 }
 
-/// Visits every state; returns how many there are.
+/// Visits every state. Returns the number of states.
 fn explore(scenario: &Scenario) -> usize {
     let first = World::begin(scenario);
     let mut seen = HashSet::from([fingerprint(&first)]);
@@ -87,7 +87,7 @@ fn explore(scenario: &Scenario) -> usize {
             }
         }
     }
-    assert!(commits > 0, "{}: no turn was ever committed", scenario.name);
+    assert!(commits > 0, "{}: no turn was committed", scenario.name);
     seen.len()
 }
 
@@ -95,7 +95,8 @@ fn scenario(name: &str, execution: Execution, names: &[&str]) -> Scenario {
     scenario_with(name, rules(execution), names)
 }
 
-/// Each call comes in two pieces, so that states between them are visited.
+/// Returns a scenario whose calls have these tools. Each call arrives in two deltas, so that states
+/// between them are visited.
 fn scenario_with(name: &str, rules: TurnRules, names: &[&str]) -> Scenario {
     let mut response = vec![text("so")];
     for (index, tool) in (0..).zip(names) {
@@ -114,12 +115,12 @@ fn scenario_with(name: &str, rules: TurnRules, names: &[&str]) -> Scenario {
         response,
         breaks: 0,
         crashes: 0,
-        deaths: 0,
+        owner_deaths: 0,
         torn: false,
         cancel: false,
         timeouts: false,
         failures: false,
-        at_once: false,
+        durable_at_once: false,
         identical_run_once: true,
     }
 }
@@ -127,7 +128,7 @@ fn scenario_with(name: &str, rules: TurnRules, names: &[&str]) -> Scenario {
 const EXECUTIONS: [Execution; 3] =
     [Execution::Sequential, Execution::Parallel { max: 2 }, Execution::Parallel { max: 8 }];
 
-fn total(scenarios: impl IntoIterator<Item = Scenario>) {
+fn explore_all(scenarios: impl IntoIterator<Item = Scenario>) {
     let mut states = 0;
     let mut count = 0;
     for scenario in scenarios {
@@ -138,7 +139,7 @@ fn total(scenarios: impl IntoIterator<Item = Scenario>) {
     assert!(states > count);
 }
 
-/// The mixes of calls that the features are tried on.
+/// The responses of the scenarios, as tool names with optional arguments.
 const MIXES: [&[&str]; 9] = [
     &["pure", "pure", "pure"],
     &["effect", "pure", "effect"],
@@ -158,16 +159,16 @@ fn four_calls_in_every_execution() {
         &["pure", "effect", "exclusive", "pure"],
         &["seal", "pure", "pure", "effect"],
     ];
-    total(mixes.iter().flat_map(|mix| {
+    explore_all(mixes.iter().flat_map(|mix| {
         EXECUTIONS.map(|execution| scenario(&format!("{mix:?} {execution}"), execution, mix))
     }));
 }
 
-fn each_mix(change: impl Fn(&mut Scenario)) {
-    each_of(&MIXES, &EXECUTIONS, change);
+fn explore_mixes(change: impl Fn(&mut Scenario)) {
+    explore_each(&MIXES, &EXECUTIONS, change);
 }
 
-fn each_of(mixes: &[&[&str]], executions: &[Execution], change: impl Fn(&mut Scenario)) {
+fn explore_each(mixes: &[&[&str]], executions: &[Execution], change: impl Fn(&mut Scenario)) {
     let mut scenarios = Vec::new();
     for mix in mixes {
         for execution in executions {
@@ -177,34 +178,34 @@ fn each_of(mixes: &[&[&str]], executions: &[Execution], change: impl Fn(&mut Sce
             scenarios.push(scenario);
         }
     }
-    total(scenarios);
+    explore_all(scenarios);
 }
 
 #[test]
-fn a_cancel_at_any_moment() {
-    each_mix(|scenario| scenario.cancel = true);
+fn a_cancellation_at_any_time() {
+    explore_mixes(|scenario| scenario.cancel = true);
 }
 
 #[test]
 fn failures_and_timeouts_in_any_order() {
-    each_mix(|scenario| {
-        scenario.at_once = true;
+    explore_mixes(|scenario| {
+        scenario.durable_at_once = true;
         scenario.failures = true;
         scenario.timeouts = true;
     });
 }
 
 #[test]
-fn a_break_at_any_moment() {
-    each_mix(|scenario| {
-        scenario.at_once = true;
+fn a_break_at_any_time() {
+    explore_mixes(|scenario| {
+        scenario.durable_at_once = true;
         scenario.breaks = 1;
     });
 }
 
 #[test]
 fn breaks_until_the_attempts_are_used_up() {
-    total([&["pure", "effect"][..], &["seal", "pure"][..]].map(|mix| {
+    explore_all([&["pure", "effect"][..], &["seal", "pure"][..]].map(|mix| {
         let mut scenario = scenario("breaks", Execution::Parallel { max: 8 }, mix);
         scenario.breaks = 3;
         scenario
@@ -214,7 +215,7 @@ fn breaks_until_the_attempts_are_used_up() {
 #[test]
 fn breaks_until_both_models_are_used_up() {
     let mixes = [&["pure", "effect"][..], &["seal", "pure"][..], &["pure {}", "pure {}"][..]];
-    total(mixes.into_iter().flat_map(|mix| {
+    explore_all(mixes.into_iter().flat_map(|mix| {
         [(0, true), (1, false)].map(|(crashes, cancel)| {
             let models = ModelPlans::new(model("main", 2), vec![model("backup", 1)]);
             let execution = Execution::Parallel { max: 8 };
@@ -223,43 +224,43 @@ fn breaks_until_both_models_are_used_up() {
             scenario.breaks = 3;
             scenario.crashes = crashes;
             scenario.cancel = cancel;
-            scenario.at_once = true;
+            scenario.durable_at_once = true;
             scenario
         })
     }));
 }
 
 #[test]
-fn a_crash_at_any_moment() {
-    each_mix(|scenario| {
+fn a_crash_at_any_time() {
+    explore_mixes(|scenario| {
         scenario.crashes = 1;
         scenario.torn = true;
     });
 }
 
 #[test]
-fn a_death_of_the_owner_at_any_moment() {
-    each_mix(|scenario| {
-        scenario.at_once = true;
-        scenario.deaths = 1;
+fn a_death_of_the_owner_at_any_time() {
+    explore_mixes(|scenario| {
+        scenario.durable_at_once = true;
+        scenario.owner_deaths = 1;
     });
     let mixes: [&[&str]; 4] =
         [&["seal", "pure"], &["pure {}", "idempotent"], &["swap", "bump"], &["asked", "capped"]];
-    each_of(&mixes, &EXECUTIONS[..2], |scenario| {
-        scenario.deaths = 1;
+    explore_each(&mixes, &EXECUTIONS[..2], |scenario| {
+        scenario.owner_deaths = 1;
         scenario.breaks = 1;
         scenario.cancel = true;
         scenario.timeouts = true;
     });
-    each_of(&[&["seal", "bump"]], &EXECUTIONS, |scenario| {
-        scenario.at_once = true;
-        scenario.deaths = 2;
+    explore_each(&[&["seal", "bump"]], &EXECUTIONS, |scenario| {
+        scenario.durable_at_once = true;
+        scenario.owner_deaths = 2;
         scenario.failures = true;
     });
 }
 
 #[test]
-fn everything_at_once_on_two_calls() {
+fn all_actions_on_two_calls() {
     let mixes: [&[&str]; 5] = [
         &["pure", "effect"],
         &["seal", "pure"],
@@ -267,7 +268,7 @@ fn everything_at_once_on_two_calls() {
         &["pure {}", "pure {}"],
         &["effect", "barrier"],
     ];
-    total(mixes.iter().flat_map(|mix| {
+    explore_all(mixes.iter().flat_map(|mix| {
         EXECUTIONS.map(|execution| {
             let mut scenario = scenario(&format!("{mix:?} {execution}"), execution, mix);
             scenario.breaks = 1;
@@ -281,7 +282,7 @@ fn everything_at_once_on_two_calls() {
 }
 
 #[test]
-fn other_endings() {
+fn all_kinds_of_end() {
     let endings = [
         (FinishKind::Length, true),
         (FinishKind::ContentFilter, true),
@@ -290,14 +291,14 @@ fn other_endings() {
         (FinishKind::Length, false),
         (FinishKind::ContentFilter, false),
     ];
-    total(endings.into_iter().flat_map(|(ending, at_once)| {
+    explore_all(endings.into_iter().flat_map(|(ending, durable_at_once)| {
         MIXES.map(|mix| {
             let name = format!("{mix:?} {ending:?}");
             let mut scenario = scenario(&name, Execution::Parallel { max: 8 }, mix);
             *scenario.response.last_mut().unwrap() = finish(ending);
-            scenario.cancel = at_once;
-            scenario.crashes = u32::from(!at_once);
-            scenario.at_once = at_once;
+            scenario.cancel = durable_at_once;
+            scenario.crashes = u32::from(!durable_at_once);
+            scenario.durable_at_once = durable_at_once;
             scenario
         })
     }));
@@ -331,9 +332,9 @@ fn limits_flags_and_last_requests() {
     for scenario in &mut scenarios {
         scenario.cancel = true;
         scenario.breaks = 1;
-        scenario.at_once = true;
+        scenario.durable_at_once = true;
     }
-    total(scenarios.into_iter().chain(crashing));
+    explore_all(scenarios.into_iter().chain(crashing));
 }
 
 #[test]
@@ -349,7 +350,7 @@ fn bytes_after_a_seal() {
         &["reviewed_pure", "asked"],
         &["reviewed_seal", "reviewed_pure"],
     ];
-    total(mixes.iter().flat_map(|mix| {
+    explore_all(mixes.iter().flat_map(|mix| {
         EXECUTIONS.map(|execution| {
             let mut scenario = scenario(&format!("{mix:?} {execution}"), execution, mix);
             let end = scenario.response.pop().unwrap();
@@ -362,7 +363,7 @@ fn bytes_after_a_seal() {
 }
 
 #[test]
-fn a_turn_is_shared_rules_and_small_state() {
+fn a_turn_shares_its_rules_and_is_small() {
     let scenario = scenario("size", Execution::Sequential, &["pure"]);
     let turn = Turn::new(scenario.spec);
     assert!(Arc::strong_count(&turn.spec) == 1 && size_of::<Turn>() < 2048);

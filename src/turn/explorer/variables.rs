@@ -1,46 +1,46 @@
-//! Variables: what the tools do with them, what must be true of that, and what is tried.
+//! Variables in the explorer: the simulated tools, the invariants of isolation, and scenarios.
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 
 use serde_json::{Value, json};
 
-use super::checks::answered_by_its_tool;
+use super::invariants::is_tool_outcome;
 use super::*;
 use crate::config::Limits;
 use crate::context::Variables;
 use crate::turn::fixtures::committed;
 use crate::types::{ToolCall, WriteSet};
 
-/// What a started call may see.
+/// A started call: its snapshot, and the first call that had not ended at its start.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-pub(super) struct Begun {
+pub(super) struct StartedCall {
     snapshot: Variables,
-    /// The place of the first call that had not ended.
-    open: u32,
+    /// The index of the first call that had not ended.
+    first_unended: u32,
 }
 
-impl Begun {
+impl StartedCall {
     pub(super) fn snapshot(&self) -> &Variables {
         &self.snapshot
     }
 }
 
-/// What a tool answers on a snapshot, and what it does with variables. What is written depends on
-/// what was read, and on the order.
-pub(super) fn work(call: &ToolCall, snapshot: &Variables) -> (String, VariablesUse) {
+/// Runs a simulated tool on a snapshot. Returns its answer and its use of variables. The writes depend
+/// on the reads, so that they show the order of the calls.
+pub(super) fn run_tool(call: &ToolCall, snapshot: &Variables) -> (String, VariablesUse) {
     let n = call.arguments.get("n").and_then(Value::as_i64).unwrap_or(0) + 1;
-    let see = |name| snapshot.get(name).and_then(Value::as_i64).unwrap_or(0);
+    let read = |name| snapshot.get(name).and_then(Value::as_i64).unwrap_or(0);
     let (reads, writes): (&[&str], Vec<(&str, i64)>) = match &*call.name {
         "get" | "get_asked" => (&["x"], vec![]),
         "put" | "set" => (&[], vec![("x", n)]),
         "set_y" => (&[], vec![("y", n)]),
         "bump" | "bump_reviewed" | "bump_capped" | "add" | "add_both" | "add_capped" => {
-            (&["x"], vec![("x", see("x") * 10 + n)])
+            (&["x"], vec![("x", read("x") * 10 + n)])
         }
-        "copy" => (&["x"], vec![("y", see("x") * 10 + n)]),
-        "swap" => (&["x", "y"], vec![("x", see("y") + n), ("y", see("x") + n)]),
+        "copy" => (&["x"], vec![("y", read("x") * 10 + n)]),
+        "swap" => (&["x", "y"], vec![("x", read("y") + n), ("y", read("x") + n)]),
         _ => (&[], vec![]),
     };
-    let seen: Vec<_> = reads.iter().map(|name| see(name)).collect();
+    let seen: Vec<_> = reads.iter().map(|name| read(name)).collect();
     let writes = writes.into_iter().map(|(name, n)| (name.into(), Arc::new(json!(n)))).collect();
     let used = VariablesUse {
         reads: reads.iter().map(|name| (*name).into()).collect(),
@@ -50,8 +50,9 @@ pub(super) fn work(call: &ToolCall, snapshot: &Variables) -> (String, VariablesU
 }
 
 impl World {
-    /// The place of the first call that has not ended, and what those before it leave.
-    fn ended_without_gap(&self) -> (u32, Variables) {
+    /// Returns the index of the first call that has not ended, and the variables after the calls before
+    /// it.
+    fn ended_prefix(&self) -> (u32, Variables) {
         let mut variables = Variables::default();
         for call in self.turn.calls.iter().filter(|call| call.is_kept()) {
             let last = self.log.iter().rev().find_map(|record| match record {
@@ -64,36 +65,37 @@ impl World {
         (u32::MAX, variables)
     }
 
-    /// A call sees what the calls before it that have ended without a gap leave, and no more.
+    /// Checks that a snapshot has exactly the writes of the calls before the first one that has not
+    /// ended.
     pub(super) fn check_snapshot(&mut self, key: CallKey, snapshot: Variables) {
-        let (open, expected) = self.ended_without_gap();
-        assert!(open <= key.index, "a call started that had ended");
-        assert_eq!(snapshot, expected, "{key} sees something else than it should");
-        self.snapshots.insert(key, Begun { snapshot, open });
+        let (first_unended, expected) = self.ended_prefix();
+        assert!(first_unended <= key.index, "a call started that has ended");
+        assert_eq!(snapshot, expected, "{key} has a wrong snapshot");
+        self.snapshots.insert(key, StartedCall { snapshot, first_unended });
     }
 
-    /// Writes count in call order, and nobody's who did not succeed.
+    /// Checks that only successful calls write, in call order.
     pub(super) fn check_writes(&self, key: CallKey, outcome: &ToolOutcome, writes: &WriteSet) {
         if writes.is_empty() {
             return;
         }
-        assert_eq!(outcome.status, ToolStatus::Ok, "{key} failed, and wrote");
-        assert_ne!(self.turn.stage, TurnStage::AwaitingResponse, "{key} may be void, and wrote");
-        assert_eq!(self.ended_without_gap().0, key.index, "{key} wrote out of order");
+        assert_eq!(outcome.status, ToolStatus::Ok, "{key} failed and wrote");
+        assert_ne!(self.turn.stage, TurnStage::AwaitingResponse, "{key} may be void and wrote");
+        assert_eq!(self.ended_prefix().0, key.index, "{key} wrote out of order");
     }
 
-    /// A call may be run again once, and only if nobody can notice that.
+    /// Checks that only pure calls run again, and only once.
     pub(super) fn check_conflict(&mut self, key: CallKey, rerun: bool) {
         let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
-        assert!(!rerun || !call.has_effects(), "{key} has effects, and is run again");
+        assert!(!rerun || !call.has_effects(), "{key} has effects and runs again");
         if rerun {
-            assert!(self.reruns.insert(key), "{key} is run again twice");
-            self.reported.remove(&key);
+            assert!(self.reruns.insert(key), "{key} runs again twice");
+            self.tool_answers.remove(&key);
         }
     }
 
-    /// What the turn leaves is what its calls would have left one after the other; where a call
-    /// kept an answer that was out of date, it wrote nothing, and says so.
+    /// Checks that the variables after the turn are those of a sequential execution. A call that kept
+    /// its result in spite of a conflict wrote nothing and has a note.
     pub(super) fn check_serial(&self, record: &crate::turn::TurnRecord) {
         let results = &record.results;
         let cut_short = self.cancelled
@@ -101,35 +103,36 @@ impl World {
             || self.turn.attempt.finish_reason.as_ref().map(|finish| finish.kind)
                 != Some(FinishKind::ToolCalls);
         let mut variables = Variables::default();
-        for (place, result) in results.iter().enumerate() {
+        for (index, result) in results.iter().enumerate() {
             let (key, notes) = (result.call.key, &result.notes);
             let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
-            let (content, used) = work(&result.call, &variables);
+            let (content, used) = run_tool(&result.call, &variables);
             let own = notes.duplicate_of.is_none() && !notes.reused;
             if result.outcome.status != ToolStatus::Ok || !own {
-                assert!(result.writes.is_empty(), "{key} did not succeed, and wrote");
+                assert!(result.writes.is_empty(), "{key} did not succeed and wrote");
                 let repeats = result.outcome.status == ToolStatus::Ok && !cut_short;
                 if repeats && !call.has_effects() && !used.writes_what_it_read() {
                     let saw = |text: &str| text.split_once(" saw ").map(|(_, saw)| saw.to_owned());
                     assert_eq!(saw(&result.outcome.content), saw(&content), "{key} is no copy");
                     let mut again = variables.clone();
                     again.apply(&used.writes);
-                    assert_eq!(again, variables, "{key} would have written something else");
+                    assert_eq!(again, variables, "{key} would have written other values");
                 }
                 continue;
             }
-            let begun = &self.snapshots[&key];
-            let unseen = results[..place].iter().filter(|r| r.call.key.index >= begun.open);
-            let mut unseen = unseen.flat_map(|earlier| earlier.writes.0.keys());
-            if unseen.any(|name| used.reads.contains(name)) {
-                assert!(call.has_effects() || cut_short, "{key} has an report_before_rerun answer");
+            let started = &self.snapshots[&key];
+            let not_in_snapshot =
+                results[..index].iter().filter(|r| r.call.key.index >= started.first_unended);
+            let mut written_later = not_in_snapshot.flat_map(|earlier| earlier.writes.0.keys());
+            if written_later.any(|name| used.reads.contains(name)) {
+                assert!(call.has_effects() || cut_short, "{key} has an outdated answer");
                 assert!(notes.conflict && result.writes.is_empty(), "{key} hides a conflict");
                 assert_eq!(notes.writes_dropped, !used.writes.is_empty());
                 assert!(result.outcome.content.contains("[callsheet: an earlier call"));
             } else {
                 assert!(!notes.conflict || self.reruns.contains(&key) || self.crashes > 0);
                 assert!(!notes.writes_dropped, "{key} lost its writes");
-                assert_eq!(*result.outcome.content, *content, "{key} saw what it would not have");
+                assert_eq!(*result.outcome.content, *content, "{key} read other values");
                 assert_eq!(result.writes, used.writes);
             }
             variables.apply(&result.writes);
@@ -137,20 +140,23 @@ impl World {
         assert_eq!(
             committed(&self.log, &Limits::default()).1,
             variables,
-            "the journal says something else"
+            "the log has other variables"
         );
     }
 
-    /// The tool's own answer stands, whatever is said beside it.
+    /// Checks that the result is the answer of the tool, perhaps with a note.
     pub(super) fn check_answer(&self, result: &ToolResult) {
-        let Some(reported) = self.reported.get(&result.call.key) else { return };
+        let Some(tool_answer) = self.tool_answers.get(&result.call.key) else { return };
         let outcome = &result.outcome;
         let malformed = outcome.kind == Some(FailureKind::Malformed);
         let marked = result.notes.conflict
-            && outcome.status == reported.status
-            && outcome.content.starts_with(&*reported.content);
-        let unseen = !answered_by_its_tool(outcome) && self.is_reviewed(result.call.key);
-        assert!(reported == outcome || malformed || marked || unseen, "a tool's answer was lost");
+            && outcome.status == tool_answer.status
+            && outcome.content.starts_with(&*tool_answer.content);
+        let is_hidden = !is_tool_outcome(outcome) && self.is_reviewed(result.call.key);
+        assert!(
+            tool_answer == outcome || malformed || marked || is_hidden,
+            "a tool's answer was lost"
+        );
     }
 }
 
@@ -160,8 +166,8 @@ impl VariablesUse {
     }
 }
 
-/// The mixes of calls that variables are tried on: a pure and an effectful reader, behind pure
-/// and effectful writers, beside others that touch something else.
+/// Responses with pure readers and readers with effects after pure writers and writers with effects,
+/// some of which use different variables.
 const MIXES: [&[&str]; 6] = [
     &["put", "get", "bump"],
     &["bump", "add", "get"],
@@ -171,9 +177,13 @@ const MIXES: [&[&str]; 6] = [
     &["get {}", "put", "get {}"],
 ];
 
-fn each(mixes: &[&[&str]], executions: &[Execution], change: impl Fn(&mut Scenario)) {
-    each_of(mixes, executions, |scenario| {
-        // Whoever reads what was written meanwhile is no duplicate.
+fn explore_with_variables(
+    mixes: &[&[&str]],
+    executions: &[Execution],
+    change: impl Fn(&mut Scenario),
+) {
+    explore_each(mixes, executions, |scenario| {
+        // A call that reads a variable which was written in between is no duplicate.
         scenario.identical_run_once = false;
         change(scenario);
     });
@@ -188,54 +198,54 @@ fn four_calls_on_the_same_variables() {
         &["swap", "put", "copy", "swap"],
         &["put {}", "get {}", "put", "put {}"],
     ];
-    each(&mixes, &EXECUTIONS, |scenario| scenario.at_once = true);
-    each(&mixes[..1], &PARALLEL[1..], |_| {});
+    explore_with_variables(&mixes, &EXECUTIONS, |scenario| scenario.durable_at_once = true);
+    explore_with_variables(&mixes[..1], &PARALLEL[1..], |_| {});
 }
 
 #[test]
-fn variables_and_a_cancel() {
-    each(&MIXES, &EXECUTIONS, |scenario| scenario.cancel = true);
+fn variables_with_a_cancellation() {
+    explore_with_variables(&MIXES, &EXECUTIONS, |scenario| scenario.cancel = true);
 }
 
 #[test]
-fn variables_and_failures_and_timeouts() {
-    each(&MIXES, &PARALLEL, |scenario| {
-        scenario.at_once = true;
+fn variables_with_failures_and_timeouts() {
+    explore_with_variables(&MIXES, &PARALLEL, |scenario| {
+        scenario.durable_at_once = true;
         scenario.failures = true;
         scenario.timeouts = true;
     });
 }
 
 #[test]
-fn variables_and_a_break() {
-    each(&MIXES, &PARALLEL, |scenario| {
-        scenario.at_once = true;
+fn variables_with_a_break() {
+    explore_with_variables(&MIXES, &PARALLEL, |scenario| {
+        scenario.durable_at_once = true;
         scenario.breaks = 1;
     });
 }
 
 #[test]
-fn variables_and_a_crash() {
-    each(&MIXES[..5], &PARALLEL[1..], |scenario| {
+fn variables_with_a_crash() {
+    explore_with_variables(&MIXES[..5], &PARALLEL[1..], |scenario| {
         scenario.crashes = 1;
         scenario.torn = true;
     });
 }
 
 #[test]
-fn variables_where_the_response_was_cut_off() {
-    each(&MIXES, &PARALLEL[1..], |scenario| {
+fn variables_with_a_cut_off_response() {
+    explore_with_variables(&MIXES, &PARALLEL[1..], |scenario| {
         *scenario.response.last_mut().unwrap() = finish(FinishKind::Length);
         scenario.crashes = 1;
-        scenario.at_once = true;
+        scenario.durable_at_once = true;
     });
 }
 
 #[test]
-fn variables_and_everything_at_once_on_two_calls() {
+fn variables_of_two_calls_with_all_actions() {
     let mixes: [&[&str]; 3] = [&["bump", "copy"], &["swap", "bump"], &["put", "add"]];
-    each(&mixes, &PARALLEL[1..], |scenario| {
-        scenario.at_once = true;
+    explore_with_variables(&mixes, &PARALLEL[1..], |scenario| {
+        scenario.durable_at_once = true;
         scenario.breaks = 1;
         scenario.crashes = 1;
         scenario.cancel = true;

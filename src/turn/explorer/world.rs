@@ -1,59 +1,63 @@
-//! The turn's surroundings, and what may happen in them.
+//! The simulated environment of a turn, and the actions that are possible in it.
 
-use super::approvals::Question;
-use super::variables::{Begun, work};
+use super::approvals::ApprovalId;
+use super::variables::{StartedCall, run_tool};
 use super::*;
 use crate::types::Verdict;
 
-/// The turn's surroundings.
+/// A turn in its simulated environment: model, tools, journal, host and clients.
 #[derive(Clone, Hash, PartialEq, Eq)]
 pub(super) struct World {
     pub(super) turn: Turn,
-    /// Deltas of the open exchange that were delivered; none: no exchange is open.
-    pub(super) delivered: Option<usize>,
-    /// Which model each attempt asked, as far as the log knows of it.
-    pub(super) asked: Vec<usize>,
+    /// The number of deltas of the open exchange that were delivered. `None` if no exchange is open.
+    pub(super) delivered_deltas: Option<usize>,
+    /// The index of the model that each recorded attempt requested.
+    pub(super) requested_models: Vec<usize>,
     pub(super) running: BTreeSet<CallKey>,
-    /// Calls that wait for a place of their tool, and calls that have one and were not started.
-    pub(super) waiting: BTreeSet<CallKey>,
-    pub(super) granted: BTreeSet<CallKey>,
-    /// Every call that was ever handed to its tool.
-    pub(super) begun: BTreeSet<CallKey>,
-    /// What tools answered while their calls ran.
-    pub(super) reported: BTreeMap<CallKey, ToolOutcome>,
-    /// Starts of calls with effects: which, and what they do.
-    pub(super) effects: Vec<(CallKey, String)>,
+    /// The calls that wait for a permit of their tool.
+    pub(super) awaiting_permit: BTreeSet<CallKey>,
+    /// The calls that hold a permit of their tool and were not started.
+    pub(super) holding_permit: BTreeSet<CallKey>,
+    pub(super) ever_started: BTreeSet<CallKey>,
+    /// The answers of the tools whose calls ran since the last crash.
+    pub(super) tool_answers: BTreeMap<CallKey, ToolOutcome>,
+    /// The started calls with effects, with their identities.
+    pub(super) started_effects: Vec<(CallKey, String)>,
     pub(super) log: Vec<Record>,
-    /// When each of them was appended, and when the turn began or was resumed: in milliseconds.
-    pub(super) times: Vec<u64>,
-    pub(super) began: u64,
-    /// How many records of the log came from before the last crash.
-    pub(super) before_crash: u64,
+    /// The Unix times of the records in milliseconds.
+    pub(super) record_times: Vec<u64>,
+    /// The Unix time of the turn's start, or of its last resume, in milliseconds.
+    pub(super) start_ms: u64,
+    /// The number of records from before the last resume.
+    pub(super) records_before_resume: u64,
+    /// The number of durable records.
     pub(super) durable: u64,
     pub(super) released: Vec<CallKey>,
-    pub(super) ended: BTreeMap<CallKey, ToolOutcome>,
+    /// The published outcomes.
+    pub(super) outcomes: BTreeMap<CallKey, ToolOutcome>,
     pub(super) committed: bool,
     pub(super) breaks: u32,
     pub(super) crashes: u32,
-    pub(super) deaths: u32,
+    pub(super) owner_deaths: u32,
     /// The calls that the tool supervisor has started, with their ends.
-    pub(super) live: BTreeMap<CallKey, LiveCall>,
+    pub(super) live_calls: BTreeMap<CallKey, LiveCall>,
     pub(super) cancelled: bool,
-    /// The cancel came before everything was decided.
-    pub(super) cancel_counts: bool,
+    /// True if the turn was cancelled before it had ended.
+    pub(super) cancelled_in_time: bool,
     pub(super) now: Duration,
-    /// How much of that people alone were waited for.
-    pub(super) people: Duration,
-    /// Time was let pass while a question was open.
-    pub(super) waited: bool,
-    /// What each call that ran could see.
-    pub(super) snapshots: BTreeMap<CallKey, Begun>,
-    /// Calls that were to run again because of what they had read.
+    /// The time during which the turn waited only for approvals.
+    pub(super) approval_wait: Duration,
+    /// True if time has passed while an approval was pending.
+    pub(super) has_waited: bool,
+    /// The snapshots of the started calls.
+    pub(super) snapshots: BTreeMap<CallKey, StartedCall>,
+    /// The calls that have to run again because of a conflict.
     pub(super) reruns: BTreeSet<CallKey>,
-    /// What is shown as open.
-    pub(super) questions: BTreeSet<Question>,
+    /// The approvals that clients see as pending.
+    pub(super) pending_approvals: BTreeSet<ApprovalId>,
 }
 
+/// An action of the environment.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Action {
     Deliver,
@@ -64,11 +68,11 @@ pub(super) enum Action {
     Recorded,
     Timeout,
     Cancel,
-    Decide(Question, Verdict),
-    /// Some time passes, and nothing else.
-    Wait,
-    /// So many records of the log are left. No host runs for so long that every question is too
-    /// old, or the next one at once.
+    Decide(ApprovalId, Verdict),
+    /// Time passes while an approval is pending.
+    PassTime,
+    /// The host crashes. This number of records is left. With `true` the next host starts after all
+    /// approvals have expired.
     Crash(usize, bool),
     /// The owner of the turn dies, its tool supervisor lives on, and this call ends before another
     /// owner resumes the turn.
@@ -79,36 +83,36 @@ impl World {
     pub(super) fn begin(scenario: &Scenario) -> Self {
         let mut world = Self {
             turn: Turn::new(scenario.spec.clone()),
-            delivered: None,
-            asked: Vec::new(),
+            delivered_deltas: None,
+            requested_models: Vec::new(),
             running: BTreeSet::new(),
-            waiting: BTreeSet::new(),
-            granted: BTreeSet::new(),
-            begun: BTreeSet::new(),
-            reported: BTreeMap::new(),
-            effects: Vec::new(),
+            awaiting_permit: BTreeSet::new(),
+            holding_permit: BTreeSet::new(),
+            ever_started: BTreeSet::new(),
+            tool_answers: BTreeMap::new(),
+            started_effects: Vec::new(),
             log: Vec::new(),
-            times: Vec::new(),
-            began: 0,
-            before_crash: 0,
+            record_times: Vec::new(),
+            start_ms: 0,
+            records_before_resume: 0,
             durable: 0,
             released: Vec::new(),
-            ended: BTreeMap::new(),
+            outcomes: BTreeMap::new(),
             committed: false,
             breaks: 0,
             crashes: 0,
-            deaths: 0,
-            live: BTreeMap::new(),
+            owner_deaths: 0,
+            live_calls: BTreeMap::new(),
             cancelled: false,
-            cancel_counts: false,
+            cancelled_in_time: false,
             now: Duration::ZERO,
-            people: Duration::ZERO,
-            waited: false,
+            approval_wait: Duration::ZERO,
+            has_waited: false,
             snapshots: BTreeMap::new(),
             reruns: BTreeSet::new(),
-            questions: BTreeSet::new(),
+            pending_approvals: BTreeSet::new(),
         };
-        world.perform(scenario);
+        world.perform_effects(scenario);
         world
     }
 
@@ -117,7 +121,7 @@ impl World {
         if self.committed {
             return actions;
         }
-        if let Some(delivered) = self.delivered {
+        if let Some(delivered) = self.delivered_deltas {
             actions.push(if delivered < scenario.response.len() {
                 Action::Deliver
             } else {
@@ -133,8 +137,8 @@ impl World {
                 actions.push(Action::Outcome(*key, ToolStatus::Failed));
             }
         }
-        for key in &self.waiting {
-            if self.has_place(*key) {
+        for key in &self.awaiting_permit {
+            if self.is_permit_free(*key) {
                 actions.push(Action::PermitReply(*key, PermitReply::Granted));
             } else {
                 actions.push(Action::PermitReply(*key, PermitReply::Waiting));
@@ -146,27 +150,32 @@ impl World {
         if scenario.timeouts && self.turn.poll_timeout().is_some() {
             actions.push(Action::Timeout);
         }
-        for question in self.questions.iter().filter(|question| self.is_shown(**question)) {
-            actions.push(Action::Decide(*question, Verdict::Approved));
-            actions.push(Action::Decide(*question, Verdict::Rejected));
+        for approval in
+            self.pending_approvals.iter().filter(|approval| self.is_request_durable(**approval))
+        {
+            actions.push(Action::Decide(*approval, Verdict::Approved));
+            actions.push(Action::Decide(*approval, Verdict::Rejected));
         }
-        if scenario.spec.run_time_left.is_some() && !self.waited && !self.questions.is_empty() {
-            actions.push(Action::Wait);
+        if scenario.spec.run_time_left.is_some()
+            && !self.has_waited
+            && !self.pending_approvals.is_empty()
+        {
+            actions.push(Action::PassTime);
         }
         if scenario.cancel && !self.cancelled {
             actions.push(Action::Cancel);
         }
-        if self.deaths < scenario.deaths {
+        if self.owner_deaths < scenario.owner_deaths {
             let ends = std::iter::once(None).chain(self.running.iter().copied().map(Some));
             actions.extend(ends.map(Action::Death));
         }
         if self.crashes < scenario.crashes {
-            // What was not yet said to be durable may be, or may not.
+            // Each record after the durable ones may be written or lost.
             let (durable, written) = (self.durable as usize, self.log.len());
             let from = if scenario.torn { durable + 1 } else { written.max(durable + 1) };
             for kept in std::iter::once(durable).chain(from..=written) {
                 actions.push(Action::Crash(kept, false));
-                if self.is_asked(kept) {
+                if self.is_any_approval_requested(kept) {
                     actions.push(Action::Crash(kept, true));
                 }
             }
@@ -178,17 +187,17 @@ impl World {
         let now = self.now;
         match action {
             Action::Deliver => {
-                let delivered = self.delivered.as_mut().unwrap();
+                let delivered = self.delivered_deltas.as_mut().unwrap();
                 let delta = scenario.response[*delivered].clone();
                 *delivered += 1;
                 self.turn.handle_deltas(now, vec![delta]);
             }
             Action::Close => {
-                self.delivered = None;
+                self.delivered_deltas = None;
                 self.turn.handle_response_end(now, ExchangeEnd::Closed);
             }
             Action::Break => {
-                self.delivered = None;
+                self.delivered_deltas = None;
                 self.breaks += 1;
                 let error = ProviderError::new(ProviderErrorKind::Transport, "cut");
                 self.turn.handle_response_end(now, ExchangeEnd::Failed(error));
@@ -196,44 +205,44 @@ impl World {
             Action::Outcome(key, status) => {
                 self.running.remove(&key);
                 let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
-                let (content, used) = work(&call.call, self.snapshots[&key].snapshot());
+                let (content, used) = run_tool(&call.call, self.snapshots[&key].snapshot());
                 let outcome = if status == ToolStatus::Ok {
                     ToolOutcome::ok(content)
                 } else {
                     ToolOutcome::not_ok(status, FailureKind::ToolError, "no")
                 };
-                self.reported.insert(key, outcome.clone());
+                self.tool_answers.insert(key, outcome.clone());
                 let completion = ToolCompletion { outcome, used };
-                if let Some(live) = self.live.get_mut(&key) {
+                if let Some(live) = self.live_calls.get_mut(&key) {
                     live.completion = Some(completion.clone());
                 }
                 self.turn.handle_outcome(now, key, completion);
             }
-            Action::PermitReply(key, place) => {
-                if place == PermitReply::Granted {
-                    self.waiting.remove(&key);
-                    self.granted.insert(key);
+            Action::PermitReply(key, reply) => {
+                if reply == PermitReply::Granted {
+                    self.awaiting_permit.remove(&key);
+                    self.holding_permit.insert(key);
                 }
-                self.turn.handle_tool_permit(now, key, place);
+                self.turn.handle_tool_permit(now, key, reply);
             }
             Action::Recorded => self.make_durable(),
             Action::Timeout => {
-                self.wait_until(self.now.max(self.turn.poll_timeout().unwrap()));
+                self.advance_to(self.now.max(self.turn.poll_timeout().unwrap()));
                 self.turn.handle_timeout(self.now);
             }
             Action::Cancel => {
                 self.cancelled = true;
-                self.cancel_counts = self.turn.stage != TurnStage::Finished;
+                self.cancelled_in_time = self.turn.stage != TurnStage::Finished;
                 self.turn.handle_cancel(now, CancelReason::Stop);
             }
-            Action::Decide(question, verdict) => self.decide(question, verdict),
-            Action::Wait => {
-                self.waited = true;
-                self.wait_until(self.now + Duration::from_secs(7));
-                self.turn.handle_recorded(self.now, self.durable - self.before_crash);
+            Action::Decide(approval, verdict) => self.decide(approval, verdict),
+            Action::PassTime => {
+                self.has_waited = true;
+                self.advance_to(self.now + Duration::from_secs(7));
+                self.turn.handle_recorded(self.now, self.durable - self.records_before_resume);
             }
-            Action::Crash(kept, for_long) => {
-                self.crash(kept, for_long, scenario);
+            Action::Crash(kept, is_long) => {
+                self.crash(kept, is_long, scenario);
                 if self.committed {
                     return;
                 }
@@ -245,33 +254,41 @@ impl World {
                 }
             }
         }
-        self.perform(scenario);
-        self.check_settled();
-        self.check_questions(scenario);
-        self.check_late();
+        self.perform_effects(scenario);
+        self.check_nothing_left();
+        self.check_pending_approvals(scenario);
+        self.check_late_inputs();
     }
 
-    /// Unix time, in milliseconds.
-    pub(super) fn wall(&self) -> u64 {
-        self.began + u64::try_from(self.now.as_millis()).unwrap()
+    /// Returns the Unix time in milliseconds.
+    pub(super) fn unix_ms(&self) -> u64 {
+        self.start_ms + u64::try_from(self.now.as_millis()).unwrap()
     }
 
-    /// Everything that could be decided was, and the turn counts what runs as we do.
-    pub(super) fn check_settled(&mut self) {
+    /// Checks that the turn has nothing left to decide, and that its counts are right.
+    pub(super) fn check_nothing_left(&mut self) {
         let before = (self.turn.effects.records(), self.turn.effects.deferred().len());
         self.turn.advance();
-        assert_eq!(self.turn.poll(), None, "something was left undecided");
+        assert_eq!(self.turn.poll(), None, "a decision was left");
         assert_eq!(
             (self.turn.effects.records(), self.turn.effects.deferred().len()),
             before,
             "a result was left"
         );
-        assert_eq!(self.turn.clock.running(), self.running.len(), "what runs is miscounted");
-        assert_eq!(self.turn.clock.queued(), self.waiting.len(), "what waits is miscounted");
+        assert_eq!(
+            self.turn.clock.running(),
+            self.running.len(),
+            "the running calls are miscounted"
+        );
+        assert_eq!(
+            self.turn.clock.queued(),
+            self.awaiting_permit.len(),
+            "the waiting calls are miscounted"
+        );
     }
 
-    /// What comes too late changes nothing, and is counted.
-    pub(super) fn check_late(&mut self) {
+    /// Checks that inputs which come too late change nothing, and that late outcomes are counted.
+    pub(super) fn check_late_inputs(&mut self) {
         let asking = self.turn.stage == TurnStage::AwaitingResponse;
         let before = (self.turn.effects.records(), self.turn.effects.deferred().len(), asking);
         if !asking {
@@ -279,7 +296,7 @@ impl World {
             self.turn.handle_response_end(self.now, ExchangeEnd::Closed);
             assert_eq!(self.turn.poll(), None, "a response that had ended went on");
         }
-        for key in self.begun.difference(&self.running) {
+        for key in self.ever_started.difference(&self.running) {
             let outcome = ToolOutcome::ok("late");
             self.turn.handle_outcome(
                 self.now,
@@ -287,50 +304,50 @@ impl World {
                 ToolCompletion { outcome, used: VariablesUse::default() },
             );
             let counted = matches!(self.turn.poll(), Some(Effect::Emit(Event::OutcomeLate { .. })));
-            assert!(counted, "a late outcome counted");
-            assert_eq!(self.turn.poll(), None, "a late outcome did something");
+            assert!(counted, "a late outcome was not published");
+            assert_eq!(self.turn.poll(), None, "a late outcome had an effect");
         }
         let keys: Vec<_> = self.turn.calls.iter().map(TurnCall::key).collect();
-        for key in keys.iter().filter(|key| !self.waiting.contains(key)) {
+        for key in keys.iter().filter(|key| !self.awaiting_permit.contains(key)) {
             self.turn.handle_tool_permit(self.now, *key, PermitReply::Granted);
-            assert_eq!(self.turn.poll(), None, "a place that nobody waits for did something");
+            assert_eq!(self.turn.poll(), None, "a permit that no call waits for had an effect");
         }
         let asking = self.turn.stage == TurnStage::AwaitingResponse;
         let after = (self.turn.effects.records(), self.turn.effects.deferred().len(), asking);
         assert_eq!(before, after, "something late was recorded");
     }
 
-    /// Returns whether a limit of the run was told in the last attempt.
-    pub(super) fn told_over_budget(&self) -> bool {
+    /// Returns whether a limit of the run was recorded in the last attempt.
+    pub(super) fn is_budget_limit_recorded(&self) -> bool {
         let of_attempt =
             self.log.iter().rev().take_while(|r| !matches!(r, Record::AttemptStarted { .. }));
-        let told = of_attempt.filter(|record| {
+        let limits = of_attempt.filter(|record| {
             matches!(record, Record::LimitReached { limit, .. } if limit.ends_with("_per_run"))
         });
-        let told = told.count();
-        assert!(told <= 1, "told twice");
-        told == 1
+        let limits = limits.count();
+        assert!(limits <= 1, "a limit was recorded twice");
+        limits == 1
     }
 
     pub(super) fn make_durable(&mut self) {
         self.durable = self.log.len() as u64;
-        self.turn.handle_recorded(self.now, self.durable - self.before_crash);
+        self.turn.handle_recorded(self.now, self.durable - self.records_before_resume);
     }
 
-    pub(super) fn perform(&mut self, scenario: &Scenario) {
+    pub(super) fn perform_effects(&mut self, scenario: &Scenario) {
         loop {
             while let Some(effect) = self.turn.poll() {
                 assert!(!self.committed || matches!(effect, Effect::Emit(_)), "after the commit");
-                self.perform_one(effect, scenario);
+                self.perform_effect(effect, scenario);
             }
-            if !scenario.at_once || self.durable == self.log.len() as u64 {
+            if !scenario.durable_at_once || self.durable == self.log.len() as u64 {
                 return;
             }
             self.make_durable();
         }
     }
 
-    pub(super) fn perform_one(&mut self, effect: Effect, scenario: &Scenario) {
+    pub(super) fn perform_effect(&mut self, effect: Effect, scenario: &Scenario) {
         match effect {
             Effect::Record(record) => {
                 if let Record::CallEnded { call, outcome, writes, .. } = &record {
@@ -339,26 +356,26 @@ impl World {
                     self.check_writes(call.key, outcome, writes);
                 }
                 if let Record::ApprovalAsked { asked } = &record {
-                    self.check_asked(asked.call.key, asked.phase, &scenario.spec.rules);
+                    self.check_approval_request(asked.call.key, asked.phase, &scenario.spec.rules);
                 }
                 self.log.push(record);
-                self.times.push(self.wall());
+                self.record_times.push(self.unix_ms());
             }
             Effect::Perform(TurnAction::Request(plan)) => {
-                assert_eq!(self.delivered, None, "two exchanges at once");
+                assert_eq!(self.delivered_deltas, None, "two exchanges at once");
                 assert_eq!(plan.attempt, self.turn.attempt());
-                self.delivered = Some(0);
+                self.delivered_deltas = Some(0);
                 self.check_request(&plan, scenario);
             }
             Effect::Perform(TurnAction::Disconnect) => {
-                assert!(self.delivered.take().is_some(), "no exchange to disconnect");
+                assert!(self.delivered_deltas.take().is_some(), "no exchange to disconnect");
             }
             Effect::Perform(TurnAction::RequestToolPermit { key, tool }) => {
-                self.check_reserve(key, &tool, scenario)
+                self.check_permit_request(key, &tool, scenario)
             }
             Effect::Perform(TurnAction::ReleaseToolPermit(key)) => {
-                let had = self.waiting.remove(&key) || self.granted.remove(&key);
-                assert!(had, "a place was given up that was not asked for");
+                let had = self.awaiting_permit.remove(&key) || self.holding_permit.remove(&key);
+                assert!(had, "a permit was released that was not requested");
             }
             Effect::Perform(TurnAction::Start(CallStart {
                 call,
@@ -367,36 +384,36 @@ impl World {
                 ..
             })) => {
                 self.check_start(&call.key, scenario);
-                if scenario.deaths > 0 {
+                if scenario.owner_deaths > 0 {
                     let live = LiveCall { state, elapsed: Duration::ZERO, completion: None };
-                    self.live.insert(call.key, live);
+                    self.live_calls.insert(call.key, live);
                 }
                 self.check_snapshot(call.key, snapshot);
             }
             Effect::Perform(TurnAction::Abort(key)) => {
-                assert!(self.running.remove(&key), "abort of what does not run");
-                self.live.remove(&key);
+                assert!(self.running.remove(&key), "a call that does not run was aborted");
+                self.live_calls.remove(&key);
             }
             Effect::Emit(Event::CallEnded { result, .. }) => {
                 let key = result.call.key;
                 let record = self.log.last();
                 assert!(
                     matches!(record, Some(Record::CallEnded { call, .. }) if call.key == key),
-                    "an outcome was not told right behind its record"
+                    "an outcome was not published right after its record"
                 );
-                self.check_seen(&result);
-                let before = self.ended.insert(key, result.outcome);
-                assert_eq!(before, None, "two outcomes were told");
+                self.check_reviewed(&result);
+                let before = self.outcomes.insert(key, result.outcome);
+                assert_eq!(before, None, "two outcomes were published");
             }
             Effect::Emit(Event::CallDiscarded { call, had_result }) => {
-                let told = self.ended.remove(&call.key).is_some();
-                assert!(had_result || !told || !self.is_tools_answer(&call.key));
+                let was_published = self.outcomes.remove(&call.key).is_some();
+                assert!(had_result || !was_published || !self.has_tool_answer(&call.key));
             }
             Effect::Emit(Event::ConflictFound { call, resolution, .. }) => {
                 self.check_conflict(call.key, resolution == ConflictResolution::Rerun);
             }
             Effect::Emit(Event::ApprovalAsked { asked }) => {
-                self.show((asked.call.key, asked.phase));
+                self.add_pending_approval((asked.call.key, asked.phase));
             }
             Effect::Emit(Event::ResultReleased { key, .. }) => {
                 assert!(matches!(
@@ -404,7 +421,10 @@ impl World {
                     TurnStage::ResponseEnded { .. } | TurnStage::Finished
                 ));
                 assert!(self.released.last() < Some(&key), "released out of order, or twice");
-                assert!(self.ended.contains_key(&key), "released before it was told");
+                assert!(
+                    self.outcomes.contains_key(&key),
+                    "released before its outcome was published"
+                );
                 self.released.push(key);
             }
             Effect::Emit(_) => {}

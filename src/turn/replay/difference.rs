@@ -9,22 +9,22 @@ use crate::record::{Record, Seq};
 use crate::types::excerpt;
 
 /// The number of characters of a record that a report quotes.
-const SHOWN_CHARS: usize = 600;
+const QUOTED_CHARS: usize = 600;
 
 /// The first difference between a recording and its replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The record; none if the difference concerns the history or the variables.
+    /// The record. `None` if the history or the variables differ.
     pub seq: Option<Seq>,
     /// The recorded record.
     pub recorded: Option<Record>,
-    /// The replayed record; none if the replay makes no record there.
+    /// The replayed record. `None` if the replay makes no record there.
     pub now: Option<Record>,
     /// A description for people.
     pub why: String,
 }
 
-/// A recorded record that the machine does not make.
+/// A recorded record that differs from the replayed one.
 #[derive(Debug)]
 pub(crate) struct Mismatch {
     pub(crate) at: usize,
@@ -33,12 +33,12 @@ pub(crate) struct Mismatch {
     pub(crate) state: String,
 }
 
-/// Returns whether two records are equal except for times and what depends on times.
+/// Returns whether two records are equal except for times and values that depend on times.
 pub(crate) fn same(recorded: &Record, now: &Record) -> bool {
     recorded == now || timeless(recorded) == timeless(now)
 }
 
-/// The record without times and what depends on times.
+/// Returns the record without times and values that depend on times.
 pub(super) fn timeless(record: &Record) -> Record {
     let mut record = record.clone();
     match &mut record {
@@ -98,10 +98,10 @@ impl fmt::Display for Difference {
             write!(f, "\n  differs:  {}", paths.join(", "))?;
         }
         if let Some(recorded) = &recorded {
-            write!(f, "\n  recorded: {}", excerpt(&recorded.to_string(), SHOWN_CHARS))?;
+            write!(f, "\n  recorded: {}", excerpt(&recorded.to_string(), QUOTED_CHARS))?;
         }
         match &now {
-            Some(now) => write!(f, "\n  now:      {}", excerpt(&now.to_string(), SHOWN_CHARS)),
+            Some(now) => write!(f, "\n  now:      {}", excerpt(&now.to_string(), QUOTED_CHARS)),
             None if recorded.is_some() => f.write_str("\n  now:      nothing of the kind"),
             None => Ok(()),
         }
@@ -112,7 +112,7 @@ fn json(record: &Record) -> Value {
     serde_json::to_value(timeless(record)).unwrap_or_default()
 }
 
-/// The paths at which two values differ.
+/// Collects the paths at which two values differ.
 fn differing(left: &Value, right: &Value, path: &mut String, found: &mut Vec<String>) {
     let length = path.len();
     let mut deeper = |key: &str, left: &Value, right: &Value| {

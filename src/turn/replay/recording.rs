@@ -1,4 +1,4 @@
-//! The records that are replayed, and what later records say about earlier decisions.
+//! The records that are replayed, with lookups of the later records of a call, a turn or a run.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::types::{CallKey, FailureKind, ReadSet};
 pub(crate) struct Recording<'a> {
     entries: &'a [JournalEntry],
     transcript: Transcript<'a>,
-    /// A role for each record.
+    /// The role of each record.
     roles: Vec<RecordRole<'a>>,
 }
 
@@ -34,15 +34,15 @@ pub(crate) enum ExternalInput<'a> {
     Fork,
 }
 
-/// The part that a record has in a replay.
+/// The role of a record in a replay.
 #[derive(Clone, Copy, Debug)]
 enum RecordRole<'a> {
-    /// It came from outside.
+    /// An external input.
     Input(ExternalInput<'a>),
-    /// It concerns a call.
+    /// A record about a call.
     Call(CallKey),
-    /// It concerns a call that no message holds: its arguments are not known any more, so that it
-    /// is not replayed.
+    /// A record about a call that no message holds. It is not replayed, because the arguments of the
+    /// call are not recorded.
     Skipped,
     /// Any other record that a machine makes.
     Made,
@@ -60,7 +60,7 @@ impl<'a> Recording<'a> {
     fn set_roles(&mut self) {
         let Self { transcript, roles, .. } = self;
         let mut set = |at: RecordLocation, role| {
-            roles.get_mut(at.index).into_iter().for_each(|known| *known = role);
+            roles.get_mut(at.index).into_iter().for_each(|slot| *slot = role);
         };
         for queued in &transcript.queued {
             set(queued.at, RecordRole::Input(ExternalInput::Queued(*queued)));
@@ -89,7 +89,7 @@ impl<'a> Recording<'a> {
             for limit in &run.limits {
                 let before = limit.at.index.checked_sub(1);
                 let outcome = before.and_then(|at| outcome_at(run, at));
-                // A limit is recorded right behind the outcome of a call, or within an attempt.
+                // A limit is recorded right after the outcome of a call, or within an attempt.
                 let is_skipped = match outcome.zip(before) {
                     Some((_, before)) => matches!(roles.get(before), Some(RecordRole::Skipped)),
                     None => void.iter().any(|attempt| is_within(limit.at, attempt)),
@@ -113,7 +113,7 @@ impl<'a> Recording<'a> {
         self.entry(at).map(|entry| &entry.record)
     }
 
-    /// The record as an input, if it came from outside.
+    /// Returns the record as an external input, if it is one.
     pub(crate) fn input(&self, at: usize) -> Option<ExternalInput<'a>> {
         match self.roles.get(at)? {
             RecordRole::Input(input) => Some(*input),
@@ -121,7 +121,7 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// The call that a record concerns.
+    /// Returns the call of a record about a call.
     pub(super) fn call_at(&self, at: usize) -> Option<CallKey> {
         match self.roles.get(at)? {
             RecordRole::Call(key) => Some(*key),
@@ -129,7 +129,7 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// The index of the next record that a machine has made.
+    /// Returns the index of the next record that a machine has made.
     pub(crate) fn next_made(&self, at: usize) -> usize {
         let mut roles = self.roles.iter().skip(at);
         let is_other =
@@ -138,18 +138,18 @@ impl<'a> Recording<'a> {
         next.map_or(self.entries.len().max(at), |skipped| at + skipped)
     }
 
-    /// The run that is open at a record, or starts next.
+    /// Returns the run that is open at a record, or starts next.
     pub(crate) fn run(&self, at: usize) -> Option<&RunTranscript<'a>> {
         let is_over = |run: &RunTranscript<'_>| run.end.is_some_and(|end| end.at.index < at);
         self.transcript.runs.get(self.transcript.runs.partition_point(is_over))
     }
 
-    /// The end of a run that is recorded at an index.
+    /// Returns the end of a run that is recorded at an index.
     pub(crate) fn run_end(&self, at: usize) -> Option<RecordedRunEnd<'a>> {
         self.run(at)?.end.filter(|end| end.at.index == at)
     }
 
-    /// The turn that is open at a record, or begins next in its run.
+    /// Returns the turn that is open at a record, or starts next in its run.
     pub(crate) fn turn(&self, at: usize) -> Option<&TurnTranscript<'a>> {
         let turns = &self.run(at)?.turns;
         let is_over =
@@ -171,28 +171,30 @@ impl<'a> Recording<'a> {
         self.attempt(at, key.turn, key.attempt)?.calls.get(&key)
     }
 
-    /// The reason for which the turn is cancelled from outside.
+    /// Returns the reason of the external cancellation of the turn.
     pub(super) fn cancelled(&self, at: usize) -> Option<CancelReason> {
         match self.turn(at)?.commit?.end {
-            TurnEnd::Cancelled(reason) => Some(*reason).filter(|why| *why != CancelReason::Budget),
+            TurnEnd::Cancelled(reason) => {
+                Some(*reason).filter(|reason| *reason != CancelReason::Budget)
+            }
             TurnEnd::Finished | TurnEnd::Refused | TurnEnd::Failed(_) => None,
         }
     }
 
-    /// The variables that a call had read when it next answered.
+    /// Returns the variables that a call had read in its next report.
     pub(super) fn next_reads(&self, at: usize, key: CallKey) -> Option<&'a ReadSet> {
         let report = self.call(at, key)?.reports.iter().find(|report| report.at.index >= at)?;
         Some(report.reads)
     }
 
-    /// Returns whether a call ever started; none if it has no outcome.
+    /// Returns whether a call started. Returns `None` if it has no outcome.
     pub(super) fn started(&self, at: usize, key: CallKey) -> Option<bool> {
         let mut outcomes = self.call(at, key)?.outcomes.iter();
         let outcome = outcomes.find(|outcome| outcome.at.index >= at && !outcome.amended)?;
         Some(outcome.started_ms.is_some())
     }
 
-    /// The outcomes of the open turn's calls, in the order of the records.
+    /// Returns the outcomes of the open turn's calls in the order of the records.
     pub(super) fn outcomes(&self, at: usize) -> Vec<RecordedOutcome<'a>> {
         let attempts = self.turn(at).into_iter().flat_map(|turn| &turn.attempts);
         let outcomes = attempts.flat_map(|attempt| attempt.calls.values());
@@ -225,7 +227,7 @@ impl<'a> Recording<'a> {
         keys
     }
 
-    /// Returns whether the time of the run was over together with that of these calls.
+    /// Returns whether `run_timeout` was reached together with the timeouts of these calls.
     pub(super) fn runs_out_of_time(&self, at: usize) -> bool {
         let Some(run) = self.run(at) else { return false };
         let is_skipped =
@@ -234,7 +236,7 @@ impl<'a> Recording<'a> {
         next.and_then(|at| limit_at(run, at)) == Some("run_timeout")
     }
 
-    /// The calls of a response that were sealed before it ended.
+    /// Returns the calls of a response that were sealed before its end.
     pub(super) fn early(&self, attempt: &AttemptTranscript<'a>) -> BTreeSet<u32> {
         let Some(response) = &attempt.response else { return BTreeSet::new() };
         let is_well = response.ending == ResponseDisposition::Well;
@@ -262,7 +264,7 @@ fn is_within(at: RecordLocation, attempt: &AttemptTranscript<'_>) -> bool {
         && attempt.failure.is_some_and(|failure| at.is_before(failure.at))
 }
 
-/// The outcome that is recorded at an index.
+/// Returns the outcome that is recorded at an index.
 fn outcome_at<'t, 'a>(run: &'t RunTranscript<'a>, at: usize) -> Option<&'t RecordedOutcome<'a>> {
     let turn =
         run.turns.partition_point(|turn| turn.commit.is_some_and(|commit| commit.at.index < at));
@@ -271,13 +273,13 @@ fn outcome_at<'t, 'a>(run: &'t RunTranscript<'a>, at: usize) -> Option<&'t Recor
     outcomes.find(|outcome| outcome.at.index == at)
 }
 
-/// The limit that is recorded at an index.
+/// Returns the limit that is recorded at an index.
 fn limit_at<'a>(run: &RunTranscript<'a>, at: usize) -> Option<&'a str> {
     run.limits.iter().find(|limit| limit.at.index == at).map(|limit| limit.limit)
 }
 
-/// Returns whether a call did not see what an earlier call had written before the response ended:
-/// then it had started by then.
+/// Returns whether a call did not see a write that an earlier call had made before the response ended.
+/// Such a call started before that write.
 fn missed_write(
     attempt: &AttemptTranscript<'_>,
     response: &AttemptResponse<'_>,

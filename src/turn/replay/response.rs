@@ -18,11 +18,11 @@ pub(super) struct ReplayStep {
     pub(super) deltas: Vec<Delta>,
     /// The call that these deltas complete.
     pub(super) seals: Option<u32>,
-    /// The call that these deltas open and that left the history for an unknown reason.
+    /// The call that these deltas open and that was dropped for an unknown reason.
     pub(super) gap: Option<u32>,
 }
 
-/// The deltas of an attempt's response, up to its end, as far as they are known.
+/// Returns the deltas of an attempt's response as far as they are recorded.
 pub(super) fn steps(
     recording: &Recording<'_>,
     at: usize,
@@ -33,15 +33,15 @@ pub(super) fn steps(
     let Some(attempt) = recording.attempt(at, turn, attempt) else { return Vec::new() };
     let Some(response) = &attempt.response else {
         let usage = attempt.failure.map(|failure| failure.usage).unwrap_or_default();
-        return Vec::from_iter(spent(usage).map(ReplayStep::of));
+        return Vec::from_iter(usage_delta(usage).map(ReplayStep::of));
     };
     let early = recording.early(attempt);
-    let reached = recording.run(at).map(|run| run.limits.as_slice()).unwrap_or_default();
+    let limits = recording.run(at).map(|run| run.limits.as_slice()).unwrap_or_default();
     // Limits that were reached since the attempt started and before its response ended.
-    let since = attempt.start.map_or(0, |start| start.at.index);
-    let reached = reached.iter().filter(|limit| limit.at.index > since);
-    let reached = reached.filter(|limit| limit.at.is_before(response.at));
-    let limits = reached.map(|limit| (limit.limit, limit.value, limit.maximum)).collect();
+    let start = attempt.start.map_or(0, |start| start.at.index);
+    let limits = limits.iter().filter(|limit| limit.at.index > start);
+    let limits = limits.filter(|limit| limit.at.is_before(response.at));
+    let limits = limits.map(|limit| (limit.limit, limit.value, limit.maximum)).collect();
     let last_early = early.last().copied();
     let mut maker =
         StepMaker { attempt, limits, last_early, bytes_max, steps: Vec::new(), opened: 0 };
@@ -51,7 +51,7 @@ pub(super) fn steps(
 
 struct StepMaker<'t, 'a> {
     attempt: &'t AttemptTranscript<'a>,
-    /// The limits that were reached while the response came: name, value and maximum.
+    /// The limits that were reached during the response: name, value and maximum.
     limits: Vec<(&'a str, u64, u64)>,
     /// This call and those before it were sealed before the response ended.
     last_early: Option<u32>,
@@ -67,17 +67,17 @@ impl StepMaker<'_, '_> {
         let AttemptResponse { ending, message, finish_reason, usage, dropped_calls, .. } =
             *response;
         self.content(message, ending, finish_reason);
-        // A call beyond a limit can end the response: it comes last.
-        let over_calls = self.limits.iter().any(|(limit, ..)| *limit == MAX_CALLS);
-        let ends_it = ending == ResponseDisposition::Excess || over_calls;
-        let split = dropped_calls.len().saturating_sub(usize::from(ends_it));
+        // A call that exceeds a limit can end the response. It comes last.
+        let is_over_budget = self.limits.iter().any(|(limit, ..)| *limit == MAX_CALLS);
+        let ends_response = ending == ResponseDisposition::Excess || is_over_budget;
+        let split = dropped_calls.len().saturating_sub(usize::from(ends_response));
         let (before, last) = dropped_calls.split_at(split);
         before.iter().for_each(|name| self.dropped(name));
         self.uncounted_calls();
         let mut end = Vec::new();
         end.extend(error.filter(|_| finish_reason.is_some()).cloned().map(Delta::Error));
         end.extend(finish_reason.cloned().map(Delta::Finish));
-        end.extend(spent(usage));
+        end.extend(usage_delta(usage));
         let is_complete =
             matches!(ending, ResponseDisposition::Well | ResponseDisposition::Refused);
         end.extend((finish_reason.is_none() && is_complete).then_some(Delta::Done));
@@ -97,22 +97,22 @@ impl StepMaker<'_, '_> {
         for part in &message.parts {
             match part {
                 MessagePart::Text { bytes, members } => {
-                    let piece = Delta::Text(take(&mut text, *bytes));
+                    let delta = Delta::Text(split_prefix(&mut text, *bytes));
                     let members = members.as_deref().map(Box::from);
                     // A part without a byte holds only members.
-                    let piece = Some(piece).filter(|_| *bytes > 0 || members.is_none());
+                    let delta = Some(delta).filter(|_| *bytes > 0 || members.is_none());
                     self.push(
-                        piece
+                        delta
                             .into_iter()
                             .chain([Delta::Metadata(ProviderMetadata::Text { members })]),
                     );
                 }
                 MessagePart::Reasoning { bytes, members } => {
-                    let piece = Delta::Reasoning(take(&mut reasoning, *bytes));
+                    let delta = Delta::Reasoning(split_prefix(&mut reasoning, *bytes));
                     let members = members.as_deref().map(Box::from);
-                    let piece = Some(piece).filter(|_| *bytes > 0 || members.is_none());
+                    let delta = Some(delta).filter(|_| *bytes > 0 || members.is_none());
                     self.push(
-                        piece
+                        delta
                             .into_iter()
                             .chain([Delta::Metadata(ProviderMetadata::Reasoning { members })]),
                     );
@@ -131,8 +131,8 @@ impl StepMaker<'_, '_> {
                 }
             }
         }
-        // The text and thinking that belong to no part: all of it if the service wants nothing
-        // back; otherwise a refusal, and thinking that the service had not finished.
+        // The text and reasoning that belong to no part. That is all of it if the message has no
+        // parts, and otherwise a refusal and incomplete reasoning.
         let filtered = finish.is_some_and(|finish| finish.kind == FinishKind::ContentFilter);
         let is_refusal = match ending {
             ResponseDisposition::Refused => !filtered || !message.parts.is_empty(),
@@ -170,7 +170,7 @@ impl StepMaker<'_, '_> {
         let oversize = call.raw.is_some()
             && invalid.is_some_and(|outcome| outcome.content.contains(" larger than allowed"));
         let mut deltas = vec![self.open(call.provider_id.as_deref(), &call.name, Some(raw))];
-        // A piece that exceeds the limit.
+        // A delta that exceeds the limit.
         let rest = oversize.then(|| " ".repeat(self.bytes_max.saturating_add(1)));
         deltas.extend(rest.map(|rest| more(index, rest)));
         let seals = self.last_early.filter(|last| index <= *last).map(|_| index);
@@ -207,13 +207,13 @@ impl ReplayStep {
     }
 }
 
-/// A delta with more bytes of a call.
+/// Returns a delta with more bytes of a call.
 pub(super) fn more(index: u32, arguments: String) -> Delta {
     let index = Some(u64::from(index));
     Delta::Call(CallDelta { index, arguments: Some(arguments), ..CallDelta::default() })
 }
 
-/// The calls of a response that changed after their seal.
+/// Returns the calls of a response that changed after their seal.
 pub(super) fn changed_after_seal(
     recording: &Recording<'_>,
     at: usize,
@@ -229,18 +229,18 @@ pub(super) fn changed_after_seal(
     calls.filter(|(_, call)| is_changed(call)).map(|(key, _)| key.index).collect()
 }
 
-/// The calls of an attempt that reused the outcome of an earlier attempt of the turn, with that
-/// outcome. `from` is the turn's first record, `at` the next one.
+/// Returns the calls of an attempt that reused the outcome of an earlier attempt of the turn, with
+/// that outcome. `first` is the turn's first record, `at` the next one.
 pub(super) fn reused<'a>(
     recording: &Recording<'a>,
-    (from, at): (usize, usize),
+    (first, at): (usize, usize),
     turn: u32,
     attempt: u32,
 ) -> Vec<(&'a ToolCall, &'a ToolOutcome)> {
     let Some(attempt) = recording.attempt(at, turn, attempt) else { return Vec::new() };
     let calls = attempt.response.map(|response| response.message.calls.as_slice());
     let outcomes = recording.outcomes(at);
-    let earlier = || outcomes.iter().filter(|ended| (from..at).contains(&ended.at.index));
+    let earlier = || outcomes.iter().filter(|ended| (first..at).contains(&ended.at.index));
     let reused = calls.unwrap_or_default().iter().filter_map(|call| {
         let mut given = attempt.calls.get(&call.key)?.outcomes.iter();
         let given = given.find(|ended| ended.notes.reused)?.outcome;
@@ -251,22 +251,23 @@ pub(super) fn reused<'a>(
     reused.collect()
 }
 
-fn spent(usage: Usage) -> Option<Delta> {
+fn usage_delta(usage: Usage) -> Option<Delta> {
     let raw = "{}".into();
     (usage != Usage::default()).then_some(Delta::Usage { usage, raw })
 }
 
-/// The original text of a call's arguments, if the answer to it quotes all of it.
+/// Returns the original text of a call's arguments if the answer to the call quotes all of it.
 fn quoted(answer: &str, call: &ToolCall) -> Option<String> {
-    let mark = " Received: ";
-    let texts = answer.match_indices(mark).filter_map(|(at, _)| answer.get(at + mark.len()..));
-    let means = |text: &&str| {
+    let marker = " Received: ";
+    let texts = answer.match_indices(marker).filter_map(|(at, _)| answer.get(at + marker.len()..));
+    let is_same = |text: &&str| {
         serde_json::from_str::<serde_json::Value>(text).is_ok_and(|value| value == *call.arguments)
     };
-    texts.into_iter().find(means).map(str::to_owned)
+    texts.into_iter().find(is_same).map(str::to_owned)
 }
 
-fn take(text: &mut &str, bytes: usize) -> String {
+/// Removes and returns the first bytes of the text.
+fn split_prefix(text: &mut &str, bytes: usize) -> String {
     let (head, rest) = text.split_at_checked(bytes).unwrap_or((text, ""));
     *text = rest;
     head.to_owned()

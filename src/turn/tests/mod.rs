@@ -1,16 +1,17 @@
-//! The rules of a turn, one by one. The order of things is the explorer's business.
+//! Tests of the rules of a turn, one by one. The explorer tests the order of inputs.
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 
+mod approvals;
 mod budgets;
-mod caps;
-mod corners;
+mod calls;
 mod differential;
-mod endings;
+mod edge_cases;
 mod fallbacks;
-mod meetings;
-mod messages;
-mod people;
-mod rules;
+mod interactions;
+mod live_calls;
+mod response_content;
+mod response_end;
+mod tool_permits;
 mod variables;
 
 use std::collections::BTreeSet;
@@ -33,14 +34,14 @@ use crate::types::{
 };
 use crate::wire::{CallDelta, Delta};
 
-/// A turn whose records are durable at once, and what it asked for.
+/// Drives a turn whose records are durable at once, and collects its effects.
 struct Driver {
     turn: Turn,
     now: Duration,
     records: u64,
     log: Log,
     started: Vec<String>,
-    /// What the calls that started could see, in the same order.
+    /// The snapshots of the started calls, in the same order.
     snapshots: Vec<Variables>,
     aborted: Vec<u32>,
     permits_requested: Vec<u32>,
@@ -51,11 +52,11 @@ struct Driver {
     commit: Option<TurnRecord>,
 }
 
-/// What a turn has asked to be recorded. Whatever the turn has gone through is explained by that.
+/// The records of a turn. Replays them when it is dropped: the replay must make the same records.
 struct Log {
     spec: TurnSpec,
     records: Vec<Record>,
-    /// True if it is replayed.
+    /// True if the records are replayed.
     is_replayed: bool,
 }
 
@@ -98,7 +99,7 @@ impl Driver {
             events: Vec::new(),
             commit: None,
         };
-        driver.pump();
+        driver.perform_effects();
         driver
     }
 
@@ -106,7 +107,7 @@ impl Driver {
         Self::new(spec(rules))
     }
 
-    fn pump(&mut self) {
+    fn perform_effects(&mut self) {
         loop {
             let before = self.records;
             while let Some(effect) = self.turn.poll() {
@@ -142,69 +143,74 @@ impl Driver {
     }
 
     #[track_caller]
-    fn ended(&self, end: &TurnEnd) {
+    fn assert_end(&self, end: &TurnEnd) {
         assert_eq!(&self.commit.as_ref().expect("the turn is over").end, end);
     }
 
-    fn deltas(&mut self, deltas: impl IntoIterator<Item = Delta>) -> &mut Self {
+    fn receive(&mut self, deltas: impl IntoIterator<Item = Delta>) -> &mut Self {
         self.turn.handle_deltas(self.now, deltas.into_iter().collect());
-        self.pump();
+        self.perform_effects();
         self
     }
 
-    fn close(&mut self) -> &mut Self {
+    fn close_stream(&mut self) -> &mut Self {
         self.turn.handle_response_end(self.now, ExchangeEnd::Closed);
-        self.pump();
+        self.perform_effects();
         self
     }
 
-    fn well(&mut self) -> &mut Self {
-        self.deltas([finish(FinishKind::ToolCalls)]).close()
+    fn end_well(&mut self) -> &mut Self {
+        self.receive([finish(FinishKind::ToolCalls)]).close_stream()
     }
 
-    fn broken(&mut self) -> &mut Self {
+    fn break_off(&mut self) -> &mut Self {
         let error = ProviderError::new(ProviderErrorKind::Transport, "cut");
         self.turn.handle_response_end(self.now, ExchangeEnd::Failed(error));
-        self.pump();
+        self.perform_effects();
         self
     }
 
-    fn done(&mut self, index: u32, content: &str) -> &mut Self {
-        self.outcome(index, ToolOutcome::ok(content))
+    fn finish_call(&mut self, index: u32, content: &str) -> &mut Self {
+        self.finish_call_with(index, ToolOutcome::ok(content))
     }
 
-    fn place(&mut self, index: u32, place: PermitReply) -> &mut Self {
-        self.turn.handle_tool_permit(self.now, self.key(index), place);
-        self.pump();
+    fn answer_permit(&mut self, index: u32, reply: PermitReply) -> &mut Self {
+        self.turn.handle_tool_permit(self.now, self.key(index), reply);
+        self.perform_effects();
         self
     }
 
-    fn outcome(&mut self, index: u32, outcome: ToolOutcome) -> &mut Self {
-        self.report(index, outcome, VariablesUse::default())
+    fn finish_call_with(&mut self, index: u32, outcome: ToolOutcome) -> &mut Self {
+        self.finish_call_using(index, outcome, VariablesUse::default())
     }
 
-    fn report(&mut self, index: u32, outcome: ToolOutcome, used: VariablesUse) -> &mut Self {
+    fn finish_call_using(
+        &mut self,
+        index: u32,
+        outcome: ToolOutcome,
+        used: VariablesUse,
+    ) -> &mut Self {
         self.turn.handle_outcome(self.now, self.key(index), ToolCompletion { outcome, used });
-        self.pump();
+        self.perform_effects();
         self
     }
 
-    /// A call ends well that has read the variable `x`, or writes it.
-    fn used(&mut self, index: u32, content: &str, writes: bool) -> &mut Self {
+    /// Ends a call that has read the variable `x`, or that writes it.
+    fn finish_call_using_x(&mut self, index: u32, content: &str, writes: bool) -> &mut Self {
         let mut used = VariablesUse::default();
         if writes {
             used.writes = WriteSet([("x".into(), Arc::new(index.into()))].into());
         } else {
             used.reads.insert("x".into());
         }
-        self.report(index, ToolOutcome::ok(content), used)
+        self.finish_call_using(index, ToolOutcome::ok(content), used)
     }
 
     fn key(&self, index: u32) -> CallKey {
         CallKey { turn: 1, attempt: self.turn.attempt(), index }
     }
 
-    /// Goes on from what the journal holds after a crash.
+    /// Resumes the turn from its first `records_kept` records, as after a crash.
     fn crash(&mut self, records_kept: usize) -> &mut Self {
         self.log.truncate(records_kept);
         let spec = self.turn.spec.as_ref().clone();
@@ -212,31 +218,31 @@ impl Driver {
         self.records = 0;
         self.started.clear();
         self.commit = None;
-        self.pump();
+        self.perform_effects();
         self
     }
 
-    fn count(&self, wanted: impl Fn(&Event) -> bool) -> usize {
+    fn count_events(&self, wanted: impl Fn(&Event) -> bool) -> usize {
         self.events.iter().filter(|event| wanted(event)).count()
     }
 
     fn cancel(&mut self) -> &mut Self {
         self.turn.handle_cancel(self.now, CancelReason::Stop);
-        self.pump();
+        self.perform_effects();
         self
     }
 
     #[track_caller]
-    fn started(&mut self, expected: &[&str]) -> &mut Self {
+    fn assert_started(&mut self, expected: &[&str]) -> &mut Self {
         assert_eq!(self.started, expected);
         self
     }
 
-    /// `name status kind content` of each result, in call order.
+    /// Compares name, status, kind and content of each result, in call order.
     #[track_caller]
-    fn results(&self, expected: &[(&str, ToolStatus, Option<FailureKind>, &str)]) {
+    fn assert_results(&self, expected: &[(&str, ToolStatus, Option<FailureKind>, &str)]) {
         let record = self.commit.as_ref().expect("the turn is over");
-        let seen: Vec<_> = record
+        let actual: Vec<_> = record
             .results
             .iter()
             .map(|result| {
@@ -244,10 +250,10 @@ impl Driver {
                 (&*result.call.name, outcome.status, outcome.kind, &*outcome.content)
             })
             .collect();
-        assert_eq!(seen, expected);
+        assert_eq!(actual, expected);
     }
 
-    fn limits(&self) -> Vec<(String, u64, u64, String)> {
+    fn reached_limits(&self) -> Vec<(String, u64, u64, String)> {
         let limits = self.events.iter().filter_map(|event| match event {
             Event::LimitReached { limit, value, maximum, action } => {
                 Some((limit.clone(), *value, *maximum, action.clone()))
@@ -258,13 +264,13 @@ impl Driver {
     }
 }
 
-/// A turn that goes on from its records in the moment in which they were appended.
+/// Resumes a turn from its records without a delay.
 fn resumed(spec: TurnSpec, log: &[Record]) -> Turn {
     let log: Vec<_> = log.iter().map(|record| (record.clone(), 0)).collect();
     Turn::resume(spec, &entries(0, &log), 0, None)
 }
 
-/// A call of the turn's first attempt.
+/// Returns the key of a call of the first attempt.
 fn key(index: u32) -> CallKey {
     CallKey { turn: 1, attempt: 1, index }
 }

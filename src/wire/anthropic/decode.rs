@@ -38,7 +38,7 @@ impl PayloadDecoder for AnthropicDialect {
             "content_block_stop" => self.blocks.stop(index, out),
             "message_start" => self.message_start(&payload, out),
             "message_delta" => self.message_delta(&mut payload, out),
-            "message_stop" => self.message_stop(&mut payload, out),
+            "message_stop" => self.message_stop(&payload, out),
             "message" => self.message(&mut payload, out),
             "error" => {
                 out.push(Delta::Error(named_error(text)));

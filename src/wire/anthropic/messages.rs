@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -18,7 +19,7 @@ use crate::message::{Message, RequestPart, ResponseMessage};
 use crate::types::{Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::call_ids::{sanitized, sanitized_tool_name};
-use crate::wire::extra_members::{present_members, with_members};
+use crate::wire::extra_members::{arguments_object, write_members};
 use crate::wire::lenient::Scalar;
 use crate::wire::request_cache::HistoryWriter;
 
@@ -277,30 +278,45 @@ fn block_header(json: &str) -> BlockHeader<'_> {
 
 impl Serialize for BlockParam<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let block = match self {
-            Self::Raw { json, .. } => return json.serialize(serializer),
+        if let Self::Raw { json, .. } = self {
+            return json.serialize(serializer);
+        }
+        let mut map = serializer.serialize_map(None)?;
+        match self {
             Self::Text { text, members } => {
-                with_members(json!({"type": "text", "text": text}), *members)
+                map.serialize_entry("type", "text")?;
+                map.serialize_entry("text", text)?;
+                write_members(&mut map, *members)?;
             }
             Self::Thinking { text, members } => {
-                with_members(json!({"type": "thinking", "thinking": text}), Some(members))
+                map.serialize_entry("type", "thinking")?;
+                map.serialize_entry("thinking", text)?;
+                write_members(&mut map, Some(members))?;
             }
-            Self::Image(image) => json!({"type": "image", "source": source(image)}),
+            Self::Image(image) => {
+                map.serialize_entry("type", "image")?;
+                map.serialize_entry("source", &source(image))?;
+            }
             Self::Call { id, call, members } => {
-                let input = call.arguments.as_object().cloned().unwrap_or_default();
-                let name = sanitized_tool_name(&call.name);
-                let block = json!({"type": "tool_use", "id": id, "name": name, "input": input});
-                with_members(block, *members)
+                map.serialize_entry("type", "tool_use")?;
+                map.serialize_entry("id", id)?;
+                map.serialize_entry("name", &sanitized_tool_name(&call.name))?;
+                map.serialize_entry("input", &arguments_object(call))?;
+                write_members(&mut map, *members)?;
             }
-            Self::Result { id, content, is_error } => present_members(json!({
-                "type": "tool_result",
-                "tool_use_id": id,
-                "content": Some(content).filter(|content| !content.trim().is_empty()),
-                "is_error": is_error.then_some(true),
-            }))
-            .into(),
-        };
-        block.serialize(serializer)
+            Self::Result { id, content, is_error } => {
+                map.serialize_entry("type", "tool_result")?;
+                map.serialize_entry("tool_use_id", id)?;
+                if !content.trim().is_empty() {
+                    map.serialize_entry("content", content)?;
+                }
+                if *is_error {
+                    map.serialize_entry("is_error", &true)?;
+                }
+            }
+            Self::Raw { .. } => {}
+        }
+        map.end()
     }
 }
 

@@ -80,7 +80,8 @@ fn tool(tool: &ToolDefinition) -> Map<String, Value> {
 
 /// Returns a schema in the form that the service accepts: of an object, without alternatives at the
 /// top level (its error message: "input_schema does not support oneOf, allOf, or anyOf at the top
-/// level"). The host checks the arguments of a call against the original schema.
+/// level", <https://github.com/anthropics/claude-code/issues/5973>). The host checks the arguments
+/// of a call against the original schema.
 fn object_schema(schema: &Value) -> Cow<'_, Value> {
     const ALTERNATIVES: [&str; 3] = ["oneOf", "anyOf", "allOf"];
     let Value::Object(members) = schema else { return Cow::Owned(json!({"type": "object"})) };

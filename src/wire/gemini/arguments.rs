@@ -96,18 +96,10 @@ impl PartialArguments {
     }
 
     fn store(&mut self, path: &str, value: ArgumentValue<'_>) -> Option<()> {
-        let mut steps = PathSteps { rest: path.strip_prefix('$').unwrap_or(path), bare: path };
+        let steps = path_steps(path).filter(|steps| !steps.is_empty())?;
         let mut at = &mut self.root;
-        let mut depth = 0;
-        while let Some(step) = steps.next()? {
-            depth += 1;
-            if depth > DEPTH_MAX {
-                return None;
-            }
+        for step in steps {
             at = descend(at, step, &mut self.bytes_left)?;
-        }
-        if depth == 0 {
-            return None;
         }
         match (at, value) {
             (Value::String(text), ArgumentValue::Text(more)) => {
@@ -164,46 +156,41 @@ fn spend(bytes_left: &mut usize, bytes: usize) -> Option<()> {
     Some(())
 }
 
-/// Iterates over the steps of a path.
-struct PathSteps<'a> {
-    rest: &'a str,
-    /// The path without the leading `$`, if it has one. It may begin with a name without a dot.
-    bare: &'a str,
+/// Returns the steps of a path, or `None` if it is invalid or too deep.
+fn path_steps(path: &str) -> Option<Vec<PathStep<'_>>> {
+    let mut rest = path.strip_prefix('$').unwrap_or(path);
+    let mut steps = Vec::new();
+    while !rest.is_empty() {
+        if steps.len() == DEPTH_MAX {
+            return None;
+        }
+        let step;
+        (step, rest) = match (rest.strip_prefix('['), rest.strip_prefix('.')) {
+            (Some(inner), _) => bracket_step(inner)?,
+            (None, Some(name)) => name_step(name)?,
+            // A path without `$` may begin with a name without a dot.
+            (None, None) if rest.len() == path.len() => name_step(rest)?,
+            (None, None) => return None,
+        };
+        steps.push(step);
+    }
+    Some(steps)
 }
 
-impl<'a> PathSteps<'a> {
-    /// Returns the next step, `Some(None)` at the end, and `None` if the path is invalid.
-    fn next(&mut self) -> Option<Option<PathStep<'a>>> {
-        let path = self.rest;
-        if path.is_empty() {
-            return Some(None);
-        }
-        if let Some(inner) = path.strip_prefix('[') {
-            return self.bracket(inner).map(Some);
-        }
-        let name = match path.strip_prefix('.') {
-            Some(name) => name,
-            None if path.len() == self.bare.len() => path,
-            None => return None,
-        };
-        let end = name.find(['.', '[']).unwrap_or(name.len());
-        let (name, rest) = name.split_at_checked(end)?;
-        self.rest = rest;
-        (!name.is_empty() && name != "*").then_some(Some(PathStep::Name(Cow::Borrowed(name))))
-    }
+fn name_step(text: &str) -> Option<(PathStep<'_>, &str)> {
+    let (name, rest) = text.split_at_checked(text.find(['.', '[']).unwrap_or(text.len()))?;
+    let is_valid = !name.is_empty() && name != "*";
+    is_valid.then_some((PathStep::Name(Cow::Borrowed(name)), rest))
+}
 
-    fn bracket(&mut self, inner: &'a str) -> Option<PathStep<'a>> {
-        let quote = inner.chars().next().filter(|c| ['\'', '"'].contains(c));
-        let Some(quote) = quote else {
-            let (index, rest) = inner.split_once(']')?;
-            self.rest = rest;
-            let is_index = !index.is_empty() && index.bytes().all(|b| b.is_ascii_digit());
-            return is_index.then(|| index.parse().ok().map(PathStep::Index)).flatten();
-        };
+fn bracket_step(inner: &str) -> Option<(PathStep<'_>, &str)> {
+    if let Some(quote) = inner.chars().next().filter(|c| ['\'', '"'].contains(c)) {
         let (name, rest) = quoted(inner.get(1..)?, quote)?;
-        self.rest = rest.strip_prefix(']')?;
-        Some(PathStep::Name(name))
+        return Some((PathStep::Name(name), rest.strip_prefix(']')?));
     }
+    let (index, rest) = inner.split_once(']')?;
+    let is_index = index.bytes().all(|byte| byte.is_ascii_digit());
+    Some((PathStep::Index(index.parse().ok().filter(|_| is_index)?), rest))
 }
 
 /// Returns the text up to the closing quote, unescaped, and the text after it.

@@ -95,29 +95,15 @@ impl GeminiDialect {
             }
             other_members.push('}');
             out.push(Delta::Metadata(ProviderMetadata::Part(other_members.into())));
-        } else if thought {
-            out.extend(
-                members
-                    .is_some()
-                    .then_some(Delta::Metadata(ProviderMetadata::Reasoning { members: None })),
-            );
-            out.extend(text.map(Delta::Reasoning));
-            out.extend(members.map(|members| {
-                Delta::Metadata(ProviderMetadata::Reasoning { members: Some(members) })
-            }));
         } else {
             // A signature belongs to its own part, which may be empty, and not to the text before.
-            out.extend(
-                members
-                    .is_some()
-                    .then_some(Delta::Metadata(ProviderMetadata::Text { members: None })),
-            );
-            out.extend(text.map(Delta::Text));
-            out.extend(
-                members.map(|members| {
-                    Delta::Metadata(ProviderMetadata::Text { members: Some(members) })
-                }),
-            );
+            let metadata = |members| match thought {
+                true => Delta::Metadata(ProviderMetadata::Reasoning { members }),
+                false => Delta::Metadata(ProviderMetadata::Text { members }),
+            };
+            out.extend(members.is_some().then(|| metadata(None)));
+            out.extend(text.map(if thought { Delta::Reasoning } else { Delta::Text }));
+            out.extend(members.map(|members| metadata(Some(members))));
         }
     }
 

@@ -6,6 +6,9 @@
 //! gets the placeholder from its documentation
 //! (<https://ai.google.dev/gemini-api/docs/thought-signatures>, "FAQs").
 
+use std::borrow::Cow;
+
+use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -14,7 +17,7 @@ use crate::message::{Message, RequestPart, ResponseMessage};
 use crate::types::{self, ContentPart, Image, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::call_ids::sanitized_tool_name;
-use crate::wire::extra_members::{present_members, with_members};
+use crate::wire::extra_members::{arguments_object, write_members};
 use crate::wire::request_cache::HistoryWriter;
 
 /// Stands for the signature of a call that another model made.
@@ -144,53 +147,49 @@ impl<'a> PartParam<'a> {
 
 impl Serialize for PartParam<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let part = match self {
+        let mut map = match self {
             Self::Raw(json) => match serde_json::from_str::<&RawValue>(json) {
-                Ok(part) => return part.serialize(serializer),
+                Ok(raw) => return raw.serialize(serializer),
                 // Not reached: this dialect wrote the part as JSON.
-                Err(_) => Value::Null,
+                Err(_) => return json.serialize(serializer),
             },
-            Self::Text { text, thought: false, members } => {
-                with_members(json!({"text": text}), *members)
-            }
-            Self::Text { text, thought: true, members } => {
-                with_members(json!({"text": text, "thought": true}), *members)
-            }
-            Self::Image(Image::Base64 { media_type, data }) => {
-                json!({"inlineData": {"mimeType": media_type, "data": data}})
-            }
-            Self::Image(Image::Url(url)) => {
-                json!({"fileData": {"mimeType": mime_type(url), "fileUri": url}})
-            }
-            Self::Call { call, with_id, members } => {
-                let function_call = present_members(json!({
-                    "id": with_id.then_some(&call.id),
-                    "name": sanitized_tool_name(&call.name),
-                    "args": call.arguments.as_object().cloned().unwrap_or_default(),
-                }));
-                with_members(json!({"functionCall": function_call}), *members)
-            }
-            Self::Result { name, id, content, failed } => {
-                let function_response = present_members(json!({
-                    "id": id,
-                    "name": sanitized_tool_name(name),
-                    "response": result(content, *failed),
-                }));
-                json!({"functionResponse": function_response})
+            Self::Text { .. } | Self::Image(_) | Self::Call { .. } | Self::Result { .. } => {
+                serializer.serialize_map(None)?
             }
         };
-        part.serialize(serializer)
+        match self {
+            Self::Text { text, thought, members } => {
+                map.serialize_entry("text", text)?;
+                if *thought {
+                    map.serialize_entry("thought", &true)?;
+                }
+                write_members(&mut map, *members)?;
+            }
+            Self::Image(Image::Base64 { media_type, data }) => {
+                let image = json!({"mimeType": media_type, "data": data});
+                map.serialize_entry("inlineData", &image)?;
+            }
+            Self::Image(Image::Url(url)) => {
+                let image = json!({"mimeType": mime_type(url), "fileUri": url});
+                map.serialize_entry("fileData", &image)?;
+            }
+            Self::Call { call, with_id, members } => {
+                let id = Some(&*call.id).filter(|_| *with_id);
+                let args = arguments_object(call);
+                let call = FunctionCallParam { id, name: sanitized_tool_name(&call.name), args };
+                map.serialize_entry("functionCall", &call)?;
+                write_members(&mut map, *members)?;
+            }
+            Self::Result { name, id, content, failed } => {
+                let response = ResultParam::new(content, *failed);
+                let result =
+                    FunctionResponseParam { id: *id, name: sanitized_tool_name(name), response };
+                map.serialize_entry("functionResponse", &result)?;
+            }
+            Self::Raw(_) => {}
+        }
+        map.end()
     }
-}
-
-/// Returns a result as an object. A result that is a JSON object stays one.
-fn result(content: &str, failed: bool) -> Value {
-    if failed {
-        return json!({"error": content});
-    }
-    let may_be_object = content.trim_start().starts_with('{');
-    let object = may_be_object.then(|| serde_json::from_str::<Map<String, Value>>(content).ok());
-    object.flatten().map_or_else(|| json!({"output": content}), Value::Object)
 }
 
 /// Returns the media type of an image by the extension of its address.
@@ -207,6 +206,42 @@ fn mime_type(url: &str) -> &'static str {
         Some("svg") => "image/svg+xml",
         Some("avif") => "image/avif",
         Some(_) | None => "image/jpeg",
+    }
+}
+
+#[derive(Serialize)]
+struct FunctionCallParam<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    name: Cow<'a, str>,
+    args: Cow<'a, Map<String, Value>>,
+}
+
+#[derive(Serialize)]
+struct FunctionResponseParam<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    name: Cow<'a, str>,
+    response: ResultParam<'a>,
+}
+
+/// A result as an object. A result that is a JSON object stays one.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ResultParam<'a> {
+    Object(Map<String, Value>),
+    Output { output: &'a str },
+    Error { error: &'a str },
+}
+
+impl<'a> ResultParam<'a> {
+    fn new(content: &'a str, failed: bool) -> Self {
+        if failed {
+            return Self::Error { error: content };
+        }
+        let may_be_object = content.trim_start().starts_with('{');
+        let object = may_be_object.then(|| serde_json::from_str(content).ok()).flatten();
+        object.map_or(Self::Output { output: content }, Self::Object)
     }
 }
 

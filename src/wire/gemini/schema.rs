@@ -295,14 +295,13 @@ fn kinds_of(schema: &SchemaObject, words: Option<&[Value]>) -> Vec<&'static str>
             () => "string",
         });
     }
-    let mut seen: Vec<&str> = Vec::new();
-    kinds.retain(|kind| {
-        !seen.contains(kind) && {
-            seen.push(kind);
-            true
+    let mut distinct: Vec<&str> = Vec::new();
+    for kind in kinds {
+        if !distinct.contains(&kind) {
+            distinct.push(kind);
         }
-    });
-    kinds
+    }
+    distinct
 }
 
 fn kind_of_value(value: &Value) -> &'static str {

@@ -1,11 +1,11 @@
 //! The history in the form of Ollama's API reference, <https://docs.ollama.com/api/chat>.
 
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::message::{Message, ResponseMessage};
 use crate::types::{Content, ContentPart, Image, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
-use crate::wire::extra_members::present_members;
 use crate::wire::request_cache::HistoryWriter;
 
 /// Writes the messages of a request, system prompt first. No message depends on later ones.
@@ -14,48 +14,80 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
         && writer.is_empty()
     {
-        writer.write(&json!({"role": "system", "content": content}));
+        writer.write(&MessageParam { content, ..MessageParam::of_role("system") });
     }
     for message in request.messages.iter().skip(writer.first_message()) {
         match &**message {
             Message::User { content } => {
-                let images = Some(images_of(content)).filter(|images| !images.is_empty());
-                let message =
-                    json!({"role": "user", "content": text_of(content), "images": images});
-                writer.write(&present_members(message));
+                let (text, images) = (text_of(content), images_of(content));
+                let content = &text;
+                writer.write(&MessageParam { content, images, ..MessageParam::of_role("user") });
             }
             Message::Assistant(message) => {
-                writer.write(&assistant_message(message, &origin));
+                writer.write(&MessageParam::of_model(message, &origin));
             }
             Message::Tool { call_id, name, content, metadata: _ } => {
-                writer.write(&json!({
-                    "role": "tool",
-                    "content": content,
-                    "tool_name": name,
-                    "tool_call_id": call_id,
-                }));
+                writer.write(&MessageParam {
+                    content,
+                    tool_name: name,
+                    tool_call_id: call_id,
+                    ..MessageParam::of_role("tool")
+                });
             }
         }
     }
     writer.mark_reusable(request.messages.len());
 }
 
-fn assistant_message(message: &ResponseMessage, origin: &ModelOrigin) -> Map<String, Value> {
-    let ResponseMessage { text, reasoning, calls, .. } = message;
-    // A model continues the reasoning that led to its calls. Reasoning before a final answer is no
-    // longer needed, and reasoning of another model is not sent.
-    let continues = !calls.is_empty() && !reasoning.is_empty() && message.is_from(origin);
-    let call = |call: &ToolCall| {
+#[derive(Default, Serialize)]
+struct MessageParam<'a> {
+    role: &'static str,
+    content: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    thinking: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    images: Vec<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<CallParam<'a>>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    tool_name: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    tool_call_id: &'a str,
+}
+
+#[derive(Serialize)]
+struct CallParam<'a> {
+    id: &'a str,
+    function: FunctionParam<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionParam<'a> {
+    name: &'a str,
+    arguments: &'a Value,
+}
+
+impl<'a> MessageParam<'a> {
+    fn of_role(role: &'static str) -> Self {
+        Self { role, ..Self::default() }
+    }
+
+    fn of_model(message: &'a ResponseMessage, origin: &ModelOrigin) -> Self {
+        let ResponseMessage { text, reasoning, calls, .. } = message;
+        // A model continues the reasoning that led to its calls. Reasoning before a final answer
+        // is no longer needed, and reasoning of another model is not sent.
+        let continues = !calls.is_empty() && message.is_from(origin);
+        let thinking = if continues { reasoning } else { "" };
+        let tool_calls = calls.iter().map(CallParam::new).collect();
+        Self { content: text, thinking, tool_calls, ..Self::of_role("assistant") }
+    }
+}
+
+impl<'a> CallParam<'a> {
+    fn new(call: &'a ToolCall) -> Self {
         let ToolCall { id, name, arguments, .. } = call;
-        json!({"id": id, "function": {"name": name, "arguments": arguments}})
-    };
-    let calls: Vec<Value> = calls.iter().map(call).collect();
-    present_members(json!({
-        "role": "assistant",
-        "content": text,
-        "thinking": continues.then_some(reasoning),
-        "tool_calls": Some(calls).filter(|calls| !calls.is_empty()),
-    }))
+        Self { id, function: FunctionParam { name, arguments } }
+    }
 }
 
 /// Returns the text of a content, with one line for each image that is given by its address.

@@ -6,18 +6,19 @@
 
 use std::borrow::Cow;
 
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::metadata::{ReasoningField, ReasoningMembers};
 use crate::message::{Message, RequestPart, ResponseMessage};
 use crate::types::{Content, ContentPart, ModelOrigin, ToolCall, Wire};
-use crate::wire::extra_members::present_members;
 use crate::wire::request_cache::HistoryWriter;
 use crate::wire::{ModelRequest, call_ids};
 
 /// Maximum length of a call id from another model. OpenAI's API has refused longer ids ("string too
 /// long. Expected a string with maximum length 40",
-/// <https://github.com/agno-agi/agno/issues/5382>), though not every model of it does
+/// <https://github.com/agno-agi/agno/issues/5382>), though a recent test was not refused
 /// (<https://github.com/vercel/ai/pull/17233>).
 const ID_CHARS_MAX: usize = 40;
 
@@ -30,7 +31,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
         && writer.is_empty()
     {
-        writer.write(&json!({"role": "system", "content": content}));
+        writer.write(&TextMessage { role: "system", content });
     }
     let first = writer.first_message();
     writer.mark_reusable(first);
@@ -46,16 +47,16 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
                     more.push(content);
                     messages.next();
                 }
-                writer.write(&json!({"role": "user", "content": joined(content, &more)}));
+                writer.write(&TextMessage { role: "user", content: &*joined(content, &more) });
             }
             Message::Assistant(message) => {
                 ids.last_author = message.origin.as_deref();
-                writer.write(&assistant_message(message, &ids));
+                writer.write(&AssistantMessage::new(message, &ids));
                 writer.mark_reusable(position + 1);
             }
             Message::Tool { call_id, name: _, content, metadata: _ } => {
-                let call_id = ids.map(call_id);
-                writer.write(&json!({"role": "tool", "tool_call_id": call_id, "content": content}));
+                let tool_call_id = ids.map(call_id);
+                writer.write(&ToolMessage { role: "tool", tool_call_id, content });
                 writer.mark_reusable(position + 1);
             }
         }
@@ -81,6 +82,19 @@ fn is_empty_answer(message: &Message) -> bool {
         Message::Assistant(response) => response.text.is_empty() && response.calls.is_empty(),
         Message::User { .. } | Message::Tool { .. } => false,
     }
+}
+
+#[derive(Serialize)]
+struct TextMessage<'a, C: Serialize + ?Sized> {
+    role: &'static str,
+    content: &'a C,
+}
+
+#[derive(Serialize)]
+struct ToolMessage<'a> {
+    role: &'static str,
+    tool_call_id: Cow<'a, str>,
+    content: &'a str,
 }
 
 /// Joins consecutive contents of users. Texts alone become one text, which every service accepts.
@@ -118,53 +132,93 @@ impl CallIdMap<'_> {
     }
 }
 
-/// Returns a message of a model. A model continues the reasoning that led to its calls. Reasoning
-/// before a final answer is no longer needed, and some services refuse it.
-fn assistant_message(message: &ResponseMessage, ids: &CallIdMap<'_>) -> Map<String, Value> {
-    let mut sent = ReasoningMembers::default();
-    let mut reasoning_bytes = 0;
-    let mut calls = Vec::with_capacity(message.calls.len());
-    for part in message.request_parts(ids.origin) {
-        match part {
-            RequestPart::Reasoning { text, members } => {
-                reasoning_bytes += text.len();
-                let found: ReasoningMembers = read_members(members);
-                sent.field = sent.field.or(found.field);
-                sent.reasoning_details = found.reasoning_details.or(sent.reasoning_details);
-                sent.reasoning_opaque = found.reasoning_opaque.or(sent.reasoning_opaque);
+/// A message of a model.
+#[derive(Serialize)]
+struct AssistantMessage<'a> {
+    role: &'static str,
+    content: AssistantContent<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_details: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_opaque: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<CallParam<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum AssistantContent<'a> {
+    Text(Option<&'a str>),
+    /// Parts, of which one is the reasoning (Mistral's API reference).
+    Parts(Vec<AssistantPart<'a>>),
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum AssistantPart<'a> {
+    Thinking { thinking: [Box<Self>; 1] },
+    Text { text: &'a str },
+}
+
+impl<'a> AssistantMessage<'a> {
+    /// A model continues the reasoning that led to its calls. Reasoning before a final answer is no
+    /// longer needed, and some services refuse it.
+    fn new(message: &'a ResponseMessage, ids: &CallIdMap<'_>) -> Self {
+        let mut sent = ReasoningMembers::default();
+        let mut reasoning_bytes = 0;
+        let mut tool_calls = Vec::with_capacity(message.calls.len());
+        for part in message.request_parts(ids.origin) {
+            match part {
+                RequestPart::Reasoning { text, members } => {
+                    reasoning_bytes += text.len();
+                    let found: ReasoningMembers<'_> = read_members(members);
+                    sent.field = sent.field.or(found.field);
+                    sent.reasoning_details = found.reasoning_details.or(sent.reasoning_details);
+                    sent.reasoning_opaque = found.reasoning_opaque.or(sent.reasoning_opaque);
+                }
+                RequestPart::Call { call, members } => {
+                    tool_calls.push(CallParam::new(call, ids.map(&call.id), members));
+                }
+                // The text parts are the message's text. This dialect writes no raw parts.
+                RequestPart::Text { .. } | RequestPart::Raw(_) => {}
             }
-            RequestPart::Call { call, members } => {
-                calls.push(call_param(call, &ids.map(&call.id), members));
+        }
+        if tool_calls.is_empty() {
+            sent = ReasoningMembers::default();
+        }
+        // The reasoning parts are the first bytes of the reasoning.
+        let reasoning = message.reasoning.get(..reasoning_bytes).unwrap_or_default();
+        // The details are sent instead of the reasoning's text.
+        let has_text = !reasoning.is_empty() && sent.reasoning_details.is_none();
+        let field = sent.field.filter(|_| has_text);
+        let in_field = |this: ReasoningField| (field == Some(this)).then_some(reasoning);
+        let text = Some(&*message.text).filter(|text| !text.is_empty());
+        let content = match in_field(ReasoningField::Content) {
+            None => AssistantContent::Text(text),
+            Some(thinking) => {
+                let thinking = [Box::new(AssistantPart::Text { text: thinking })];
+                let text = text.map(|text| AssistantPart::Text { text });
+                let parts = [AssistantPart::Thinking { thinking }].into_iter().chain(text);
+                AssistantContent::Parts(parts.collect())
             }
-            // The text parts are the message's text. This dialect writes no raw parts.
-            RequestPart::Text { .. } | RequestPart::Raw(_) => {}
+        };
+        Self {
+            role: "assistant",
+            content,
+            reasoning_content: in_field(ReasoningField::ReasoningContent),
+            reasoning: in_field(ReasoningField::Reasoning),
+            reasoning_text: in_field(ReasoningField::ReasoningText),
+            reasoning_details: sent.reasoning_details,
+            reasoning_opaque: sent.reasoning_opaque,
+            tool_calls,
         }
     }
-    if calls.is_empty() {
-        sent = ReasoningMembers::default();
-    }
-    // The reasoning parts are the first bytes of the reasoning.
-    let reasoning = message.reasoning.get(..reasoning_bytes).unwrap_or_default();
-    // The details are sent instead of the reasoning's text.
-    let has_text = !reasoning.is_empty() && sent.reasoning_details.is_none();
-    let field = sent.field.filter(|_| has_text);
-    let in_field = |this: ReasoningField| (field == Some(this)).then_some(reasoning);
-    let mut param = present_members(json!({
-        "role": "assistant",
-        "reasoning_content": in_field(ReasoningField::ReasoningContent),
-        "reasoning": in_field(ReasoningField::Reasoning),
-        "reasoning_text": in_field(ReasoningField::ReasoningText),
-        "reasoning_details": sent.reasoning_details,
-        "reasoning_opaque": sent.reasoning_opaque,
-        "tool_calls": Some(calls).filter(|calls| !calls.is_empty()),
-    }));
-    let text = Some(&*message.text).filter(|text| !text.is_empty());
-    let content = match in_field(ReasoningField::Content) {
-        Some(thinking) => thinking_content(thinking, text),
-        None => text.into(),
-    };
-    param.insert("content".to_owned(), content);
-    param
 }
 
 /// Reads members that this dialect wrote itself.
@@ -172,29 +226,41 @@ fn read_members<'a, T: serde::Deserialize<'a> + Default>(members: Option<&'a str
     members.and_then(|members| serde_json::from_str(members).ok()).unwrap_or_default()
 }
 
-/// Returns a content in parts, of which one is the reasoning (Mistral's API reference).
-fn thinking_content(thinking: &str, text: Option<&str>) -> Value {
-    let thinking = json!({"type": "text", "text": thinking});
-    let mut parts = vec![json!({"type": "thinking", "thinking": [thinking]})];
-    parts.extend(text.map(|text| json!({"type": "text", "text": text})));
-    parts.into()
+/// A call together with the members that go back with it.
+#[derive(Serialize)]
+struct CallParam<'a> {
+    id: Cow<'a, str>,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    function: FunctionParam<'a>,
+    #[serde(flatten)]
+    members: Map<String, Value>,
 }
 
-/// Returns a call together with the members that go back with it.
-fn call_param(call: &ToolCall, id: &str, members: Option<&str>) -> Map<String, Value> {
-    let mut param: Map<String, Value> = read_members(members);
-    let mut function = match param.remove("function") {
-        Some(Value::Object(members)) => members,
-        Some(_) | None => Map::new(),
-    };
-    let name = call_ids::sanitized_tool_name(&call.name);
-    function.insert("name".to_owned(), (*name).into());
-    function.insert("arguments".to_owned(), call.arguments_text().into());
-    param.insert("function".to_owned(), function.into());
-    param.insert("type".to_owned(), "function".into());
-    param.insert("id".to_owned(), id.into());
-    param
+#[derive(Serialize)]
+struct FunctionParam<'a> {
+    name: Cow<'a, str>,
+    arguments: String,
+    #[serde(flatten)]
+    members: Map<String, Value>,
 }
+
+impl<'a> CallParam<'a> {
+    fn new(call: &'a ToolCall, id: Cow<'a, str>, members: Option<&str>) -> Self {
+        let mut members: Map<String, Value> = read_members(members);
+        let of_function = match members.remove("function") {
+            Some(Value::Object(members)) => members,
+            Some(_) | None => Map::new(),
+        };
+        let function = FunctionParam {
+            name: call_ids::sanitized_tool_name(&call.name),
+            arguments: call.arguments_text(),
+            members: of_function,
+        };
+        Self { id, kind: "function", function, members }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

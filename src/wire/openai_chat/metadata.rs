@@ -19,7 +19,6 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::wire::lenient::{ReadMembers, Scalar, read_object};
-use crate::wire::repair::parse_value;
 use crate::wire::{Delta, ProviderMetadata};
 
 /// Maximum bytes of `reasoning_details`. If they exceed it, the text goes back instead.
@@ -40,14 +39,14 @@ pub(super) enum ReasoningField {
 
 /// The members that go back with a message's reasoning.
 #[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct ReasoningMembers {
+#[serde(default, bound(deserialize = "'de: 'a"))]
+pub(super) struct ReasoningMembers<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) field: Option<ReasoningField>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) reasoning_details: Option<Value>,
+    pub(super) reasoning_details: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) reasoning_opaque: Option<Value>,
+    pub(super) reasoning_opaque: Option<&'a RawValue>,
 }
 
 /// Collects the metadata of a response.
@@ -131,15 +130,19 @@ impl MetadataCollector {
     }
 
     fn publish(&mut self, out: &mut Vec<Delta>) {
-        let details = &self.details.items;
-        if self.field.is_none() && details.is_empty() && self.opaque.is_none() {
+        let details = Some(&self.details.items).filter(|items| !items.is_empty());
+        if self.field.is_none() && details.is_none() && self.opaque.is_none() {
             return;
         }
         self.is_published = true;
+        let details = details.and_then(|items| serde_json::value::to_raw_value(items).ok());
         let members = ReasoningMembers {
             field: self.field,
-            reasoning_details: (!details.is_empty()).then(|| details.clone().into()),
-            reasoning_opaque: self.opaque.as_deref().and_then(parse_value),
+            reasoning_details: details.as_deref(),
+            reasoning_opaque: self
+                .opaque
+                .as_deref()
+                .and_then(|text| serde_json::from_str(text).ok()),
         };
         let members = serde_json::to_string(&members).unwrap_or_default();
         out.push(Delta::Metadata(ProviderMetadata::Reasoning { members: Some(members.into()) }));

@@ -3,40 +3,78 @@
 //! `output_tokens` of its Responses API reference, `prompt_cache_hit_tokens` of DeepSeek's API
 //! reference, and others as recorded.
 
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::types::Usage;
 use crate::wire::Delta;
-use crate::wire::lenient::Scalar;
+use crate::wire::lenient::{Lenient, Scalar};
 use crate::wire::repair::parse_value;
 
 /// Reads token counts. Returns `None` if the object is empty.
 pub(in crate::wire) fn usage_of(raw: &RawValue) -> Option<Delta> {
-    let counts = parse_value(raw.get())?;
-    if counts.as_object()?.is_empty() {
+    let text = raw.get();
+    if !text.starts_with('{') || text.trim_matches(['{', '}', ' ', '\n', '\r', '\t']).is_empty() {
         return None;
     }
-    // The first member that holds a number counts.
-    let count = |members: &[&str]| {
-        let number = |member: &&str| Scalar::of(counts.pointer(member)?).as_number();
-        members.iter().find_map(number).unwrap_or(0)
+    let usage = match serde_json::from_str::<UsageCounts<'_>>(text) {
+        Ok(counts) => counts.usage(),
+        // A repeated key makes the typed parse fail. The last one counts.
+        Err(_) => parse_value(text)
+            .and_then(|value| {
+                Some(serde_json::from_str::<UsageCounts<'_>>(&value.to_string()).ok()?.usage())
+            })
+            .unwrap_or_default(),
     };
-    let usage = Usage {
-        input_tokens: count(&["/prompt_tokens", "/input_tokens"]),
-        output_tokens: count(&["/completion_tokens", "/output_tokens"]),
-        cached_tokens: count(&[
-            "/prompt_tokens_details/cached_tokens",
-            "/input_tokens_details/cached_tokens",
-            "/prompt_cache_hit_tokens",
-            "/cached_tokens",
-        ]),
-        reasoning_tokens: count(&[
-            "/completion_tokens_details/reasoning_tokens",
-            "/output_tokens_details/reasoning_tokens",
-            "/reasoning_tokens",
-        ]),
-    };
-    Some(Delta::Usage { usage, raw: raw.get().into() })
+    Some(Delta::Usage { usage, raw: text.into() })
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
+struct UsageCounts<'a> {
+    prompt_tokens: Scalar<'a>,
+    completion_tokens: Scalar<'a>,
+    // Some gateways send these names as well.
+    input_tokens: Scalar<'a>,
+    output_tokens: Scalar<'a>,
+    prompt_tokens_details: Lenient<TokenDetails<'a>>,
+    completion_tokens_details: Lenient<TokenDetails<'a>>,
+    input_tokens_details: Lenient<TokenDetails<'a>>,
+    output_tokens_details: Lenient<TokenDetails<'a>>,
+    prompt_cache_hit_tokens: Scalar<'a>,
+    cached_tokens: Scalar<'a>,
+    reasoning_tokens: Scalar<'a>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
+struct TokenDetails<'a> {
+    cached_tokens: Scalar<'a>,
+    reasoning_tokens: Scalar<'a>,
+}
+
+impl UsageCounts<'_> {
+    fn usage(&self) -> Usage {
+        let cached =
+            |details: &Lenient<TokenDetails<'_>>| details.0.as_ref()?.cached_tokens.as_number();
+        let reasoning =
+            |details: &Lenient<TokenDetails<'_>>| details.0.as_ref()?.reasoning_tokens.as_number();
+        let input = self.prompt_tokens.as_number().or(self.input_tokens.as_number());
+        let output = self.completion_tokens.as_number().or(self.output_tokens.as_number());
+        let cached = cached(&self.prompt_tokens_details)
+            .or_else(|| cached(&self.input_tokens_details))
+            .or_else(|| self.prompt_cache_hit_tokens.as_number())
+            .or_else(|| self.cached_tokens.as_number());
+        let reasoning = reasoning(&self.completion_tokens_details)
+            .or_else(|| reasoning(&self.output_tokens_details))
+            .or_else(|| self.reasoning_tokens.as_number());
+        Usage {
+            input_tokens: input.unwrap_or(0),
+            output_tokens: output.unwrap_or(0),
+            cached_tokens: cached.unwrap_or(0),
+            reasoning_tokens: reasoning.unwrap_or(0),
+        }
+    }
 }
 
 #[cfg(test)]

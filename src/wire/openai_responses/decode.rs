@@ -252,7 +252,8 @@ impl OpenaiResponsesDialect {
         };
         let has_calls = self.items.all().iter().any(|item| item.kind.is_call());
         let details = response.incomplete_details.and_then(|raw| parse_value(raw.get()));
-        let is_filtered = details.is_some_and(|details| details["reason"] == "content_filter");
+        let reason = details.as_ref().and_then(|details| details.get("reason"));
+        let is_filtered = reason.is_some_and(|reason| reason == "content_filter");
         let kind = finish_kind(status, is_filtered, has_calls);
         out.extend(error.map(Delta::Error));
         out.push(Delta::Finish(FinishReason { kind, raw: status.into() }));

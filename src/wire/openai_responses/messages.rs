@@ -3,15 +3,16 @@
 
 use std::borrow::Cow;
 
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::metadata::{ID_CHARS_MAX, ProviderItem, ReplayMode, replay_mode};
 use crate::message::{Message, RequestPart, ResponseMessage};
 use crate::types::{Content, ContentPart, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::call_ids::{sanitized, sanitized_tool_name};
-use crate::wire::extra_members::present_members;
+use crate::wire::lenient::Scalar;
 use crate::wire::request_cache::HistoryWriter;
 
 /// Writes the history as items. No item depends on later messages.
@@ -24,7 +25,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
         last_response(before).map(|response| custom_ids(&response.request_parts(&origin)));
     for message in messages.skip(first) {
         match &**message {
-            Message::User { content } => writer.write(&input_message(content)),
+            Message::User { content } => writer.write(&MessageItem::of_user(content)),
             Message::Assistant(message) => {
                 let parts = message.request_parts(&origin);
                 let mode = match message.is_from(&origin) {
@@ -36,11 +37,12 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
             }
             Message::Tool { call_id, content, .. } => {
                 let is_custom = custom.iter().flatten().any(|id| *id == &**call_id);
-                writer.write(&json!({
-                    "type": if is_custom { "custom_tool_call_output" } else { "function_call_output" },
-                    "call_id": short_call_id(call_id),
-                    "output": content,
-                }));
+                let (call_id, output) = (short_call_id(call_id), &**content);
+                let kind = match is_custom {
+                    true => "custom_tool_call_output",
+                    false => "function_call_output",
+                };
+                writer.write(&CallOutputItem { kind, call_id, output });
             }
         }
     }
@@ -80,7 +82,7 @@ fn custom_ids<'a>(parts: &[RequestPart<'a>]) -> Vec<&'a str> {
 fn custom_id<'a>(part: &RequestPart<'a>) -> Option<&'a str> {
     match part {
         RequestPart::Call { call, members: Some(members) } => {
-            is_custom(&item_members(Some(members))).then_some(&*call.id)
+            ItemMembers::of(Some(members)).is_custom().then_some(&*call.id)
         }
         RequestPart::Call { .. }
         | RequestPart::Text { .. }
@@ -96,7 +98,7 @@ fn write_response(
     mode: ReplayMode,
 ) {
     if mode == ReplayMode::Bare && !message.text.is_empty() {
-        writer.write(&output_message(&message.text, None, mode));
+        writer.write(&MessageItem::of_model(&message.text, &ItemMembers::default(), mode));
     }
     for part in parts {
         match *part {
@@ -104,10 +106,10 @@ fn write_response(
             RequestPart::Text { .. } if mode == ReplayMode::Bare => {}
             RequestPart::Text { text: "", .. } | RequestPart::Reasoning { .. } => {}
             RequestPart::Text { text, members } => {
-                writer.write(&output_message(text, members, mode));
+                writer.write(&MessageItem::of_model(text, &ItemMembers::of(members), mode));
             }
             RequestPart::Call { call, members } => {
-                writer.write(&call_item(call, members, mode));
+                writer.write(&CallItem::new(call, &ItemMembers::of(members), mode));
             }
             RequestPart::Raw(json) => write_raw(writer, json, mode),
         }
@@ -132,63 +134,135 @@ fn write_raw(writer: &mut HistoryWriter, json: &str, mode: ReplayMode) {
     }
 }
 
-/// Reads the members of an item that go back with its text or call.
-fn item_members(members: Option<&str>) -> Map<String, Value> {
-    members.and_then(|members| serde_json::from_str(members).ok()).unwrap_or_default()
+/// The members of an item that go back with its text or call.
+#[derive(Default, Deserialize)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
+struct ItemMembers<'a> {
+    #[serde(rename = "type")]
+    kind: Scalar<'a>,
+    id: Scalar<'a>,
+    status: Scalar<'a>,
+    phase: Scalar<'a>,
+    namespace: Scalar<'a>,
+    caller: Option<&'a RawValue>,
 }
 
-fn is_custom(members: &Map<String, Value>) -> bool {
-    members.get("type").is_some_and(|kind| kind == "custom_tool_call")
+impl<'a> ItemMembers<'a> {
+    fn of(members: Option<&'a str>) -> Self {
+        members.and_then(|members| serde_json::from_str(members).ok()).unwrap_or_default()
+    }
+
+    fn is_custom(&self) -> bool {
+        self.kind.as_text() == Some("custom_tool_call")
+    }
 }
 
-fn input_message(content: &Content) -> Value {
-    let part = |part: &ContentPart| match part {
-        ContentPart::Text(text) => json!({"type": "input_text", "text": text}),
-        ContentPart::Image(image) => {
-            json!({"type": "input_image", "image_url": image.url(), "detail": "auto"})
+/// A message of the user or of the model.
+#[derive(Serialize)]
+struct MessageItem<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    role: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<&'a str>,
+    content: MessageContent<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    phase: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum MessageContent<'a> {
+    Text(&'a str),
+    Parts(Vec<MessagePart<'a>>),
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum MessagePart<'a> {
+    InputText { text: &'a str },
+    InputImage { image_url: Cow<'a, str>, detail: &'static str },
+    OutputText { text: &'a str, annotations: [(); 0] },
+}
+
+impl<'a> MessageItem<'a> {
+    fn new(role: &'static str, content: MessageContent<'a>) -> Self {
+        Self { kind: "message", id: None, role, status: None, content, phase: None }
+    }
+
+    fn of_user(content: &'a Content) -> Self {
+        let part = |part: &'a ContentPart| match part {
+            ContentPart::Text(text) => MessagePart::InputText { text },
+            ContentPart::Image(image) => {
+                MessagePart::InputImage { image_url: image.url(), detail: "auto" }
+            }
+        };
+        Self::new("user", MessageContent::Parts(content.parts().iter().map(part).collect()))
+    }
+
+    /// Returns a message of the model: as the item that it was, or without an id in the form that
+    /// all services accept.
+    fn of_model(text: &'a str, members: &'a ItemMembers<'_>, mode: ReplayMode) -> Self {
+        let phase = members.phase.as_text();
+        let Some(id) = members.id.as_text().filter(|_| mode == ReplayMode::Whole) else {
+            return Self { phase, ..Self::new("assistant", MessageContent::Text(text)) };
+        };
+        let content =
+            MessageContent::Parts(vec![MessagePart::OutputText { text, annotations: [] }]);
+        let status = Some(members.status.as_text().unwrap_or("completed"));
+        Self { id: Some(id), status, phase, ..Self::new("assistant", content) }
+    }
+}
+
+#[derive(Serialize)]
+struct CallItem<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    call_id: Cow<'a, str>,
+    name: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    arguments: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<&'a str>,
+    /// Without it the service refuses the call ("Missing namespace for function_call").
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    caller: Option<&'a RawValue>,
+}
+
+impl<'a> CallItem<'a> {
+    fn new(call: &'a ToolCall, members: &'a ItemMembers<'_>, mode: ReplayMode) -> Self {
+        let is_whole = mode == ReplayMode::Whole;
+        let (kind, arguments, input) = match (members.is_custom(), &call.raw) {
+            (true, Some(raw)) => ("custom_tool_call", None, Some(raw.to_string())),
+            (true, None) => ("custom_tool_call", None, Some(call.arguments_text())),
+            (false, _) => ("function_call", Some(call.arguments_text()), None),
+        };
+        Self {
+            kind,
+            id: members.id.as_text().filter(|_| is_whole),
+            call_id: short_call_id(&call.id),
+            name: sanitized_tool_name(&call.name),
+            arguments,
+            input,
+            status: members.status.as_text().filter(|_| is_whole),
+            namespace: members.namespace.as_text(),
+            caller: members.caller.filter(|_| is_whole),
         }
-    };
-    let parts: Vec<Value> = content.parts().iter().map(part).collect();
-    json!({"type": "message", "role": "user", "content": parts})
+    }
 }
 
-/// Returns a message of the model: as the item that it was, or without an id in the form that all
-/// services accept.
-fn output_message(text: &str, members: Option<&str>, mode: ReplayMode) -> Map<String, Value> {
-    let members = item_members(members);
-    let id = members.get("id").filter(|_| mode == ReplayMode::Whole);
-    let content = match id {
-        Some(_) => json!([{"type": "output_text", "text": text, "annotations": []}]),
-        None => text.into(),
-    };
-    let status = || members.get("status").cloned().unwrap_or("completed".into());
-    present_members(json!({
-        "type": "message",
-        "id": id,
-        "role": "assistant",
-        "status": id.map(|_| status()),
-        "content": content,
-        "phase": members.get("phase"),
-    }))
-}
-
-fn call_item(call: &ToolCall, members: Option<&str>, mode: ReplayMode) -> Map<String, Value> {
-    let members = item_members(members);
-    let of_item = |key: &str| members.get(key).filter(|_| mode == ReplayMode::Whole);
-    let (kind, input_member, input) = match (is_custom(&members), &call.raw) {
-        (true, Some(raw)) => ("custom_tool_call", "input", raw.to_string()),
-        (true, None) => ("custom_tool_call", "input", call.arguments_text()),
-        (false, _) => ("function_call", "arguments", call.arguments_text()),
-    };
-    present_members(json!({
-        "type": kind,
-        "id": of_item("id"),
-        "call_id": short_call_id(&call.id),
-        "name": sanitized_tool_name(&call.name),
-        (input_member): input,
-        "status": of_item("status"),
-        // Without it the service refuses the call ("Missing namespace for function_call").
-        "namespace": members.get("namespace"),
-        "caller": of_item("caller"),
-    }))
+#[derive(Serialize)]
+struct CallOutputItem<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    call_id: Cow<'a, str>,
+    output: &'a str,
 }

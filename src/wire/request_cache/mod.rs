@@ -10,8 +10,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::dialect::RequestFormat;
-use super::extra_members::body_members;
 use super::{ModelRequest, Wire};
 use crate::message::{Message, MessageList};
 pub(super) use history_writer::{HistoryWriter, ReusablePrefix};
@@ -73,18 +71,6 @@ impl CachedRequest {
             && self.request == ModelRequest { messages, ..request.clone() }
             && leading.is_some_and(|leading| self.messages.iter().zip(leading).all(is_same))
     }
-}
-
-/// Writes a body, or the part of it that the writer does not hold yet.
-pub(super) fn write_body<F: RequestFormat>(
-    request: &ModelRequest,
-    mut writer: HistoryWriter,
-) -> (Vec<u8>, ReusablePrefix) {
-    if writer.has_no_body() {
-        writer.open(&body_members::<F>(request), F::HISTORY_MEMBER);
-    }
-    F::write_history(request, &mut writer);
-    writer.finish()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::chat::items;
+use crate::rehearsal::text::items;
 use blocks::{HistoryIds, check_block};
 
 /// The members of a request.

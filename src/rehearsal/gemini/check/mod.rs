@@ -9,6 +9,7 @@ mod tools;
 use serde_json::{Map, Value};
 
 use super::signature;
+use crate::rehearsal::text::items;
 
 /// The members of a body.
 const BODY: [&str; 9] = [
@@ -47,7 +48,7 @@ pub(super) fn check(model: &str, body: &Value) -> Result<(), String> {
         return Err("Invalid JSON payload received. Expected an object.".to_owned());
     };
     known(members, &[&BODY], "")?;
-    let contents = list(field(body, "contents"));
+    let contents = items(field(body, "contents"));
     if contents.is_empty() {
         return Err("* GenerateContentRequest.contents: contents is not specified\n".to_owned());
     }
@@ -65,11 +66,6 @@ pub(super) fn field<'a>(value: &'a Value, camel: &str) -> &'a Value {
         Some(found) => found,
         None => value.get(snake(camel)).unwrap_or(&Value::Null),
     }
-}
-
-/// Returns the items of a list; nothing for any other value.
-pub(super) fn list(value: &Value) -> &[Value] {
-    value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
 fn snake(camel: &str) -> String {
@@ -105,7 +101,7 @@ fn check_content(content: &Value, at: usize) -> Result<(), String> {
     if content["role"] != "user" && content["role"] != "model" {
         return Err("Please use a valid role: user, model.".to_owned());
     }
-    let parts = list(&content["parts"]);
+    let parts = items(&content["parts"]);
     if parts.is_empty() {
         return Err(format!(
             "* GenerateContentRequest.{place}.parts: contents.parts must not be empty.\n"
@@ -176,7 +172,7 @@ const UNPAIRED: &str = "Please ensure that the number of function response parts
                         number of function call parts of the function call turn.";
 
 fn of_kind<'a>(content: &'a Value, kind: &'a str) -> impl Iterator<Item = &'a Value> {
-    list(&content["parts"]).iter().map(move |part| field(part, kind)).filter(|v| v.is_object())
+    items(&content["parts"]).iter().map(move |part| field(part, kind)).filter(|v| v.is_object())
 }
 
 /// Checks that roles alternate and that every call is answered once, in the next content.
@@ -225,12 +221,12 @@ fn all_answered(mut asked: Vec<Value>, results: &[&Value]) -> bool {
 /// Checks that the first call of every content after the last user message has a signature: models
 /// from Gemini 3 on require it. No model accepts an altered signature.
 fn check_signatures(model: &str, contents: &[Value]) -> Result<(), String> {
-    let is_said = |part: &Value| field(part, "functionResponse").is_null();
-    let begins = |c: &Value| c["role"] == "user" && list(&c["parts"]).iter().any(is_said);
+    let is_input = |part: &Value| field(part, "functionResponse").is_null();
+    let begins = |c: &Value| c["role"] == "user" && items(&c["parts"]).iter().any(is_input);
     let turn = contents.iter().rposition(begins).unwrap_or(0);
     for (at, content) in contents.iter().enumerate().filter(|(_, c)| c["role"] == "model") {
         let mut is_first = true;
-        for part in list(&content["parts"]) {
+        for part in items(&content["parts"]) {
             let signature = field(part, "thoughtSignature").as_str();
             let call = field(part, "functionCall");
             let name = call["name"].as_str().unwrap_or_default();

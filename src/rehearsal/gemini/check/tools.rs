@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::{field, known, list};
+use super::{field, known};
+use crate::rehearsal::text::items;
 
 /// The fields of a schema (<https://ai.google.dev/api/caching#Schema>).
 const SCHEMA: [&str; 22] = [
@@ -34,8 +35,8 @@ const TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "array", "ob
 /// Checks the tools, their schemas and the tool configuration.
 pub(super) fn check_tools(body: &Value) -> Result<(), String> {
     let mut names: Vec<&str> = Vec::new();
-    for (at, tool) in list(field(body, "tools")).iter().enumerate() {
-        for (n, declared) in list(field(tool, "functionDeclarations")).iter().enumerate() {
+    for (at, tool) in items(field(body, "tools")).iter().enumerate() {
+        for (n, declared) in items(field(tool, "functionDeclarations")).iter().enumerate() {
             let place = format!("tools[{at}].function_declarations[{n}]");
             let name = declared["name"].as_str().unwrap_or_default();
             if !is_name(name) {
@@ -116,7 +117,7 @@ fn check_schema(schema: &Value, place: &str) -> Result<(), String> {
     if !kind.is_null() && !TYPES.iter().any(|known| is_type(schema, known)) {
         return Err(format!("Invalid value at '{place}.type' (TYPE_ENUM), {kind}"));
     }
-    for word in list(&schema["enum"]) {
+    for word in items(&schema["enum"]) {
         match word.as_str() {
             None => return Err(format!("Invalid value at '{place}.enum' (TYPE_STRING), {word}")),
             Some("") => return wrong("enum[0]", "cannot be empty"),
@@ -144,19 +145,19 @@ fn check_schema(schema: &Value, place: &str) -> Result<(), String> {
         (Some(_), true) => return Err(format!("Invalid value at '{place}.properties'")),
         (None, _) => {}
     }
-    for (n, name) in list(&schema["required"]).iter().enumerate() {
+    for (n, name) in items(&schema["required"]).iter().enumerate() {
         let name = name.as_str().unwrap_or_default();
         if schema["properties"].get(name).is_none() {
             return wrong(&format!("required[{n}]"), "property is not defined");
         }
     }
     match (members.get("items"), is_type(schema, "array")) {
-        (Some(items), true) => check_schema(items, &format!("{place}.items"))?,
+        (Some(item), true) => check_schema(item, &format!("{place}.items"))?,
         (None, true) => return wrong("items", "missing field."),
         (Some(_), false) => return wrong("items", "only allowed for ARRAY type"),
         (None, false) => {}
     }
-    for (n, branch) in list(&schema["anyOf"]).iter().enumerate() {
+    for (n, branch) in items(&schema["anyOf"]).iter().enumerate() {
         check_schema(branch, &format!("{place}.any_of[{n}]"))?;
     }
     Ok(())
@@ -175,7 +176,7 @@ fn check_config(config: &Value, names: &[&str]) -> Result<(), String> {
             "Invalid value at 'tool_config.function_calling_config.mode' (TYPE_ENUM), \"{mode}\""
         ));
     }
-    let allowed = list(field(config, "allowedFunctionNames"));
+    let allowed = items(field(config, "allowedFunctionNames"));
     if !allowed.is_empty() && !["ANY", "VALIDATED"].contains(&mode) {
         return Err("Allowed function names can only be set when calling mode is ANY.".to_owned());
     }

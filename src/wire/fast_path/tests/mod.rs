@@ -1,5 +1,6 @@
 mod payloads;
 
+use std::fmt::Debug;
 use std::mem::take;
 
 use proptest::prelude::*;
@@ -9,8 +10,11 @@ use super::fields::TEMPLATE_BYTES_MAX;
 use super::scan::plain_bytes;
 use super::template::{TEMPLATES_MAX, TEMPLATES_PER_KIND_MAX};
 use super::*;
+use crate::wire::Delta;
 use crate::wire::anthropic::AnthropicDialect;
+use crate::wire::decoder::read_payload;
 use crate::wire::delta::{append_call, append_text};
+use crate::wire::dialect::PayloadDecoder;
 use crate::wire::ollama::OllamaDialect;
 use crate::wire::openai_chat::OpenaiChatDialect;
 use crate::wire::openai_responses::OpenaiResponsesDialect;
@@ -20,14 +24,16 @@ type Payloads = Vec<(&'static str, String)>;
 
 /// Decodes the payloads of a response with and without the fast path and asserts that the deltas are
 /// equal. Returns the number of payloads that were not parsed.
-fn count_matches<D: PayloadDecoder + Default + PartialEq>(
+fn count_matches<D: PayloadDecoder + Debug + Default + PartialEq>(
     payloads: &[(&'static str, String)],
 ) -> usize {
     count_all_matches::<D>(&[payloads.to_vec()])
 }
 
 /// As [`count_matches`], but each response starts with the templates of the one before.
-fn count_all_matches<D: PayloadDecoder + Default + PartialEq>(responses: &[Payloads]) -> usize {
+fn count_all_matches<D: PayloadDecoder + Debug + Default + PartialEq>(
+    responses: &[Payloads],
+) -> usize {
     let (mut templates, mut merged_templates) = (TemplateSet::default(), TemplateSet::default());
     let mut count = 0;
     for payloads in responses {

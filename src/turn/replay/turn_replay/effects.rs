@@ -2,23 +2,23 @@
 
 use super::*;
 
-impl Play<'_, '_> {
+impl TurnReplay<'_, '_> {
     /// Performs the machine's effects until it has none.
-    pub(super) fn drain(&mut self) -> Result<(), Mismatch> {
+    pub(super) fn perform_effects(&mut self) -> Result<(), Mismatch> {
         loop {
             while let Some(effect) = self.turn.poll() {
                 self.perform(effect)?;
             }
-            if self.over || self.committed.is_some() {
+            if self.recording_ended || self.committed.is_some() {
                 return Ok(());
             }
-            let stored = self.durable_count();
-            let free = self.permit_requests.iter().position(|key| self.has_permit(*key));
-            if stored > self.stored {
-                self.stored = stored;
-                self.turn.handle_recorded(Duration::ZERO, stored);
-            } else if let Some(free) = free {
-                let key = self.permit_requests.remove(free);
+            let durable = self.count_durable();
+            let granted = self.permit_requests.iter().position(|key| self.gets_permit(*key));
+            if durable > self.records_durable {
+                self.records_durable = durable;
+                self.turn.handle_recorded(Duration::ZERO, durable);
+            } else if let Some(granted) = granted {
+                let key = self.permit_requests.remove(granted);
                 self.turn.handle_tool_permit(Duration::ZERO, key, PermitReply::Granted);
             } else {
                 return Ok(());
@@ -29,20 +29,21 @@ impl Play<'_, '_> {
     fn perform(&mut self, effect: Effect) -> Result<(), Mismatch> {
         match effect {
             Effect::Record(record) => {
-                self.asked += 1;
+                self.records_made += 1;
                 self.expect(record)?;
             }
             Effect::Perform(TurnAction::Request(plan)) => {
                 let bytes_max = self.spec.rules.limits.max_arguments_bytes;
                 let (turn, attempt) = (self.spec.number, plan.attempt);
-                self.steps = response::steps(self.recording, self.at, turn, attempt, bytes_max);
-                let reused = response::reused(self.recording, (self.from, self.at), turn, attempt);
+                self.remaining_steps =
+                    response::steps(self.recording, self.at, turn, attempt, bytes_max);
+                let reused = response::reused(self.recording, (self.first, self.at), turn, attempt);
                 let reused = reused
                     .into_iter()
                     .map(|(call, outcome)| (call::identity(call), outcome.clone()));
                 self.turn.reusable_results.extend(reused);
             }
-            Effect::Perform(TurnAction::Disconnect) => self.steps.clear(),
+            Effect::Perform(TurnAction::Disconnect) => self.remaining_steps.clear(),
             Effect::Perform(TurnAction::RequestToolPermit { key, .. }) => {
                 self.permit_requests.push(key)
             }
@@ -57,12 +58,12 @@ impl Play<'_, '_> {
 
     /// Compares a record of the machine with the next recorded one.
     fn expect(&mut self, now: Record) -> Result<(), Mismatch> {
-        if self.over {
+        if self.recording_ended {
             return Ok(());
         }
         self.at = self.recording.next_made(self.at);
         let Some(recorded) = self.recording.record(self.at) else {
-            self.over = true;
+            self.recording_ended = true;
             return Ok(());
         };
         if !same(recorded, &now) && !self.accept_quotation(recorded, &now) {
@@ -77,7 +78,7 @@ impl Play<'_, '_> {
     /// holds the parsed arguments, so that the text cannot be quoted again.
     fn accept_quotation(&mut self, recorded: &Record, now: &Record) -> bool {
         let (
-            Record::CallEnded { call, outcome: then, .. },
+            Record::CallEnded { call, outcome: recorded_outcome, .. },
             Record::CallEnded { call: of, outcome, .. },
         ) = (recorded, now)
         else {
@@ -87,33 +88,35 @@ impl Play<'_, '_> {
             let content = &outcome.content;
             content.split_once(" Received: ").map(|(head, _)| head.to_owned())
         };
-        let is_quoted = then.kind == Some(FailureKind::InvalidArguments)
-            && then.content.ends_with('…')
-            && (call, then.kind, head(then)) == (of, outcome.kind, head(outcome));
-        let place = self.turn.position(call.key);
-        let Some(ended) = place.and_then(|at| self.turn.calls.get_mut(at)).filter(|_| is_quoted)
+        let is_quoted = recorded_outcome.kind == Some(FailureKind::InvalidArguments)
+            && recorded_outcome.content.ends_with('…')
+            && (call, recorded_outcome.kind, head(recorded_outcome))
+                == (of, outcome.kind, head(outcome));
+        let index = self.turn.position(call.key);
+        let Some(ended) =
+            index.and_then(|index| self.turn.calls.get_mut(index)).filter(|_| is_quoted)
         else {
             return false;
         };
         if let CallPhase::Ended { outcome, .. } = &mut ended.phase {
-            outcome.clone_from(then);
+            outcome.clone_from(recorded_outcome);
         }
         true
     }
 
-    /// The number of records that are durable: all, up to the intent of a call that had not started
-    /// yet.
-    fn durable_count(&self) -> u64 {
-        let waits = self.turn.effects.deferred().find_map(|(needs, held)| match held {
-            DeferredEffect::StartCall(key) if !self.may_begin(*key) => Some(*needs),
+    /// Returns the number of records that are durable: all records before the first intent of a call
+    /// that had not started at this point.
+    fn count_durable(&self) -> u64 {
+        let waiting = self.turn.effects.deferred().find_map(|(records, deferred)| match deferred {
+            DeferredEffect::StartCall(key) if !self.may_have_started(*key) => Some(*records),
             DeferredEffect::StartCall(_) | DeferredEffect::Queue(_) => None,
         });
-        waits.map_or(self.asked, |needs| needs.saturating_sub(1))
+        waiting.map_or(self.records_made, |records| records.saturating_sub(1))
     }
 
-    /// Returns whether the call has started by now. The variables that it had read show when, and
-    /// its outcome shows if it started at all.
-    fn may_begin(&self, key: CallKey) -> bool {
+    /// Returns whether the call had started at this point. The variables that it had read show when it
+    /// started, and its outcome shows whether it started.
+    fn may_have_started(&self, key: CallKey) -> bool {
         let reads = self.recording.next_reads(self.at, key);
         if reads.is_none() && self.call(key).is_some_and(|call| call.report_before_rerun.is_some())
         {
@@ -121,16 +124,16 @@ impl Play<'_, '_> {
         }
         if let Some(reads) = reads {
             let writers = self.turn.variables.writers();
-            return reads.0.iter().all(|(name, seen)| writers.get(name) == seen.as_ref());
+            return reads.0.iter().all(|(name, writer)| writers.get(name) == writer.as_ref());
         }
         self.recording.started(self.at, key).unwrap_or(true)
     }
 
-    fn has_permit(&self, key: CallKey) -> bool {
+    fn gets_permit(&self, key: CallKey) -> bool {
         if self.recording.is_intended(self.at, key) {
             let next = self.recording.call_at(self.recording.next_made(self.at));
             return next == Some(key);
         }
-        self.may_begin(key)
+        self.may_have_started(key)
     }
 }

@@ -1,11 +1,11 @@
-//! What is checked as a call starts, as it is told, and as the turn is committed.
+//! Invariants of requests, starts of calls, results and the commit.
 
 use super::*;
 use crate::config::Limits;
 use crate::turn::fixtures::committed;
 
-/// Returns whether it is what a tool said.
-pub(super) fn answered_by_its_tool(outcome: &ToolOutcome) -> bool {
+/// Returns whether the outcome is that of a tool.
+pub(super) fn is_tool_outcome(outcome: &ToolOutcome) -> bool {
     let kinds = [FailureKind::ToolError, FailureKind::Panic, FailureKind::Killed];
     outcome.kind.is_none_or(|kind| kinds.contains(&kind))
 }
@@ -13,37 +13,40 @@ pub(super) fn answered_by_its_tool(outcome: &ToolOutcome) -> bool {
 impl World {
     /// Returns whether the turn was resumed from its records.
     fn is_resumed(&self) -> bool {
-        self.crashes + self.deaths > 0
+        self.crashes + self.owner_deaths > 0
     }
 
-    pub(super) fn is_tools_answer(&self, key: &CallKey) -> bool {
-        self.reported.contains_key(key)
+    pub(super) fn has_tool_answer(&self, key: &CallKey) -> bool {
+        self.tool_answers.contains_key(key)
     }
 
-    /// A result says what happened: to the model, and to those who watch.
+    /// Checks that a result is the published outcome, and that its kind agrees with what happened.
     pub(super) fn check_result(&self, result: &ToolResult) {
         let (key, outcome) = (result.call.key, &result.outcome);
         assert_eq!(key.attempt, self.turn.attempt(), "a call of a void attempt");
-        assert_eq!(self.ended.get(&key), Some(outcome), "another outcome was told");
-        let begun = self.begun.contains(&key);
+        assert_eq!(self.outcomes.get(&key), Some(outcome), "another outcome was published");
+        let has_started = self.ever_started.contains(&key);
         let is_copy = result.notes.duplicate_of.is_some() || result.notes.reused;
         let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
-        // A pure call may have run before a crash that nobody remembers.
-        let known = self.crashes == 0 || call.has_effects();
+        // After a crash the log does not tell whether a pure call ran.
+        let is_start_known = self.crashes == 0 || call.has_effects();
         match outcome.kind {
-            Some(FailureKind::Malformed) => assert!(!call.has_effects() || !begun),
+            Some(FailureKind::Malformed) => assert!(!call.has_effects() || !has_started),
             _ if is_copy => {}
-            None => assert!(begun),
+            None => assert!(has_started),
             Some(FailureKind::ToolError | FailureKind::Panic | FailureKind::Killed) => {
-                assert!(begun);
+                assert!(has_started);
             }
-            Some(FailureKind::Timeout) => assert!(begun),
-            // After a crash nobody knows whether what was intended had begun.
-            Some(FailureKind::Cancelled) => assert!(begun || self.crashes > 0),
+            Some(FailureKind::Timeout) => assert!(has_started),
+            // After a crash it is unknown whether an intended call had started.
+            Some(FailureKind::Cancelled) => assert!(has_started || self.crashes > 0),
             Some(FailureKind::HostStopped) => assert!(self.crashes > 0 && call.has_effects()),
-            // Before it ran, or after.
+            // The rejection of the call, or of its result.
             Some(FailureKind::Rejected | FailureKind::ApprovalExpired) => {
-                assert!(!known || !begun || self.is_reviewed(key), "{key} ran, and was not let");
+                assert!(
+                    !is_start_known || !has_started || self.is_reviewed(key),
+                    "{key} ran without its approval"
+                );
             }
             Some(
                 FailureKind::NotStarted
@@ -51,95 +54,114 @@ impl World {
                 | FailureKind::InvalidArguments
                 | FailureKind::CutOffArguments
                 | FailureKind::Limit,
-            ) => assert!(!known || !begun, "{key} ran, and is answered {outcome:?}"),
+            ) => assert!(
+                !is_start_known || !has_started,
+                "{key} ran, but its outcome is {outcome:?}"
+            ),
         }
         self.check_answer(result);
     }
 
-    /// The models are asked in their order, each as often as it may be, and never after an effect.
+    /// Checks that models are requested in their order, at most `max_attempts` times each, and never
+    /// after a call with effects has started.
     pub(super) fn check_request(&mut self, plan: &AttemptPlan, scenario: &Scenario) {
-        assert!(self.effects.is_empty(), "asked again after an effect");
-        self.asked.push(plan.model);
-        assert!(self.asked.is_sorted(), "an earlier model was asked again");
+        assert!(self.started_effects.is_empty(), "a request after a call with effects");
+        self.requested_models.push(plan.model);
+        assert!(self.requested_models.is_sorted(), "an earlier model was requested again");
         for (index, model) in scenario.spec.rules.models.iter().enumerate() {
-            let times = self.asked.iter().filter(|asked| **asked == index).count();
-            assert!(times <= model.max_attempts as usize || self.is_resumed(), "asked too often");
+            let times = self.requested_models.iter().filter(|asked| **asked == index).count();
+            assert!(
+                times <= model.max_attempts as usize || self.is_resumed(),
+                "a model was requested too often"
+            );
         }
         let name = &scenario.spec.rules.models.at(plan.model).origin.model;
-        let named = self.log.iter().rev().find_map(|record| {
+        let recorded_name = self.log.iter().rev().find_map(|record| {
             if let Record::AttemptStarted { model, .. } = record { Some(model) } else { None }
         });
-        assert_eq!(named, Some(name), "the journal names another model");
+        assert_eq!(recorded_name, Some(name), "the journal names another model");
     }
 
-    /// No attempt that could have been made was left out.
+    /// Checks that a failed turn has used up the attempts of all models.
     pub(super) fn check_failure(&self, error: &RunError, scenario: &Scenario) {
         if error.code != "provider_error" {
             return;
         }
         let models = &scenario.spec.rules.models;
-        assert_eq!(self.asked.last(), Some(&(models.iter().count() - 1)), "a model was left out");
+        assert_eq!(
+            self.requested_models.last(),
+            Some(&(models.iter().count() - 1)),
+            "a model was left out"
+        );
         let attempts: u32 = models.iter().map(|model| model.max_attempts).sum();
-        assert!(!error.transient || self.asked.len() >= attempts as usize, "given up too early");
+        assert!(
+            !error.transient || self.requested_models.len() >= attempts as usize,
+            "the turn failed too early"
+        );
     }
 
-    /// How many more calls of that call's tool may run.
-    pub(super) fn has_place(&self, key: CallKey) -> bool {
+    /// Returns whether the tool of the call has a free permit.
+    pub(super) fn is_permit_free(&self, key: CallKey) -> bool {
         let tool = |key: &CallKey| {
             let call = self.turn.calls.iter().find(|call| call.key() == *key).unwrap();
             call.tool.clone().unwrap()
         };
         let wanted = tool(&key);
         let max = wanted.max_concurrent.unwrap().get() as usize;
-        let taken = self.running.iter().chain(&self.granted).filter(|k| tool(k) == wanted).count();
-        taken < max
+        let permits_held =
+            self.running.iter().chain(&self.holding_permit).filter(|k| tool(k) == wanted).count();
+        permits_held < max
     }
 
-    pub(super) fn check_reserve(&mut self, key: CallKey, tool: &str, scenario: &Scenario) {
+    pub(super) fn check_permit_request(&mut self, key: CallKey, tool: &str, scenario: &Scenario) {
         let calls = &self.turn.calls;
-        let place = calls.iter().position(|call| call.key() == key).unwrap();
+        let index = calls.iter().position(|call| call.key() == key).unwrap();
         let rules = &scenario.spec.rules;
-        assert!(&*calls[place].call.name == tool && calls[place].has_concurrency_limit());
-        // Whoever wants it no more has given it up by the end of the poll.
-        let wanted = matches!(calls[place].phase, CallPhase::AwaitingPermit { .. });
-        assert!(!wanted || self.may_start(&calls[place], rules), "a place was asked for too early");
-        assert!(!self.running.contains(&key) && !self.granted.contains(&key));
-        assert!(self.waiting.insert(key), "a place was asked for twice");
-        self.check_tickets(place, rules);
+        assert!(&*calls[index].call.name == tool && calls[index].has_concurrency_limit());
+        // A call that no longer waits releases its permit in the same batch of effects.
+        let wanted = matches!(calls[index].phase, CallPhase::AwaitingPermit { .. });
+        assert!(
+            !wanted || self.may_start(&calls[index], rules),
+            "a permit was requested too early"
+        );
+        assert!(!self.running.contains(&key) && !self.holding_permit.contains(&key));
+        assert!(self.awaiting_permit.insert(key), "a permit was requested twice");
+        self.check_tickets(index, rules);
     }
 
-    /// The ticket was taken in call order, and a place of `max` with it.
-    fn check_tickets(&self, place: usize, rules: &TurnRules) {
-        for earlier in &self.turn.calls[..place] {
+    /// Checks that tickets are given in call order, and that at most `max` calls hold a permit.
+    fn check_tickets(&self, index: usize, rules: &TurnRules) {
+        for earlier in &self.turn.calls[..index] {
             let waits =
                 matches!(earlier.phase, CallPhase::Open | CallPhase::Sealed | CallPhase::Ready);
-            assert!(!waits, "a ticket was taken out of order");
+            assert!(!waits, "a ticket was given out of order");
         }
-        let places = match rules.execution {
+        let permits_max = match rules.execution {
             Execution::Sequential => 1,
             Execution::Parallel { max } => max as usize,
         };
-        let taken = self.running.len() + self.waiting.len() + self.granted.len();
-        assert!(taken <= places, "more calls run than may");
+        let permits_held =
+            self.running.len() + self.awaiting_permit.len() + self.holding_permit.len();
+        assert!(permits_held <= permits_max, "more calls run than `max`");
     }
 
     pub(super) fn check_start(&mut self, key: &CallKey, scenario: &Scenario) {
         let calls = &self.turn.calls;
-        let place = calls.iter().position(|call| call.key() == *key).unwrap();
-        let started = &calls[place];
+        let index = calls.iter().position(|call| call.key() == *key).unwrap();
+        let started = &calls[index];
         let rules = &scenario.spec.rules;
         assert!(self.running.insert(*key), "started twice");
         let again = self.crashes > 0 || self.reruns.contains(key);
-        assert!(self.begun.insert(*key) || again, "started again");
-        assert!(self.may_start(started, rules), "started where nothing may");
-        self.check_allowed(*key);
+        assert!(self.ever_started.insert(*key) || again, "started again");
+        assert!(self.may_start(started, rules), "a call started that may not");
+        self.check_start_approved(*key);
         assert_eq!(
-            self.granted.remove(key),
+            self.holding_permit.remove(key),
             started.has_concurrency_limit(),
-            "started without its place"
+            "started without its permit"
         );
-        self.check_tickets(place, rules);
-        for earlier in &calls[..place] {
+        self.check_tickets(index, rules);
+        for earlier in &calls[..index] {
             let same = earlier.identity == started.identity && earlier.started_at.is_some();
             let twice = same && earlier.arguments_error.is_none() && scenario.identical_run_once;
             assert!(!twice || self.crashes > 0, "an identical call ran twice");
@@ -159,17 +181,17 @@ impl World {
                 "an effect before its intent was durable"
             );
             let again = tool.idempotent && self.crashes > 0;
-            for (other, identity) in &self.effects {
+            for (other, identity) in &self.started_effects {
                 assert!(again || other != key, "an effect was repeated");
                 assert_eq!(other.attempt, key.attempt, "effects of two attempts");
-                // Whoever waits for people holds back only what must come after it, and one that
-                // waits for a place of its tool may be overtaken.
+                // Later calls may overtake a call that waits for its approval or for a permit of its
+                // tool.
                 let may_overtake = tool.approval.before || started.has_concurrency_limit();
                 assert!(again || may_overtake || other < key, "effects out of order");
                 let same = scenario.identical_run_once && *identity == started.identity;
                 assert!(again || !same, "an identical call ran twice");
             }
-            self.effects.push((*key, started.identity.clone()));
+            self.started_effects.push((*key, started.identity.clone()));
         }
     }
 
@@ -185,7 +207,7 @@ impl World {
         let again = self.crashes > 0 && call.tool.as_ref().unwrap().idempotent;
         match ending {
             ResponseDisposition::Well => !cancelled,
-            // Its intent was being recorded when the ending came.
+            // The intent was not durable yet when the response ended.
             ResponseDisposition::Length | ResponseDisposition::BrokeKept => {
                 call.has_effects() && !cancelled
             }
@@ -194,48 +216,55 @@ impl World {
         }
     }
 
-    /// Everything is answered, nothing goes on, and it ended for the reason that there was.
+    /// Checks a commit: each call has a result, nothing runs, and the reason of the end is right.
     pub(super) fn check_commit(&self, record: &crate::turn::TurnRecord, scenario: &Scenario) {
         let empty = Vec::new();
         let calls = record.message.as_ref().map_or(&empty, |message| &message.calls);
-        let answered: Vec<_> = record.results.iter().map(|r| r.call.key).collect();
-        let asked: Vec<_> = calls.iter().map(|call| call.key).collect();
-        assert_eq!(answered, asked, "each call has one result, in call order");
-        assert_eq!(self.released, asked, "each result was released");
-        assert!(self.running.is_empty(), "something still runs");
-        let places = self.waiting.len() + self.granted.len();
-        assert_eq!(places, 0, "a place is kept, or waited for");
-        assert_eq!(self.delivered, None, "the exchange is still open");
+        let result_keys: Vec<_> = record.results.iter().map(|r| r.call.key).collect();
+        let call_keys: Vec<_> = calls.iter().map(|call| call.key).collect();
+        assert_eq!(result_keys, call_keys, "each call has one result, in call order");
+        assert_eq!(self.released, call_keys, "each result was released");
+        assert!(self.running.is_empty(), "a call still runs");
+        let permits = self.awaiting_permit.len() + self.holding_permit.len();
+        assert_eq!(permits, 0, "a tool permit is held or requested");
+        assert_eq!(self.delivered_deltas, None, "the exchange is still open");
         let by_budget = record.end == TurnEnd::Cancelled(CancelReason::Budget);
-        assert_eq!(by_budget, self.told_over_budget(), "the end is not the one told");
+        assert_eq!(
+            by_budget,
+            self.is_budget_limit_recorded(),
+            "the end does not agree with the recorded limit"
+        );
         if record.end == TurnEnd::Cancelled(CancelReason::RunTimeout) {
             let left = scenario.spec.run_time_left.unwrap();
-            // Behind a crash it may be one that was told before.
-            let was_told = self.is_resumed();
-            assert!(was_told || self.now >= left + self.people, "people's time was the run's");
+            // After a resume the limit may have been recorded before.
+            let is_recorded = self.is_resumed();
+            assert!(
+                is_recorded || self.now >= left + self.approval_wait,
+                "the approval wait counted as time of the run"
+            );
         } else {
             let cancelled = matches!(record.end, TurnEnd::Cancelled(_));
-            assert!(by_budget || cancelled == self.cancel_counts || self.is_resumed());
+            assert!(by_budget || cancelled == self.cancelled_in_time || self.is_resumed());
         }
         if let TurnEnd::Failed(error) = &record.end {
             self.check_failure(error, scenario);
         }
         for result in &record.results {
             self.check_result(result);
-            self.check_seen(result);
+            self.check_reviewed(result);
         }
         self.check_journal(record);
         self.check_serial(record);
     }
 
-    /// The journal rebuilds the same history, and it may be sent.
+    /// Checks that the log rebuilds the same history, and that a request can be made of it.
     pub(super) fn check_journal(&self, record: &crate::turn::TurnRecord) {
         let mut live = History::new();
         live.begin_run("go".into());
         live.commit(record.number, record.message.as_ref(), &record.results, 1 << 20);
         assert_eq!(live.request_messages().1, 0, "the history is not paired");
         let limits = Limits { max_result_bytes: 1 << 20, ..Limits::default() };
-        assert_eq!(committed(&self.log, &limits).0, live, "the journal says something else");
+        assert_eq!(committed(&self.log, &limits).0, live, "the log rebuilds another history");
         let ids: HashSet<_> = record.results.iter().map(|result| &result.call.id).collect();
         assert_eq!(ids.len(), record.results.len(), "an id was used twice");
         assert!(record.results.iter().all(|r| r.call.arguments.is_object()));

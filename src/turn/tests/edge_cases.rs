@@ -1,131 +1,149 @@
-//! Where the rules meet: what has gone wrong once, and must not again.
+//! Regression tests of combinations of rules.
 
 use super::*;
 use crate::config::ApprovalPolicy;
 use crate::tool::ToolSpec;
 
 #[test]
-fn what_is_known_of_a_call_as_it_opens_is_told() {
+fn the_event_of_an_opened_call_has_its_provider_id() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "pure", "")]);
+    driver.receive([call(0, "pure", "")]);
     let with_id = |event: &Event| matches!(event, Event::CallOpened { call } if call.provider_id.as_deref() == Some("id0"));
-    assert_eq!(driver.count(with_id), 1);
+    assert_eq!(driver.count_events(with_id), 1);
 }
 
 #[test]
 fn a_call_that_is_not_kept_is_still_decoded_and_counted() {
     let mut driver = Driver::with(TurnRules { multi_tool_calls: false, ..rules(PARALLEL) });
-    driver.deltas([call(0, "pure", "{}"), call(1, "pure", "{}"), call(2, "pure", "[")]).well();
+    driver.receive([call(0, "pure", "{}"), call(1, "pure", "{}"), call(2, "pure", "[")]).end_well();
     let counted =
         |event: &Event| matches!(event, Event::ResponseEnded { opened: 3, detected: 2, .. });
-    assert_eq!(driver.count(counted), 1);
-    assert_eq!(driver.count(|event| matches!(event, Event::CallStarted { of: 1, .. })), 1);
+    assert_eq!(driver.count_events(counted), 1);
+    assert_eq!(driver.count_events(|event| matches!(event, Event::CallStarted { of: 1, .. })), 1);
 }
 
 #[test]
-fn a_call_that_was_answered_unrun_keeps_its_answer_when_more_bytes_come() {
+fn a_call_that_was_answered_without_running_keeps_its_answer_when_more_bytes_arrive() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver
-        .deltas([call(0, "pure", "[]"), call(1, "pure", "{}")])
-        .deltas([more(0, "x")])
-        .deltas([more(0, "y")]);
-    driver.well().done(1, "b");
-    let told = driver.count(
+        .receive([call(0, "pure", "[]"), call(1, "pure", "{}")])
+        .receive([more(0, "x")])
+        .receive([more(0, "y")]);
+    driver.end_well().finish_call(1, "b");
+    let ends = driver.count_events(
         |event| matches!(event, Event::CallEnded { result, .. } if result.call.key.index == 0),
     );
-    assert_eq!(told, 1);
+    assert_eq!(ends, 1);
     let kind = driver.commit.as_ref().unwrap().results[0].outcome.kind;
     assert_eq!(kind, Some(FailureKind::InvalidArguments));
 }
 
 #[test]
-fn results_of_repeatable_calls_are_not_used_again() {
+fn results_of_repeatable_calls_are_not_reused() {
     let response =
         || [call(0, "repeatable", "{}"), call(1, "repeatable", "{}"), call(2, "effect", "{}")];
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas(response()).done(0, "a").done(1, "b").broken().deltas(response()).well();
-    driver.started(&["repeatable#0", "repeatable#1", "repeatable#0", "repeatable#1", "effect#2"]);
+    driver
+        .receive(response())
+        .finish_call(0, "a")
+        .finish_call(1, "b")
+        .break_off()
+        .receive(response())
+        .end_well();
+    driver.assert_started(&[
+        "repeatable#0",
+        "repeatable#1",
+        "repeatable#0",
+        "repeatable#1",
+        "effect#2",
+    ]);
 }
 
 #[test]
 fn a_reused_result_is_copied_like_one_of_its_own_attempt() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "pure", "{}"), call(1, "pure", "[]")]).done(0, "noon").broken();
-    driver.deltas([call(0, "pure", "{}"), call(1, "pure", "{}")]).well().started(&["pure#0"]);
-    driver.results(&[("pure", OK, None, "noon"), ("pure", OK, None, "noon")]);
+    driver
+        .receive([call(0, "pure", "{}"), call(1, "pure", "[]")])
+        .finish_call(0, "noon")
+        .break_off();
+    driver
+        .receive([call(0, "pure", "{}"), call(1, "pure", "{}")])
+        .end_well()
+        .assert_started(&["pure#0"]);
+    driver.assert_results(&[("pure", OK, None, "noon"), ("pure", OK, None, "noon")]);
     let record = driver.commit.as_ref().unwrap();
     assert_eq!(record.results[1].notes.duplicate_of, Some(record.results[0].call.key));
 }
 
 #[test]
-fn the_order_of_keys_makes_no_other_call() {
+fn arguments_with_another_order_of_keys_are_identical() {
     let mut driver = Driver::with(rules(PARALLEL));
     let calls = [call(0, "pure", "{\"n\":1,\"a\":2}"), call(1, "pure", "{\"a\":2,\"n\":1}")];
-    driver.deltas(calls).well().started(&["pure#0"]);
+    driver.receive(calls).end_well().assert_started(&["pure#0"]);
 }
 
 #[test]
-fn a_response_above_a_hard_cap_is_closed_at_once_and_not_asked_for_again() {
+fn a_response_above_the_hard_size_limit_is_closed_and_not_retried() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([text(&"x".repeat((16 << 20) + 1)), text("more")]);
+    driver.receive([text(&"x".repeat((16 << 20) + 1)), text("more")]);
     assert_eq!((driver.disconnects, driver.requests.len()), (1, 1));
     let end = &driver.commit.as_ref().unwrap().end;
     assert!(matches!(end, TurnEnd::Failed(error) if error.message.contains("more than 16777216")));
 }
 
 #[test]
-fn calls_above_the_hard_cap_are_told_where_there_is_no_limit() {
+fn calls_above_the_hard_limit_are_reported_without_a_configured_limit() {
     let mut rules = rules(PARALLEL);
     rules.limits.max_tool_calls_per_turn = None;
     let mut driver = Driver::with(rules);
-    driver.deltas((0..1030).map(|n| call(n, "nobody", "{}"))).well();
-    let told = ("max_tool_calls_per_turn".to_owned(), 1030, 1024, "truncated".to_owned());
-    assert_eq!(driver.limits(), [told]);
-    assert_eq!(driver.count(|e| matches!(e, Event::ResponseEnded { opened: 1030, .. })), 1);
+    driver.receive((0..1030).map(|n| call(n, "nobody", "{}"))).end_well();
+    let limit = ("max_tool_calls_per_turn".to_owned(), 1030, 1024, "truncated".to_owned());
+    assert_eq!(driver.reached_limits(), [limit]);
+    assert_eq!(driver.count_events(|e| matches!(e, Event::ResponseEnded { opened: 1030, .. })), 1);
 }
 
 #[test]
-fn a_stop_during_the_wait_before_an_attempt_ends_the_turn_and_counts_no_exchange() {
+fn a_stop_during_the_backoff_ends_the_turn_without_another_exchange() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.broken().cancel();
+    driver.break_off().cancel();
     assert_eq!((driver.requests.len(), driver.disconnects), (2, 1));
-    assert_eq!(driver.count(|event| matches!(event, Event::AttemptEnded { .. })), 1);
-    driver.ended(&TurnEnd::Cancelled(CancelReason::Stop));
+    assert_eq!(driver.count_events(|event| matches!(event, Event::AttemptEnded { .. })), 1);
+    driver.assert_end(&TurnEnd::Cancelled(CancelReason::Stop));
     assert_eq!(driver.commit.as_ref().unwrap().message, None);
 }
 
 #[test]
-fn each_attempt_is_paid_for_once() {
+fn the_usage_of_each_attempt_is_counted_once() {
     let tokens = |n| Delta::Usage {
         usage: crate::types::Usage { input_tokens: n, ..Default::default() },
         raw: "{}".into(),
     };
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([tokens(1), tokens(2)]).broken().deltas([text("so"), tokens(10)]);
-    driver.deltas([finish(FinishKind::Stop)]).close();
+    driver.receive([tokens(1), tokens(2)]).break_off().receive([text("so"), tokens(10)]);
+    driver.receive([finish(FinishKind::Stop)]).close_stream();
     assert_eq!(driver.commit.as_ref().unwrap().usage.input_tokens, 12);
     let mut kept = Driver::with(rules(PARALLEL));
-    kept.deltas([call(0, "seal", "{}"), call(1, "pure", "{}"), tokens(3)]).broken();
-    kept.done(0, "").done(1, "");
+    kept.receive([call(0, "seal", "{}"), call(1, "pure", "{}"), tokens(3)]).break_off();
+    kept.finish_call(0, "").finish_call(1, "");
     assert_eq!(kept.commit.as_ref().unwrap().usage.input_tokens, 3);
-    assert_eq!(kept.count(|event| matches!(event, Event::AttemptEnded { .. })), 1);
+    assert_eq!(kept.count_events(|event| matches!(event, Event::AttemptEnded { .. })), 1);
 }
 
 #[test]
-fn a_timeout_beyond_all_time_is_none() {
+fn a_timeout_that_overflows_is_no_timeout() {
     let mut rules = rules(PARALLEL);
     rules.limits.tool_timeout = Some(Duration::MAX);
     let mut driver = Driver::with(rules);
     driver.now = Duration::from_secs(1);
-    driver.deltas([call(0, "pure", "{}")]).well().started(&["pure#0"]);
+    driver.receive([call(0, "pure", "{}")]).end_well().assert_started(&["pure#0"]);
     assert_eq!(driver.turn.poll_timeout(), None);
 }
 
 #[test]
-fn an_answer_quotes_a_part_of_what_does_not_fit() {
+fn an_answer_quotes_at_most_a_part_of_long_arguments() {
     let mut driver = Driver::with(rules(PARALLEL));
     let long = format!("{{\"n\":\"{}\"}}", "x".repeat(100_000));
-    driver.deltas([call(0, "pure", &long)]).well();
+    driver.receive([call(0, "pure", &long)]).end_well();
     let content = &driver.commit.as_ref().unwrap().results[0].outcome.content;
     assert!(content.len() < 600, "{content}");
 }
@@ -133,24 +151,24 @@ fn an_answer_quotes_a_part_of_what_does_not_fit() {
 #[test]
 fn ids_are_unique_whatever_the_order_of_the_seals() {
     let same = |index| {
-        let piece = CallDelta {
+        let delta = CallDelta {
             index: Some(index),
             id: Some(if index == 0 { "call_0_1" } else { "x" }.into()),
             name: Some("repeatable".into()),
             ..CallDelta::default()
         };
-        Delta::Call(CallDelta { id: piece.id.clone().filter(|_| index != 1), ..piece })
+        Delta::Call(CallDelta { id: delta.id.clone().filter(|_| index != 1), ..delta })
     };
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([same(0), same(1), same(2), same(3)]).cancel();
+    driver.receive([same(0), same(1), same(2), same(3)]).cancel();
     let results = &driver.commit.as_ref().unwrap().results;
     let ids: Vec<_> = results.iter().map(|result| &*result.call.id).collect();
     assert_eq!(ids, ["call_0_1", "call_1_1", "x", "call_0_3"]);
 }
 
-/// The journal may end behind any record: what must not run does not, whatever is left of it.
+/// The journal may end after any record. A call that was answered without running must never run.
 #[test]
-fn a_resumed_turn_runs_nothing_that_was_answered_unrun() {
+fn a_resumed_turn_runs_no_call_that_was_answered_without_running() {
     let mut limited = rules(PARALLEL);
     limited.limits.max_tool_calls_per_turn = Some(3);
     let response = || {
@@ -162,19 +180,19 @@ fn a_resumed_turn_runs_nothing_that_was_answered_unrun() {
         ]
     };
     let mut whole = Driver::with(limited.clone());
-    whole.deltas(response()).well();
+    whole.receive(response()).end_well();
     let ended = whole.log.iter().position(|r| matches!(r, Record::ResponseEnded { .. })).unwrap();
     for kept in ended + 1..whole.log.len() {
         let mut driver = Driver::with(limited.clone());
-        driver.deltas(response()).well().crash(kept).started(&[]);
+        driver.receive(response()).end_well().crash(kept).assert_started(&[]);
         assert_eq!(driver.commit.unwrap().results.len(), 4, "{kept} records");
     }
-    // The same, where the outcomes of all calls are lost.
+    // The outcomes of all calls are lost.
     let mut driver = Driver::with(limited);
-    driver.deltas(response()).well();
+    driver.receive(response()).end_well();
     driver.log.retain(|record| !matches!(record, Record::CallEnded { .. }));
     let kept = driver.log.len() - 1;
-    driver.crash(kept).started(&[]);
+    driver.crash(kept).assert_started(&[]);
     let results = whole.commit.unwrap().results;
     let outcomes: Vec<_> = results.iter().map(|result| &result.outcome).collect();
     let resumed = driver.commit.unwrap().results;
@@ -182,14 +200,14 @@ fn a_resumed_turn_runs_nothing_that_was_answered_unrun() {
 }
 
 #[test]
-fn a_failed_call_is_no_second_try_for_its_duplicate_after_a_crash() {
+fn after_a_crash_a_duplicate_of_a_failed_call_copies_the_failure() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "pure", "{}"), call(1, "pure", "{}")]).well();
-    driver.outcome(0, ToolOutcome::not_ok(FAILED, FailureKind::ToolError, "no"));
+    driver.receive([call(0, "pure", "{}"), call(1, "pure", "{}")]).end_well();
+    driver.finish_call_with(0, ToolOutcome::not_ok(FAILED, FailureKind::ToolError, "no"));
     let first =
         |record: &Record| matches!(record, Record::CallEnded { call, .. } if call.key.index == 0);
     let kept = driver.log.iter().position(first).unwrap() + 1;
-    driver.crash(kept).started(&[]);
+    driver.crash(kept).assert_started(&[]);
     let results = &driver.commit.as_ref().unwrap().results;
     assert_eq!(&*results[1].outcome.content, "no");
     assert_eq!(
@@ -199,30 +217,35 @@ fn a_failed_call_is_no_second_try_for_its_duplicate_after_a_crash() {
 }
 
 #[test]
-fn a_stop_after_a_crash_does_not_deny_what_may_have_happened() {
+fn a_stop_after_a_crash_says_that_an_intended_call_may_have_happened() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "idempotent", "{}")]).well().started(&["idempotent#0"]);
+    driver.receive([call(0, "idempotent", "{}")]).end_well().assert_started(&["idempotent#0"]);
     driver.turn = resumed(spec(rules(PARALLEL)), &driver.log);
     driver.turn.handle_cancel(Duration::ZERO, CancelReason::Stop);
     driver.records = 0;
-    driver.pump();
-    let perhaps = "Error: cancelled while running: it may or may not have happened";
-    driver.results(&[("idempotent", CANCELLED, Some(FailureKind::Cancelled), perhaps)]);
+    driver.perform_effects();
+    let may_have_happened = "Error: cancelled while running: it may or may not have happened";
+    driver.assert_results(&[(
+        "idempotent",
+        CANCELLED,
+        Some(FailureKind::Cancelled),
+        may_have_happened,
+    )]);
 }
 
 #[test]
-fn what_a_broken_response_had_started_before_a_crash_is_counted() {
+fn a_resumed_broken_response_counts_the_calls_that_had_started() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "seal", "{}"), call(1, "seal", "{\"n\":1}"), text("x")]);
+    driver.receive([call(0, "seal", "{}"), call(1, "seal", "{\"n\":1}"), text("x")]);
     let kept = driver.log.len();
     driver.crash(kept);
     let counted =
         |event: &Event| matches!(event, Event::ResponseEnded { opened: 1, detected: 1, .. });
-    assert_eq!(driver.count(counted), 1);
+    assert_eq!(driver.count_events(counted), 1);
 }
 
 #[test]
-fn a_question_about_a_call_that_is_void_is_asked_again_in_the_next_attempt() {
+fn an_approval_of_a_void_attempt_is_requested_again_in_the_next_attempt() {
     let mut rules = rules(PARALLEL);
     let asks = ToolSpec::clone(&rules.tools["pure"]).approval(ApprovalPolicy::BEFORE);
     rules.tools.insert("asks".into(), Arc::new(asks));
@@ -230,14 +253,14 @@ fn a_question_about_a_call_that_is_void_is_asked_again_in_the_next_attempt() {
     let response = vec![call(0, "asks", "{}"), call(1, "pure", "{}")];
     driver.turn.handle_deltas(driver.now, response);
     assert_eq!(driver.turn.pending_approvals().count(), 1);
-    driver.broken();
-    let told = |event: &Event| matches!(event, Event::ApprovalAsked { .. });
-    assert_eq!((driver.count(told), driver.turn.pending_approvals().count()), (1, 0));
-    driver.deltas([call(0, "asks", "{}"), call(1, "pure", "{}")]);
-    assert_eq!((driver.count(told), driver.turn.pending_approvals().count()), (2, 1));
+    driver.break_off();
+    let requested = |event: &Event| matches!(event, Event::ApprovalAsked { .. });
+    assert_eq!((driver.count_events(requested), driver.turn.pending_approvals().count()), (1, 0));
+    driver.receive([call(0, "asks", "{}"), call(1, "pure", "{}")]);
+    assert_eq!((driver.count_events(requested), driver.turn.pending_approvals().count()), (2, 1));
 }
 
-/// A turn that goes on from its records, a second later.
+/// Resumes the turn one second after its records.
 fn a_second_later(driver: &Driver, cancel: Option<CancelReason>) -> Turn {
     let log: Vec<_> = driver.log.iter().map(|record| (record.clone(), 0)).collect();
     let spec = TurnSpec { began: Duration::from_secs(70), ..spec(rules(PARALLEL)) };
@@ -245,7 +268,7 @@ fn a_second_later(driver: &Driver, cancel: Option<CancelReason>) -> Turn {
 }
 
 #[test]
-fn a_run_that_is_to_end_starts_nothing_after_a_crash() {
+fn a_cancelled_run_starts_no_call_after_a_crash() {
     let stop = Record::StopAsked { mode: StopMode::Now };
     let timeout = Record::LimitReached {
         limit: "run_timeout".into(),
@@ -254,25 +277,25 @@ fn a_run_that_is_to_end_starts_nothing_after_a_crash() {
         action: "ended".into(),
         note: None,
     };
-    for (record, cancel, why) in [
+    for (record, cancel, reason) in [
         (Some(stop), None, CancelReason::Stop),
         (Some(timeout), Some(CancelReason::Stop), CancelReason::RunTimeout),
         (None, Some(CancelReason::Shutdown), CancelReason::Shutdown),
     ] {
-        // Within the response, and behind it.
-        for judged in [false, true] {
+        // The crash happens before the end of the response, and after it.
+        for is_ended in [false, true] {
             let mut driver = Driver::with(rules(PARALLEL));
-            // The record is one that no machine has asked for.
+            // A replay cannot make this record, because it comes from outside.
             driver.log.is_replayed = false;
-            driver.deltas([call(0, "pure", "{}")]);
-            if judged {
-                driver.well();
+            driver.receive([call(0, "pure", "{}")]);
+            if is_ended {
+                driver.end_well();
             }
             driver.log.extend(record.clone());
             driver.turn = a_second_later(&driver, cancel);
             (driver.records, driver.started) = (0, Vec::new());
-            driver.pump();
-            driver.started(&[]).ended(&TurnEnd::Cancelled(why));
+            driver.perform_effects();
+            driver.assert_started(&[]).assert_end(&TurnEnd::Cancelled(reason));
         }
     }
 }
@@ -280,13 +303,13 @@ fn a_run_that_is_to_end_starts_nothing_after_a_crash() {
 #[test]
 fn a_result_keeps_its_times_after_a_crash() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "effect", "{}"), call(1, "effect", "{\"n\":1}")]).well();
+    driver.receive([call(0, "effect", "{}"), call(1, "effect", "{\"n\":1}")]).end_well();
     driver.now = Duration::from_secs(2);
-    driver.done(0, "sent");
+    driver.finish_call(0, "sent");
     driver.now = Duration::from_secs(5);
     driver.turn = a_second_later(&driver, None);
     driver.records = 0;
-    driver.pump();
+    driver.perform_effects();
     let times = driver.commit.as_ref().unwrap().results.iter().map(|result| {
         (result.started.map(|at| at.as_secs()), result.wait.as_secs(), result.duration.as_secs())
     });

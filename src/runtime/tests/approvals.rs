@@ -71,7 +71,7 @@ async fn pass(time: Duration) {
 }
 
 #[tokio::test]
-async fn while_people_are_all_that_is_waited_for_the_clocks_stand_still() {
+async fn clocks_stop_while_a_turn_waits_only_for_approvals() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
     let pay =
         tool(paying(ApprovalPolicy { before: true, after: true }), |_| async { Ok("paid".into()) });
@@ -90,7 +90,7 @@ async fn while_people_are_all_that_is_waited_for_the_clocks_stand_still() {
 }
 
 #[tokio::test]
-async fn a_day_without_an_answer_is_a_no() {
+async fn an_approval_expires_after_a_day() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
     let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
     let host = host(&provider, registry([pay]), |_| ()).await;
@@ -104,7 +104,7 @@ async fn a_day_without_an_answer_is_a_no() {
 }
 
 #[tokio::test]
-async fn a_time_beyond_what_the_clock_can_show_is_none() {
+async fn an_approval_with_an_unrepresentable_timeout_never_expires() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
     let ever = Duration::from_secs(u64::MAX / 2);
     let patient =
@@ -120,7 +120,7 @@ async fn a_time_beyond_what_the_clock_can_show_is_none() {
 }
 
 #[tokio::test]
-async fn beside_a_tool_that_runs_the_clock_runs() {
+async fn clocks_run_while_a_tool_runs() {
     let provider = Provider::calling(&[("hang", "{}"), ("pay", "{}")]).await;
     let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
     let hang = tool(spec("hang"), |_| std::future::pending());
@@ -137,14 +137,14 @@ async fn beside_a_tool_that_runs_the_clock_runs() {
     pass(Duration::from_secs(11 * 60)).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::TimedOut);
-    let told = results(&report);
-    assert_eq!(told["hang"], ("cancelled", "Error: cancelled while running"));
-    assert_eq!(told["pay"], ("cancelled", "Error: not started: the run was ended before"));
+    let outcomes = results(&report);
+    assert_eq!(outcomes["hang"], ("cancelled", "Error: cancelled while running"));
+    assert_eq!(outcomes["pay"], ("cancelled", "Error: not started: the run was ended before"));
     nothing_left(&host).await;
 }
 
 #[tokio::test]
-async fn a_question_outlives_its_actors_and_the_time_it_took_does_not_count() {
+async fn an_approval_request_survives_its_actors_and_does_not_count_as_run_time() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
     let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
     let host = host(&provider, registry([pay]), |_| ()).await;
@@ -158,11 +158,11 @@ async fn a_question_outlives_its_actors_and_the_time_it_took_does_not_count() {
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
     assert_eq!(results(&report)["pay"], ("success", "paid"));
-    assert_eq!(questions(&mut run.events), 0, "nobody is asked again");
+    assert_eq!(questions(&mut run.events), 0, "the request is not repeated");
 }
 
 #[tokio::test]
-async fn an_answer_outlives_its_actors() {
+async fn a_decision_survives_its_actors() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
     let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let pay = tool(paying(ApprovalPolicy::BEFORE).idempotent(), {
@@ -182,11 +182,11 @@ async fn an_answer_outlives_its_actors() {
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(results(&report)["pay"], ("success", "paid"));
     assert_eq!(report.calls[0].approval, Some(Verdict::Approved));
-    assert_eq!(questions(&mut run.events), 0, "nobody is asked again");
+    assert_eq!(questions(&mut run.events), 0, "the request is not repeated");
 }
 
 #[tokio::test]
-async fn a_decision_that_comes_with_the_death_is_not_lost() {
+async fn a_decision_during_an_actors_death_is_not_lost() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
     let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
     let host = host(&provider, registry([pay]), |_| ()).await;
@@ -200,7 +200,7 @@ async fn a_decision_that_comes_with_the_death_is_not_lost() {
 }
 
 #[tokio::test]
-async fn what_a_tool_answered_is_in_the_journal_and_with_a_no_nowhere_else() {
+async fn a_rejected_result_is_only_in_the_journal() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
     let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let pay = tool(paying(ApprovalPolicy::AFTER), {
@@ -240,7 +240,7 @@ async fn what_a_tool_answered_is_in_the_journal_and_with_a_no_nowhere_else() {
 }
 
 #[tokio::test]
-async fn a_shutdown_waits_for_no_people() {
+async fn a_shutdown_does_not_wait_for_approvals() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
     let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
     let patient = |config: &mut Config| config.host.shutdown_grace = HOUR;
@@ -248,7 +248,7 @@ async fn a_shutdown_waits_for_no_people() {
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
     question(&mut run.events).await;
-    timeout(SOON, host.shutdown()).await.expect("nobody is waited for");
+    timeout(SOON, host.shutdown()).await.expect("the shutdown does not wait");
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Interrupted);
     assert_eq!(report.calls[0].result, "Error: not started: the run was ended before");

@@ -1,4 +1,4 @@
-//! Longer responses than can be visited whole: random walks from a fixed seed.
+//! Random walks from a fixed seed over responses that have too many states to visit all of them.
 
 use super::*;
 
@@ -31,7 +31,7 @@ const WITH_VARIABLES: [&str; 13] = [
     "idempotent",
 ];
 
-const WITH_PEOPLE: [&str; 14] = [
+const WITH_APPROVALS: [&str; 14] = [
     "get_asked",
     "bump_reviewed",
     "add_both",
@@ -48,27 +48,28 @@ const WITH_PEOPLE: [&str; 14] = [
     "asked {}",
 ];
 
-/// What a turn leaves in the journal, many times, with how its calls were run: a crash takes
-/// whole batches with it.
-pub(crate) fn each_walk(mut look: impl FnMut(Execution, &[Record])) {
+/// Calls `visit` with the records of many random turns and their execution. A crash loses whole
+/// batches of records.
+pub(crate) fn each_walk(mut visit: impl FnMut(Execution, &[Record])) {
     let endings =
         [FinishKind::ToolCalls, FinishKind::ContentFilter, FinishKind::Length, FinishKind::Error];
-    for names in [&ANY[..], &WITH_VARIABLES, &WITH_PEOPLE] {
+    for names in [&ANY[..], &WITH_VARIABLES, &WITH_APPROVALS] {
         for ending in endings {
             let change = |scenario: &mut Scenario| {
                 scenario.spec.run_time_left = Some(Duration::from_secs(100));
                 let end = scenario.response.pop();
-                // A duplicate of a call that turns out malformed takes its ticket late.
-                let disturbs = end.is_some() && !scenario.name.contains("{}");
-                scenario.response.extend(disturbs.then(|| more(1, " x")));
+                // Not with identical calls: a duplicate of a malformed call gets its ticket after
+                // later calls.
+                let changes_after_seal = end.is_some() && !scenario.name.contains("{}");
+                scenario.response.extend(changes_after_seal.then(|| more(1, " x")));
                 scenario.response.push(finish(ending));
             };
-            walk_to(names, change, &mut look);
+            walk_to(names, change, &mut visit);
         }
     }
 }
 
-/// Walks over ten calls of these tools, a few hundred times.
+/// Walks 300 times over ten calls of these tools.
 fn walk(names: &[&str], change: impl Fn(&mut Scenario)) {
     walk_to(names, change, |_, _| ());
 }
@@ -76,7 +77,7 @@ fn walk(names: &[&str], change: impl Fn(&mut Scenario)) {
 fn walk_to(
     names: &[&str],
     change: impl Fn(&mut Scenario),
-    mut look: impl FnMut(Execution, &[Record]),
+    mut visit: impl FnMut(Execution, &[Record]),
 ) {
     let mut seed = 42_u64;
     let mut random = move |below: usize| {
@@ -95,10 +96,10 @@ fn walk_to(
         scenario.timeouts = true;
         change(&mut scenario);
         let mut world = World::begin(&scenario);
-        for step in 0.. {
-            assert!(step < 2_000, "{}: no end", scenario.name);
+        for action_number in 0.. {
+            assert!(action_number < 2_000, "{}: the turn does not end", scenario.name);
             let mut actions = world.actions(&scenario);
-            // Rare events stay rare, or no walk would come far.
+            // Cancellations, crashes and breaks are rare, so that walks last longer.
             if random(10) > 0 {
                 actions.retain(|action| {
                     !matches!(action, Action::Cancel | Action::Crash(..) | Action::Break)
@@ -106,7 +107,7 @@ fn walk_to(
             }
             let Some(action) = actions.get(random(actions.len().max(1))) else {
                 if world.committed {
-                    look(execution, &world.log);
+                    visit(execution, &world.log);
                     break;
                 }
                 assert!(!world.actions(&scenario).is_empty(), "{}: stuck", scenario.name);
@@ -133,8 +134,8 @@ fn random_walks_over_ten_calls_with_variables() {
 }
 
 #[test]
-fn random_walks_over_ten_calls_with_people() {
-    walk(&WITH_PEOPLE, |scenario| {
+fn random_walks_over_ten_calls_with_approvals() {
+    walk(&WITH_APPROVALS, |scenario| {
         scenario.torn = true;
         scenario.spec.run_time_left = Some(Duration::from_secs(100));
     });

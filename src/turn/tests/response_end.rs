@@ -1,14 +1,14 @@
-//! What each ending of a response leaves; limits, flags, ids, and a turn from its records.
+//! The kinds of end of a response, limits of its calls, call ids, and the resume of a turn.
 
 use super::*;
 
 #[test]
-fn a_response_cut_at_its_length_runs_what_has_started_and_answers_the_rest() {
+fn a_response_cut_off_at_its_length_keeps_started_calls_and_answers_the_others() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "pure", "{}"), call(1, "effect", "{}"), call(2, "pure", "{\"n")]);
-    driver.deltas([finish(FinishKind::Length)]).close().done(0, "a");
+    driver.receive([call(0, "pure", "{}"), call(1, "effect", "{}"), call(2, "pure", "{\"n")]);
+    driver.receive([finish(FinishKind::Length)]).close_stream().finish_call(0, "a");
     let cut = "Error: not run: the response was cut off";
-    driver.results(&[
+    driver.assert_results(&[
         ("pure", OK, None, "a"),
         ("effect", CANCELLED, NOT_STARTED, cut),
         ("pure", CANCELLED, NOT_STARTED, cut),
@@ -18,38 +18,41 @@ fn a_response_cut_at_its_length_runs_what_has_started_and_answers_the_rest() {
 }
 
 #[test]
-fn a_refusal_drops_everything_but_an_effect_that_has_started() {
+fn a_refusal_drops_all_calls_except_started_calls_with_effects() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([
+    driver.receive([
         text("no"),
         call(0, "pure", "{}"),
         call(1, "seal", "{}"),
         call(2, "pure", "{}"),
     ]);
-    driver.started(&["pure#0", "seal#1"]);
-    driver.deltas([finish(FinishKind::ContentFilter)]).close();
+    driver.assert_started(&["pure#0", "seal#1"]);
+    driver.receive([finish(FinishKind::ContentFilter)]).close_stream();
     assert_eq!(driver.aborted, [0]);
-    driver.done(1, "sent");
-    driver.results(&[("seal", OK, None, "sent")]);
+    driver.finish_call(1, "sent");
+    driver.assert_results(&[("seal", OK, None, "sent")]);
     assert_eq!(driver.commit.as_ref().unwrap().end, TurnEnd::Refused);
 }
 
 #[test]
-fn a_broken_response_is_void_and_pure_results_are_used_again() {
+fn a_broken_response_is_void_and_its_pure_results_are_reused() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "pure", "{}"), call(1, "effect", "{}")]).done(0, "noon").broken();
+    driver
+        .receive([call(0, "pure", "{}"), call(1, "effect", "{}")])
+        .finish_call(0, "noon")
+        .break_off();
     assert_eq!(driver.requests, [(1, true), (2, true)]);
-    driver.deltas([call(0, "pure", "{}"), call(1, "effect", "{}")]).well();
-    driver.started(&["pure#0", "effect#1"]);
-    driver.done(1, "sent");
-    driver.results(&[("pure", OK, None, "noon"), ("effect", OK, None, "sent")]);
+    driver.receive([call(0, "pure", "{}"), call(1, "effect", "{}")]).end_well();
+    driver.assert_started(&["pure#0", "effect#1"]);
+    driver.finish_call(1, "sent");
+    driver.assert_results(&[("pure", OK, None, "noon"), ("effect", OK, None, "sent")]);
     assert!(driver.commit.as_ref().unwrap().results[0].notes.reused);
 }
 
 #[test]
-fn after_two_broken_streams_the_plain_answer_is_asked_for_and_after_three_the_turn_fails() {
+fn the_third_attempt_does_not_stream_and_its_failure_fails_the_turn() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.broken().broken().broken();
+    driver.break_off().break_off().break_off();
     assert_eq!(driver.requests, [(1, true), (2, true), (3, false)]);
     let record = driver.commit.as_ref().unwrap();
     assert!(matches!(&record.end, TurnEnd::Failed(error) if error.code == "provider_error"));
@@ -57,13 +60,18 @@ fn after_two_broken_streams_the_plain_answer_is_asked_for_and_after_three_the_tu
 }
 
 #[test]
-fn once_an_effect_has_started_a_broken_response_is_the_turn() {
+fn a_broken_response_is_kept_after_a_call_with_effects_has_started() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([text("so"), call(0, "seal", "{}"), call(1, "pure", "{}"), call(2, "pure", "[")]);
-    driver.broken().done(0, "sent").done(1, "b");
+    driver.receive([
+        text("so"),
+        call(0, "seal", "{}"),
+        call(1, "pure", "{}"),
+        call(2, "pure", "["),
+    ]);
+    driver.break_off().finish_call(0, "sent").finish_call(1, "b");
     assert_eq!(driver.requests, [(1, true)]);
     let cut = "Error: not run: the response broke off";
-    driver.results(&[
+    driver.assert_results(&[
         ("seal", OK, None, "sent"),
         ("pure", OK, None, "b"),
         ("pure", CANCELLED, NOT_STARTED, cut),
@@ -72,54 +80,57 @@ fn once_an_effect_has_started_a_broken_response_is_the_turn() {
 }
 
 #[test]
-fn the_end_of_the_stream_is_no_good_finish_but_the_wires_own_sign_is() {
+fn a_stream_without_a_finish_reason_ends_well_only_with_the_end_marker_of_its_wire() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([text("so")]).close();
+    driver.receive([text("so")]).close_stream();
     assert_eq!(driver.requests.len(), 2);
-    driver.deltas([call(0, "effect", "{}"), Delta::Done]).close().started(&["effect#0"]);
+    driver
+        .receive([call(0, "effect", "{}"), Delta::Done])
+        .close_stream()
+        .assert_started(&["effect#0"]);
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "effect", "{"), Delta::Done]).close().started(&[]);
+    driver.receive([call(0, "effect", "{"), Delta::Done]).close_stream().assert_started(&[]);
     assert_eq!(driver.requests.len(), 2);
 }
 
 #[test]
-fn what_breaks_after_the_finish_reason_takes_nothing_away() {
+fn a_break_after_the_finish_reason_changes_nothing() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "effect", "{}"), finish(FinishKind::ToolCalls)]).broken();
-    driver.started(&["effect#0"]);
+    driver.receive([call(0, "effect", "{}"), finish(FinishKind::ToolCalls)]).break_off();
+    driver.assert_started(&["effect#0"]);
     assert_eq!(driver.requests.len(), 1);
 }
 
 #[test]
-fn a_call_without_a_name_and_nothing_else_is_a_malformed_response() {
+fn a_response_with_only_a_nameless_call_is_malformed() {
     let nameless = || {
         let arguments = Some("{}".to_owned());
         Delta::Call(CallDelta { index: Some(0), arguments, ..CallDelta::default() })
     };
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([nameless()]).well();
+    driver.receive([nameless()]).end_well();
     assert_eq!(driver.requests.len(), 2);
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([nameless(), call(1, "pure", "{}")]).well().done(0, "a");
-    driver.results(&[("pure", OK, None, "a")]);
+    driver.receive([nameless(), call(1, "pure", "{}")]).end_well().finish_call(0, "a");
+    driver.assert_results(&[("pure", OK, None, "a")]);
 }
 
 #[test]
-fn a_stop_answers_every_call_truthfully() {
+fn a_stop_answers_every_call_by_its_phase() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([
+    driver.receive([
         call(0, "pure", "{}"),
         call(1, "seal", "{}"),
         call(2, "pure", "{\"n\":1}"),
         call(3, "effect", "{}"),
     ]);
-    driver.done(0, "a").cancel();
+    driver.finish_call(0, "a").cancel();
     assert_eq!((driver.disconnects, driver.aborted.clone()), (1, vec![1, 2]));
     let kind = Some(FailureKind::Cancelled);
-    let perhaps = "Error: cancelled while running: it may or may not have happened";
-    driver.results(&[
+    let may_have_happened = "Error: cancelled while running: it may or may not have happened";
+    driver.assert_results(&[
         ("pure", OK, None, "a"),
-        ("seal", CANCELLED, kind, perhaps),
+        ("seal", CANCELLED, kind, may_have_happened),
         ("pure", CANCELLED, kind, "Error: cancelled while running"),
         ("effect", CANCELLED, NOT_STARTED, "Error: not started: the run was ended before"),
     ]);
@@ -127,23 +138,23 @@ fn a_stop_answers_every_call_truthfully() {
 }
 
 #[test]
-fn a_deadline_decides_at_once_and_a_late_outcome_is_dropped() {
+fn a_timeout_ends_a_call_and_a_late_outcome_is_ignored() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "quick", "{}"), call(1, "effect", "{}")]).well();
+    driver.receive([call(0, "quick", "{}"), call(1, "effect", "{}")]).end_well();
     driver.now = driver.turn.poll_timeout().unwrap();
     assert_eq!(driver.now, Duration::from_millis(5));
     driver.turn.handle_timeout(driver.now);
-    driver.pump();
+    driver.perform_effects();
     assert_eq!(driver.aborted, [0]);
-    driver.done(0, "too late");
+    driver.finish_call(0, "too late");
     driver.now = driver.turn.poll_timeout().unwrap();
     driver.turn.handle_timeout(driver.now);
-    driver.pump();
+    driver.perform_effects();
     let kind = Some(FailureKind::Timeout);
-    let perhaps = "Error: Execution timeout after 30s: it may or may not have happened";
-    driver.results(&[
+    let may_have_happened = "Error: Execution timeout after 30s: it may or may not have happened";
+    driver.assert_results(&[
         ("quick", ToolStatus::TimedOut, kind, "Error: Execution timeout after 5ms"),
-        ("effect", ToolStatus::TimedOut, kind, perhaps),
+        ("effect", ToolStatus::TimedOut, kind, may_have_happened),
     ]);
     let late = |event: &&Event| matches!(event, Event::OutcomeLate { .. });
     assert_eq!(driver.events.iter().filter(late).count(), 1);
@@ -154,16 +165,16 @@ fn four_calls(on_excess: OnExcess, maximum: u32) -> Driver {
     rules.limits.max_tool_calls_per_turn = Some(maximum);
     rules.limits.on_excess = on_excess;
     let mut driver = Driver::with(rules);
-    driver.deltas((0..4).map(|n| call(n, "pure", &format!("{{\"n\":{n}}}")))).well();
+    driver.receive((0..4).map(|n| call(n, "pure", &format!("{{\"n\":{n}}}")))).end_well();
     for index in 0..maximum.min(4) {
-        driver.done(index, "ran");
+        driver.finish_call(index, "ran");
     }
     driver
 }
 
 #[test]
-fn four_calls_where_three_may_run() {
-    let told = |value, action: &str| {
+fn each_value_of_on_excess_handles_the_fourth_of_three_calls() {
+    let limit = |value, action: &str| {
         vec![("max_tool_calls_per_turn".to_owned(), value, 3, action.to_owned())]
     };
     let answer = four_calls(OnExcess::Answer, 3);
@@ -172,46 +183,46 @@ fn four_calls_where_three_may_run() {
         results.iter().map(|result| result.outcome.status).collect()
     };
     assert_eq!(statuses(&answer), [OK, OK, OK, ToolStatus::Refused]);
-    assert_eq!(answer.limits(), told(4, "answered"));
+    assert_eq!(answer.reached_limits(), limit(4, "answered"));
     let truncate = four_calls(OnExcess::Truncate, 3);
     assert_eq!(statuses(&truncate), [OK, OK, OK]);
     assert_eq!(truncate.commit.as_ref().unwrap().dropped_calls, ["pure".into()]);
-    assert_eq!(truncate.limits(), told(4, "truncated"));
+    assert_eq!(truncate.reached_limits(), limit(4, "truncated"));
     let mut fail = four_calls(OnExcess::Fail, 3);
-    fail.started(&[]);
+    fail.assert_started(&[]);
     assert_eq!(statuses(&fail), [ToolStatus::Refused; 3]);
-    assert_eq!((fail.disconnects, fail.limits()), (1, told(4, "failed")));
+    assert_eq!((fail.disconnects, fail.reached_limits()), (1, limit(4, "failed")));
     let message = "TOOL_CALL_LIMIT_EXCEEDED: received at least 4, maximum 3, turn 1";
     let end = &fail.commit.as_ref().unwrap().end;
     assert!(matches!(end, TurnEnd::Failed(error) if error.message == message));
 }
 
 #[test]
-fn as_many_again_are_answered_and_what_is_above_is_truncated() {
+fn excess_calls_up_to_twice_the_limit_are_answered_and_the_others_are_dropped() {
     let driver = four_calls(OnExcess::Answer, 1);
     let record = driver.commit.as_ref().unwrap();
     assert_eq!((record.results.len(), record.dropped_calls.len()), (2, 2));
 }
 
 #[test]
-fn without_multi_tool_calls_only_the_first_is_kept_and_the_rest_is_named() {
+fn without_multi_tool_calls_only_the_first_call_is_kept() {
     let mut driver = Driver::with(TurnRules { multi_tool_calls: false, ..rules(PARALLEL) });
-    driver.deltas([call(0, "pure", "{}"), call(1, "effect", "{}")]).well().done(0, "a");
-    driver.results(&[("pure", OK, None, "a")]);
+    driver.receive([call(0, "pure", "{}"), call(1, "effect", "{}")]).end_well().finish_call(0, "a");
+    driver.assert_results(&[("pure", OK, None, "a")]);
     assert_eq!(driver.commit.as_ref().unwrap().dropped_calls, ["effect".into()]);
 }
 
 #[test]
-fn in_a_last_request_calls_are_dropped() {
+fn the_calls_of_a_last_request_are_dropped() {
     let mut driver = Driver::new(TurnSpec { last_request: true, ..spec(rules(PARALLEL)) });
-    driver.deltas([text("so"), call(0, "pure", "{}")]).well().started(&[]);
-    driver.results(&[]);
+    driver.receive([text("so"), call(0, "pure", "{}")]).end_well().assert_started(&[]);
+    driver.assert_results(&[]);
     assert_eq!(driver.commit.as_ref().unwrap().message.as_ref().unwrap().text, "so");
 }
 
 #[test]
-fn ids_are_the_providers_unless_they_are_missing_taken_or_repeated() {
-    let piece = |index, id: Option<&str>| {
+fn call_ids_are_those_of_the_provider_unless_they_are_missing_or_used_already() {
+    let opened_call = |index, id: Option<&str>| {
         Delta::Call(CallDelta {
             index: Some(index),
             id: id.map(str::to_owned),
@@ -226,22 +237,31 @@ fn ids_are_the_providers_unless_they_are_missing_taken_or_repeated() {
         used_call_ids: Arc::clone(&used_call_ids),
         ..spec(rules(PARALLEL))
     });
-    driver.deltas([piece(0, Some("x")), piece(1, None), piece(2, Some("x")), piece(3, None)]);
+    driver.receive([
+        opened_call(0, Some("x")),
+        opened_call(1, None),
+        opened_call(2, Some("x")),
+        opened_call(3, None),
+    ]);
     driver.cancel();
     let record = driver.commit.as_ref().unwrap();
     let ids: Vec<_> = record.results.iter().map(|result| &*result.call.id).collect();
     assert_eq!(ids, ["x", "call_4_1", "call_4_2", "call_5_3"]);
     assert_eq!(record.results[2].call.provider_id.as_deref(), Some("x"));
-    // The driver's log has them too.
-    assert_eq!(Arc::strong_count(&used_call_ids), 2, "a turn that is over lets them go");
+    // The other reference is that of the test log.
+    assert_eq!(Arc::strong_count(&used_call_ids), 2, "a committed turn holds no reference");
 }
 
 #[test]
-fn a_resumed_turn_uses_what_is_known_and_answers_the_rest() {
+fn a_resumed_turn_uses_recorded_outcomes_and_answers_intended_calls_as_unknown() {
     let mut driver = Driver::with(rules(Execution::Sequential));
-    driver.deltas([call(0, "effect", "{}"), call(1, "effect", "{\"n\":1}"), call(2, "pure", "{}")]);
-    driver.well().done(0, "sent");
-    driver.started(&["effect#0", "effect#1"]);
+    driver.receive([
+        call(0, "effect", "{}"),
+        call(1, "effect", "{\"n\":1}"),
+        call(2, "pure", "{}"),
+    ]);
+    driver.end_well().finish_call(0, "sent");
+    driver.assert_started(&["effect#0", "effect#1"]);
     let mut turn = resumed(spec(rules(Execution::Sequential)), &driver.log);
     let effects: Vec<_> = std::iter::from_fn(|| turn.poll()).collect();
     driver.records = 0;
@@ -261,9 +281,9 @@ fn a_resumed_turn_uses_what_is_known_and_answers_the_rest() {
     assert_eq!(started, [2]);
     driver.turn = turn;
     driver.turn.handle_recorded(driver.now, driver.records);
-    driver.done(2, "noon");
+    driver.finish_call(2, "noon");
     let unknown = "Error: the host stopped during this call; it may or may not have happened";
-    driver.results(&[
+    driver.assert_results(&[
         ("effect", OK, None, "sent"),
         ("effect", ToolStatus::Unknown, Some(FailureKind::HostStopped), unknown),
         ("pure", OK, None, "noon"),
@@ -271,23 +291,25 @@ fn a_resumed_turn_uses_what_is_known_and_answers_the_rest() {
 }
 
 #[test]
-fn what_had_come_when_an_effect_began_early_is_kept_if_the_host_stops() {
+fn the_response_up_to_an_early_start_is_kept_after_a_crash() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([text("First. "), call(0, "pure", "{}"), call(1, "seal", "{}")]);
-    driver.deltas([text("Then"), call(2, "seal", "{\"n\":1}")]);
-    driver.deltas([text(" lost")]).started(&["pure#0", "seal#1"]).done(0, "noon");
+    driver.receive([text("First. "), call(0, "pure", "{}"), call(1, "seal", "{}")]);
+    driver.receive([text("Then"), call(2, "seal", "{\"n\":1}")]);
+    driver.receive([text(" lost")]).assert_started(&["pure#0", "seal#1"]).finish_call(0, "noon");
     let mut turn = resumed(spec(rules(PARALLEL)), &driver.log);
-    let (mut shown, mut kept) = (Vec::new(), None);
+    let (mut published, mut kept) = (Vec::new(), None);
     while let Some(effect) = turn.poll() {
         match effect {
-            Effect::Emit(Event::AttemptStarted { attempt, .. }) => shown.push(attempt.to_string()),
-            Effect::Emit(Event::TextReceived { text }) => shown.push(text),
+            Effect::Emit(Event::AttemptStarted { attempt, .. }) => {
+                published.push(attempt.to_string())
+            }
+            Effect::Emit(Event::TextReceived { text }) => published.push(text),
             Effect::Record(Record::ResponseEnded { message, .. }) => kept = Some(message),
             _ => {}
         }
     }
-    // What was shown is void, and what is kept is shown again.
-    assert_eq!(shown, ["1", "First. Then"]);
+    // A new start of the attempt voids the published text, and the kept text is published again.
+    assert_eq!(published, ["1", "First. Then"]);
     let kept = kept.unwrap();
     let names: Vec<_> = kept.calls.iter().map(|call| &*call.name).collect();
     assert_eq!((kept.text.as_str(), names), ("First. Then", vec!["pure", "seal"]));

@@ -1,4 +1,4 @@
-//! People in the loop: what they are asked, and what comes of what they say.
+//! Approvals: requests, decisions, timeouts, conflicts and crashes.
 
 use sha2::{Digest, Sha256};
 
@@ -17,15 +17,15 @@ const REJECTED: Option<FailureKind> = Some(FailureKind::Rejected);
 const EXPIRED: Option<FailureKind> = Some(FailureKind::ApprovalExpired);
 
 const NOT_RUN: &str = r#"{"status":"rejected","message":"not run: a person rejected the call"}"#;
-const UNSEEN: &str =
+const RESULT_REJECTED: &str =
     r#"{"status":"rejected","message":"it ran, but a person rejected its result"}"#;
-const CUT_SHORT: &str = r#"{"status":"rejected","message":"it ran, but the run was ended before anybody said whether its result may be seen"}"#;
+const NOT_REVIEWED: &str = r#"{"status":"rejected","message":"it ran, but the run was ended before anybody said whether its result may be seen"}"#;
 
 impl Driver {
-    /// Decides about whatever is asked about a call at present.
+    /// Decides the pending approval of a call.
     pub(super) fn decide_approval(&mut self, index: u32, verdict: Verdict) -> &mut Self {
-        let asked = self.turn.pending_approval(self.key(index)).map(|asked| asked.phase);
-        assert_eq!(self.decide(index, asked, verdict, None), Ok(()));
+        let phase = self.turn.pending_approval(self.key(index)).map(|request| request.phase);
+        assert_eq!(self.decide(index, phase, verdict, None), Ok(()));
         self
     }
 
@@ -43,87 +43,91 @@ impl Driver {
             judgement: Judgement { verdict, message: message.map(Into::into) },
             arguments_sha256: hash.iter().map(|byte| format!("{byte:02X}")).collect(),
         };
-        let taken = self.turn.handle_approval(self.now, self.key(index), decision);
-        self.pump();
-        taken
+        let applied = self.turn.handle_approval(self.now, self.key(index), decision);
+        self.perform_effects();
+        applied
     }
 
-    fn asked(&self) -> Vec<(u32, ApprovalPhase)> {
-        self.pending_approvals().map(|asked| (asked.call.key.index, asked.phase)).collect()
+    fn requested_approvals(&self) -> Vec<(u32, ApprovalPhase)> {
+        self.approval_requests().map(|asked| (asked.call.key.index, asked.phase)).collect()
     }
 
-    fn pending_approvals(&self) -> impl Iterator<Item = &ApprovalRequest> {
+    fn approval_requests(&self) -> impl Iterator<Item = &ApprovalRequest> {
         self.events.iter().filter_map(|event| match event {
             Event::ApprovalAsked { asked } => Some(&**asked),
             _ => None,
         })
     }
 
-    fn at(&mut self, seconds: u64) -> &mut Self {
+    fn advance_to(&mut self, seconds: u64) -> &mut Self {
         self.now = Duration::from_secs(seconds);
         self.turn.handle_timeout(self.now);
-        self.pump();
+        self.perform_effects();
         self
     }
 }
 
 fn calls(execution: Execution, names: &[&str]) -> Driver {
     let mut driver = Driver::with(rules(execution));
-    driver.deltas((0..).zip(names).map(|(n, name)| match name.split_once(' ') {
+    driver.receive((0..).zip(names).map(|(n, name)| match name.split_once(' ') {
         Some((name, arguments)) => call(n, name, arguments),
         None => call(n, name, &format!("{{\"n\":{n}}}")),
     }));
-    driver.well();
+    driver.end_well();
     driver
 }
 
-fn x(n: i64) -> VariablesUse {
+fn reads_and_writes_x(n: i64) -> VariablesUse {
     let writes = WriteSet([("x".into(), Arc::new(serde_json::json!(n)))].into());
     VariablesUse { reads: ["x".into()].into(), writes }
 }
 
 #[test]
-fn a_call_runs_when_it_is_let_and_its_result_is_told_when_it_is_let() {
+fn a_call_runs_after_its_approval_and_its_result_is_released_after_its_review() {
     let mut driver = calls(PARALLEL, &["both"]);
-    driver.started(&[]).decide_approval(0, Approved).started(&["both#0"]).done(0, "secret");
-    assert_eq!(driver.asked(), [(0, Before), (0, After)]);
+    driver
+        .assert_started(&[])
+        .decide_approval(0, Approved)
+        .assert_started(&["both#0"])
+        .finish_call(0, "secret");
+    assert_eq!(driver.requested_approvals(), [(0, Before), (0, After)]);
     assert!(driver.commit.is_none());
-    let shown: Vec<_> =
-        driver.pending_approvals().map(|asked| asked.output_summary.as_deref()).collect();
-    assert_eq!(shown, [None, Some("secret")]);
-    driver.decide_approval(0, Approved).results(&[("both", OK, None, "secret")]);
+    let summaries: Vec<_> =
+        driver.approval_requests().map(|asked| asked.output_summary.as_deref()).collect();
+    assert_eq!(summaries, [None, Some("secret")]);
+    driver.decide_approval(0, Approved).assert_results(&[("both", OK, None, "secret")]);
     let notes = &driver.commit.as_ref().unwrap().results[0].notes;
     let approved = Some(Judgement { verdict: Approved, message: None });
     assert_eq!((&notes.before, &notes.after), (&approved, &approved));
 }
 
 #[test]
-fn what_is_rejected_does_not_run_or_is_not_seen_and_a_message_is_told() {
+fn a_rejected_call_does_not_run_and_a_rejected_result_is_replaced_by_the_message() {
     let mut driver = calls(PARALLEL, &["asked", "reviewed", "asked", "both", "both"]);
-    driver.decide_approval(0, Rejected).done(1, "secret").decide_approval(1, Rejected);
+    driver.decide_approval(0, Rejected).finish_call(1, "secret").decide_approval(1, Rejected);
     driver.decide(2, Some(Before), Rejected, Some("ask \"me\" first")).unwrap();
     driver
         .decide_approval(3, Approved)
-        .done(3, "secret")
+        .finish_call(3, "secret")
         .decide_approval(3, Rejected)
         .decide_approval(4, Rejected);
-    driver.started(&["reviewed#1", "both#3"]);
-    let told = r#"{"status":"rejected","message":"ask \"me\" first"}"#;
-    driver.results(&[
+    driver.assert_started(&["reviewed#1", "both#3"]);
+    let with_message = r#"{"status":"rejected","message":"ask \"me\" first"}"#;
+    driver.assert_results(&[
         ("asked", REFUSED, REJECTED, NOT_RUN),
-        ("reviewed", REFUSED, REJECTED, UNSEEN),
-        ("asked", REFUSED, REJECTED, told),
-        ("both", REFUSED, REJECTED, UNSEEN),
+        ("reviewed", REFUSED, REJECTED, RESULT_REJECTED),
+        ("asked", REFUSED, REJECTED, with_message),
+        ("both", REFUSED, REJECTED, RESULT_REJECTED),
         ("both", REFUSED, REJECTED, NOT_RUN),
     ]);
-    let kept = driver.log.iter().filter(|record| {
+    let reports = driver.log.iter().filter(|record| {
         matches!(record, Record::CallReported { outcome, .. } if &*outcome.content == "secret")
     });
-    assert_eq!(kept.count(), 2);
+    assert_eq!(reports.count(), 2);
 }
 
 #[test]
-fn the_first_decision_stands_and_only_one_about_these_arguments_counts() {
+fn the_first_decision_is_final_and_must_be_about_the_same_arguments() {
     let mut driver = calls(PARALLEL, &["asked", "pure"]);
     let stale = |phase, hash: &str| ApprovalDecision {
         phase,
@@ -135,106 +139,124 @@ fn the_first_decision_stands_and_only_one_about_these_arguments_counts() {
     assert_eq!(refused, Err(ApprovalError::Stale));
     assert_eq!(driver.decide(0, Some(After), Approved, None), Err(ApprovalError::NotAsked));
     assert_eq!(driver.decide(1, None, Approved, None), Err(ApprovalError::NotAsked));
-    let nobody = CallKey { index: 7, ..key };
-    let refused = driver.turn.handle_approval(driver.now, nobody, stale(None, "00"));
+    let unknown = CallKey { index: 7, ..key };
+    let refused = driver.turn.handle_approval(driver.now, unknown, stale(None, "00"));
     assert_eq!(refused, Err(ApprovalError::NotAsked));
-    driver.started(&["pure#1"]).decide_approval(0, Rejected).decide_approval(0, Rejected);
+    driver.assert_started(&["pure#1"]).decide_approval(0, Rejected).decide_approval(0, Rejected);
     for phase in [None, Some(Before)] {
         let refused = driver.decide(0, phase, Approved, None);
         assert_eq!(refused, Err(ApprovalError::Decided(Rejected)));
     }
-    driver.done(1, "").started(&["pure#1"]);
+    driver.finish_call(1, "").assert_started(&["pure#1"]);
     assert_eq!(driver.decide(0, None, Rejected, None), Ok(()));
 }
 
 #[test]
-fn what_nobody_decides_in_time_is_not_let() {
+fn an_approval_expires_after_its_timeout() {
     let day = 24 * 60 * 60;
     let mut driver = calls(PARALLEL, &["asked", "reviewed"]);
-    driver.at(10).done(1, "secret").at(day);
+    driver.advance_to(10).finish_call(1, "secret").advance_to(day);
     assert!(driver.commit.is_none());
     let before =
         r#"{"status":"rejected","message":"not run: nobody said in time whether it may run"}"#;
     let after = r#"{"status":"rejected","message":"it ran, but nobody said in time whether its result may be seen"}"#;
-    driver.at(day + 10).started(&["reviewed#1"]);
-    driver.results(&[("asked", REFUSED, EXPIRED, before), ("reviewed", REFUSED, EXPIRED, after)]);
+    driver.advance_to(day + 10).assert_started(&["reviewed#1"]);
+    driver.assert_results(&[
+        ("asked", REFUSED, EXPIRED, before),
+        ("reviewed", REFUSED, EXPIRED, after),
+    ]);
     assert_eq!(driver.decide(0, None, Approved, None), Err(ApprovalError::Decided(Expired)));
 }
 
 #[test]
-fn a_question_takes_no_place_and_is_asked_in_its_turn() {
+fn a_pending_approval_holds_no_permit_and_is_requested_in_ticket_order() {
     let mut driver = calls(Execution::Parallel { max: 1 }, &["asked", "pure", "asked"]);
-    driver.started(&["pure#1"]);
-    assert_eq!(driver.asked(), [(0, Before), (2, Before)]);
+    driver.assert_started(&["pure#1"]);
+    assert_eq!(driver.requested_approvals(), [(0, Before), (2, Before)]);
     driver
         .decide_approval(2, Approved)
-        .started(&["pure#1"])
-        .done(1, "")
-        .started(&["pure#1", "asked#2"]);
+        .assert_started(&["pure#1"])
+        .finish_call(1, "")
+        .assert_started(&["pure#1", "asked#2"]);
     let mut driver = calls(Execution::Sequential, &["asked", "pure", "asked"]);
-    assert_eq!(driver.asked(), [(0, Before)]);
-    driver.started(&[]).decide_approval(0, Rejected).started(&["pure#1"]);
-    assert_eq!(driver.asked(), [(0, Before)]);
+    assert_eq!(driver.requested_approvals(), [(0, Before)]);
+    driver.assert_started(&[]).decide_approval(0, Rejected).assert_started(&["pure#1"]);
+    assert_eq!(driver.requested_approvals(), [(0, Before)]);
     let mut driver = calls(PARALLEL, &["pure", "asked", "exclusive", "asked_pure"]);
-    assert_eq!(driver.asked(), [(1, Before)]);
-    driver.decide_approval(1, Rejected).started(&["pure#0"]).done(0, "");
-    driver.started(&["pure#0", "exclusive#2"]).done(2, "");
-    assert_eq!(driver.asked(), [(1, Before), (3, Before)]);
+    assert_eq!(driver.requested_approvals(), [(1, Before)]);
+    driver.decide_approval(1, Rejected).assert_started(&["pure#0"]).finish_call(0, "");
+    driver.assert_started(&["pure#0", "exclusive#2"]).finish_call(2, "");
+    assert_eq!(driver.requested_approvals(), [(1, Before), (3, Before)]);
 }
 
 #[test]
-fn a_duplicate_gets_what_was_said_about_the_first() {
+fn a_duplicate_copies_the_rejection_of_the_first_call() {
     let mut driver = calls(PARALLEL, &["asked {}", "asked {}"]);
     driver.decide_approval(0, Rejected);
-    driver.results(&[("asked", REFUSED, REJECTED, NOT_RUN); 2]);
+    driver.assert_results(&[("asked", REFUSED, REJECTED, NOT_RUN); 2]);
     let mut driver = calls(PARALLEL, &["reviewed {}", "reviewed {}"]);
-    driver.done(0, "secret").decide_approval(0, Rejected);
-    driver.results(&[("reviewed", REFUSED, REJECTED, UNSEEN); 2]);
-    assert_eq!(driver.asked(), [(0, After)]);
+    driver.finish_call(0, "secret").decide_approval(0, Rejected);
+    driver.assert_results(&[("reviewed", REFUSED, REJECTED, RESULT_REJECTED); 2]);
+    assert_eq!(driver.requested_approvals(), [(0, After)]);
 }
 
 #[test]
-fn a_cancel_closes_every_question() {
+fn a_cancellation_ends_every_pending_approval() {
     let mut driver = calls(PARALLEL, &["asked", "reviewed"]);
-    driver.done(1, "secret").cancel();
+    driver.finish_call(1, "secret").cancel();
     let not_started = "Error: not started: the run was ended before";
-    driver.results(&[
+    driver.assert_results(&[
         ("asked", CANCELLED, NOT_STARTED, not_started),
-        ("reviewed", REFUSED, REJECTED, CUT_SHORT),
+        ("reviewed", REFUSED, REJECTED, NOT_REVIEWED),
     ]);
     assert_eq!(driver.decide(0, None, Approved, None), Err(ApprovalError::NotAsked));
-    // What is reported only after the cancel is not seen either.
+    // A report that is resolved by the cancellation is not approved either.
     let mut driver = calls(PARALLEL, &["pure", "bump_reviewed"]);
-    driver.report(1, ToolOutcome::ok("secret"), x(1)).cancel();
+    driver.finish_call_using(1, ToolOutcome::ok("secret"), reads_and_writes_x(1)).cancel();
     let result = &driver.commit.as_ref().unwrap().results[1];
-    assert_eq!((&*result.outcome.content, result.writes.is_empty()), (CUT_SHORT, true));
+    assert_eq!((&*result.outcome.content, result.writes.is_empty()), (NOT_REVIEWED, true));
 }
 
 #[test]
-fn a_rejected_result_leaves_variables_as_they_were() {
+fn a_rejected_result_changes_no_variables() {
     let mut driver = calls(PARALLEL, &["bump_reviewed", "get"]);
-    driver.report(0, ToolOutcome::ok("secret"), x(1)).report(
-        1,
-        ToolOutcome::ok("none"),
-        VariablesUse { reads: ["x".into()].into(), ..VariablesUse::default() },
-    );
-    driver.decide_approval(0, Rejected).started(&["bump_reviewed#0", "get#1"]);
-    driver.results(&[("bump_reviewed", REFUSED, REJECTED, UNSEEN), ("get", OK, None, "none")]);
+    driver
+        .finish_call_using(0, ToolOutcome::ok("secret"), reads_and_writes_x(1))
+        .finish_call_using(
+            1,
+            ToolOutcome::ok("none"),
+            VariablesUse { reads: ["x".into()].into(), ..VariablesUse::default() },
+        );
+    driver.decide_approval(0, Rejected).assert_started(&["bump_reviewed#0", "get#1"]);
+    driver.assert_results(&[
+        ("bump_reviewed", REFUSED, REJECTED, RESULT_REJECTED),
+        ("get", OK, None, "none"),
+    ]);
     assert_eq!(committed(&driver.log, &Limits::default()).1, Variables::default());
     let mut driver = calls(PARALLEL, &["bump_reviewed"]);
-    driver.report(0, ToolOutcome::ok("seen"), x(1)).decide_approval(0, Approved);
+    driver
+        .finish_call_using(0, ToolOutcome::ok("seen"), reads_and_writes_x(1))
+        .decide_approval(0, Approved);
     assert_eq!(committed(&driver.log, &Limits::default()).1.get("x"), Some(&serde_json::json!(1)));
 }
 
 #[test]
-fn people_see_a_conflicting_effect_as_the_model_would() {
+fn a_review_shows_the_note_of_a_conflict() {
     let mut driver = calls(PARALLEL, &["put", "add_both"]);
-    driver.decide_approval(1, Approved).report(1, ToolOutcome::ok("secret"), x(10));
-    assert_eq!(driver.asked(), [(1, Before)]);
-    driver.report(0, ToolOutcome::ok(""), VariablesUse { reads: [].into(), ..x(1) });
-    assert_eq!(driver.asked(), [(1, Before), (1, After)]);
-    let shown = driver.pending_approvals().last().unwrap().output_summary.clone().unwrap();
-    assert!(shown.starts_with("secret\n[callsheet: an earlier call"), "{shown}");
+    driver.decide_approval(1, Approved).finish_call_using(
+        1,
+        ToolOutcome::ok("secret"),
+        reads_and_writes_x(10),
+    );
+    assert_eq!(driver.requested_approvals(), [(1, Before)]);
+    driver.finish_call_using(
+        0,
+        ToolOutcome::ok(""),
+        VariablesUse { reads: [].into(), ..reads_and_writes_x(1) },
+    );
+    assert_eq!(driver.requested_approvals(), [(1, Before), (1, After)]);
+    let summary = driver.approval_requests().last().unwrap().output_summary.clone().unwrap();
+    assert!(summary.starts_with("secret\n[callsheet: an earlier call"), "{summary}");
     driver.decide_approval(1, Approved);
     let result = &driver.commit.as_ref().unwrap().results[1];
     assert!(result.outcome.content.ends_with("What this call wrote to variables was dropped.]"));
@@ -243,23 +265,23 @@ fn people_see_a_conflicting_effect_as_the_model_would() {
 }
 
 #[test]
-fn while_people_are_waited_for_the_runs_time_stands_still() {
+fn the_clock_of_the_run_stands_still_while_only_approvals_are_pending() {
     let mut timed = spec(rules(PARALLEL));
     timed.run_time_left = Some(Duration::from_secs(60));
     let mut driver = Driver::new(timed);
-    driver.deltas([call(0, "asked", "{}"), call(1, "pure", "{\"n\":1}")]).well();
+    driver.receive([call(0, "asked", "{}"), call(1, "pure", "{\"n\":1}")]).end_well();
     let deadline = |driver: &Driver| driver.turn.poll_timeout().map(|at| at.as_secs());
-    // A tool runs beside the question.
-    driver.at(10);
+    // A tool runs while the approval is pending.
+    driver.advance_to(10);
     assert_eq!(deadline(&driver), Some(30));
-    driver.done(1, "").at(1000);
+    driver.finish_call(1, "").advance_to(1000);
     assert_eq!(deadline(&driver), Some(24 * 60 * 60));
     driver.decide_approval(0, Approved);
     assert_eq!(deadline(&driver), Some(1030));
-    driver.at(1030).started(&["pure#1", "asked#0"]);
+    driver.advance_to(1030).assert_started(&["pure#1", "asked#0"]);
     let times = driver.commit.as_ref().unwrap().times;
     assert_eq!((times.people.as_secs(), times.tools.as_secs()), (990, 40));
-    // What is left of the run is what had not passed before.
+    // The remaining time of the run is the time before the approval subtracted from its limit.
     let mut timed = spec(rules(PARALLEL));
     timed.run_time_left = Some(Duration::from_secs(60));
     timed.rules = Arc::new(TurnRules {
@@ -267,19 +289,24 @@ fn while_people_are_waited_for_the_runs_time_stands_still() {
         ..rules(PARALLEL)
     });
     let mut driver = Driver::new(timed);
-    driver.at(10).deltas([call(0, "asked", "{}")]).well().at(1000).decide_approval(0, Approved);
+    driver
+        .advance_to(10)
+        .receive([call(0, "asked", "{}")])
+        .end_well()
+        .advance_to(1000)
+        .decide_approval(0, Approved);
     assert_eq!(deadline(&driver), Some(1050));
-    driver.at(1049);
+    driver.advance_to(1049);
     assert!(driver.commit.is_none());
-    driver.at(1050).ended(&TurnEnd::Cancelled(CancelReason::RunTimeout));
+    driver.advance_to(1050).assert_end(&TurnEnd::Cancelled(CancelReason::RunTimeout));
 }
 
 #[test]
-fn a_question_is_told_right_behind_its_record_and_is_gone_if_its_call_is_void() {
+fn an_approval_request_is_published_right_after_its_record_and_is_gone_with_a_void_attempt() {
     let mut turn = Turn::new(spec(rules(PARALLEL)));
     turn.handle_deltas(Duration::ZERO, vec![call(0, "asked_pure", "{}"), call(1, "pure", "{}")]);
     let effects: Vec<_> = std::iter::from_fn(|| turn.poll()).collect();
-    let told = effects.windows(2).filter(|pair| {
+    let published = effects.windows(2).filter(|pair| {
         matches!(
             pair,
             [
@@ -288,103 +315,110 @@ fn a_question_is_told_right_behind_its_record_and_is_gone_if_its_call_is_void() 
             ] if recorded == asked
         )
     });
-    assert_eq!((told.count(), turn.pending_approvals().count()), (1, 1));
+    assert_eq!((published.count(), turn.pending_approvals().count()), (1, 1));
     let error = ProviderError::new(ProviderErrorKind::Transport, "cut");
     turn.handle_response_end(Duration::ZERO, ExchangeEnd::Failed(error));
     assert_eq!(turn.pending_approvals().count(), 0);
 }
 
-/// A turn that goes on so many seconds after its last record, which had the time 0.
-fn after_seconds(driver: &mut Driver, seconds: u64) {
+/// Resumes the turn this number of seconds after its records, which have the time 0.
+fn resume_after(driver: &mut Driver, seconds: u64) {
     let log: Vec<_> = driver.log.iter().map(|record| (record.clone(), 0)).collect();
     driver.turn = Turn::resume(spec(rules(PARALLEL)), &entries(0, &log), seconds * 1000, None);
     (driver.now, driver.records) = (Duration::ZERO, 0);
     driver.events.clear();
-    driver.pump();
+    driver.perform_effects();
 }
 
 #[test]
-fn the_time_to_decide_counts_on_while_no_host_runs() {
+fn an_approval_timeout_also_passes_while_no_host_runs() {
     let day = 24 * 60 * 60;
     let mut driver = calls(PARALLEL, &["asked", "reviewed"]);
-    driver.done(1, "secret");
-    let questions: Vec<_> = driver.turn.pending_approvals().collect();
-    after_seconds(&mut driver, day - 10);
-    assert_eq!((driver.asked(), driver.turn.pending_approvals().collect()), (vec![], questions));
+    driver.finish_call(1, "secret");
+    let pending: Vec<_> = driver.turn.pending_approvals().collect();
+    resume_after(&mut driver, day - 10);
+    assert_eq!(
+        (driver.requested_approvals(), driver.turn.pending_approvals().collect()),
+        (vec![], pending)
+    );
     assert_eq!(driver.turn.poll_timeout(), Some(Duration::from_secs(10)));
-    driver.at(9);
+    driver.advance_to(9);
     assert!(driver.commit.is_none());
-    driver.at(10).ended(&TurnEnd::Finished);
+    driver.advance_to(10).assert_end(&TurnEnd::Finished);
     let waited = driver.events.iter().filter_map(|event| match event {
         Event::ApprovalGiven { waited, .. } => Some(waited.as_secs()),
         _ => None,
     });
     assert_eq!(waited.collect::<Vec<_>>(), [day, day]);
-    // Nobody was there when it passed.
+    // The approvals expired while no host ran.
     let mut driver = calls(PARALLEL, &["asked", "reviewed"]);
-    driver.done(1, "secret");
-    after_seconds(&mut driver, day);
-    driver.ended(&TurnEnd::Finished);
+    driver.finish_call(1, "secret");
+    resume_after(&mut driver, day);
+    driver.assert_end(&TurnEnd::Finished);
     let kinds = driver.commit.unwrap().results.into_iter().map(|result| result.outcome.kind);
     assert_eq!(kinds.collect::<Vec<_>>(), [EXPIRED, EXPIRED]);
 }
 
 #[test]
-fn a_result_that_waits_to_be_seen_waits_for_no_call_before_it() {
+fn a_review_waits_for_no_earlier_call() {
     let mut driver = calls(PARALLEL, &["effect", "reviewed"]);
-    // A record is taken out that would be there.
+    // A replay cannot make these records, because one is missing.
     driver.log.is_replayed = false;
-    driver.done(1, "secret");
+    driver.finish_call(1, "secret");
     driver.log.retain(
         |record| !matches!(record, Record::CallIntended { call, .. } if &*call.name == "effect"),
     );
     let kept = driver.log.len();
-    driver.crash(kept).started(&["effect#0"]).decide_approval(1, Approved).done(0, "");
-    driver.results(&[("effect", OK, None, ""), ("reviewed", OK, None, "secret")]);
+    driver
+        .crash(kept)
+        .assert_started(&["effect#0"])
+        .decide_approval(1, Approved)
+        .finish_call(0, "");
+    driver.assert_results(&[("effect", OK, None, ""), ("reviewed", OK, None, "secret")]);
 }
 
 #[test]
-fn what_people_said_before_a_crash_counts_after_it() {
-    // What was let run and had not, runs; what was forbidden does not; what is open stands.
-    let said = |record: &Record| matches!(record, Record::ApprovalGiven { .. });
+fn decisions_before_a_crash_apply_after_it() {
+    // The approved call runs, the rejected call does not, and the third approval is still pending.
+    let is_decision = |record: &Record| matches!(record, Record::ApprovalGiven { .. });
     let mut driver = calls(PARALLEL, &["asked", "asked", "asked_pure"]);
     driver.decide_approval(2, Approved).decide_approval(1, Rejected);
-    let kept = driver.log.iter().rposition(said).unwrap() + 1;
+    let kept = driver.log.iter().rposition(is_decision).unwrap() + 1;
     driver.events.clear();
-    driver.crash(kept).started(&["asked_pure#2"]);
-    assert_eq!(driver.asked(), []);
-    driver.done(2, "").decide_approval(0, Rejected);
-    driver.results(&[
+    driver.crash(kept).assert_started(&["asked_pure#2"]);
+    assert_eq!(driver.requested_approvals(), []);
+    driver.finish_call(2, "").decide_approval(0, Rejected);
+    driver.assert_results(&[
         ("asked", REFUSED, REJECTED, NOT_RUN),
         ("asked", REFUSED, REJECTED, NOT_RUN),
         ("asked_pure", OK, None, ""),
     ]);
-    // A question about a result stands, and that is not made again.
+    // A pending review is not requested again, and the call does not run again.
     for verdict in [Approved, Rejected] {
         let mut driver = calls(PARALLEL, &["both"]);
-        driver.decide_approval(0, Approved).done(0, "secret").decide_approval(0, verdict);
-        let kept = driver.log.iter().rposition(said).unwrap();
+        driver.decide_approval(0, Approved).finish_call(0, "secret").decide_approval(0, verdict);
+        let kept = driver.log.iter().rposition(is_decision).unwrap();
         driver.events.clear();
-        let mut unsaid = calls(PARALLEL, &["both"]);
-        unsaid.decide_approval(0, Approved).done(0, "secret").events.clear();
-        unsaid.crash(kept).started(&[]).decide_approval(0, verdict);
-        assert_eq!(unsaid.asked(), []);
-        driver.crash(kept + 1).started(&[]);
-        assert_eq!(driver.asked(), []);
+        let mut undecided = calls(PARALLEL, &["both"]);
+        undecided.decide_approval(0, Approved).finish_call(0, "secret").events.clear();
+        undecided.crash(kept).assert_started(&[]).decide_approval(0, verdict);
+        assert_eq!(undecided.requested_approvals(), []);
+        driver.crash(kept + 1).assert_started(&[]);
+        assert_eq!(driver.requested_approvals(), []);
         let (status, kind, content) = match verdict {
             Approved => (OK, None, "secret"),
-            _ => (REFUSED, REJECTED, UNSEEN),
+            _ => (REFUSED, REJECTED, RESULT_REJECTED),
         };
-        driver.results(&[("both", status, kind, content)]);
-        unsaid.results(&[("both", status, kind, content)]);
+        driver.assert_results(&[("both", status, kind, content)]);
+        undecided.assert_results(&[("both", status, kind, content)]);
     }
 }
 
 #[test]
-fn an_effect_whose_unseen_result_the_journal_kept_does_not_happen_again_for_its_duplicate() {
+fn a_duplicate_of_a_call_with_an_unreviewed_result_does_not_run_after_a_crash() {
     let mut driver = calls(PARALLEL, &["reviewed {}", "reviewed {}"]);
-    driver.done(0, "secret").cancel();
+    driver.finish_call(0, "secret").cancel();
     let ended = driver.log.iter().position(|record| matches!(record, Record::CallEnded { .. }));
-    driver.crash(ended.unwrap() + 1).started(&[]);
-    driver.results(&[("reviewed", REFUSED, REJECTED, CUT_SHORT); 2]);
+    driver.crash(ended.unwrap() + 1).assert_started(&[]);
+    driver.assert_results(&[("reviewed", REFUSED, REJECTED, NOT_REVIEWED); 2]);
 }

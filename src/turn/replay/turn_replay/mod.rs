@@ -1,9 +1,8 @@
-//! Replays one turn. Inputs from outside are inferred from the records and fed to the machine; the
-//! machine's records are compared with them.
+//! Replays one turn: infers the inputs from the records, applies them to the machine, and compares the
+//! records of the machine with the recorded ones.
 //!
 //! An input is inferred from the next record. Several inputs may lead to the same record (a late
-//! fsync, a permit, a crash). Each is tried on a copy of the machine, and the first one that leads
-//! to the record is taken.
+//! fsync, a permit, a crash). Each is tried on a copy of the machine, until one leads to the record.
 
 mod effects;
 mod inputs;
@@ -17,11 +16,11 @@ use super::response::{self, ReplayStep};
 use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
 use crate::turn::call::{self, CallPhase, TurnCall};
+use crate::turn::committed::TurnRecord;
 use crate::turn::effect::DeferredEffect;
-use crate::turn::effect::{
-    ApprovalDecision, CancelReason, Effect, PermitReply, TurnRecord, TurnSpec,
-};
+use crate::turn::effect::{ApprovalDecision, CancelReason, Effect, PermitReply};
 use crate::turn::live_calls::{LiveCalls, ToolCompletion};
+use crate::turn::spec::TurnSpec;
 use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
     ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
@@ -31,10 +30,10 @@ use crate::wire::Delta;
 
 /// The end of a replayed turn.
 #[derive(Debug)]
-pub(crate) enum Played {
+pub(crate) enum ReplayEnd {
     /// The turn was committed.
     Committed(Box<TurnRecord>),
-    /// The session gave the run up.
+    /// The session gave up the run.
     GivenUp,
     /// The recording ends before the turn does.
     Unfinished,
@@ -42,41 +41,43 @@ pub(crate) enum Played {
 
 /// A replay of a turn.
 #[derive(Clone, Debug)]
-pub(crate) struct Play<'t, 'a> {
+pub(crate) struct TurnReplay<'t, 'a> {
     recording: &'t Recording<'a>,
     /// The index of the next record.
     at: usize,
     /// The index of the turn's first record.
-    from: usize,
+    first: usize,
     /// The response of a turn that runs the session's initial calls.
     initial_response: Option<Record>,
     turn: Turn,
     spec: Arc<TurnSpec>,
-    /// The number of records that the machine has made, and how many of them it knows to be durable.
-    asked: u64,
-    stored: u64,
+    /// The number of records that the machine has made.
+    records_made: u64,
+    /// The number of them that are durable.
+    records_durable: u64,
     /// Calls that wait for a permit of their tool.
     permit_requests: Vec<CallKey>,
     /// The rest of the response.
-    steps: Vec<ReplayStep>,
+    remaining_steps: Vec<ReplayStep>,
     changed_after_seal: Vec<CallKey>,
     cancelled: bool,
     /// The index at which the host was last assumed to have stopped.
     resumed_at: Option<usize>,
     committed: Option<Box<TurnRecord>>,
-    over: bool,
+    /// True if the machine has made a record after the end of the recording.
+    recording_ended: bool,
 }
 
 /// An input that may have come from outside.
 #[derive(Clone, Debug)]
 enum ReplayInput {
-    /// This number of further steps of the response.
+    /// Receive this number of further steps of the response.
     Response(usize),
     End(ExchangeEnd),
     ChangeAfterSeal(CallKey),
     Outcome(CallKey, ToolCompletion),
     TimedOut(Vec<CallKey>),
-    Judge(CallKey, ApprovalPhase, Judgement),
+    Decide(CallKey, ApprovalPhase, Judgement),
     OutOfTime,
     Cancel(CancelReason),
     /// Records are durable, and permits are free.
@@ -86,38 +87,38 @@ enum ReplayInput {
     Resume(LiveCalls),
 }
 
-impl<'t, 'a> Play<'t, 'a> {
-    /// Starts the replay of a turn whose first record is at `from`. `initial_response` is the response of a
-    /// turn that runs the session's initial calls.
+impl<'t, 'a> TurnReplay<'t, 'a> {
+    /// Starts the replay of a turn whose first record is at `first`. `initial_response` is the response
+    /// of a turn that runs the session's initial calls.
     pub(crate) fn new(
         recording: &'t Recording<'a>,
-        from: usize,
+        first: usize,
         spec: TurnSpec,
         initial_response: Option<Record>,
     ) -> Self {
         let turn = match &initial_response {
             Some(response) => {
-                let entry = recording.entry(from).map(|entry| entry.beside(response.clone()));
+                let entry = recording.entry(first).map(|entry| entry.with_record(response.clone()));
                 Turn::resume(spec.clone(), entry.as_slice(), 0, None)
             }
             None => Turn::new(spec.clone()),
         };
         Self {
             recording,
-            at: from,
-            from,
+            at: first,
+            first,
             initial_response,
             turn,
             spec: Arc::new(spec),
-            asked: 0,
-            stored: 0,
+            records_made: 0,
+            records_durable: 0,
             permit_requests: Vec::new(),
-            steps: Vec::new(),
+            remaining_steps: Vec::new(),
             changed_after_seal: Vec::new(),
             cancelled: false,
             resumed_at: None,
             committed: None,
-            over: false,
+            recording_ended: false,
         }
     }
 
@@ -125,45 +126,46 @@ impl<'t, 'a> Play<'t, 'a> {
     ///
     /// # Errors
     /// At the first record that the machine does not make.
-    pub(crate) fn run(mut self) -> Result<(usize, Played), Mismatch> {
-        if let Err(mismatch) = self.drain() {
-            self = self.crashed(mismatch)?;
+    pub(crate) fn run(mut self) -> Result<(usize, ReplayEnd), Mismatch> {
+        if let Err(mismatch) = self.perform_effects() {
+            self = self.resume_before(mismatch)?;
         }
         loop {
             if let Some(record) = self.committed.take() {
-                return Ok((self.at, Played::Committed(record)));
+                return Ok((self.at, ReplayEnd::Committed(record)));
             }
             self.at = self.recording.next_made(self.at);
-            let Some(record) = self.recording.record(self.at).filter(|_| !self.over) else {
-                return Ok((self.at, Played::Unfinished));
+            let Some(record) = self.recording.record(self.at).filter(|_| !self.recording_ended)
+            else {
+                return Ok((self.at, ReplayEnd::Unfinished));
             };
             if self.recording.run_end(self.at).is_some_and(|end| end.is_given_up()) {
-                return Ok((self.at, Played::GivenUp));
+                return Ok((self.at, ReplayEnd::GivenUp));
             }
-            self = self.explain(record)?;
+            self = self.infer_input(record)?;
         }
     }
 
-    /// Feeds the input that leads to the next record, or to a state before it.
-    fn explain(self, record: &Record) -> Result<Self, Mismatch> {
-        let mut misses = Vec::new();
+    /// Applies the input that leads to the next record, or to a state before it.
+    fn infer_input(self, record: &Record) -> Result<Self, Mismatch> {
+        let mut mismatches = Vec::new();
         for input in self.inputs(record) {
             let mut trial = self.clone();
             let resumes = matches!(input, ReplayInput::Resume(_));
-            trial.feed(input);
-            match trial.drain() {
-                Ok(()) if trial.has_moved_from(&self) => return Ok(trial),
+            trial.apply(input);
+            match trial.perform_effects() {
+                Ok(()) if trial.has_changed_from(&self) => return Ok(trial),
                 Ok(()) => {}
-                // It was not resumed here: the mismatch says nothing about other inputs.
+                // The turn was not resumed here, so that the mismatch does not describe the difference.
                 Err(mismatch) if resumes && mismatch.at <= self.at => {}
-                Err(mismatch) => misses.push((trial, mismatch)),
+                Err(mismatch) => mismatches.push((trial, mismatch)),
             }
         }
         // The host may have stopped before all records of an input were stored.
         let mut closest: Option<Mismatch> = None;
-        for (trial, mismatch) in misses {
+        for (trial, mismatch) in mismatches {
             let mismatch = if mismatch.at > self.at {
-                match trial.crashed(mismatch) {
+                match trial.resume_before(mismatch) {
                     Ok(trial) => return Ok(trial),
                     Err(mismatch) => mismatch,
                 }
@@ -179,7 +181,7 @@ impl<'t, 'a> Play<'t, 'a> {
     }
 
     /// Resumes from the records before the mismatch, as if the host had stopped there.
-    fn crashed(mut self, mismatch: Mismatch) -> Result<Self, Mismatch> {
+    fn resume_before(mut self, mismatch: Mismatch) -> Result<Self, Mismatch> {
         let mut at = mismatch.at;
         loop {
             if self.resumed_at.is_some_and(|before| before >= at) {
@@ -187,56 +189,56 @@ impl<'t, 'a> Play<'t, 'a> {
             }
             self.at = at;
             self.resume(LiveCalls::default());
-            match self.drain() {
+            match self.perform_effects() {
                 Ok(()) => return Ok(self),
                 Err(next) => at = next.at,
             }
         }
     }
 
-    fn has_moved_from(&self, other: &Self) -> bool {
+    fn has_changed_from(&self, other: &Self) -> bool {
         self.at > other.at
-            || self.over
+            || self.recording_ended
             || self.committed.is_some()
             || self.turn != other.turn
-            || self.steps.len() != other.steps.len()
+            || self.remaining_steps.len() != other.remaining_steps.len()
             || self.resumed_at != other.resumed_at
     }
 
-    fn feed(&mut self, input: ReplayInput) {
+    fn apply(&mut self, input: ReplayInput) {
         let now = Duration::ZERO;
         match input {
-            ReplayInput::Response(steps) => self.feed_steps(steps),
+            ReplayInput::Response(steps) => self.receive_steps(steps),
             ReplayInput::End(end) => {
-                self.feed_rest();
+                self.receive_rest();
                 self.turn.handle_response_end(now, end);
             }
             ReplayInput::ChangeAfterSeal(key) => self.change_after_seal(key),
-            ReplayInput::Outcome(key, done) => self.turn.handle_outcome(now, key, done),
+            ReplayInput::Outcome(key, completion) => self.turn.handle_outcome(now, key, completion),
             ReplayInput::TimedOut(keys) => self.time_out(&keys),
-            ReplayInput::Judge(key, phase, judgement) => {
+            ReplayInput::Decide(key, phase, judgement) => {
                 self.decide_approval(key, phase, judgement)
             }
             ReplayInput::OutOfTime => {
-                self.feed_rest();
+                self.receive_rest();
                 self.cancelled = true;
                 if self.spec.rules.limits.run_timeout.is_some() {
                     self.turn.end_out_of_time();
                 }
             }
-            ReplayInput::Cancel(why) => {
-                self.feed_rest();
+            ReplayInput::Cancel(reason) => {
+                self.receive_rest();
                 self.cancelled = true;
-                self.turn.handle_cancel(now, why);
+                self.turn.handle_cancel(now, reason);
             }
             ReplayInput::MakeDurable => self.make_durable(),
             ReplayInput::Resume(live) => self.resume(live),
         }
     }
 
-    fn feed_steps(&mut self, count: usize) {
+    fn receive_steps(&mut self, count: usize) {
         let mut batch: Vec<Delta> = Vec::new();
-        for step in self.steps.drain(..count.min(self.steps.len())) {
+        for step in self.remaining_steps.drain(..count.min(self.remaining_steps.len())) {
             batch.extend(step.deltas);
             if let Some(gap) = step.gap {
                 self.turn.handle_deltas(Duration::ZERO, std::mem::take(&mut batch));
@@ -247,13 +249,13 @@ impl<'t, 'a> Play<'t, 'a> {
         self.turn.handle_deltas(Duration::ZERO, batch);
     }
 
-    /// Feeds the rest of the response.
-    fn feed_rest(&mut self) {
+    /// Receives the rest of the response.
+    fn receive_rest(&mut self) {
         if self.turn.stage != TurnStage::AwaitingResponse {
             return;
         }
-        while !self.steps.is_empty() {
-            self.feed_steps(1);
+        while !self.remaining_steps.is_empty() {
+            self.receive_steps(1);
         }
         let (turn, attempt) = (self.spec.number, self.turn.attempt());
         for index in response::changed_after_seal(self.recording, self.at, turn, attempt) {
@@ -261,13 +263,13 @@ impl<'t, 'a> Play<'t, 'a> {
         }
     }
 
-    /// Feeds more bytes for a call that was sealed.
+    /// Receives more bytes for a call that was sealed.
     fn change_after_seal(&mut self, key: CallKey) {
         if key.attempt != self.turn.attempt() || self.changed_after_seal.contains(&key) {
             return;
         }
-        if let Some(ReplayInput::Response(steps)) = self.opened(key) {
-            self.feed_steps(steps);
+        if let Some(ReplayInput::Response(steps)) = self.up_to_seal(key) {
+            self.receive_steps(steps);
         }
         self.changed_after_seal.push(key);
         self.turn.handle_deltas(Duration::ZERO, vec![response::more(key.index, "?".to_owned())]);
@@ -302,16 +304,16 @@ impl<'t, 'a> Play<'t, 'a> {
             }
             return;
         }
-        let Some(asked) = self.turn.pending_approval(key) else { return };
-        let arguments_sha256 = asked.arguments_sha256;
+        let Some(request) = self.turn.pending_approval(key) else { return };
+        let arguments_sha256 = request.arguments_sha256;
         let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
-        // A decision that is refused leads to no record.
+        // A refused decision leads to no record.
         let _ = self.turn.handle_approval(Duration::ZERO, key, decision);
     }
 
     fn make_durable(&mut self) {
-        self.stored = self.asked;
-        self.turn.handle_recorded(Duration::ZERO, self.asked);
+        self.records_durable = self.records_made;
+        self.turn.handle_recorded(Duration::ZERO, self.records_made);
         for key in std::mem::take(&mut self.permit_requests) {
             self.turn.handle_tool_permit(Duration::ZERO, key, PermitReply::Granted);
         }
@@ -325,32 +327,34 @@ impl<'t, 'a> Play<'t, 'a> {
     }
 
     fn resume(&mut self, live: LiveCalls) {
-        let first = self.recording.entry(self.from).zip(self.initial_response.as_ref());
-        let first = first.map(|(entry, response)| entry.beside(response.clone()));
-        let recorded = (self.from..self.at).filter_map(|at| self.recording.entry(at)).cloned();
+        let first = self.recording.entry(self.first).zip(self.initial_response.as_ref());
+        let first = first.map(|(entry, response)| entry.with_record(response.clone()));
+        let recorded = (self.first..self.at).filter_map(|at| self.recording.entry(at)).cloned();
         let entries: Vec<_> = first.into_iter().chain(recorded).collect();
         // The turn was resumed when the next record was written.
         let now = self.recording.entry(self.at).map_or(0, |entry| entry.time);
         self.turn = Turn::resume_with((*self.spec).clone(), &entries, now, None, live);
-        (self.asked, self.stored) = (0, 0);
+        (self.records_made, self.records_durable) = (0, 0);
         self.permit_requests.clear();
-        self.steps.clear();
+        self.remaining_steps.clear();
         self.cancelled = false;
         self.resumed_at = Some(self.at);
     }
 
     /// Describes what the machine waits for.
     fn state(&self) -> String {
-        let asked =
-            self.turn.pending_approvals().map(|(key, _)| format!("people are asked about {key}"));
-        let runs = self.turn.calls.iter().filter(|call| call.is_running());
-        let runs = runs.map(|call| format!("{} of {} runs", call.key(), call.call.name));
-        let waits: Vec<_> = asked.chain(runs).collect();
+        let approvals = self
+            .turn
+            .pending_approvals()
+            .map(|(key, _)| format!("the approval of {key} is pending"));
+        let running = self.turn.calls.iter().filter(|call| call.is_running());
+        let running = running.map(|call| format!("{} of {} runs", call.key(), call.call.name));
+        let waits: Vec<_> = approvals.chain(running).collect();
         if !waits.is_empty() {
             return waits.join(", ");
         }
         match self.turn.stage {
-            TurnStage::AwaitingResponse => "the model is asked".to_owned(),
+            TurnStage::AwaitingResponse => "the request to the model is open".to_owned(),
             TurnStage::ResponseEnded { .. } => "nothing runs".to_owned(),
             TurnStage::Finished => "the turn is over".to_owned(),
         }

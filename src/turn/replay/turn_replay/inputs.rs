@@ -2,24 +2,24 @@
 
 use super::*;
 
-impl Play<'_, '_> {
-    /// The inputs that may lead to the record, the likeliest first.
+impl TurnReplay<'_, '_> {
+    /// Returns the inputs that may lead to the record, the most likely one first.
     pub(super) fn inputs(&self, record: &Record) -> Vec<ReplayInput> {
         let mut inputs = Vec::new();
         match record {
             Record::AttemptFailed { host_stopped: true, .. } => {}
             Record::AttemptFailed { error, .. } => inputs.push(self.broken(error)),
             Record::ResponseEnded { ending, .. } => {
-                let why =
+                let reason =
                     self.cancel_reason().filter(|_| *ending == ResponseDisposition::Cancelled);
-                inputs.extend(why.map(ReplayInput::Cancel));
+                inputs.extend(reason.map(ReplayInput::Cancel));
                 inputs.push(ReplayInput::End(ExchangeEnd::Closed));
             }
             Record::LimitReached { limit, .. } if limit == "run_timeout" => {
                 inputs.push(ReplayInput::OutOfTime);
             }
             Record::LimitReached { .. } => {
-                inputs.extend((1..=self.steps.len()).map(ReplayInput::Response));
+                inputs.extend((1..=self.remaining_steps.len()).map(ReplayInput::Response));
                 inputs.push(ReplayInput::End(ExchangeEnd::Closed));
             }
             Record::CallReported { key, outcome, reads, writes } => {
@@ -27,24 +27,24 @@ impl Play<'_, '_> {
                     reads: reads.0.keys().cloned().collect(),
                     writes: writes.clone(),
                 };
-                let done = ToolCompletion { outcome: outcome.clone(), used };
-                inputs.extend(self.answered(*key, done));
-                inputs.extend(self.opened(*key));
+                let completion = ToolCompletion { outcome: outcome.clone(), used };
+                inputs.extend(self.tool_outcome(*key, completion));
+                inputs.extend(self.up_to_seal(*key));
             }
             Record::CallEnded { call, outcome, notes, .. } => {
                 if notes.arguments_changed && !self.changed_after_seal.contains(&call.key) {
                     inputs.push(ReplayInput::ChangeAfterSeal(call.key));
                 }
-                inputs.extend(self.ended(call.key, outcome));
-                inputs.extend(self.opened(call.key));
+                inputs.extend(self.call_outcome(call.key, outcome));
+                inputs.extend(self.up_to_seal(call.key));
             }
             Record::ApprovalGiven { key, phase, verdict, message } => {
                 let judgement = Judgement { verdict: *verdict, message: message.clone() };
-                inputs.push(ReplayInput::Judge(*key, *phase, judgement));
+                inputs.push(ReplayInput::Decide(*key, *phase, judgement));
             }
             Record::CallIntended { .. } | Record::ApprovalAsked { .. } => {
-                inputs.extend(self.recording.call_at(self.at).and_then(|key| self.opened(key)));
-                inputs.extend((1..=self.steps.len()).map(ReplayInput::Response));
+                inputs.extend(self.recording.call_at(self.at).and_then(|key| self.up_to_seal(key)));
+                inputs.extend((1..=self.remaining_steps.len()).map(ReplayInput::Response));
             }
             Record::TurnCommitted { .. }
             | Record::AttemptStarted { .. }
@@ -59,10 +59,10 @@ impl Play<'_, '_> {
         }
         inputs.extend(self.cancel_reason().map(ReplayInput::Cancel));
         inputs.push(ReplayInput::MakeDurable);
-        // A cancellation that the end of the turn does not show, because the host stopped first.
+        // A cancellation that is not recorded, because the host stopped before the turn ended.
         let is_end = matches!(record, Record::CallEnded { .. }) && !self.cancelled;
-        let forgotten = is_end && self.recording.cancelled(self.at).is_none();
-        inputs.extend(forgotten.then_some(ReplayInput::Cancel(CancelReason::Shutdown)));
+        let unrecorded = is_end && self.recording.cancelled(self.at).is_none();
+        inputs.extend(unrecorded.then_some(ReplayInput::Cancel(CancelReason::Shutdown)));
         if self.resumed_at != Some(self.at) {
             let live = self.live_calls();
             inputs.extend([LiveCalls::default(), live].map(ReplayInput::Resume));
@@ -74,21 +74,21 @@ impl Play<'_, '_> {
         ReplayInput::End(ExchangeEnd::Failed(error.clone()))
     }
 
-    /// The reason of a cancellation from outside that has not been replayed yet.
+    /// Returns the reason of an external cancellation that was not replayed yet.
     fn cancel_reason(&self) -> Option<CancelReason> {
         self.recording.cancelled(self.at).filter(|_| !self.cancelled)
     }
 
-    /// The response up to the seal of this call.
-    pub(super) fn opened(&self, key: CallKey) -> Option<ReplayInput> {
+    /// Returns the input of the response up to the seal of this call.
+    pub(super) fn up_to_seal(&self, key: CallKey) -> Option<ReplayInput> {
         let is_open = key.attempt == self.turn.attempt();
-        let place = self.steps.iter().position(|step| step.seals == Some(key.index));
-        place.filter(|_| is_open).map(|place| ReplayInput::Response(place + 1))
+        let position = self.remaining_steps.iter().position(|step| step.seals == Some(key.index));
+        position.filter(|_| is_open).map(|position| ReplayInput::Response(position + 1))
     }
 
-    fn answered(&self, key: CallKey, done: ToolCompletion) -> Option<ReplayInput> {
-        // Tools cannot answer in any other way: only the machine can.
-        let is_a_tools = match done.outcome.kind {
+    fn tool_outcome(&self, key: CallKey, completion: ToolCompletion) -> Option<ReplayInput> {
+        // Only the machine makes the other outcomes.
+        let is_tool_outcome = match completion.outcome.kind {
             None
             | Some(
                 FailureKind::ToolError
@@ -110,16 +110,16 @@ impl Play<'_, '_> {
             ) => false,
         };
         let runs = self.call(key).is_some_and(TurnCall::is_running);
-        (runs && is_a_tools).then_some(ReplayInput::Outcome(key, done))
+        (runs && is_tool_outcome).then_some(ReplayInput::Outcome(key, completion))
     }
 
-    fn ended(&self, key: CallKey, outcome: &ToolOutcome) -> Option<ReplayInput> {
+    fn call_outcome(&self, key: CallKey, outcome: &ToolOutcome) -> Option<ReplayInput> {
         let runs = self.call(key).is_some_and(TurnCall::is_running);
         if runs && outcome.kind == Some(FailureKind::Timeout) {
             return Some(ReplayInput::TimedOut(self.recording.timed_out(self.at)));
         }
         let used = VariablesUse::default();
-        self.answered(key, ToolCompletion { outcome: outcome.clone(), used })
+        self.tool_outcome(key, ToolCompletion { outcome: outcome.clone(), used })
     }
 
     pub(super) fn call(&self, key: CallKey) -> Option<&TurnCall> {

@@ -1,0 +1,50 @@
+//! Scenarios with `max_concurrent` tools, whose permits are granted in any order at any time.
+
+use super::*;
+
+/// Calls of tools with `max_concurrent`.
+const LIMITED: [&[&str]; 4] = [
+    &["capped", "capped", "pure"],
+    &["capped_effect", "effect", "capped_effect"],
+    &["capped_seal", "barrier", "capped"],
+    &["capped {}", "capped {}", "capped_seal"],
+];
+
+#[test]
+fn tool_permits_with_cancellations_and_breaks() {
+    explore_each(&LIMITED, &EXECUTIONS, |scenario| scenario.cancel = true);
+    explore_each(&LIMITED, &EXECUTIONS[1..], |scenario| {
+        scenario.durable_at_once = true;
+        scenario.breaks = 1;
+        scenario.failures = true;
+    });
+    explore_each(&LIMITED, &EXECUTIONS[1..], |scenario| {
+        scenario.response.insert(scenario.response.len() - 1, more(0, " x"));
+    });
+}
+
+#[test]
+fn tool_permits_with_crashes_and_bad_ends() {
+    explore_each(&LIMITED, &EXECUTIONS, |scenario| scenario.crashes = 1);
+    for ending in [FinishKind::Length, FinishKind::ContentFilter] {
+        explore_each(&LIMITED, &EXECUTIONS[2..], |scenario| {
+            *scenario.response.last_mut().unwrap() = finish(ending);
+            scenario.cancel = true;
+            scenario.crashes = 1;
+        });
+    }
+}
+
+/// A call requests its permit after its approval, and requests another one for a rerun.
+#[test]
+fn tool_permits_with_approvals_and_reruns() {
+    let mixes: [&[&str]; 3] =
+        [&["set", "bump_capped"], &["add_capped", "bump_capped"], &["put", "add_capped"]];
+    explore_each(&mixes, &EXECUTIONS[2..], |scenario| {
+        scenario.cancel = true;
+    });
+    explore_each(&mixes, &EXECUTIONS[2..], |scenario| {
+        scenario.durable_at_once = true;
+        scenario.crashes = 1;
+    });
+}
