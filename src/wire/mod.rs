@@ -86,7 +86,7 @@ pub use error::http_error;
 pub use fast_path::PayloadTemplates;
 pub(crate) use repair::replace_lone_surrogates;
 pub use request::{ModelRequest, ToolChoice, ToolDefinition};
-pub(crate) use request_cache::RequestCache;
+pub(crate) use request_cache::{HeadCache, RequestCache};
 pub use sse::{EventTooLong, SseDecoder, SseEvent};
 
 /// Evaluates an expression with a type alias for the dialect of a wire.
@@ -145,15 +145,19 @@ impl Wire {
     /// Encodes the body of a request.
     #[must_use]
     pub fn request_body(self, request: &ModelRequest) -> Vec<u8> {
-        self.write_body(request, HistoryWriter::default()).0
+        self.write_history(request, HistoryWriter::new(&self.write_head(request))).0
     }
 
-    fn write_body(
+    fn write_head(self, request: &ModelRequest) -> Vec<u8> {
+        dialect_of!(self, D => request_cache::write_head::<D>(request))
+    }
+
+    fn write_history(
         self,
         request: &ModelRequest,
         writer: HistoryWriter,
     ) -> (Vec<u8>, ReusablePrefix) {
-        dialect_of!(self, D => request_cache::write_body::<D>(request, writer))
+        dialect_of!(self, D => request_cache::write_history::<D>(request, writer))
     }
 }
 
