@@ -23,10 +23,10 @@ use crate::types::Execution;
 /// The hidden command that serves the rehearsal model to a load.
 pub(super) const SERVICE: &str = "load-service";
 
-/// How often the bar is drawn.
+/// The interval at which the bar is drawn.
 const DRAW_EVERY: Duration = Duration::from_millis(200);
 
-/// Characters of the bar.
+/// The length of the bar, in characters.
 const BAR: u64 = 30;
 
 /// Flags of `callsheet load`.
@@ -47,39 +47,39 @@ pub(super) struct Args {
     rehearsal: bool,
     #[command(flatten)]
     workload: WorkloadArgs,
-    /// How many sessions run at once.
+    /// Number of sessions that run at once.
     #[arg(long, value_name = "S", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(SESSIONS_MAX)))]
     sessions: u32,
-    /// How many runs each session has, one after the other.
+    /// Number of runs of each session, one after the other.
     #[arg(long, value_name = "N", default_value_t = 10,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(RUNS_MAX)))]
     runs: u32,
-    /// After so many runs a session is deleted and a new one takes its place; 0: never.
+    /// Number of runs after which a new session replaces the old one; 0: never.
     #[arg(long, value_name = "N", default_value_t = 4)]
     renew_after: u32,
-    /// How tool calls are run: sequential, parallel or parallel:N.
+    /// Execution of tool calls: sequential, parallel or parallel:N.
     #[arg(long, default_value_t = Execution::Sequential)]
     execution: Execution,
-    /// Whether tool calls may start while their response still comes.
+    /// Start tool calls while their response still streams.
     #[arg(long, value_name = "true|false", default_value_t = true, action = clap::ArgAction::Set)]
     early_start: bool,
-    /// Whether the model streams its answers.
+    /// Ask the model to stream its answers.
     #[arg(long, value_name = "true|false", default_value_t = true, action = clap::ArgAction::Set)]
     stream: bool,
-    /// Where records go: strict, relaxed or memory.
+    /// The journal of the records: strict, relaxed or memory.
     #[arg(long, value_name = "JOURNAL", default_value = "memory", value_parser = parse_journal)]
     journal: LoadJournal,
-    /// Where the strict or relaxed journal is kept; a temporary directory without it.
+    /// Directory of the strict or relaxed journal [default: a temporary directory]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Threads that run tasks [default: one for each processor]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// When to end, whatever is left to do.
+    /// Maximum time of the whole test.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     max_time: Duration,
-    /// How many calls each run has to make.
+    /// Number of calls that each run has to make.
     #[arg(long, value_name = "N")]
     expect_calls: Option<usize>,
     /// The text that each run has to end with.
@@ -90,18 +90,18 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// What the rehearsal model answers.
+/// The answers of the rehearsal model.
 #[derive(Debug, clap::Args)]
 pub(super) struct WorkloadArgs {
-    /// With --rehearsal: how many calls each run makes.
+    /// With --rehearsal: number of calls of each run.
     #[arg(long, value_name = "N", default_value_t = 4, conflicts_with = "base_url",
         value_parser = clap::value_parser!(u32).range(0..=64))]
     calls: u32,
-    /// With --rehearsal: how long each call works.
+    /// With --rehearsal: duration of each call.
     #[arg(long, value_name = "TIME", default_value = "0ms", conflicts_with = "base_url",
         value_parser = parse_duration)]
     work: Duration,
-    /// With --rehearsal: in how many pieces each answer comes, beside its calls.
+    /// With --rehearsal: number of text pieces of each answer.
     #[arg(long, value_name = "N", default_value_t = 32, conflicts_with = "base_url",
         value_parser = clap::value_parser!(u32).range(1..=100_000))]
     texts: u32,
@@ -111,18 +111,18 @@ pub(super) struct WorkloadArgs {
     pace: Duration,
 }
 
-/// What the hidden command is told: how many sessions there will be, and the workload.
+/// The arguments of the hidden command.
 #[derive(Debug, clap::Args)]
 pub(super) struct ServiceArgs {
+    /// The number of concurrent sessions.
     sessions: u32,
-    calls: u32,
-    work_ms: u64,
-    texts: u32,
-    pace_ms: u64,
+    /// The workload as JSON.
+    #[arg(value_parser = |text: &str| serde_json::from_str::<Workload>(text))]
+    workload: Workload,
 }
 
 impl Args {
-    /// How many threads the runtime is to have.
+    /// Returns the number of threads of the runtime.
     pub(super) fn threads(&self) -> Option<usize> {
         self.threads.map(usize::from)
     }
@@ -169,22 +169,6 @@ impl WorkloadArgs {
     }
 }
 
-impl ServiceArgs {
-    /// The hidden command's words on the command line.
-    fn words(sessions: u32, workload: &Workload) -> Vec<String> {
-        let Workload { calls, work, texts, pace } = workload;
-        let numbers = [sessions.to_string(), calls.to_string(), work.as_millis().to_string()];
-        let more = [texts.to_string(), pace.as_millis().to_string()];
-        [SERVICE.to_owned()].into_iter().chain(numbers).chain(more).collect()
-    }
-
-    fn workload(&self) -> Workload {
-        let Self { sessions: _, calls, work_ms, texts, pace_ms } = *self;
-        let ms = Duration::from_millis;
-        Workload { calls, work: ms(work_ms), texts, pace: ms(pace_ms) }
-    }
-}
-
 pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
     if ["CALLSHEET_LOG", "RUST_LOG"].iter().any(|name| std::env::var_os(name).is_some()) {
         telemetry::init(LogFormat::Text).map_err(CommandError::usage)?;
@@ -207,7 +191,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
             tokio::select! {
                 report = &mut running => break report,
                 () = signals.next() => {
-                    // Whoever asks twice means at once.
+                    // The second signal ends the program at once.
                     if stop.is_cancelled() {
                         return Ok(ExitCode::from(130));
                     }
@@ -235,15 +219,17 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
 /// The hidden command.
 pub(super) async fn serve(args: ServiceArgs) -> Result<ExitCode, CommandError> {
     load::raise_open_files(args.sessions).map_err(failure)?;
-    load::serve(args.workload()).await.map_err(CommandError::failed)?;
+    load::serve(args.workload).await.map_err(CommandError::failed)?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn start_service(args: &Args) -> Result<ServiceProcess, CommandError> {
     let program = std::env::current_exe()
         .map_err(|error| CommandError::failed(format!("find this program: {error}")))?;
-    let words = ServiceArgs::words(args.sessions, &args.workload.workload());
-    ServiceProcess::start(&program, &words).map_err(failure)
+    let workload =
+        serde_json::to_string(&args.workload.workload()).map_err(CommandError::failed)?;
+    let arguments = [SERVICE.to_owned(), args.sessions.to_string(), workload];
+    ServiceProcess::start(&program, &arguments).map_err(failure)
 }
 
 fn failure(error: LoadError) -> CommandError {
@@ -258,7 +244,7 @@ fn status(report: &LoadReport) -> u8 {
     if report.stopped { 130 } else { u8::from(!report.is_right()) }
 }
 
-/// Draws the bar for ever; where there is no terminal, nothing.
+/// Draws the bar until the future is dropped. Draws nothing without a terminal.
 async fn draw(counts: &LoadProgress, total: u64, is_terminal: bool) {
     if !is_terminal {
         return std::future::pending().await;
@@ -300,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bar_fills_and_tells_of_errors() {
+    fn the_bar_fills_and_shows_errors() {
         let at = Duration::from_secs(3);
         assert_eq!(bar(0, 0, 10, at), format!("{} 0/10 runs  3 s", "·".repeat(30)));
         assert_eq!(

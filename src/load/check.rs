@@ -17,7 +17,7 @@ pub(super) struct AnswerFault {
     pub(super) example: String,
 }
 
-fn wrong(kind: &str, example: impl Into<String>) -> AnswerFault {
+fn fault(kind: &str, example: impl Into<String>) -> AnswerFault {
     AnswerFault { kind: kind.to_owned(), example: example.into() }
 }
 
@@ -31,14 +31,14 @@ pub(super) fn check(report: &RunReport, expected: &ExpectedAnswer) -> Result<(),
     let called = check_messages(report.run_messages(), &report.text)?;
     if called != report.calls.len() {
         let example = format!("{} calls are reported, {called} are answered", report.calls.len());
-        return Err(wrong("call_unanswered", example));
+        return Err(fault("call_unanswered", example));
     }
     if let Some(calls) = expected.calls.filter(|calls| *calls != called) {
-        return Err(wrong("wrong_number_of_calls", format!("{called} calls instead of {calls}")));
+        return Err(fault("wrong_number_of_calls", format!("{called} calls instead of {calls}")));
     }
     match &expected.text {
         Some(text) if *text != report.text => {
-            Err(wrong("wrong_text", format!("{:?} instead of {text:?}", report.text)))
+            Err(fault("wrong_text", format!("{:?} instead of {text:?}", report.text)))
         }
         Some(_) | None => Ok(()),
     }
@@ -49,10 +49,10 @@ fn check_end(report: &RunReport) -> Result<(), AnswerFault> {
         let error = report.error.as_ref();
         let kind = error.map_or(report.run_end.as_str(), |error| &error.code);
         let example = error.map_or("the run has no error", |error| &error.message);
-        return Err(wrong(kind, format!("{}: {example}", report.run_end.as_str())));
+        return Err(fault(kind, format!("{}: {example}", report.run_end.as_str())));
     }
     if report.text.is_empty() {
-        return Err(wrong("empty_answer", "the run is answered without a text"));
+        return Err(fault("empty_answer", "the run is answered without a text"));
     }
     Ok(())
 }
@@ -64,18 +64,18 @@ fn check_calls(calls: &[CallReport]) -> Result<(), AnswerFault> {
         let CallReport { tool_id, tool_name, status, result, arguments, .. } = call;
         if *status != ToolStatus::Ok {
             let example = format!("{tool_id} of {tool_name}: {result}");
-            return Err(wrong(&format!("tool_{}", status.as_str()), example));
+            return Err(fault(&format!("tool_{}", status.as_str()), example));
         }
         let right = work::answer(arguments);
         if *result != right {
             let example = format!("{tool_id} answered {result:?} instead of {right:?}");
-            return Err(wrong("wrong_result", example));
+            return Err(fault("wrong_result", example));
         }
         let is_next = call.call_index == place.1 && call.turn == place.0;
         let is_first = call.call_index == 0 && call.turn > place.0;
         if !is_next && !is_first {
             let example = format!("{tool_id} stands where call {} is due", place.1);
-            return Err(wrong("wrong_order", example));
+            return Err(fault("wrong_order", example));
         }
         place = (call.turn, call.call_index + 1);
     }
@@ -89,19 +89,19 @@ fn check_messages(messages: &[Arc<Message>], text: &str) -> Result<usize, Answer
     for message in messages {
         match &**message {
             Message::User { .. } => unanswered(open.next())?,
-            Message::Assistant(said) => {
+            Message::Assistant(response) => {
                 unanswered(open.next())?;
-                called += said.calls.len();
-                open = said.calls.iter();
+                called += response.calls.len();
+                open = response.calls.iter();
             }
             Message::Tool { call_id, content, .. } => check_answer(open.next(), call_id, content)?,
         }
     }
     unanswered(open.next())?;
     match messages.last().map(|message| &**message) {
-        Some(Message::Assistant(said)) if said.text == text => Ok(called),
+        Some(Message::Assistant(response)) if response.text == text => Ok(called),
         Some(_) | None => {
-            Err(wrong("history_without_answer", "the history does not end with the final text"))
+            Err(fault("history_without_answer", "the history does not end with the final text"))
         }
     }
 }
@@ -110,22 +110,22 @@ fn unanswered(open: Option<&ToolCall>) -> Result<(), AnswerFault> {
     match open {
         None => Ok(()),
         Some(call) => {
-            Err(wrong("call_unanswered", format!("{} has no answer in the history", call.key)))
+            Err(fault("call_unanswered", format!("{} has no answer in the history", call.key)))
         }
     }
 }
 
 fn check_answer(open: Option<&ToolCall>, call_id: &str, content: &str) -> Result<(), AnswerFault> {
     let Some(call) = open else {
-        return Err(wrong("answer_without_call", format!("{call_id} is answered once too often")));
+        return Err(fault("answer_without_call", format!("{call_id} is answered once too often")));
     };
     if &*call.id != call_id {
-        return Err(wrong("wrong_order", format!("{call_id} is answered instead of {}", call.id)));
+        return Err(fault("wrong_order", format!("{call_id} is answered instead of {}", call.id)));
     }
     let right = work::answer(&call.arguments);
     if content != right {
         let example = format!("{call_id} has {content:?} instead of {right:?} in the history");
-        return Err(wrong("wrong_result", example));
+        return Err(fault("wrong_result", example));
     }
     Ok(())
 }
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    fn said(text: &str, calls: &[i64]) -> Message {
+    fn response(text: &str, calls: &[i64]) -> Message {
         let call = |(index, i): (u32, &i64)| ToolCall {
             key: CallKey { turn: 1, attempt: 1, index },
             id: format!("c{index}").into(),
@@ -210,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn every_call_of_a_message_is_answered_right_behind_it() {
+    fn every_call_of_a_message_is_answered_directly_after_it() {
         let right = || {
             vec![
                 Message::User { content: "go".into() },
-                said("so", &[5, 6]),
+                response("so", &[5, 6]),
                 answered("c0", "r5"),
                 answered("c1", "r6"),
-                said("done", &[]),
+                response("done", &[]),
             ]
         };
         let check = |change: &dyn Fn(&mut Vec<Message>)| {
@@ -234,7 +234,7 @@ mod tests {
             (&|all| all.insert(4, answered("c1", "r6")), "answer_without_call"),
             (&|all| all.swap(2, 3), "wrong_order"),
             (&|all| all[3] = answered("c1", "r5"), "wrong_result"),
-            (&|all| all[4] = said("other", &[]), "history_without_answer"),
+            (&|all| all[4] = response("other", &[]), "history_without_answer"),
             (&|all| drop(all.pop()), "history_without_answer"),
         ];
         for (change, kind) in cases {

@@ -176,7 +176,7 @@ impl LoadTest {
         let run = async |slot| {
             if let Ok(session) = self.open(slot, 0).await {
                 let _ = session.run(INPUT).await;
-                let _ = self.let_go(&session).await;
+                let _ = self.release_session(&session).await;
             }
         };
         let count = timings.len();
@@ -200,7 +200,7 @@ impl LoadTest {
         let lag = Arc::new(Mutex::new(DurationHistogram::new()));
         tasks.spawn(watch_lag(Arc::clone(&lag), over.clone()));
         for (slot, session) in opened {
-            tasks.spawn(Arc::clone(self).sit(slot, session));
+            tasks.spawn(Arc::clone(self).run_slot(slot, session));
         }
         let all_ended = async {
             // The task that measures the lag ends last.
@@ -224,7 +224,7 @@ impl LoadTest {
     }
 
     /// Makes the runs of one slot, one after the other.
-    async fn sit(self: Arc<Self>, slot: u32, mut session: SessionHandle) {
+    async fn run_slot(self: Arc<Self>, slot: u32, mut session: SessionHandle) {
         for number in 0..self.options.runs {
             let is_due = |after: &u32| number > 0 && number.is_multiple_of(*after);
             if self.options.renew_after.as_ref().is_some_and(is_due) {
@@ -247,13 +247,13 @@ impl LoadTest {
         generation: u32,
         old: &SessionHandle,
     ) -> Result<SessionHandle, HostError> {
-        self.let_go(old).await?;
+        self.release_session(old).await?;
         self.open(slot, generation).await
     }
 
     /// Removes a replaced session. In memory it is deleted. On disk it hibernates, because deletion
     /// takes far longer than a run.
-    async fn let_go(&self, session: &SessionHandle) -> Result<(), HostError> {
+    async fn release_session(&self, session: &SessionHandle) -> Result<(), HostError> {
         match self.options.journal {
             LoadJournal::Memory => session.close().await,
             LoadJournal::Strict | LoadJournal::Relaxed => {

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_linux_tells() {
+    fn reads_the_status_file_of_linux() {
         let status = "Name:\tx\nVmPeak:\t  9 kB\nVmHWM:\t   2048 kB\nVmRSS:\t   1024 kB\n";
         assert_eq!(memory_in(status), Some(ProcessMemory { now_kb: 1024, peak_kb: 2048 }));
         assert_eq!(memory_in("Name:\tx\n"), None);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn more_files_than_may_be_is_an_error_that_says_what_to_do() {
+    fn too_many_files_is_an_error_that_names_the_limit() {
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         let Some(allowed) = maximum.filter(|allowed| *allowed < u64::from(u32::MAX)) else {
             return;

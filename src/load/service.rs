@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use serde::Deserialize;
+use serde::Serialize;
 use serde_json::json;
 
 use super::options::ExpectedAnswer;
@@ -17,7 +19,7 @@ use crate::rehearsal::{Call, Rehearsal, RehearsalOptions, Response, Script};
 const LINE_MAX: u64 = 4096;
 
 /// The answers of the service to every run: text and calls, and then text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Workload {
     /// The number of calls of the first answer.
     pub calls: u32,
@@ -100,8 +102,8 @@ impl ServiceProcess {
             .spawn()
             .map_err(failed)?;
         let mut line = String::new();
-        let said = child.stdout.take().map(|out| BufReader::new(out.take(LINE_MAX)));
-        let read = said.map_or(Ok(0), |mut said| said.read_line(&mut line));
+        let stdout = child.stdout.take().map(|out| BufReader::new(out.take(LINE_MAX)));
+        let read = stdout.map_or(Ok(0), |mut stdout| stdout.read_line(&mut line));
         let base_url = match read {
             Ok(0) => Err("it ended before it said where it listens".to_owned()),
             Ok(_) => BaseUrl::parse(line.trim_end()).map_err(|error| error.to_string()),
@@ -110,7 +112,7 @@ impl ServiceProcess {
         match base_url {
             Ok(base_url) => Ok(Self { child, base_url }),
             Err(error) => {
-                end(&mut child);
+                kill(&mut child);
                 Err(LoadError::Service(error))
             }
         }
@@ -125,12 +127,12 @@ impl ServiceProcess {
 
 impl Drop for ServiceProcess {
     fn drop(&mut self) {
-        end(&mut self.child);
+        kill(&mut self.child);
     }
 }
 
 /// Kills the process; one that has already ended is not an error.
-fn end(child: &mut Child) {
+fn kill(child: &mut Child) {
     let _ = child.kill();
     let _ = child.wait();
 }
@@ -163,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_expected_is_what_the_script_says() {
+    fn the_expected_answer_is_that_of_the_script() {
         for calls in [0, 1, 4] {
             let workload = Workload { calls, texts: 9, ..Workload::default() };
             let script = workload.script();
@@ -171,7 +173,7 @@ mod tests {
             let expected = workload.expected();
             assert_eq!(expected.text, Some(last.text.concat()));
             assert_eq!(last.text.len(), 9);
-            let called: usize = script.responses.iter().map(|said| said.calls.len()).sum();
+            let called: usize = script.responses.iter().map(|response| response.calls.len()).sum();
             assert_eq!(expected.calls, Some(called));
         }
     }

@@ -134,11 +134,11 @@ impl ToolTiming {
     fn worked(&self, turn: u32, began: u64, ended: u64) {
         // All calls of a turn precede those of the next turn.
         let first = self.turn.compare_exchange(0, turn, Ordering::Relaxed, Ordering::Relaxed);
-        if first.is_err_and(|noted| noted != turn) {
+        if first.is_err_and(|recorded| recorded != turn) {
             return;
         }
-        let _ = self.first.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |noted| {
-            (noted == 0 || began < noted).then_some(began)
+        let _ = self.first.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |recorded| {
+            (recorded == 0 || began < recorded).then_some(began)
         });
         self.ready.fetch_max(ended, Ordering::Relaxed);
     }
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seat_notes_the_first_start_and_the_last_end_of_the_first_turn_with_calls() {
+    fn a_slot_records_the_first_start_and_the_last_end_of_the_first_turn_with_calls() {
         let timings = ToolTimings::new(2, 0xab);
         let key = format!("{}/t3a1c0", timings.session_id(1, 7));
         assert_eq!(key, "load-ab-1-7/t3a1c0");

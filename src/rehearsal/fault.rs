@@ -2,6 +2,7 @@
 //!
 //! [`plan`] is pure; [`perform`] executes a plan.
 
+use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::encoded::{BodyChunk, Encoded};
 use super::requests::{Ended, OpenRequest, RehearsalState};
 use super::script::{At, Response};
 
-/// Lets the bytes before a cut reach the socket: hyper drops unflushed bytes when
+/// The pause that lets the bytes before a cut reach the socket: hyper drops unflushed bytes when
 /// a body fails.
 const FLUSH: Duration = Duration::from_millis(2);
 
@@ -22,11 +23,11 @@ const FLUSH: Duration = Duration::from_millis(2);
 pub(super) enum SendStep {
     /// Send these bytes.
     Send(Bytes),
-    /// Do nothing for so long.
+    /// Wait for this time.
     Pause(Duration),
     /// Wait until the gate of this name is open.
     Hold(String),
-    /// Send nothing more, or only this, so far apart.
+    /// Send nothing more, or only these bytes at this interval.
     Stall { keep_alive: Option<(Duration, &'static str)> },
     /// Break the connection.
     Cut,
@@ -37,19 +38,19 @@ pub(super) enum SendStep {
 #[error("the rehearsal broke the body off")]
 pub(super) struct BrokeOff;
 
-/// What happens before the status line.
+/// Returns the pauses and gates before the status line.
 pub(super) fn before_headers(response: &Response) -> Vec<SendStep> {
-    places(response, |at| (at == At::Headers).then_some(0)).remove(&0).unwrap_or_default()
+    waits_by_chunk(response, |at| (at == At::Headers).then_some(0)).remove(&0).unwrap_or_default()
 }
 
-/// What happens after it. `chunk_delay` is for responses that name none.
+/// Returns the plan of a body. `chunk_delay` is the pause of responses that set none.
 pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration) -> Vec<SendStep> {
     let chunks: Vec<&BodyChunk> =
         encoded.chunks.iter().take(response.truncate_after_chunks.unwrap_or(usize::MAX)).collect();
     let end = chunks.len();
     let delay = response.chunk_delay_ms.map_or(chunk_delay, Duration::from_millis);
     let mut marked =
-        places(response, |at| (at != At::Headers).then(|| encoded.position(at).min(end)));
+        waits_by_chunk(response, |at| (at != At::Headers).then(|| encoded.position(at).min(end)));
     let mut bytes_left = response.cut_after_bytes;
     let mut steps = Vec::new();
     for number in 0..=end {
@@ -57,7 +58,7 @@ pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration
             steps.push(SendStep::Pause(delay));
         }
         steps.append(&mut marked.remove(&number).unwrap_or_default());
-        // A fault that lies beyond the end strikes at the end: it never fails to happen.
+        // A fault at a position beyond the end happens at the end.
         if response.stall_after_chunks.is_some_and(|after| after.min(end) == number) {
             let every = response.keep_alive_ms.map(Duration::from_millis);
             let keep_alive = every.map(|every| (every, encoded.keep_alive));
@@ -88,64 +89,64 @@ pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration
     steps
 }
 
-/// The pauses and gates of a response by the number of the chunk they come before.
-fn places(
+/// Returns the pauses and gates of a response by the index of the chunk that follows them.
+fn waits_by_chunk(
     response: &Response,
     position: impl Fn(At) -> Option<usize>,
-) -> std::collections::BTreeMap<usize, Vec<SendStep>> {
+) -> BTreeMap<usize, Vec<SendStep>> {
     let delays = response.delays.iter().map(|delay| {
         let pause = SendStep::Pause(Duration::from_millis(delay.ms));
         (position(delay.at), pause)
     });
     let holds =
         response.holds.iter().map(|hold| (position(hold.at), SendStep::Hold(hold.name.clone())));
-    let mut places = std::collections::BTreeMap::<usize, Vec<SendStep>>::new();
+    let mut waits = BTreeMap::<usize, Vec<SendStep>>::new();
     for (position, step) in delays.chain(holds) {
         if let Some(position) = position {
-            places.entry(position).or_default().push(step);
+            waits.entry(position).or_default().push(step);
         }
     }
-    places
+    waits
 }
 
-/// Sends a body by its plan. The stream fails where the plan cuts, and when the server stops; it
-/// is dropped when the client leaves, which `open` notes.
+/// Returns the stream that sends a body by its plan. The stream fails where the plan cuts, and when
+/// the server stops. When the client disconnects, the stream is dropped and `open` records it.
 pub(super) fn perform(
     steps: Vec<SendStep>,
-    desk: Arc<RehearsalState>,
+    state: Arc<RehearsalState>,
     open: OpenRequest,
 ) -> impl Stream<Item = Result<Bytes, BrokeOff>> + Send {
-    let performance = Performance { steps: steps.into(), desk, open };
-    futures::stream::unfold(Some(performance), |performance| async {
-        let mut performance = performance?;
-        let stop = performance.desk.stop.clone();
+    let sender = BodySender { steps: steps.into(), state, open };
+    futures::stream::unfold(Some(sender), |sender| async {
+        let mut sender = sender?;
+        let stop = sender.state.stop.clone();
         let sent = tokio::select! {
             biased;
             () = stop.cancelled() => Some(Err(BrokeOff)),
-            sent = performance.next() => sent,
+            sent = sender.next() => sent,
         };
         match sent {
-            Some(Ok(bytes)) => Some((Ok(bytes), Some(performance))),
+            Some(Ok(bytes)) => Some((Ok(bytes), Some(sender))),
             Some(Err(broke_off)) => {
-                performance.open.end(Ended::Broken);
+                sender.open.end(Ended::Broken);
                 Some((Err(broke_off), None))
             }
             None => {
-                performance.open.end(Ended::Whole);
+                sender.open.end(Ended::Whole);
                 None
             }
         }
     })
 }
 
-struct Performance {
+struct BodySender {
     steps: VecDeque<SendStep>,
-    desk: Arc<RehearsalState>,
+    state: Arc<RehearsalState>,
     open: OpenRequest,
 }
 
-impl Performance {
-    /// The next bytes to send, as soon as they are due.
+impl BodySender {
+    /// Waits until the next bytes are due, and returns them.
     async fn next(&mut self) -> Option<Result<Bytes, BrokeOff>> {
         loop {
             match self.steps.pop_front()? {
@@ -154,8 +155,8 @@ impl Performance {
                     tokio::task::yield_now().await;
                     return Some(Ok(bytes));
                 }
-                SendStep::Pause(how_long) => tokio::time::sleep(how_long).await,
-                SendStep::Hold(name) => self.desk.pass_gate(&name).await,
+                SendStep::Pause(duration) => tokio::time::sleep(duration).await,
+                SendStep::Hold(name) => self.state.pass_gate(&name).await,
                 SendStep::Stall { keep_alive: None } => std::future::pending().await,
                 SendStep::Stall { keep_alive: Some((every, what)) } => {
                     tokio::time::sleep(every).await;
@@ -190,7 +191,7 @@ mod tests {
         let step = |step: SendStep| match step {
             SendStep::Send(bytes) if bytes == three().malformed => "?".to_owned(),
             SendStep::Send(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
-            SendStep::Pause(how_long) => format!("-{}-", how_long.as_millis()),
+            SendStep::Pause(duration) => format!("-{}-", duration.as_millis()),
             SendStep::Hold(name) => format!("[{name}]"),
             SendStep::Stall { keep_alive: None } => "~".to_owned(),
             SendStep::Stall { keep_alive: Some((every, _)) } => format!("~{}~", every.as_millis()),
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_before_the_headers_comes_before_them() {
+    fn only_waits_at_the_headers_come_before_them() {
         let response = Response::calls([Call::default()])
             .hold(At::Headers, "h")
             .hold(At::Chunk(0), "c")

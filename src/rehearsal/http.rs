@@ -39,7 +39,7 @@ pub const REHEARSAL_HEADER: &str = "x-callsheet-rehearsal";
 const REQUEST_BYTES_MAX: usize = 64 << 20;
 
 /// Returns the routes of every wire format, with and without a version prefix.
-pub(super) fn router(desk: Arc<RehearsalState>) -> Router {
+pub(super) fn router(state: Arc<RehearsalState>) -> Router {
     let mut router = Router::new();
     for prefix in ["", "/v1", "/v1beta"] {
         let path = |end: &str| format!("{prefix}{end}");
@@ -58,7 +58,7 @@ pub(super) fn router(desk: Arc<RehearsalState>) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_path)
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
-        .with_state(desk)
+        .with_state(state)
 }
 
 async fn models() -> HttpResponse {
@@ -74,7 +74,7 @@ async fn no_such_path(method: Method, uri: Uri) -> HttpResponse {
 
 async fn ask(
     wire: Wire,
-    State(desk): State<Arc<RehearsalState>>,
+    State(state): State<Arc<RehearsalState>>,
     uri: Uri,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -88,9 +88,9 @@ async fn ask(
     };
     let body = serde_json::from_slice::<Value>(&body).unwrap_or_default();
     let action = uri.path().rsplit('/').next().unwrap_or_default();
-    let mut open = desk.receive(wire, &uri, &headers, &body);
+    let mut open = state.receive(wire, &uri, &headers, &body);
     match dispatch::service(wire).read(&ProviderRequest { body: &body, action }) {
-        Ok(request) => answer(desk, open, &request).await,
+        Ok(request) => answer(state, open, &request).await,
         Err(refused) => {
             open.status(refused.status);
             open.end(Ended::Whole);
@@ -100,10 +100,14 @@ async fn ask(
 }
 
 /// Answers a request by the script or the improviser.
-async fn answer(desk: Arc<RehearsalState>, mut open: OpenRequest, request: &Value) -> HttpResponse {
+async fn answer(
+    state: Arc<RehearsalState>,
+    mut open: OpenRequest,
+    request: &Value,
+) -> HttpResponse {
     let scripted = {
-        let mut script = desk.script.lock();
-        script.take(request).ok_or(script.then)
+        let mut script = state.script.lock();
+        script.next_response(request).ok_or(script.then)
     };
     let response = match scripted {
         Ok(response) => response,
@@ -113,14 +117,14 @@ async fn answer(desk: Arc<RehearsalState>, mut open: OpenRequest, request: &Valu
     for step in fault::before_headers(&response) {
         let reached = async {
             match step {
-                fault::SendStep::Pause(how_long) => tokio::time::sleep(how_long).await,
-                fault::SendStep::Hold(name) => desk.pass_gate(&name).await,
+                fault::SendStep::Pause(duration) => tokio::time::sleep(duration).await,
+                fault::SendStep::Hold(name) => state.pass_gate(&name).await,
                 fault::SendStep::Send(_) | fault::SendStep::Stall { .. } | fault::SendStep::Cut => {
                 }
             }
         };
         // A stopped server ends its connections, whatever they wait for.
-        if desk.stop.run_until_cancelled(reached).await.is_none() {
+        if state.stop.run_until_cancelled(reached).await.is_none() {
             open.end(Ended::Broken);
             return plain_answer(503, "text/plain", Body::empty());
         }
@@ -133,18 +137,18 @@ async fn answer(desk: Arc<RehearsalState>, mut open: OpenRequest, request: &Valu
     );
     let status = response.status.unwrap_or(200);
     open.status(status);
-    stream(desk, open, &response, &encoded, status)
+    stream(state, open, &response, &encoded, status)
 }
 
 fn stream(
-    desk: Arc<RehearsalState>,
+    state: Arc<RehearsalState>,
     open: OpenRequest,
     response: &Response,
     encoded: &Encoded,
     status: u16,
 ) -> HttpResponse {
-    let steps = fault::plan(encoded, response, desk.chunk_delay);
-    let body = Body::from_stream(fault::perform(steps, desk, open));
+    let steps = fault::plan(encoded, response, state.chunk_delay);
+    let body = Body::from_stream(fault::perform(steps, state, open));
     let mut answer = plain_answer(status, &encoded.content_type, body);
     let retry_after = response.retry_after.as_deref().map(HeaderValue::from_str);
     if let Some(Ok(value)) = retry_after {

@@ -92,7 +92,7 @@ impl RehearsalOptions {
 #[derive(Debug)]
 pub struct Rehearsal {
     address: SocketAddr,
-    desk: Arc<RehearsalState>,
+    state: Arc<RehearsalState>,
     tasks: TaskTracker,
 }
 
@@ -104,15 +104,15 @@ impl Rehearsal {
     pub async fn start(options: RehearsalOptions) -> io::Result<Self> {
         let listener = TcpListener::bind(options.listen).await?;
         let address = listener.local_addr()?;
-        let desk = Arc::new(RehearsalState::new(
+        let state = Arc::new(RehearsalState::new(
             options.script,
             options.chunk_delay,
             options.keep_requests,
         ));
         let tasks = TaskTracker::new();
-        let stop = desk.stop.clone();
+        let stop = state.stop.clone();
         let counted = http::CountedListener { listener, stop: stop.clone(), tasks: tasks.clone() };
-        let router = http::router(Arc::clone(&desk));
+        let router = http::router(Arc::clone(&state));
         let accepting = tasks.track_future(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
@@ -121,7 +121,7 @@ impl Rehearsal {
         });
         #[expect(clippy::disallowed_methods, reason = "the accept loop; it ends with the handle")]
         tokio::spawn(accepting);
-        Ok(Self { address, desk, tasks })
+        Ok(Self { address, state, tasks })
     }
 
     /// Starts a server with a script on a free port, without pauses.
@@ -148,50 +148,50 @@ impl Rehearsal {
     /// Returns the received requests in order, at most the last `keep_requests`.
     #[must_use]
     pub fn requests(&self) -> Vec<ReceivedRequest> {
-        self.desk.kept()
+        self.state.kept()
     }
 
     /// Returns the number of received requests.
     #[must_use]
     pub fn received(&self) -> u64 {
-        self.desk.received()
+        self.state.received()
     }
 
     /// Waits until `count` requests were received.
     pub async fn wait_for_requests(&self, count: u64) {
-        self.desk.wait_for_received(count).await;
+        self.state.wait_for_received(count).await;
     }
 
     /// Waits until the answer to a request (numbered from 1) has ended, and returns the request; `None`
     /// if it was not kept.
     pub async fn wait_until_ended(&self, number: u64) -> Option<ReceivedRequest> {
-        self.desk.wait_until_ended(number).await
+        self.state.wait_until_ended(number).await
     }
 
     /// Waits until a stream has reached the gate with this name ([`Hold`]).
     pub async fn gate_reached(&self, name: &str) {
-        self.desk.gate_reached(name).await;
+        self.state.gate_reached(name).await;
     }
 
     /// Opens a gate permanently, for all streams.
     pub fn release(&self, name: &str) {
-        self.desk.release(name);
+        self.state.release(name);
     }
 
     /// Adds a response to the end of the script.
     pub fn push(&self, response: Response) {
-        self.desk.script.lock().responses.push(response);
+        self.state.script.lock().responses.push(response);
     }
 
     /// Returns the number of unused responses of the script.
     #[must_use]
     pub fn responses_left(&self) -> usize {
-        self.desk.script.lock().responses.len()
+        self.state.script.lock().responses.len()
     }
 
     /// Stops the server and waits for the end of its last connection. Open streams break off.
     pub async fn shutdown(self) {
-        self.desk.stop.cancel();
+        self.state.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
@@ -199,6 +199,6 @@ impl Rehearsal {
 
 impl Drop for Rehearsal {
     fn drop(&mut self) {
-        self.desk.stop.cancel();
+        self.state.stop.cancel();
     }
 }

@@ -115,7 +115,7 @@ impl RehearsalState {
                 });
             }
         });
-        OpenRequest { desk: Arc::clone(self), wire, number, ended: Ended::Open }
+        OpenRequest { state: Arc::clone(self), wire, number, ended: Ended::Open }
     }
 
     /// Waits at a gate until it is released.
@@ -176,7 +176,7 @@ impl RehearsalState {
 /// disconnected.
 #[derive(Debug)]
 pub(super) struct OpenRequest {
-    desk: Arc<RehearsalState>,
+    state: Arc<RehearsalState>,
     pub(super) wire: Wire,
     pub(super) number: u64,
     ended: Ended,
@@ -184,20 +184,20 @@ pub(super) struct OpenRequest {
 
 impl OpenRequest {
     pub(super) fn status(&self, status: u16) {
-        self.desk.note(self.number, |request| request.status = status);
+        self.state.note(self.number, |request| request.status = status);
     }
 
     pub(super) fn end(&mut self, ended: Ended) {
         if self.ended == Ended::Open {
             self.ended = ended;
-            self.desk.note(self.number, |request| request.ended = ended);
+            self.state.note(self.number, |request| request.ended = ended);
         }
     }
 }
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
-        let broken = self.desk.stop.is_cancelled();
+        let broken = self.state.stop.is_cancelled();
         self.end(if broken { Ended::Broken } else { Ended::ClientLeft });
     }
 }

@@ -252,7 +252,7 @@ impl Script {
     }
 
     /// Removes the response for a request from the script, or copies it if it repeats.
-    pub(super) fn take(&mut self, request: &Value) -> Option<Response> {
+    pub(super) fn next_response(&mut self, request: &Value) -> Option<Response> {
         let found = self.responses.iter().position(|response| response.when.fits(request))?;
         if self.responses.get(found)?.repeat {
             return self.responses.get(found).cloned();
@@ -436,12 +436,12 @@ mod tests {
             Response::text("for any"),
         ]);
         let asks = |model: &str, text: &str| json!({"model": model, "messages": [{"role": "user", "content": text}]});
-        let mut take = |request: Value| script.take(&request).map(|r| r.text.concat());
-        assert_eq!(take(asks("b", "hi there")).as_deref(), Some("for hi"));
-        assert_eq!(take(asks("b", "hi again")).as_deref(), Some("for hi"));
-        assert_eq!(take(asks("b", "bye")).as_deref(), Some("for any"));
-        assert_eq!(take(asks("b", "bye")), None);
-        assert_eq!(take(asks("a", "hi")).as_deref(), Some("for a"));
+        let mut next = |request: Value| script.next_response(&request).map(|r| r.text.concat());
+        assert_eq!(next(asks("b", "hi there")).as_deref(), Some("for hi"));
+        assert_eq!(next(asks("b", "hi again")).as_deref(), Some("for hi"));
+        assert_eq!(next(asks("b", "bye")).as_deref(), Some("for any"));
+        assert_eq!(next(asks("b", "bye")), None);
+        assert_eq!(next(asks("a", "hi")).as_deref(), Some("for a"));
     }
 
     #[test]
@@ -463,7 +463,7 @@ mod tests {
             (6, Some("first")),
             (8, Some("second")),
         ] {
-            let taken = script.take(&json!({"messages": messages[..count]}));
+            let taken = script.next_response(&json!({"messages": messages[..count]}));
             assert_eq!(taken.map(|response| response.text.concat()).as_deref(), expect, "{count}");
         }
     }

@@ -193,20 +193,12 @@ async fn prefix(
             if at.0 == 0 || at > last {
                 return Err(HostError::NoSuchRecord { at, last });
             }
-            entries.retain(|entry| entry.seq <= at);
-            let record = Record::SessionForked { from: source.clone(), at };
-            let seq = Seq(at.0 + 1);
-            entries.push(JournalEntry {
-                seq,
-                time: crate::journal::unix_ms(),
-                displayed_bytes: 0,
-                record,
-            });
             let agent = agent_of(&entries, &source)?;
             let own = shared.agents.get(agent).cloned();
             let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
             let limits = |overrides: &_| own.with_recorded(overrides).limits().clone();
-            let rebuilt = StoredSession::read(&entries, &limits)
+            let now = crate::journal::unix_ms();
+            let rebuilt = StoredSession::fork(&mut entries, source, at, now, &limits)
                 .map_err(|error| HostError::Rebuild(error.to_string()))?;
             Ok((rebuilt, entries))
         })

@@ -193,7 +193,7 @@ impl Session {
             number: self.turn,
             turns_with_calls: self.history.turns_with_calls(),
             used_call_ids: self.history.used_call_ids(),
-            last_request: plan.last_request,
+            last_request: plan.final_answer_request,
             budget: run.machine.budget(),
             began: elapsed,
             run_time_left: run.limits.run_timeout.map(|timeout| timeout.saturating_sub(working)),

@@ -118,7 +118,7 @@ impl OpenRun {
         first_message: usize,
     ) -> Self {
         let mut machine = Run::new(&limits);
-        let plan = if has_initial_calls { machine.begin_with_calls() } else { machine.begin() };
+        let plan = if has_initial_calls { Run::plan_of_initial_calls() } else { machine.begin() };
         Self {
             id: queued.run_id,
             overrides: queued.overrides,

@@ -1,4 +1,4 @@
-//! The report of a run that has ended, from the journal.
+//! The report of a run that has ended, read from the journal.
 
 use super::machine::LimitsOf;
 use super::stored::{RebuildError, SessionReader};

@@ -22,20 +22,18 @@ pub struct Run {
     tokens: Meter,
     loops: LoopDetector,
     max_failed_turns: Option<u32>,
-    /// The run began with a turn of initial calls.
-    has_initial_calls: bool,
     /// Consecutive turns in which every call failed.
     failed_turns: u32,
     stop_after_turn: bool,
     /// The run end that follows the request for a final answer, while that request is open.
-    end_after_last_request: Option<RunEnd>,
+    end_after_final_answer: Option<RunEnd>,
 }
 
 /// The next turn of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TurnPlan {
     /// The model is asked for a final answer without calls.
-    pub last_request: bool,
+    pub final_answer_request: bool,
 }
 
 /// The consequences of a committed turn.
@@ -77,24 +75,23 @@ impl Run {
             tokens: Meter::new(MAX_TOKENS, "tokens", limits.max_tokens_per_run),
             loops: LoopDetector::new(limits.repeat_limit),
             max_failed_turns: limits.max_failed_turns,
-            has_initial_calls: false,
             failed_turns: 0,
             stop_after_turn: false,
-            end_after_last_request: None,
+            end_after_final_answer: None,
         }
     }
 
     /// Begins the first turn.
     pub fn begin(&mut self) -> TurnPlan {
         self.turns.add(1);
-        TurnPlan { last_request: false }
+        TurnPlan { final_answer_request: false }
     }
 
-    /// Begins a turn of the calls that the session was opened with. The model is asked once they
-    /// are answered. This turn counts towards no limit.
-    pub fn begin_with_calls(&mut self) -> TurnPlan {
-        self.has_initial_calls = true;
-        TurnPlan { last_request: false }
+    /// Returns the plan of a turn of the calls that the session was opened with. The turn makes no
+    /// request and does not count; [`begin`](Self::begin) counts the one behind it.
+    #[must_use]
+    pub const fn plan_of_initial_calls() -> TurnPlan {
+        TurnPlan { final_answer_request: false }
     }
 
     /// Ends the run after the current turn.
@@ -136,18 +133,17 @@ impl Run {
         }
     }
 
-    /// Returns the number of turns that have begun, with the turn of initial calls. The request
-    /// for a final answer does not count, as it does not count in `max_turns`.
+    /// Returns the number of turns that have begun, as `max_turns` counts them: without the turn
+    /// of initial calls and without the request for a final answer.
     #[must_use]
     pub fn turns(&self) -> u32 {
-        let turns = u32::try_from(self.turns.used()).unwrap_or(u32::MAX);
-        turns.saturating_add(u32::from(self.has_initial_calls))
+        u32::try_from(self.turns.used()).unwrap_or(u32::MAX)
     }
 
     fn follow_up_finished(&mut self, turn: &TurnRecord, text: String, steered: bool) -> FollowUp {
-        match self.end_after_last_request {
+        match self.end_after_final_answer {
             // The final answer was requested because the text was empty, not because of a limit.
-            Some(RunEnd::Answered) if steered => self.end_after_last_request = None,
+            Some(RunEnd::Answered) if steered => self.end_after_final_answer = None,
             Some(end) => return self.answered(end, text),
             None => {}
         }
@@ -172,9 +168,9 @@ impl Run {
     }
 
     /// Ends the run with an answer. The answer is kept even where the tokens are used up.
-    fn answered(&self, why: RunEnd, text: String) -> FollowUp {
+    fn answered(&self, run_end: RunEnd, text: String) -> FollowUp {
         let limits = self.tokens.used_up("answer_kept").into_iter().collect();
-        FollowUp { limits, ..end(why, text) }
+        FollowUp { limits, ..end(run_end, text) }
     }
 
     /// Follows up a turn with calls, a turn that a user's input steered, or a paused turn.
@@ -191,8 +187,8 @@ impl Run {
                 action: "ended",
                 note: None,
             };
-            let step = end(RunEnd::AllToolsFailed, ALL_FAILED.to_owned());
-            return FollowUp { limits: vec![hit], ..step };
+            let ended = end(RunEnd::AllToolsFailed, ALL_FAILED.to_owned());
+            return FollowUp { limits: vec![hit], ..ended };
         }
         let mut limits = Vec::new();
         match self.loops.handle_turn(results) {
@@ -212,17 +208,20 @@ impl Run {
             limits.extend(meters.into_iter().filter_map(Meter::half_used));
         }
         self.turns.add(1);
-        FollowUp { limits, next: RunNext::Turn(TurnPlan { last_request: false }) }
+        FollowUp { limits, next: RunNext::Turn(TurnPlan { final_answer_request: false }) }
     }
 
     fn request_final_answer(&mut self, end: RunEnd) -> FollowUp {
-        self.end_after_last_request = Some(end);
-        FollowUp { limits: Vec::new(), next: RunNext::Turn(TurnPlan { last_request: true }) }
+        self.end_after_final_answer = Some(end);
+        FollowUp {
+            limits: Vec::new(),
+            next: RunNext::Turn(TurnPlan { final_answer_request: true }),
+        }
     }
 }
 
-fn end(end: RunEnd, text: String) -> FollowUp {
-    FollowUp { limits: Vec::new(), next: RunNext::End { end, text, error: None } }
+fn end(run_end: RunEnd, text: String) -> FollowUp {
+    FollowUp { limits: Vec::new(), next: RunNext::End { end: run_end, text, error: None } }
 }
 
 #[cfg(test)]
@@ -269,16 +268,16 @@ mod tests {
 
     fn run(max_turns: u32) -> Run {
         let mut run = Run::new(&Limits { max_turns: Some(max_turns), ..Limits::default() });
-        assert_eq!(run.begin(), TurnPlan { last_request: false });
+        assert_eq!(run.begin(), TurnPlan { final_answer_request: false });
         run
     }
 
-    fn ended(why: RunEnd, text: &str) -> FollowUp {
-        end(why, text.into())
+    fn ended(run_end: RunEnd, text: &str) -> FollowUp {
+        end(run_end, text.into())
     }
 
-    fn another(last_request: bool) -> FollowUp {
-        FollowUp { limits: Vec::new(), next: RunNext::Turn(TurnPlan { last_request }) }
+    fn another(final_answer_request: bool) -> FollowUp {
+        FollowUp { limits: Vec::new(), next: RunNext::Turn(TurnPlan { final_answer_request }) }
     }
 
     fn hit(limit: &'static str, value: u64, maximum: u64, action: &'static str) -> LimitHit {
@@ -466,13 +465,13 @@ mod tests {
 
     #[test]
     fn cancelled_turns_end_the_run_for_their_reason() {
-        for (why, end) in [
+        for (reason, end) in [
             (CancelReason::Stop, RunEnd::Stopped),
             (CancelReason::RunTimeout, RunEnd::TimedOut),
             (CancelReason::Shutdown, RunEnd::Interrupted),
             (CancelReason::Budget, RunEnd::Budget),
         ] {
-            let cancelled = TurnRecord { end: TurnEnd::Cancelled(why), ..turn("part", 1) };
+            let cancelled = TurnRecord { end: TurnEnd::Cancelled(reason), ..turn("part", 1) };
             assert_eq!(run(3).handle_turn(&cancelled, false), ended(end, "part"));
         }
     }
@@ -586,13 +585,11 @@ mod tests {
     fn the_turn_of_initial_calls_counts_towards_no_limit() {
         let limits = Limits { max_turns: Some(1), max_failed_turns: Some(1), ..Limits::default() };
         let mut run = Run::new(&limits);
-        assert_eq!(run.begin_with_calls(), TurnPlan { last_request: false });
-        assert_eq!(run.turns(), 1);
+        assert_eq!(run.turns(), 0, "the run begins with the initial calls");
         assert_eq!(run.handle_turn(&failed(2), true), another(false));
         assert_eq!(run.handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
-        assert_eq!(run.turns(), 2);
+        assert_eq!(run.turns(), 1);
         let mut stopped = Run::new(&limits);
-        stopped.begin_with_calls();
         stopped.handle_stop_after_turn();
         assert_eq!(stopped.handle_turn(&turn("", 1), true), ended(RunEnd::Stopped, ""));
     }

@@ -8,6 +8,7 @@ use super::open_run::{OpenRun, RunStage};
 use crate::record::{JournalEntry, Record, Seq, StopMode};
 use crate::transcript::Transcript;
 use crate::turn::TurnRecord;
+use crate::types::SessionId;
 
 /// A session that was read from its journal.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +50,24 @@ impl StoredSession {
             return Err(wrong(Seq(1), NOT_OPENED));
         }
         Ok(reader.finish())
+    }
+
+    /// Forks the session `from` behind the record `at`, at the Unix time `time` in milliseconds.
+    /// Drops the later entries and appends the record of the fork.
+    ///
+    /// # Errors
+    /// When a record contradicts the ones before it.
+    pub fn fork(
+        entries: &mut Vec<JournalEntry>,
+        from: SessionId,
+        at: Seq,
+        time: u64,
+        limits_of: LimitsOf<'_>,
+    ) -> Result<Self, RebuildError> {
+        entries.retain(|entry| entry.seq <= at);
+        let record = Record::SessionForked { from, at };
+        entries.push(JournalEntry { seq: Seq(at.0 + 1), time, displayed_bytes: 0, record });
+        Self::read(entries, limits_of)
     }
 }
 
@@ -189,7 +208,8 @@ impl<'a> SessionReader<'a> {
     }
 
     /// Hands the committed turn to the session. If a stop after the turn was recorded behind it,
-    /// `fits` says whether the state agrees with the next record; else the stop came later.
+    /// the stop may have reached the session first. `fits` returns true if the state then agrees
+    /// with the next record; otherwise the session received the turn first.
     fn commit_kept_back(&mut self, fits: impl Fn(&OpenRun) -> bool) {
         let Some(CommittedTurn { record, stopped }) = self.kept_back.take() else { return };
         let stop = |session: &mut Session| {

@@ -2,8 +2,10 @@
 //!
 //! Before: a call that could start now waits for the approval to run. It has its ticket and holds no
 //! permit. After: the tool has answered, and the model receives the result only if it is approved.
-//! Each approval has its own decision, and the first decision is final. Without a decision within
-//! the tool's `approval_timeout` the approval expires, which rejects the call or its result.
+//! Each approval has its own decision, and the first decision is final.
+//!
+//! Approval timeout: without a decision within the tool's `approval_timeout` the approval expires,
+//! which rejects the call or its result.
 //!
 //! While the turn waits only for approvals, its clock and the run's stand still.
 

@@ -9,11 +9,11 @@
 //! | unknown tool, invalid arguments | `admission` |
 //! | duplicate (identical call), `repeatable` | `duplicate` |
 //! | seal, arguments that change after the seal, call ids | `deltas`, `response_end` |
-//! | early start, ticket, `exclusive`, `sequential`, `parallel.max` | `schedule` |
+//! | early start (`early_start`, `start_on_seal`), ticket, `exclusive`, sequential execution, `parallel = N` | `schedule` |
 //! | `tool_timeout`, `max_concurrent`, intent before an effect, idempotency key | `call_start` |
 //! | outcome of a call, `max_result_bytes` | `call_end` |
 //! | variables: snapshot, conflict, rerun, `max_variables_bytes` | `isolation` |
-//! | approval, approval timeout | `approval` |
+//! | approval, approval timeout (`approval_timeout`) | `approval` |
 //! | attempt, void attempt, reuse of pure results | `attempt` |
 //! | retry, backoff, `Retry-After`, fallback model | `retry` |
 //! | circuit breaker, probe | `breaker` |
@@ -224,11 +224,11 @@ impl Turn {
     }
 
     /// Handles the end of a tool.
-    pub fn handle_outcome(&mut self, now: Duration, key: CallKey, done: ToolCompletion) {
+    pub fn handle_outcome(&mut self, now: Duration, key: CallKey, completion: ToolCompletion) {
         self.clock.advance(now);
         match self.position(key) {
             Some(index) if self.calls.get(index).is_some_and(TurnCall::is_running) => {
-                self.handle_tool_report(index, done.outcome, done.used);
+                self.handle_tool_report(index, completion.outcome, completion.used);
                 self.advance();
             }
             Some(index) => {
@@ -289,15 +289,15 @@ impl Turn {
     }
 
     /// Cancels the turn. Calls that have ended keep their outcomes, and all others are answered.
-    pub fn handle_cancel(&mut self, now: Duration, why: CancelReason) {
+    pub fn handle_cancel(&mut self, now: Duration, reason: CancelReason) {
         self.clock.advance(now);
         match &mut self.stage {
             TurnStage::AwaitingResponse => {
                 self.effects.perform(TurnAction::Disconnect);
-                self.end_response(ResponseDisposition::Cancelled, Some(why));
+                self.end_response(ResponseDisposition::Cancelled, Some(reason));
             }
             TurnStage::ResponseEnded { cancelled, .. } => {
-                cancelled.get_or_insert(why);
+                cancelled.get_or_insert(reason);
                 self.cancel_calls();
             }
             TurnStage::Finished => {}

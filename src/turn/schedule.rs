@@ -1,4 +1,4 @@
-//! The start of sealed calls: tickets, early start, exclusive calls and `parallel.max`.
+//! The start of sealed calls: tickets, early start, exclusive calls and `parallel = N`.
 //!
 //! Calls start in the order of their tickets, which is call order. An admitted call has its ticket
 //! when the [`StartGate`] is open to it and every earlier call has its ticket or has ended. A call
@@ -7,7 +7,7 @@
 //! 1. in sequential execution, until every earlier call has ended;
 //! 2. for an earlier exclusive call, or, if it is exclusive itself, for every earlier call;
 //! 3. for the approval to start;
-//! 4. for a permit: at most `max` calls of the turn hold one;
+//! 4. for a permit: with `parallel = N` at most N calls of the turn hold one;
 //! 5. for a permit of its tool, if the tool has `max_concurrent`.
 //!
 //! A call that waits for an approval holds no permit, so that later calls can overtake it. A call

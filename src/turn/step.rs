@@ -111,7 +111,7 @@ impl Turn {
         let (ending, message, cancelled) = (*ending, message.take(), *cancelled);
         self.stage = TurnStage::Finished;
         let end = match (ending, cancelled) {
-            (_, Some(why)) => TurnEnd::Cancelled(why),
+            (_, Some(reason)) => TurnEnd::Cancelled(reason),
             (ResponseDisposition::Refused, None) => TurnEnd::Refused,
             (ResponseDisposition::Excess, None) => TurnEnd::Failed(self.excess_error()),
             // The turn was resumed after a cancellation whose reason is not recorded.

@@ -4,7 +4,8 @@ use memchr::memchr;
 
 use super::anthropic::AnthropicDialect;
 use super::dialect::PayloadDecoder;
-use super::fast_path::{PayloadTemplates, TemplateSet, read_payload};
+use super::fast_path::{PayloadTemplates, TemplateSet};
+use super::full_parse::parse_in_full;
 use super::gemini::GeminiDialect;
 use super::ollama::OllamaDialect;
 use super::openai_chat::OpenaiChatDialect;
@@ -247,6 +248,29 @@ impl Decoder {
                 Ok(())
             }
         }
+    }
+}
+
+/// Decodes the next payload of a response and appends its deltas to `out`. `event` is the name of
+/// the server-sent event, or empty.
+///
+/// A payload that matches one of the templates is not parsed. Any other payload is parsed in full
+/// and, where possible, becomes a template. Without `templates` every payload is parsed in full.
+pub(super) fn read_payload(
+    decoder: &mut dyn PayloadDecoder,
+    templates: Option<&mut TemplateSet>,
+    event: &str,
+    text: &str,
+    out: &mut Vec<Delta>,
+) {
+    let Some(templates) = templates else {
+        parse_in_full(decoder, event, text, out);
+        return;
+    };
+    if let Some(matched) = templates.match_payload(event, text) {
+        decoder.apply_match(&matched, out);
+    } else if let Some(fields) = parse_in_full(decoder, event, text, out) {
+        templates.add(event, text, &fields);
     }
 }
 

@@ -72,6 +72,7 @@ use std::str::FromStr;
 
 use anthropic::AnthropicDialect;
 use dialect::RequestFormat;
+use extra_members::body_members;
 use gemini::GeminiDialect;
 use ollama::OllamaDialect;
 use openai_chat::OpenaiChatDialect;
@@ -148,16 +149,19 @@ impl Wire {
         self.write_history(request, HistoryWriter::new(&self.write_head(request))).0
     }
 
+    /// Writes the head of a body: the members before the history, up to its first element.
     fn write_head(self, request: &ModelRequest) -> Vec<u8> {
-        dialect_of!(self, D => request_cache::write_head::<D>(request))
+        dialect_of!(self, D => request_cache::head(&body_members::<D>(request), D::HISTORY_MEMBER))
     }
 
+    /// Writes the history, or the part of it that the writer does not hold yet, and the body's end.
     fn write_history(
         self,
         request: &ModelRequest,
-        writer: HistoryWriter,
+        mut writer: HistoryWriter,
     ) -> (Vec<u8>, ReusablePrefix) {
-        dialect_of!(self, D => request_cache::write_history::<D>(request, writer))
+        dialect_of!(self, D => D::write_history(request, &mut writer));
+        writer.finish()
     }
 }
 

@@ -1,4 +1,4 @@
-//! A log to be read and passed on: runs, what was said, and what tools did.
+//! A log in Markdown: the runs, their messages, and the calls of tools.
 //!
 //! Text of a user, a model or a tool stands in a fence that is longer than any fence within it,
 //! or in a code span of that kind.

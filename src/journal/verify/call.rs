@@ -189,7 +189,7 @@ impl<'a> Verifier<'_, 'a> {
         });
     }
 
-    /// Checks that only calls that succeeded write, and what their tool reported.
+    /// Checks that only calls that succeeded write variables, and only what their tool reported.
     fn check_writes(
         &mut self,
         key: CallKey,
@@ -227,7 +227,7 @@ impl<'a> Verifier<'_, 'a> {
     }
 }
 
-/// The decision that counts, if it was made before a record.
+/// Returns the verdict on a call, if it was recorded before `at`.
 fn verdict_before(
     call: &CallTranscript<'_>,
     phase: ApprovalPhase,

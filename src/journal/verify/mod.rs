@@ -1,8 +1,9 @@
-//! Checks that a session's records can be what a host wrote: every invariant that shows in them.
+//! Checks that a host can have written a session's records: every invariant that they can breach.
 //!
-//! Pure: entries go in, breaches come out. The [`Transcript`] lists the records that stand where
-//! they do not belong; here the rest of them is compared. A journal is legal if the turn machine
-//! can write it, also when it resumes after a crash; tests let it write journals and verify them.
+//! The verifier is pure: entries go in, breaches come out. The [`Transcript`] lists the records in
+//! places where they cannot be; the verifier adds the records that contradict each other. A journal
+//! is legal if the session and turn machines can write it, also when they resume after a crash.
+//! Tests verify the journals that the turn machine writes.
 //!
 //! | file | invariants |
 //! | --- | --- |
@@ -50,7 +51,7 @@ pub fn verify(session: &SessionId, entries: &[JournalEntry]) -> Vec<Breach> {
     verifier.breaches
 }
 
-/// The run that is open at the end of these records.
+/// Returns the run that is open at the end of these records.
 #[must_use]
 pub fn unfinished(entries: &[JournalEntry]) -> Option<&RunId> {
     Transcript::read(entries).open_run()?.id()

@@ -182,6 +182,7 @@ fn a_changed_field_is_a_breach() {
         ("run_ended", 0, "/run_id", json!("run_2"), Run),
         ("run_ended", 0, "/end", json!("refused"), Run),
         ("run_ended", 0, "/text", json!("It is one."), Run),
+        ("run_ended", 0, "/stats/turns", json!(1), Sums),
         ("run_ended", 0, "/stats/turns", json!(3), Sums),
         ("run_ended", 0, "/stats/tool_calls", json!(3), Sums),
         ("run_ended", 0, "/stats/input_tokens", json!(30), Sums),
@@ -207,6 +208,65 @@ fn a_changed_field_is_a_breach() {
     let mut records = rich();
     records.push(forked);
     assert!(seen(&entries(records)).contains(&Session));
+}
+
+#[test]
+fn a_request_for_a_final_answer_does_not_count_as_a_turn() {
+    let counting = |turns: u32, change: &dyn Fn(&mut Record)| {
+        let mut records = rich();
+        records.iter_mut().for_each(change);
+        let end = at(&records, "run_ended", 0);
+        if let Record::RunEnded { stats, .. } = &mut records[end] {
+            stats.turns = turns;
+        }
+        seen(&entries(records))
+    };
+    let out_of_turns = |record: &mut Record| {
+        if let Record::LimitReached { value, action, note, .. } = record {
+            (*value, *note) = (2, None);
+            "final_answer".clone_into(action);
+        }
+    };
+    assert_eq!(counting(1, &out_of_turns), []);
+    assert_eq!(counting(2, &out_of_turns), [Invariant::Sums]);
+    assert_eq!(counting(2, &|_| ()), []);
+}
+
+#[test]
+fn an_empty_answer_is_followed_by_a_request_for_a_final_answer() {
+    let said = |turn: u32, text: &str| {
+        let attempt = json!({"type": "attempt_started", "turn": turn, "attempt": 1, "model": "m",
+            "streamed": true});
+        let response = json!({"type": "response_ended", "turn": turn, "attempt": 1,
+            "ending": "well", "message": {"text": text}, "finish_reason": null,
+            "usage": {"input_tokens": 0, "output_tokens": 0, "cached_tokens": 0,
+                "reasoning_tokens": 0}});
+        let commit = json!({"type": "turn_committed", "turn": turn, "end": "finished",
+            "summary": {"tool_names": [], "dropped_calls": 0, "finish_reason": null,
+                "usage": {"input_tokens": 0, "output_tokens": 0, "cached_tokens": 0,
+                    "reasoning_tokens": 0},
+                "parallel": false, "times": {}}});
+        [attempt, response, commit]
+    };
+    let run = |turns: u32, steered: bool| {
+        let mut records = vec![
+            json!({"type": "session_opened", "agent": "default"}),
+            json!({"type": "run_started", "run_id": "run_1", "input": "go", "model": "m",
+                "execution": "sequential"}),
+        ];
+        records.extend(said(1, ""));
+        let steer = json!({"type": "steered", "input": "more", "after_turn": 1});
+        records.extend(steered.then_some(steer));
+        records.extend(said(2, "noon"));
+        records.push(json!({"type": "run_ended", "run_id": "run_1", "end": "answered",
+            "text": "noon", "error": null, "stats": {"turns": turns, "tool_calls": 0,
+                "input_tokens": 0, "output_tokens": 0, "duration_ms": 0, "model_ms": 0,
+                "tools_ms": 0, "overhead_ms": 0, "overlap_saved_ms": 0}}));
+        let records: Vec<Record> = serde_json::from_value(Value::Array(records)).unwrap();
+        seen(&entries(records))
+    };
+    assert_eq!((run(1, false), run(2, false)), (vec![], vec![Invariant::Sums]));
+    assert_eq!((run(2, true), run(1, true)), (vec![], vec![Invariant::Sums]));
 }
 
 #[test]

@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Verifier;
 use crate::record::TurnEnd;
-use crate::transcript::{Invariant, RecordLocation, RecordedRunEnd, RunTranscript};
-use crate::types::{Content, RunEnd, Usage};
+use crate::transcript::{
+    Invariant, RecordLocation, RecordedRunEnd, RunTranscript, TurnCommit, TurnTranscript,
+};
+use crate::types::{Content, FinishKind, RunEnd, Usage};
 
 /// The runs that have started, and the inputs that wait.
 #[derive(Default)]
@@ -99,7 +101,7 @@ impl<'a> Verifier<'_, 'a> {
         self.check_sums(run, end);
     }
 
-    /// Checks that a run ends as its last turn did.
+    /// Checks that the end of a run follows from the end of its last turn.
     fn check_end_of_last_turn(&mut self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) {
         let Some((turn, commit)) = run.committed().last() else {
             // A run that waited when its host was shut down.
@@ -133,15 +135,14 @@ impl<'a> Verifier<'_, 'a> {
 
     fn check_sums(&mut self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) {
         let (at, stats) = (end.at, end.stats);
-        let (mut turns, mut calls, mut usage) = (0_u32, 0, Usage::default());
+        let (mut calls, mut usage) = (0, Usage::default());
         for (turn, _) in run.committed() {
-            turns += 1;
             calls += u32::try_from(turn.kept_calls().len()).unwrap_or(u32::MAX);
             usage += turn.usage();
         }
-        // A run that was given up counts the turn that it had begun. Requests for a final answer
-        // do not count, and each follows a turn that does.
-        let legal = turns.div_ceil(2)..=turns + u32::from(end.is_given_up());
+        let turns = self.counted_turns(run);
+        // A run that was given up also counts the turn that had begun or was about to begin.
+        let legal = turns..=turns + u32::from(end.is_given_up());
         self.require(legal.contains(&stats.turns), at, Invariant::Sums, || {
             format!("it counts {} turns, and had {turns}", stats.turns)
         });
@@ -157,4 +158,40 @@ impl<'a> Verifier<'_, 'a> {
             )
         });
     }
+
+    /// Returns the number of committed turns that count in `max_turns`: all but a turn of initial
+    /// calls and the requests for a final answer.
+    fn counted_turns(&self, run: &RunTranscript<'a>) -> u32 {
+        let (mut counted, mut previous) = (0, None);
+        for (turn, commit) in run.committed() {
+            let is_initial = self.opens_with_calls && turn.number == 1;
+            let is_final_answer = previous.is_some_and(|(previous, behind)| {
+                requests_final_answer(run, previous, behind, commit.at)
+            });
+            counted += u32::from(!is_initial && !is_final_answer);
+            previous = Some((turn, commit));
+        }
+        counted
+    }
+}
+
+/// Returns true if the turn that follows `turn` and is committed at `until` is a request for a
+/// final answer: the turns ran out, or the answer was empty and no input followed it.
+fn requests_final_answer(
+    run: &RunTranscript<'_>,
+    turn: &TurnTranscript<'_>,
+    commit: TurnCommit<'_>,
+    until: RecordLocation,
+) -> bool {
+    let is_out_of_turns = run.limits.iter().any(|reached| {
+        let is_between = commit.at.is_before(reached.at) && reached.at.is_before(until);
+        is_between && reached.limit == "max_turns" && reached.action == "final_answer"
+    });
+    let message = turn.response().map(|response| response.message);
+    let is_paused = commit.summary.finish_reason.as_ref().is_some_and(|finish| {
+        finish.kind == FinishKind::Pause && message.is_some_and(|message| !message.is_blank())
+    });
+    let is_steered = run.steers.iter().any(|steer| steer.after_turn == turn.number);
+    let is_empty = turn.kept_calls().is_empty() && message.is_none_or(|m| m.text.is_empty());
+    is_out_of_turns || (is_empty && !is_paused && !is_steered)
 }

@@ -1,4 +1,4 @@
-//! Checks of turns: what became of each attempt, one response, and a commit that agrees.
+//! Checks of turns: the end of each attempt, the response, and the commit.
 
 use std::collections::BTreeSet;
 
@@ -78,9 +78,9 @@ impl<'a> Verifier<'_, 'a> {
         }
     }
 
-    /// Checks what was recorded of calls before the response: a response that ended well keeps
-    /// them all; after a refusal only calls with effects stay; of a response that broke because
-    /// the host stopped only the intended calls are known.
+    /// Checks the calls that were recorded before the response. A response that ended well keeps
+    /// all of them. A refusal keeps only calls with effects. A response that broke because the host
+    /// stopped keeps at least the intended calls.
     fn check_kept_calls(
         &mut self,
         attempt: &AttemptTranscript<'a>,
@@ -160,7 +160,7 @@ impl<'a> Verifier<'_, 'a> {
     }
 }
 
-/// Returns whether a turn ends as its response did, unless it was cancelled.
+/// Returns true if a turn ends as its response did, or was cancelled.
 fn end_fits(end: &TurnEnd, turn: &TurnTranscript<'_>) -> bool {
     let is_cancelled = matches!(end, TurnEnd::Cancelled(_));
     let Some(response) = turn.response() else {

@@ -243,7 +243,7 @@ mod tests {
             })
             .collect();
         assert!(events.iter().all(|(name, data)| data["type"] == *name));
-        let said: Vec<Value> = events
+        let order: Vec<Value> = events
             .iter()
             .map(|(name, data)| match *name {
                 "content_block_start" => {
@@ -255,7 +255,7 @@ mod tests {
             .collect();
         let stop = "content_block_stop";
         assert_eq!(
-            Value::from(said),
+            Value::from(order),
             json!([
                 "message_start",
                 "ping",

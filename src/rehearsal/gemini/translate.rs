@@ -22,7 +22,7 @@ pub(super) fn to_chat(model: &str, stream: bool, body: &Value) -> Value {
             messages.push(assistant(parts, &open));
         } else {
             messages.extend(results(parts, &mut open));
-            messages.extend(said(parts));
+            messages.extend(user(parts));
         }
     }
     let mut request = json!({"model": model, "stream": stream, "messages": messages});
@@ -86,7 +86,7 @@ fn results(parts: &[Value], open: &mut Vec<(String, String)>) -> Vec<Value> {
 }
 
 /// Converts a user's message: text, or text and images.
-fn said(parts: &[Value]) -> Option<Value> {
+fn user(parts: &[Value]) -> Option<Value> {
     let mut content = Vec::new();
     for part in parts {
         if let Some(text) = part["text"].as_str() {

@@ -21,7 +21,7 @@ use serde_json::Value;
 use self::prompt::Prompt;
 use self::tool_selection::{OfferedTool, SelectedCall, select_calls};
 use super::script::{Call, Response};
-use super::text::{content_text, last_user_text};
+use super::text::{content_text, items, last_user_text};
 use crate::types::excerpt;
 
 /// The number of characters of one result that the final answer quotes.
@@ -32,12 +32,8 @@ const QUOTE_CHARS_MAX: usize = 2000;
 pub fn improvise(request: &Value) -> Response {
     let prompt = Prompt::read(&last_user_text(request));
     let answered = answered_calls(request);
-    let tools: Vec<OfferedTool<'_>> = request["tools"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|tool| OfferedTool::read(&tool["function"]))
-        .collect();
+    let tools = items(&request["tools"]).iter();
+    let tools: Vec<_> = tools.filter_map(|tool| OfferedTool::read(&tool["function"])).collect();
     let one_at_a_time = request["parallel_tool_calls"] == false;
     let mut calls = Vec::new();
     if request["tool_choice"] != "none" && (answered.is_empty() || one_at_a_time) {
@@ -75,13 +71,13 @@ impl AnsweredCall {
 
 /// Returns the answered calls after the last user message, in order.
 fn answered_calls(request: &Value) -> Vec<AnsweredCall> {
-    let messages = request["messages"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let messages = items(&request["messages"]);
     let last_user = messages.iter().rposition(|message| message["role"] == "user");
     let since = messages.get(last_user.map_or(0, |at| at + 1)..).unwrap_or_default();
     let mut answered = Vec::new();
     // A later message may use an id again, so the search for an answer starts after the call.
     for (at, message) in since.iter().enumerate() {
-        for call in message["tool_calls"].as_array().into_iter().flatten() {
+        for call in items(&message["tool_calls"]) {
             let answer = since.iter().skip(at + 1).find(|m| m["tool_call_id"] == call["id"]);
             let arguments = call["function"]["arguments"].as_str().unwrap_or_default();
             answered.push(AnsweredCall {

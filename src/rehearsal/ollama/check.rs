@@ -12,23 +12,24 @@ use serde_json::{Map, Value, json};
 /// # Errors
 /// The refusal of the first fault.
 pub(super) fn read(body: &Value) -> Result<Value, String> {
-    let Value::Object(fields) = body else {
+    let Value::Object(members) = body else {
         return Err("invalid character looking for beginning of value".to_owned());
     };
-    let model = text_in(fields, "model", "ChatRequest.model")?;
+    let request = GoStruct { members, path: "ChatRequest" };
+    let model = request.text("model")?;
     if model.is_empty() {
         return Err("model is required".to_owned());
     }
-    let stream = match fields.get("stream") {
+    let stream = match members.get("stream") {
         None | Some(Value::Null) => true,
         Some(Value::Bool(stream)) => *stream,
-        Some(other) => return Err(wrong(other, "ChatRequest.stream", "bool")),
+        Some(other) => return Err(wrong_type(other, "ChatRequest.stream", "bool")),
     };
-    check_options(fields.get("options").unwrap_or(&Value::Null))?;
-    let messages = list_in(fields, "messages", "ChatRequest.messages", "[]api.Message")?;
-    let tools = list_in(fields, "tools", "ChatRequest.tools", "api.Tools")?;
+    check_options(&body["options"])?;
+    let messages = request.list("messages", "[]api.Message")?;
+    let tools = request.list("tools", "api.Tools")?;
     for tool in tools {
-        check_tool(tool)?;
+        check_tool(&tool["function"])?;
     }
     let mut read = json!({"model": model, "stream": stream, "messages": read_messages(messages)?});
     if !tools.is_empty() {
@@ -41,10 +42,8 @@ fn read_messages(messages: &[Value]) -> Result<Vec<Value>, String> {
     let mut read = Vec::with_capacity(messages.len());
     let mut open: Vec<UnansweredCall<'_>> = Vec::new();
     for (at, message) in messages.iter().enumerate() {
-        let Value::Object(fields) = message else {
-            return Err(wrong(message, "ChatRequest.messages", "api.Message"));
-        };
-        let role = text_in(fields, "role", "ChatRequest.messages.role")?;
+        let fields = GoStruct::read(message, "ChatRequest.messages", "api.Message")?;
+        let role = fields.text("role")?;
         if !["system", "user", "assistant", "tool"].contains(&role) {
             return Err(format!(
                 "invalid role {role:?}: it is one of system, user, assistant and tool"
@@ -54,28 +53,27 @@ fn read_messages(messages: &[Value]) -> Result<Vec<Value>, String> {
             all_answered(&open)?;
             open.clear();
         }
-        let content = text_in(fields, "content", "ChatRequest.messages.content")?;
-        text_in(fields, "thinking", "ChatRequest.messages.thinking")?;
+        let content = fields.text("content")?;
+        fields.text("thinking")?;
         check_images(fields)?;
-        let mut said = json!({"role": role, "content": content});
-        let field = "ChatRequest.messages.tool_calls";
-        let calls = list_in(fields, "tool_calls", field, "[]api.ToolCall")?;
+        let mut chat = json!({"role": role, "content": content});
+        let calls = fields.list("tool_calls", "[]api.ToolCall")?;
         if !calls.is_empty() && role != "assistant" {
             return Err(format!("a message of role {role:?} holds tool calls"));
         }
-        for (place, call) in calls.iter().enumerate() {
-            open.push(UnansweredCall::read(call, format!("call_{at}_{place}"))?);
+        for (index, call) in calls.iter().enumerate() {
+            open.push(UnansweredCall::read(call, format!("call_{at}_{index}"))?);
         }
         if open.iter().enumerate().any(|(at, call)| open.iter().take(at).any(|c| c.id == call.id)) {
             return Err("two tool calls of a message have the same id".to_owned());
         }
         if !calls.is_empty() {
-            said["tool_calls"] = open.iter().map(UnansweredCall::as_chat).collect();
+            chat["tool_calls"] = open.iter().map(UnansweredCall::as_chat).collect();
         }
         if role == "tool" {
-            said["tool_call_id"] = take_answered(&mut open, fields)?.into();
+            chat["tool_call_id"] = remove_answered(&mut open, fields)?.into();
         }
-        read.push(said);
+        read.push(chat);
     }
     all_answered(&open)?;
     Ok(read)
@@ -89,26 +87,20 @@ struct UnansweredCall<'a> {
 }
 
 impl<'a> UnansweredCall<'a> {
+    /// Reads a call. `id` is its id if it has none of its own.
     fn read(call: &'a Value, id: String) -> Result<Self, String> {
-        let Value::Object(fields) = call else {
-            return Err(wrong(call, "ChatRequest.messages.tool_calls", "api.ToolCall"));
-        };
-        let given = text_in(fields, "id", "ChatRequest.messages.tool_calls.id")?;
+        let fields = GoStruct::read(call, "ChatRequest.messages.tool_calls", "api.ToolCall")?;
+        let given = fields.text("id")?;
         let id = if given.is_empty() { id } else { given.to_owned() };
         let function = &call["function"];
-        let Value::Object(fields) = function else {
-            let field = "ChatRequest.messages.tool_calls.function";
-            return Err(wrong(function, field, "api.ToolCallFunction"));
-        };
-        let name = text_in(fields, "name", "ChatRequest.messages.tool_calls.function.name")?;
+        let path = "ChatRequest.messages.tool_calls.function";
+        let name = GoStruct::read(function, path, "api.ToolCallFunction")?.text("name")?;
         if name.is_empty() {
             return Err("a tool call has no name".to_owned());
         }
         let arguments = &function["arguments"];
-        if !arguments.is_object() {
-            let field = "ChatRequest.messages.tool_calls.function.arguments";
-            return Err(wrong(arguments, field, "api.ToolCallFunctionArguments"));
-        }
+        let path = "ChatRequest.messages.tool_calls.function.arguments";
+        GoStruct::read(arguments, path, "api.ToolCallFunctionArguments")?;
         Ok(Self { id, name, arguments })
     }
 
@@ -118,19 +110,19 @@ impl<'a> UnansweredCall<'a> {
     }
 }
 
-/// Returns the id of the call that a tool message answers: found by its id, else by its tool's name.
-fn take_answered(
+/// Removes the call that a tool message answers, found by its id, else by its tool's name. Returns
+/// its id.
+fn remove_answered(
     open: &mut Vec<UnansweredCall<'_>>,
-    fields: &Map<String, Value>,
+    message: GoStruct<'_>,
 ) -> Result<String, String> {
-    let id = text_in(fields, "tool_call_id", "ChatRequest.messages.tool_call_id")?;
-    let name = text_in(fields, "tool_name", "ChatRequest.messages.tool_name")?;
-    let answers = |call: &UnansweredCall<'_>| {
+    let (id, name) = (message.text("tool_call_id")?, message.text("tool_name")?);
+    let is_answered = |call: &UnansweredCall<'_>| {
         (id.is_empty() || call.id == id)
             && (name.is_empty() || call.name == name)
             && !(id.is_empty() && name.is_empty())
     };
-    match open.iter().position(answers) {
+    match open.iter().position(is_answered) {
         Some(found) => Ok(open.remove(found).id),
         None => Err(format!(
             "a message of role \"tool\" (id {id:?}, name {name:?}) answers no tool call before it"
@@ -141,91 +133,99 @@ fn take_answered(
 fn all_answered(open: &[UnansweredCall<'_>]) -> Result<(), String> {
     match open.first() {
         None => Ok(()),
-        Some(call) => {
-            let UnansweredCall { id, name, .. } = call;
+        Some(UnansweredCall { id, name, .. }) => {
             Err(format!("the tool call {id:?} of {name:?} has no message that answers it"))
         }
     }
 }
 
-fn check_images(fields: &Map<String, Value>) -> Result<(), String> {
-    let field = "ChatRequest.messages.images";
-    for image in list_in(fields, "images", field, "[]api.ImageData")? {
+fn check_images(message: GoStruct<'_>) -> Result<(), String> {
+    for image in message.list("images", "[]api.ImageData")? {
         let Value::String(data) = image else {
-            return Err(wrong(image, field, "api.ImageData"));
+            return Err(wrong_type(image, "ChatRequest.messages.images", "api.ImageData"));
         };
         let digits = data.trim_end_matches('=');
         let is_digit = |b: u8| b.is_ascii_alphanumeric() || b == b'+' || b == b'/';
-        if let Some(at) = digits.bytes().position(|b| !is_digit(b)) {
+        let fault = match digits.bytes().position(|b| !is_digit(b)) {
+            None if data.is_empty() || data.len() % 4 != 0 || data.len() - digits.len() > 2 => {
+                Some(digits.len())
+            }
+            position => position,
+        };
+        if let Some(at) = fault {
             return Err(format!("illegal base64 data at input byte {at}"));
-        }
-        if data.is_empty() || data.len() % 4 != 0 || data.len() - digits.len() > 2 {
-            return Err(format!("illegal base64 data at input byte {}", digits.len()));
         }
     }
     Ok(())
 }
 
 fn check_options(options: &Value) -> Result<(), String> {
-    let Value::Object(fields) = options else {
-        return if options.is_null() {
-            Ok(())
-        } else {
-            Err(wrong(options, "ChatRequest.options", "map[string]interface {}"))
-        };
-    };
+    if options.is_null() {
+        return Ok(());
+    }
+    GoStruct::read(options, "ChatRequest.options", "map[string]interface {}")?;
     for (key, fits, kind) in [
         ("num_predict", Value::is_i64 as fn(&Value) -> bool, "integer"),
         ("temperature", Value::is_number, "float32"),
     ] {
-        if fields.get(key).is_some_and(|value| !value.is_null() && !fits(value)) {
+        let value = &options[key];
+        if !value.is_null() && !fits(value) {
             return Err(format!("option {key:?} must be of type {kind}"));
         }
     }
     Ok(())
 }
 
-fn check_tool(tool: &Value) -> Result<(), String> {
-    let function = &tool["function"];
-    let Value::Object(fields) = function else {
-        return Err(wrong(function, "ChatRequest.tools.function", "api.ToolFunction"));
-    };
-    if text_in(fields, "name", "ChatRequest.tools.function.name")?.is_empty() {
+fn check_tool(function: &Value) -> Result<(), String> {
+    let fields = GoStruct::read(function, "ChatRequest.tools.function", "api.ToolFunction")?;
+    if fields.text("name")?.is_empty() {
         return Err("a tool has no name".to_owned());
     }
-    text_in(fields, "description", "ChatRequest.tools.function.description")?;
+    fields.text("description")?;
     let properties = &function["parameters"]["properties"];
-    if !properties.is_null() && !properties.is_object() {
-        let field = "ChatRequest.tools.function.parameters.properties";
-        return Err(wrong(properties, field, "map[string]api.ToolProperty"));
+    if !properties.is_null() {
+        let path = "ChatRequest.tools.function.parameters.properties";
+        GoStruct::read(properties, path, "map[string]api.ToolProperty")?;
     }
     Ok(())
 }
 
-/// Returns the text of a member; a missing one is empty, as in Go.
-fn text_in<'a>(fields: &'a Map<String, Value>, key: &str, field: &str) -> Result<&'a str, String> {
-    match fields.get(key) {
-        None | Some(Value::Null) => Ok(""),
-        Some(Value::String(text)) => Ok(text),
-        Some(other) => Err(wrong(other, field, "string")),
+/// The members of an object that Ollama reads into a Go struct.
+#[derive(Clone, Copy)]
+struct GoStruct<'a> {
+    members: &'a Map<String, Value>,
+    /// The path of the struct in the request.
+    path: &'static str,
+}
+
+impl<'a> GoStruct<'a> {
+    /// Reads an object. Fails if the value has another type.
+    fn read(value: &'a Value, path: &'static str, kind: &str) -> Result<Self, String> {
+        let members = value.as_object().ok_or_else(|| wrong_type(value, path, kind))?;
+        Ok(Self { members, path })
+    }
+
+    /// Returns the text of a member; a missing one is empty, as in Go.
+    fn text(self, key: &str) -> Result<&'a str, String> {
+        match self.members.get(key) {
+            None | Some(Value::Null) => Ok(""),
+            Some(Value::String(text)) => Ok(text),
+            Some(other) => Err(wrong_type(other, &format!("{}.{key}", self.path), "string")),
+        }
+    }
+
+    /// Returns the items of a member; a missing one is an empty list.
+    fn list(self, key: &str, kind: &str) -> Result<&'a [Value], String> {
+        match self.members.get(key) {
+            None | Some(Value::Null) => Ok(&[]),
+            Some(Value::Array(items)) => Ok(items),
+            Some(other) => Err(wrong_type(other, &format!("{}.{key}", self.path), kind)),
+        }
     }
 }
 
-/// Returns the items of a member; a missing one is an empty list.
-fn list_in<'a>(
-    fields: &'a Map<String, Value>,
-    key: &str,
-    field: &str,
-    kind: &str,
-) -> Result<&'a [Value], String> {
-    match fields.get(key) {
-        None | Some(Value::Null) => Ok(&[]),
-        Some(Value::Array(items)) => Ok(items),
-        Some(other) => Err(wrong(other, field, kind)),
-    }
-}
-
-fn wrong(value: &Value, field: &str, kind: &str) -> String {
+/// Returns the message of Go's decoder for a value of a wrong type.
+fn wrong_type(value: &Value, field: &str, kind: &str) -> String {
     let found = match value {
         Value::Null => "null",
         Value::Bool(_) => "bool",

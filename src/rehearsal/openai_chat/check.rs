@@ -31,6 +31,14 @@ impl Refusal {
         Self { code: Some(code), ..self }
     }
 
+    /// Returns the refusal of a value that is not one of those that the service knows.
+    pub(in crate::rehearsal) fn invalid_value(
+        message: impl Into<String>,
+        param: impl Into<String>,
+    ) -> Self {
+        Self::new(message, param).coded("invalid_value")
+    }
+
     pub(in crate::rehearsal) fn missing(param: impl Into<String>) -> Self {
         let param = param.into();
         Self::new(format!("Missing required parameter: '{param}'."), param)
@@ -61,6 +69,14 @@ impl Refusal {
             param,
         )
         .coded("empty_array")
+    }
+
+    pub(in crate::rehearsal) fn too_long(param: &str, maximum: usize, length: usize) -> Self {
+        let message = format!(
+            "Invalid '{param}': string too long. Expected a string with maximum length {maximum}, \
+             but got a string with length {length} instead."
+        );
+        Self::new(message, param).coded("string_above_max_length")
     }
 
     /// Returns the refusal of a body that is not JSON.
@@ -103,11 +119,8 @@ pub fn check(request: &Value) -> Result<(), Refusal> {
         return Err(Refusal::bad_json());
     };
     if fields.get("model").and_then(Value::as_str).is_none_or(str::is_empty) {
-        return Err(Refusal {
-            message: "you must provide a model parameter".into(),
-            param: None,
-            code: None,
-        });
+        let message = "you must provide a model parameter".to_owned();
+        return Err(Refusal { message, param: None, code: None });
     }
     let messages = match fields.get("messages") {
         None => return Err(Refusal::missing("messages")),
@@ -135,23 +148,19 @@ fn check_message(at: usize, message: &Value) -> Result<(), Refusal> {
     let Value::Object(fields) = message else {
         return Err(Refusal::wrong_type(format!("messages[{at}]"), "an object", message));
     };
+    let param = format!("messages[{at}].role");
     let role = match fields.get("role") {
-        None => return Err(Refusal::missing(format!("messages[{at}].role"))),
+        None => return Err(Refusal::missing(param)),
         Some(Value::String(role)) => role.as_str(),
-        Some(other) => {
-            return Err(Refusal::wrong_type(format!("messages[{at}].role"), "a string", other));
-        }
+        Some(other) => return Err(Refusal::wrong_type(param, "a string", other)),
     };
     let supported = ["system", "assistant", "user", "function", "tool", "developer"];
     if !supported.contains(&role) {
-        return Err(Refusal::new(
-            format!(
-                "Invalid value: '{role}'. Supported values are: 'system', 'assistant', 'user', \
-                 'function', 'tool', and 'developer'."
-            ),
-            format!("messages[{at}].role"),
-        )
-        .coded("invalid_value"));
+        let message = format!(
+            "Invalid value: '{role}'. Supported values are: 'system', 'assistant', 'user', \
+             'function', 'tool', and 'developer'."
+        );
+        return Err(Refusal::invalid_value(message, param));
     }
     let calls = fields.get("tool_calls").filter(|calls| !calls.is_null());
     let content = fields.get("content").unwrap_or(&Value::Null);
@@ -173,11 +182,11 @@ fn check_message(at: usize, message: &Value) -> Result<(), Refusal> {
     }
     match calls {
         Some(calls) if role == "assistant" => check_calls(at, calls),
-        Some(_) => Err(Refusal::new(
-            format!("Unknown parameter: 'messages[{at}].tool_calls'."),
-            format!("messages[{at}].tool_calls"),
-        )
-        .coded("unknown_parameter")),
+        Some(_) => {
+            let param = format!("messages[{at}].tool_calls");
+            let message = format!("Unknown parameter: '{param}'.");
+            Err(Refusal::new(message, param).coded("unknown_parameter"))
+        }
         None => Ok(()),
     }
 }
@@ -206,22 +215,15 @@ fn check_calls(at: usize, calls: &Value) -> Result<(), Refusal> {
             return Err(Refusal::missing(format!("{here}.type")));
         }
         let function = &call["function"];
-        match function["name"].as_str() {
-            None => return Err(Refusal::missing(format!("{here}.function.name"))),
-            Some(name) => check_name(name, &format!("{here}.function.name"))?,
-        }
+        check_function_name(&function["name"], format!("{here}.function.name"))?;
+        let param = format!("{here}.function.arguments");
         let Some(arguments) = function["arguments"].as_str() else {
-            return Err(Refusal::missing(format!("{here}.function.arguments")));
+            return Err(Refusal::missing(param));
         };
         if !serde_json::from_str::<Value>(arguments).is_ok_and(|parsed| parsed.is_object()) {
-            return Err(Refusal::new(
-                format!(
-                    "Invalid value for '{here}.function.arguments': expected a string that holds \
-                     a JSON object."
-                ),
-                format!("{here}.function.arguments"),
-            )
-            .coded("invalid_value"));
+            let message =
+                format!("Invalid value for '{param}': expected a string that holds a JSON object.");
+            return Err(Refusal::invalid_value(message, param));
         }
     }
     Ok(())
@@ -302,24 +304,16 @@ fn check_tools(request: &Value) -> Result<(), Refusal> {
         if tool["type"] != "function" {
             return Err(Refusal::missing(format!("tools[{at}].type")));
         }
-        let param = format!("tools[{at}].function.name");
-        let Some(name) = tool["function"]["name"].as_str() else {
-            return Err(Refusal::missing(param));
-        };
-        check_name(name, &param)?;
-        let schema = &tool["function"]["parameters"];
-        check_schema(name, schema, &format!("tools[{at}].function.parameters"))?;
+        check_function(&tool["function"], &format!("tools[{at}].function"))?;
     }
     let names = tools.iter().map(|tool| &tool["function"]["name"]);
     check_tool_choice(&request["tool_choice"]["function"]["name"], names)
 }
 
-/// Checks the schema of a function's arguments: none, or an object.
-pub(in crate::rehearsal) fn check_schema(
-    name: &str,
-    schema: &Value,
-    param: &str,
-) -> Result<(), Refusal> {
+/// Checks the name of a function, and the schema of its arguments: none, or an object.
+pub(in crate::rehearsal) fn check_function(function: &Value, param: &str) -> Result<(), Refusal> {
+    let name = check_function_name(&function["name"], format!("{param}.name"))?;
+    let schema = &function["parameters"];
     if schema.is_null() || schema["type"] == "object" {
         return Ok(());
     }
@@ -328,7 +322,14 @@ pub(in crate::rehearsal) fn check_schema(
         "Invalid schema for function '{name}': schema must be a JSON Schema of 'type: \
          \"object\"', got 'type: \"{got}\"'."
     );
-    Err(Refusal::new(message, param).coded("invalid_function_parameters"))
+    let refusal = Refusal::new(message, format!("{param}.parameters"));
+    Err(refusal.coded("invalid_function_parameters"))
+}
+
+fn check_function_name(name: &Value, param: String) -> Result<&str, Refusal> {
+    let Some(name) = name.as_str() else { return Err(Refusal::missing(param)) };
+    check_name(name, &param)?;
+    Ok(name)
 }
 
 /// Checks that a chosen tool is one of the request's.
@@ -348,27 +349,17 @@ pub(in crate::rehearsal) fn check_tool_choice<'a>(
 pub(in crate::rehearsal) fn check_name(name: &str, param: &str) -> Result<(), Refusal> {
     let length = name.chars().count();
     if length > 64 {
-        return Err(Refusal::new(
-            format!(
-                "Invalid '{param}': string too long. Expected a string with maximum length 64, \
-                 but got a string with length {length} instead."
-            ),
-            param,
-        )
-        .coded("string_above_max_length"));
+        return Err(Refusal::too_long(param, 64, length));
     }
     let fits = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
     if fits && !name.is_empty() {
         return Ok(());
     }
-    Err(Refusal::new(
-        format!(
-            "Invalid '{param}': string does not match pattern. Expected a string that matches the \
-             pattern '^[a-zA-Z0-9_-]+$'."
-        ),
-        param,
-    )
-    .coded("invalid_value"))
+    let message = format!(
+        "Invalid '{param}': string does not match pattern. Expected a string that matches the \
+         pattern '^[a-zA-Z0-9_-]+$'."
+    );
+    Err(Refusal::invalid_value(message, param))
 }
 
 fn kind_of(value: &Value) -> &'static str {

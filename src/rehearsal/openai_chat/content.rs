@@ -33,7 +33,7 @@ fn check_part(role: &str, part: &Value, here: &str) -> Result<(), Refusal> {
         let supported: Vec<String> = supported.iter().map(|word| format!("'{word}'")).collect();
         let message =
             format!("Invalid value: '{kind}'. Supported values are: {}.", supported.join(", "));
-        return Err(Refusal::new(message, format!("{here}.type")).coded("invalid_value"));
+        return Err(Refusal::invalid_value(message, format!("{here}.type")));
     }
     match kind {
         "text" if part["text"].is_string() => Ok(()),

@@ -14,7 +14,7 @@ use super::service::{
 };
 
 pub use check::{Refusal, check};
-pub(super) use check::{check_name, check_schema, check_tool_choice};
+pub(super) use check::{check_function, check_name, check_tool_choice};
 
 /// The service of this wire format.
 pub(super) struct OpenaiChat;

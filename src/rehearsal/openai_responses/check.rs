@@ -10,7 +10,7 @@
 use serde_json::Value;
 
 use super::sealed;
-use crate::rehearsal::openai_chat::{Refusal, check_name, check_schema, check_tool_choice};
+use crate::rehearsal::openai_chat::{Refusal, check_function, check_name, check_tool_choice};
 use crate::rehearsal::text::items;
 
 /// The largest length of an id, in characters.
@@ -96,16 +96,15 @@ fn check_item(param: &str, item: &Value) -> Result<(), Refusal> {
         // Tools that the service runs itself.
         Some("compaction" | "mcp_list_tools") => Ok(()),
         Some(kind) if kind.ends_with("_call") => text("id").map(drop),
-        kind => Err(Refusal::new(
-            format!(
+        kind => {
+            let message = format!(
                 "Invalid value: '{}'. Supported values are: 'message', 'reasoning', \
                  'function_call', 'function_call_output', 'custom_tool_call', and \
                  'custom_tool_call_output'.",
                 kind.unwrap_or_default()
-            ),
-            param,
-        )
-        .coded("invalid_value")),
+            );
+            Err(Refusal::invalid_value(message, param))
+        }
     }
 }
 
@@ -115,7 +114,7 @@ fn check_message(param: &str, role: &str, content: &Value) -> Result<(), Refusal
             "Invalid value: '{role}'. Supported values are: 'assistant', 'system', 'developer', \
              and 'user'."
         );
-        return Err(Refusal::new(message, param).coded("invalid_value"));
+        return Err(Refusal::invalid_value(message, param));
     }
     let fits = content.is_string() || content.is_array();
     let expected = "one of an array of objects or string";
@@ -124,13 +123,13 @@ fn check_message(param: &str, role: &str, content: &Value) -> Result<(), Refusal
         "assistant" => &["output_text", "refusal"],
         _ => &["input_text", "input_image", "input_file"],
     };
-    for (at, part) in content.as_array().into_iter().flatten().enumerate() {
+    for (at, part) in items(content).iter().enumerate() {
         let here = format!("{param}.content[{at}]");
         let kind = part["type"].as_str().unwrap_or_default();
         if !allowed.contains(&kind) {
             let supported = allowed.join("', '");
             let message = format!("Invalid value: '{kind}'. Supported values are: '{supported}'.");
-            return Err(Refusal::new(message, here).coded("invalid_value"));
+            return Err(Refusal::invalid_value(message, here));
         }
         let key = match kind {
             "input_image" => "image_url",
@@ -162,11 +161,7 @@ fn check_call_id(param: &str, id: &str) -> Result<(), Refusal> {
 fn check_length(param: &str, id: &str) -> Result<(), Refusal> {
     let length = id.chars().count();
     if length > ID_CHARS_MAX {
-        let message = format!(
-            "Invalid '{param}': string too long. Expected a string with maximum length \
-             {ID_CHARS_MAX}, but got a string with length {length} instead."
-        );
-        return Err(Refusal::new(message, param).coded("string_above_max_length"));
+        return Err(Refusal::too_long(param, ID_CHARS_MAX, length));
     }
     if length == 0 {
         let message = format!(
@@ -179,9 +174,9 @@ fn check_length(param: &str, id: &str) -> Result<(), Refusal> {
 }
 
 /// Checks that ids of items are short and unique.
-fn check_ids(items: &[Value]) -> Result<(), Refusal> {
+fn check_ids(input: &[Value]) -> Result<(), Refusal> {
     let mut seen: Vec<&str> = Vec::new();
-    for (at, item) in items.iter().enumerate() {
+    for (at, item) in input.iter().enumerate() {
         let Some(id) = item["id"].as_str() else { continue };
         check_length(&format!("input[{at}].id"), id)?;
         if seen.contains(&id) {
@@ -196,12 +191,12 @@ fn check_ids(items: &[Value]) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn check_reasoning(items: &[Value], stateless: bool) -> Result<(), StatusRefusal> {
-    for (at, item) in items.iter().enumerate() {
+fn check_reasoning(input: &[Value], stateless: bool) -> Result<(), StatusRefusal> {
+    for (at, item) in input.iter().enumerate() {
         let id = item["id"].as_str();
         if item["type"] == "reasoning" {
             check_encrypted(item, stateless)?;
-            let next = items.get(at + 1);
+            let next = input.get(at + 1);
             if !next.is_some_and(|next| is_led_to(id, next)) {
                 let name = id.unwrap_or_default();
                 let message = format!(
@@ -215,7 +210,7 @@ fn check_reasoning(items: &[Value], stateless: bool) -> Result<(), StatusRefusal
                 let of = other["id"].as_str().and_then(thought_group);
                 other["type"] == "reasoning" && of == Some(group)
             };
-            if !items.iter().take(at).any(is_its) {
+            if !input.iter().take(at).any(is_its) {
                 let kind = item["type"].as_str().unwrap_or("message");
                 let message = format!(
                     "Item '{id}' of type '{kind}' was provided without its required 'reasoning' \
@@ -252,7 +247,7 @@ fn check_encrypted(item: &Value, stateless: bool) -> Result<(), StatusRefusal> {
     let id = item["id"].as_str();
     let Some(encrypted) = item["encrypted_content"].as_str().filter(|text| !text.is_empty()) else {
         // Services that do not encrypt their reasoning send it as content.
-        let has_content = item["content"].as_array().is_some_and(|parts| !parts.is_empty());
+        let has_content = !items(&item["content"]).is_empty();
         if has_content || !stateless {
             return Ok(());
         }
@@ -287,9 +282,9 @@ fn check_encrypted(item: &Value, stateless: bool) -> Result<(), StatusRefusal> {
 }
 
 /// Checks that every call has one output after it, and that every output answers a call of its kind.
-fn check_pairing(items: &[Value]) -> Result<(), Refusal> {
+fn check_pairing(input: &[Value]) -> Result<(), Refusal> {
     let mut open: Vec<(&str, &str)> = Vec::new();
-    for item in items {
+    for item in input {
         let (kind, id) = (item["type"].as_str().unwrap_or_default(), item["call_id"].as_str());
         let Some(id) = id else { continue };
         match kind {
@@ -333,12 +328,7 @@ fn check_tools(request: &Value) -> Result<(), Refusal> {
         if tool["type"] != "function" {
             return Err(Refusal::missing(format!("tools[{at}].type")));
         }
-        let param = format!("tools[{at}].name");
-        let Some(name) = tool["name"].as_str() else {
-            return Err(Refusal::missing(param));
-        };
-        check_name(name, &param)?;
-        check_schema(name, &tool["parameters"], &format!("tools[{at}].parameters"))?;
+        check_function(tool, &format!("tools[{at}]"))?;
     }
     let names = tools.iter().map(|tool| &tool["name"]);
     check_tool_choice(&request["tool_choice"]["name"], names)

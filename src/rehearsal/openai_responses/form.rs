@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use crate::rehearsal::text::items;
+
 /// Converts a checked request. `include` is kept beside it.
 pub(super) fn chat_form(body: &Value) -> Value {
     let mut messages: Vec<Value> = Vec::new();
@@ -11,7 +13,7 @@ pub(super) fn chat_form(body: &Value) -> Value {
     if let Some(text) = body["input"].as_str() {
         messages.push(json!({"role": "user", "content": text}));
     }
-    for item in body["input"].as_array().into_iter().flatten() {
+    for item in items(&body["input"]) {
         add(item, &mut messages);
     }
     let mut form = json!({

@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use super::world::{HeldTurn, INPUTS_MAX, World, key_of};
 use crate::config::RunOverrides;
-use crate::event::{ApprovalRequest, CallLabel};
-use crate::record::{Record, ResponseDisposition, ResponseMessage, Seq, StopMode, TurnEnd};
+use crate::event::{ApprovalRequest, CallLabel, TurnSummary, TurnTimes};
+use crate::record::{
+    Record, RequestKey, ResponseDisposition, ResponseMessage, Seq, StopMode, TurnEnd,
+};
+use crate::session::machine::Lifecycle;
 use crate::session::{RunAdmission, RunInput, SessionRefusal};
 use crate::types::{
-    ApprovalPhase, CallKey, Content, ResultNotes, RunId, ToolCall, ToolOutcome, ToolResult, Usage,
-    Verdict, WriteSet,
+    ApprovalPhase, CallKey, Content, ResultNotes, RunId, ToolCall, ToolOutcome, ToolResult,
+    TraceContext, Usage, Verdict, WriteSet,
 };
 
 /// Something that may happen.
@@ -104,10 +107,13 @@ impl World {
 
     pub(super) fn act(&mut self, action: Action) {
         let now = Duration::ZERO;
+        self.batch_from = self.log.len();
         match action {
             Action::Start => self.start(),
             Action::Repeat => {
                 let log = self.log.len();
+                let resumed = self.session.clone().handle_resume(now);
+                assert_eq!(resumed.is_ok(), self.session.is_suspended());
                 for (id, seq) in self.accepted.clone() {
                     let again = self.session.admit_run(&"x".into(), Some(&key_of(&id)), true);
                     let known = RunAdmission::Known { run_id: id, seq };
@@ -118,7 +124,13 @@ impl World {
             Action::Steer => {
                 self.left.steers -= 1;
                 let input: Content = format!("steer {}", self.left.steers).as_str().into();
-                let _ = self.session.handle_steer(input, None, INPUTS_MAX);
+                let key = format!("key of steer {}", self.left.steers);
+                let request = Some(RequestKey { key, digest: "d".into() });
+                let steered = self.session.handle_steer(input, request, INPUTS_MAX);
+                let may_steer = self.session.run.is_some()
+                    && !self.session.suspended
+                    && self.session.lifecycle == Lifecycle::Open;
+                assert_eq!(steered.is_ok(), may_steer, "{steered:?}");
             }
             Action::Stop(mode) => {
                 self.left.stops -= 1;
@@ -230,14 +242,18 @@ impl World {
     fn start(&mut self) {
         self.left.starts -= 1;
         let run_id = RunId(format!("run_{}", self.left.starts).into());
-        let (input, key): (Content, _) = ("go".into(), key_of(&run_id));
-        let Ok(admission) = self.session.admit_run(&input, Some(&key), true) else { return };
+        let (input, key): (Content, _) = (run_id.0.as_ref().into(), key_of(&run_id));
+        let admission = self.session.admit_run(&input, Some(&key), true);
+        let is_open = self.session.lifecycle == Lifecycle::Open && !self.session.is_suspended();
+        assert_eq!(admission.is_ok(), is_open, "{admission:?}");
+        let Ok(admission) = admission else { return };
         assert!(matches!(admission, RunAdmission::Start | RunAdmission::Queue));
         let is_busy = self.session.run.is_some() || !self.session.queue.is_empty();
         assert_eq!(admission == RunAdmission::Queue, is_busy);
-        let overrides = RunOverrides::default();
-        let request = Some(key);
-        let run = RunInput { run_id: run_id.clone(), input, overrides, request, trace: None };
+        let overrides =
+            RunOverrides { model: Some(run_id.0.to_string()), ..RunOverrides::default() };
+        let (request, trace) = (Some(key), Some(TraceContext::new([7; 16], [8; 8], true)));
+        let run = RunInput { run_id: run_id.clone(), input, overrides, request, trace };
         let rules = super::world::rules_with(self.left.max_turns);
         let rules_of = |_: &RunOverrides| std::sync::Arc::clone(&rules);
         if self.session.handle_run_request(run, INPUTS_MAX, &rules_of).is_ok() {
@@ -269,7 +285,6 @@ impl World {
     }
 
     fn append_turn(&mut self, records: Vec<Record>) {
-        self.batch_from = self.log.len();
         self.log.extend(records);
     }
 
@@ -315,14 +330,21 @@ fn response(turn: u32, text: &str, calls: Vec<ToolCall>) -> Record {
         ending: ResponseDisposition::Well,
         message: message.into(),
         finish_reason: None,
-        usage: Usage::default(),
+        usage: usage(),
         dropped_calls: Vec::new(),
         shown: Vec::new(),
     }
 }
 
 fn committed(turn: u32, end: TurnEnd) -> Record {
-    Record::TurnCommitted { turn, end, summary: Box::default() }
+    let times = TurnTimes { people: Duration::from_millis(1), ..TurnTimes::default() };
+    let summary = TurnSummary { usage: usage(), times, ..TurnSummary::default() };
+    Record::TurnCommitted { turn, end, summary: Box::new(summary) }
+}
+
+/// The usage of every turn.
+fn usage() -> Usage {
+    Usage { input_tokens: 2, output_tokens: 1, ..Usage::default() }
 }
 
 fn label(call: &ToolCall) -> CallLabel {

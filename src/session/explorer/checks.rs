@@ -1,36 +1,47 @@
 //! The invariants of every state.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::world::{World, entries, key_of, turn_of};
+use crate::context::Variables;
 use crate::message::Message;
-use crate::record::{Record, StopMode};
+use crate::record::{JournalEntry, Record, Seq, StopMode};
 use crate::session::machine::Lifecycle;
 use crate::session::{
-    OpenRun, OpenTurn, RunAdmission, RunStage, Session, SessionRefusal, open_approvals,
+    OpenRun, OpenTurn, RunAdmission, RunStage, Session, SessionRefusal, StoredSession,
+    open_approvals,
 };
 use crate::turn::CancelReason;
-use crate::types::RunId;
+use crate::types::{CallKey, RunEnd, RunId, Usage};
 
 impl World {
     pub(super) fn check(&self) {
         self.check_runs();
         self.check_inputs();
+        self.check_sums();
+        self.check_context();
         self.check_owner();
         self.check_stored();
         self.check_approvals();
         self.check_end();
     }
 
-    /// Run ids start and end once, one run at a time, and the queue keeps its order.
+    /// Run ids start and end once, one run at a time. The queue keeps its order, and each queued
+    /// run starts as it was requested. A run that was steered last is not answered yet.
     fn check_runs(&self) {
         let (mut open, mut seen) = (None, BTreeSet::new());
         let (mut queued, mut closed) = (Vec::<&RunId>::new(), false);
+        let (mut requests, mut committed, mut steered) = (BTreeMap::new(), 0, 0);
         for record in &self.log {
             assert!(!closed, "{record:?} behind the close");
             match record {
-                Record::InputQueued { run_id, .. } => queued.push(run_id),
-                Record::RunStarted { run_id, .. } => {
+                Record::InputQueued { run_id, input, overrides, trace, .. } => {
+                    queued.push(run_id);
+                    requests.insert(run_id, (input, overrides, trace));
+                }
+                Record::RunStarted { run_id, input, overrides, trace, .. } => {
+                    let request = (input, overrides, trace);
+                    assert_eq!(requests.remove(run_id).unwrap_or(request), request);
                     assert!(open.is_none(), "run {run_id} starts within {open:?}");
                     assert!(seen.insert(run_id), "run {run_id} starts twice");
                     if let Some(at) = queued.iter().position(|id| *id == run_id) {
@@ -41,14 +52,24 @@ impl World {
                     }
                     open = Some(run_id);
                 }
-                Record::RunEnded { run_id, .. } => {
+                Record::TurnCommitted { turn, .. } => committed = *turn,
+                Record::Steered { after_turn, .. } => steered = *after_turn,
+                Record::RunEnded { run_id, end, waiting, .. } => {
                     assert_eq!(open.take(), Some(run_id), "another run ends");
+                    let is_answered = *end == RunEnd::Answered && steered == committed;
+                    assert!(!is_answered || committed == 0, "an input has no answer");
+                    let is_counted = *waiting == queued.len() as u64 || self.is_closing();
+                    assert!(is_counted, "{waiting} inputs wait");
                 }
                 Record::SessionClosed => closed = true,
                 _ => {}
             }
         }
         assert_eq!(open, self.session.run.as_ref().map(|run| &run.id), "the open run");
+        if let Some(run) = &self.session.run {
+            let overrides = (run.overrides.model.as_deref(), run.trace.is_some());
+            assert_eq!(overrides, (Some(&*run.id.0), true), "the request of the open run");
+        }
         let waiting: Vec<_> = self.session.queue.iter().map(|queued| &queued.run_id).collect();
         let is_closing = self.is_closing();
         assert!(queued == waiting || (is_closing && waiting.is_empty()), "the queue");
@@ -78,7 +99,69 @@ impl World {
         assert_eq!(users, inputs, "inputs in the history");
     }
 
-    fn is_closing(&self) -> bool {
+    /// The requests of all steered inputs are known, and the sums of the session and of its runs
+    /// are those of the turns that it has received.
+    fn check_sums(&self) {
+        let (mut all, mut of_run, mut calls) = (Usage::default(), Usage::default(), 0);
+        for (record, seq) in self.log.iter().zip(1..) {
+            match record {
+                Record::Steered { request, .. } => {
+                    let seen = self.session.keys.find(request.as_ref()).unwrap();
+                    assert_eq!(seen.map(|seen| seen.seq), Some(Seq(seq)), "a steered input");
+                }
+                Record::RunStarted { .. } => (of_run, calls) = (Usage::default(), 0),
+                Record::TurnCommitted { turn, summary, .. } if self.has_received(*turn) => {
+                    all += summary.usage;
+                    of_run += summary.usage;
+                    calls += self.results(*turn).len();
+                }
+                Record::RunEnded { stats, .. } => {
+                    let counted = (stats.input_tokens, stats.output_tokens);
+                    assert_eq!(counted, (of_run.input_tokens, of_run.output_tokens));
+                    assert_eq!(stats.tool_calls as usize, calls, "the calls of a run");
+                    assert!(stats.turns <= self.left.max_turns, "more turns than `max_turns`");
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(self.session.usage, all, "the usage of the session");
+    }
+
+    /// The history has the message of each turn and every note, and the variables are those of the
+    /// last write.
+    fn check_context(&self) {
+        let (mut responses, mut notes, mut variables) = (0, 0, Variables::default());
+        for record in &self.log {
+            match record {
+                Record::TurnCommitted { turn, .. } if self.has_received(*turn) => {
+                    responses += usize::from(self.progress(*turn).has_response);
+                    for result in self.results(*turn) {
+                        let Record::CallEnded { writes, .. } = result else { continue };
+                        variables.apply(writes);
+                    }
+                }
+                Record::LimitReached { note, .. } => notes += usize::from(note.is_some()),
+                _ => {}
+            }
+        }
+        let (mut messages, mut noted) = (0, 0);
+        for message in self.session.history.messages().iter() {
+            match &**message {
+                Message::Assistant(_) => messages += 1,
+                Message::Tool { content, .. } => noted += content.matches("[callsheet: ").count(),
+                Message::User { .. } => {}
+            }
+        }
+        assert_eq!((messages, noted), (responses, notes), "messages and notes in the history");
+        assert_eq!(self.session.variables, variables, "the variables");
+    }
+
+    /// Returns true if the session has received this committed turn.
+    fn has_received(&self, turn: u32) -> bool {
+        self.turn.as_ref().is_none_or(|held| held.number != turn)
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
         matches!(self.session.lifecycle, Lifecycle::Closing | Lifecycle::Closed)
     }
 
@@ -102,7 +185,9 @@ impl World {
         for upto in self.batch_from.max(1)..self.log.len() {
             self.read(upto);
         }
-        let stored = self.read(self.log.len()).session;
+        let StoredSession { session: stored, turn_entries, .. } = self.read(self.log.len());
+        self.check_turn_entries(&turn_entries);
+        assert_eq!((&stored.agent, stored.opened_at), (&self.session.agent, 1));
         let mut live = self.session.clone();
         let mut has_received = true;
         if let Some(turn) = &self.turn
@@ -139,6 +224,16 @@ impl World {
         assert_eq!(run(stored), run(live), "the run");
     }
 
+    /// A turn that is in progress resumes from all records since its first one.
+    fn check_turn_entries(&self, stored: &[JournalEntry]) {
+        let number = self.session.turn;
+        let is_open = self.session.run.is_some() && !self.progress(number).committed;
+        let first = self.log.iter().position(|record| turn_of(record) == Some(number));
+        let first = first.filter(|_| is_open).unwrap_or(self.log.len());
+        let expected = first as u64 + 1..self.log.len() as u64 + 1;
+        assert!(stored.iter().map(|entry| entry.seq.0).eq(expected), "the records of the turn");
+    }
+
     fn is_stop_ambiguous(&self) -> bool {
         let last = self.log.iter().rposition(|r| matches!(r, Record::TurnCommitted { .. }));
         let Some(last) = last else { return false };
@@ -157,6 +252,10 @@ impl World {
     fn check_approvals(&self) {
         let Some(turn) = &self.turn else { return };
         let progress = self.progress(turn.number);
+        let key = CallKey { turn: turn.number, attempt: 1, index: 0 };
+        let earlier = CallKey { turn: turn.number - 1, ..key };
+        assert!(self.session.expects_decision(key), "a decision about the current turn");
+        assert!(!self.session.expects_decision(earlier), "a decision about an earlier turn");
         let of_turn: Vec<_> = entries(&self.log)
             .into_iter()
             .filter(|entry| turn_of(&entry.record) == Some(turn.number))

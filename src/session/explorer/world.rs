@@ -18,6 +18,10 @@ use crate::types::{Execution, RunId, ToolCall};
 /// At most so many inputs wait.
 pub(super) const INPUTS_MAX: usize = 3;
 
+/// The budget of a run, which no run of a scenario uses half of.
+const CALLS_MAX: u32 = 100;
+const TOKENS_MAX: u64 = 100;
+
 /// The number of times that each input may arrive.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Scenario {
@@ -41,7 +45,7 @@ pub(super) struct Scenario {
 pub(super) struct World {
     pub(super) session: Session,
     pub(super) log: Vec<Record>,
-    /// The length of the log before the last batch.
+    /// The length of the log before the last action.
     pub(super) batch_from: usize,
     /// The turn that was handed out.
     pub(super) turn: Option<HeldTurn>,
@@ -106,7 +110,13 @@ pub(super) fn rules_with(max_turns: u32) -> Arc<TurnRules> {
     }
     let make = || {
         let max_turns = Some(max_turns);
-        let limits = Limits { max_turns, max_failed_turns: None, ..Limits::default() };
+        let limits = Limits {
+            max_turns,
+            max_failed_turns: None,
+            max_tool_calls_per_run: Some(CALLS_MAX),
+            max_tokens_per_run: Some(TOKENS_MAX),
+            ..Limits::default()
+        };
         Arc::new(TurnRules { limits, ..rules(Execution::Sequential) })
     };
     RULES.with_borrow_mut(|rules| Arc::clone(rules.entry(max_turns).or_insert_with(make)))
@@ -115,7 +125,7 @@ pub(super) fn rules_with(max_turns: u32) -> Arc<TurnRules> {
 pub(super) fn entries(log: &[Record]) -> Vec<JournalEntry> {
     let entry = |(record, seq): (&Record, u64)| JournalEntry {
         seq: Seq(seq),
-        time: 0,
+        time: seq,
         displayed_bytes: 0,
         record: record.clone(),
     };
@@ -182,6 +192,14 @@ impl World {
         TurnRecord::from_records(of_turn).unwrap()
     }
 
+    /// Returns the recorded outcomes of a turn.
+    pub(super) fn results(&self, number: u32) -> Vec<&Record> {
+        let is_outcome = |record: &&Record| {
+            matches!(record, Record::CallEnded { .. }) && turn_of(record) == Some(number)
+        };
+        self.log.iter().filter(is_outcome).collect()
+    }
+
     pub(super) fn perform(&mut self) {
         let rules = rules_with(self.left.max_turns);
         let rules_of = |_: &RunOverrides| Arc::clone(&rules);
@@ -214,7 +232,6 @@ impl World {
 
     fn append(&mut self, batch: Vec<SessionRecord>, limits: &Limits) {
         assert!(!batch.is_empty());
-        self.batch_from = self.log.len();
         let ends = batch.iter().any(|of| matches!(of.record, Record::RunEnded { .. }));
         for SessionRecord { record, events, .. } in batch {
             let is_public = !matches!(
@@ -222,13 +239,17 @@ impl World {
                 Record::StopAsked { .. } | Record::SessionOpened { .. } | Record::SessionClosed
             );
             assert_eq!(is_public, !events.is_empty(), "{record:?}: {events:?}");
+            let is_queued = matches!(record, Record::InputQueued { .. });
+            let may_wait = !self.session.shutting_down && !self.is_closing();
+            assert!(!is_queued || may_wait, "an input waits for nothing");
             if matches!(record, Record::RunStarted { .. }) {
+                assert!(!self.is_closing(), "no run starts once the session is to close");
                 assert!(ends || !self.session.shutting_down, "no run starts during a shutdown");
                 assert!(matches!(events[..], [Event::RunStarted { .. }]));
             }
             self.log.push(record.clone());
             let seq = Seq(self.log.len() as u64);
-            let at = RecordedAt { seq, time: 0, now: Duration::ZERO };
+            let at = RecordedAt { seq, time: seq.0, now: Duration::ZERO };
             self.session.apply(at, &record, &|_| limits.clone()).unwrap();
         }
     }
@@ -248,6 +269,21 @@ impl World {
         let first = !of_run.iter().any(|record| matches!(record, Record::TurnCommitted { .. }));
         let stops = self.session.run.as_ref().is_some_and(|run| run.stops_after_turn);
         assert!(origin != TurnOrigin::New || first || !stops || self.is_crashed, "it stops");
+        let is_out_of_turns = of_run.iter().any(|record| {
+            matches!(record, Record::LimitReached { action, .. } if action == "final_answer")
+        });
+        assert_eq!(spec.last_request, is_out_of_turns, "the request for a final answer");
+        let (calls, tokens) = of_run.iter().fold((0, 0), |(calls, tokens), record| match record {
+            Record::TurnCommitted { turn, summary, .. } => {
+                let is_initial = self.left.initial_call && *turn == 1;
+                let own = if is_initial { 0 } else { self.results(*turn).len() };
+                (calls + own, tokens + summary.usage.total())
+            }
+            _ => (calls, tokens),
+        });
+        assert_eq!(spec.budget.calls_left, Some(CALLS_MAX - calls as u32), "the calls left");
+        assert_eq!(spec.budget.tokens_left, Some(TOKENS_MAX - tokens), "the tokens left");
+        assert_eq!(spec.variables, self.session.variables);
         self.turn = Some(HeldTurn { number, cancel, last_request: spec.last_request });
         if progress.asks {
             self.session.handle_resting(Duration::ZERO, true);

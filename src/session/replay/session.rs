@@ -148,7 +148,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         mut seeded: Option<InitialCallsTurn>,
     ) -> Result<RecordingEnd> {
         let mut plan = match seeded {
-            Some(_) => run.machine.begin_with_calls(),
+            Some(_) => Run::plan_of_initial_calls(),
             None => run.machine.begin(),
         };
         loop {
@@ -232,7 +232,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             number: self.done.turns,
             turns_with_calls: history.turns_with_calls(),
             used_call_ids: history.used_call_ids(),
-            last_request: plan.last_request,
+            last_request: plan.final_answer_request,
             budget: run.machine.budget(),
             began: Duration::ZERO,
             run_time_left: run.rules.limits.run_timeout,
@@ -265,8 +265,8 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
     }
 
     /// Handles the inputs that reached the session before the commit: they follow it in the
-    /// records. Returns whether a stop came later than the commit, which the next record shows:
-    /// another turn then begins.
+    /// records. Returns true if a stop came after the commit, which the next record shows: another
+    /// turn begins.
     fn handle_inputs_before_commit(&mut self, run: &mut ReplayedRun, turn: u32) -> bool {
         let mut stops_later = false;
         let next = self.recording.next_made(self.at);
@@ -335,7 +335,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         Ok(RecordingEnd::NotReached)
     }
 
-    /// Returns whether the run ends here without a turn, because the host was shut down.
+    /// Returns true if the run ends here without a turn, because the host was shut down.
     fn is_interrupted(&self, id: &RunId) -> bool {
         let end = self.recording.run_end(self.at);
         end.is_some_and(|end| end.id == id && end.end == RunEnd::Interrupted)

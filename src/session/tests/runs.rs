@@ -101,7 +101,7 @@ proptest! {
     fn a_run_keeps_to_its_limits(limits in limits(), briefs in briefs()) {
         let mut run = Run::new(&limits);
         run.begin();
-        let (mut tokens, mut requests, mut last_requests) = (0, 1, 0);
+        let (mut tokens, mut requests, mut final_requests) = (0, 1, 0);
         let mut told: BTreeMap<(&str, &str), u32> = BTreeMap::new();
         let (mut ended, mut last_calls, mut same, mut failed) = (None, vec![], 0, 0);
         for brief in briefs {
@@ -124,7 +124,7 @@ proptest! {
             match step.next {
                 RunNext::Turn(plan) => {
                     requests += 1;
-                    last_requests += u32::from(plan.last_request);
+                    final_requests += u32::from(plan.final_answer_request);
                     let left = run.budget().tokens_left;
                     prop_assert_eq!(left, limits.max_tokens_per_run.map(|max| max - tokens));
                     prop_assert!(left != Some(0), "a request that nothing is left for");
@@ -139,7 +139,7 @@ proptest! {
                 }
             }
         }
-        prop_assert!(last_requests <= 1 && run.turns() == requests - last_requests);
+        prop_assert!(final_requests <= 1 && run.turns() == requests - final_requests);
         prop_assert!(limits.max_turns.is_none_or(|max| requests <= max + 1));
         for ((limit, action), times) in told {
             let again = limit == "repeat_limit" && action == "told";

@@ -388,8 +388,12 @@ fn a_fork_remembers_no_request_and_no_queue() {
     let seen = whole.session.keys.find(request().as_ref()).unwrap().map(|seen| seen.seq);
     assert_eq!(seen, Some(Seq(2)));
     let from = crate::types::SessionId::parse("other").unwrap();
+    let mut journal = entries(0, &records);
+    journal.push(entries(2, &[(started("later".into()), 7)]).remove(0));
+    let limits = |_: &RunOverrides| Limits::default();
+    let forked = StoredSession::fork(&mut journal, from.clone(), Seq(2), 9, &limits).unwrap();
     records.push((Record::SessionForked { from, at: Seq(2) }, 9));
-    let forked = fold(&records);
+    assert_eq!((&journal, &forked), (&entries(0, &records), &fold(&records)));
     assert_eq!((forked.opened, forked.session.queue().len()), (9, 0));
     assert_eq!(forked.session.keys.find(request().as_ref()), Ok(None));
 }

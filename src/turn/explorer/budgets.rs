@@ -15,15 +15,15 @@ fn exceeded_budgets() {
         // In the middle of the response, after its finish reason, and in the second attempt.
         let end = base.response.len();
         for (index, tokens) in [(end / 2 + 1, 11), (end, 11), (end / 2, 10), (end / 2 + 1, 7)] {
-            let mut scenario_over = base.clone();
-            scenario_over.spec.budget.tokens_left = Some(10);
-            scenario_over.response.insert(index, usage(tokens));
-            scenarios.push(scenario_over);
+            let mut exceeding = base.clone();
+            exceeding.spec.budget.tokens_left = Some(10);
+            exceeding.response.insert(index, usage(tokens));
+            scenarios.push(exceeding);
         }
         for left in 0..2 {
-            let mut scenario_over = base.clone();
-            scenario_over.spec.budget.calls_left = Some(left);
-            scenarios.push(scenario_over);
+            let mut exceeding = base.clone();
+            exceeding.spec.budget.calls_left = Some(left);
+            scenarios.push(exceeding);
         }
     }
     for scenario in &mut scenarios {

@@ -174,7 +174,9 @@ impl<'a> Recording<'a> {
     /// Returns the reason of the external cancellation of the turn.
     pub(super) fn cancelled(&self, at: usize) -> Option<CancelReason> {
         match self.turn(at)?.commit?.end {
-            TurnEnd::Cancelled(reason) => Some(*reason).filter(|why| *why != CancelReason::Budget),
+            TurnEnd::Cancelled(reason) => {
+                Some(*reason).filter(|reason| *reason != CancelReason::Budget)
+            }
             TurnEnd::Finished | TurnEnd::Refused | TurnEnd::Failed(_) => None,
         }
     }

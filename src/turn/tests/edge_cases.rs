@@ -277,7 +277,7 @@ fn a_cancelled_run_starts_no_call_after_a_crash() {
         action: "ended".into(),
         note: None,
     };
-    for (record, cancel, why) in [
+    for (record, cancel, reason) in [
         (Some(stop), None, CancelReason::Stop),
         (Some(timeout), Some(CancelReason::Stop), CancelReason::RunTimeout),
         (None, Some(CancelReason::Shutdown), CancelReason::Shutdown),
@@ -295,7 +295,7 @@ fn a_cancelled_run_starts_no_call_after_a_crash() {
             driver.turn = a_second_later(&driver, cancel);
             (driver.records, driver.started) = (0, Vec::new());
             driver.perform_effects();
-            driver.assert_started(&[]).assert_end(&TurnEnd::Cancelled(why));
+            driver.assert_started(&[]).assert_end(&TurnEnd::Cancelled(reason));
         }
     }
 }

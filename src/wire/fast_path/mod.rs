@@ -1,11 +1,10 @@
 //! The fast path of decoding: a payload that is equal to a known template except for its text is
 //! not parsed.
 //!
-//! [`read_payload`] is the one entry to both readers of a dialect. The full parse
-//! ([`PayloadDecoder::parse_payload`]) reads any payload and, if the payload holds a single change,
-//! returns the positions of its fields ([`TemplateFields`]). A [`template`] is made of these.
+//! The full parse (`PayloadDecoder::parse_payload`) reads any payload and, if the payload holds a
+//! single change, returns the positions of its fields ([`TemplateFields`]). A [`template`] is made of these.
 //! A later payload with the same bytes around the fields yields a [`TemplateMatch`], which
-//! [`PayloadDecoder::apply_match`] turns into the same deltas as the full parse would. The tests compare
+//! `PayloadDecoder::apply_match` turns into the same deltas as the full parse would. The tests compare
 //! both readers on recorded and on generated streams. The environment variable
 //! `CALLSHEET_FAST_PATH=off` turns the fast path off ([`super::DecoderOptions::fast_path`]).
 
@@ -15,9 +14,7 @@ mod template;
 
 use std::borrow::Cow;
 
-use super::dialect::PayloadDecoder;
-use super::full_parse::parse_in_full;
-use super::{Delta, Wire};
+use super::Wire;
 
 pub(super) use fields::{FieldRole, TemplateFields};
 pub(super) use template::TemplateSet;
@@ -77,29 +74,6 @@ impl TemplateMatch<'_> {
     /// Returns the text if there is one and it is not empty.
     pub(super) fn nonempty_text(&self) -> Option<&str> {
         self.text.as_deref().filter(|text| !text.is_empty())
-    }
-}
-
-/// Decodes the next payload of a response and appends its deltas to `out`. `event` is the name of
-/// the server-sent event, or empty.
-///
-/// A payload that matches one of the templates is not parsed. Any other payload is parsed in full
-/// and, where possible, becomes a template. Without `templates` every payload is parsed in full.
-pub(super) fn read_payload(
-    decoder: &mut dyn PayloadDecoder,
-    templates: Option<&mut TemplateSet>,
-    event: &str,
-    text: &str,
-    out: &mut Vec<Delta>,
-) {
-    let Some(templates) = templates else {
-        parse_in_full(decoder, event, text, out);
-        return;
-    };
-    if let Some(matched) = templates.match_payload(event, text) {
-        decoder.apply_match(&matched, out);
-    } else if let Some(fields) = parse_in_full(decoder, event, text, out) {
-        templates.add(event, text, &fields);
     }
 }
 

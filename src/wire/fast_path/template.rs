@@ -74,7 +74,7 @@ impl TemplateSet {
     /// Most payloads match the same template as the one before, with the same stable values. These
     /// are found by comparing bytes alone. Otherwise the first template that fits takes over the
     /// stable values of the payload.
-    pub(super) fn match_payload<'p>(
+    pub(in crate::wire) fn match_payload<'p>(
         &'p mut self,
         event: &str,
         payload: &'p str,
@@ -97,7 +97,7 @@ impl TemplateSet {
     }
 
     /// Makes a template of a payload that was parsed in full and has these fields.
-    pub(super) fn add(&mut self, event: &str, payload: &str, fields: &TemplateFields<'_>) {
+    pub(in crate::wire) fn add(&mut self, event: &str, payload: &str, fields: &TemplateFields<'_>) {
         let Some(template) = PayloadTemplate::of(event, payload, fields) else { return };
         let mut of_kind = 1;
         self.templates.retain(|other| {

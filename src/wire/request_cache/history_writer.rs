@@ -34,8 +34,8 @@ impl HistoryWriter {
     pub(in crate::wire) fn new(head: &[u8]) -> Self {
         let mut body = Vec::with_capacity(head.len() + SPARE_BYTES);
         body.extend_from_slice(head);
-        let none = ReusablePrefix::default();
-        Self { body, reused: none, reusable: none, elements: 0 }
+        let prefix = ReusablePrefix { bytes: head.len(), ..ReusablePrefix::default() };
+        Self { body, reused: prefix, reusable: prefix, elements: 0 }
     }
 
     /// Continues the list after the reusable prefix of a body.
@@ -95,7 +95,7 @@ impl HistoryWriter {
 }
 
 /// Returns the head of a body: the members other than the history, and the begin of the history.
-pub(super) fn head(members: &impl Serialize, history_member: &str) -> Vec<u8> {
+pub(in crate::wire) fn head(members: &impl Serialize, history_member: &str) -> Vec<u8> {
     let mut head = Vec::new();
     append_json(&mut head, members);
     // Removes the closing brace, because the history belongs into the same object.

@@ -11,11 +11,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::dialect::RequestFormat;
-use super::extra_members::body_members;
 use super::{ModelRequest, Wire};
 use crate::message::{Message, MessageList};
-pub(super) use history_writer::{HistoryWriter, ReusablePrefix};
+pub(super) use history_writer::{HistoryWriter, ReusablePrefix, head};
 
 /// The largest number of heads that are kept for one model.
 const HEADS_MAX: usize = 8;
@@ -109,20 +107,6 @@ impl CachedRequest {
             && self.request == ModelRequest { messages, ..request.clone() }
             && leading.is_some_and(|leading| self.messages.iter().zip(leading).all(is_same))
     }
-}
-
-/// Writes the head of a body: the members before the history, up to its first element.
-pub(super) fn write_head<F: RequestFormat>(request: &ModelRequest) -> Vec<u8> {
-    history_writer::head(&body_members::<F>(request), F::HISTORY_MEMBER)
-}
-
-/// Writes the history, or the part of it that the writer does not hold yet, and the body's end.
-pub(super) fn write_history<F: RequestFormat>(
-    request: &ModelRequest,
-    mut writer: HistoryWriter,
-) -> (Vec<u8>, ReusablePrefix) {
-    F::write_history(request, &mut writer);
-    writer.finish()
 }
 
 #[cfg(test)]

@@ -5,20 +5,20 @@ use std::collections::BTreeSet;
 use super::{Bar, Row, RunTimeline, Sign, TimelineStyle};
 use crate::types::{fitting, text_columns};
 
-/// The most turns, and the most rows, that share an axis. A turn with more rows has its own.
+/// The largest numbers of turns and of rows that share an axis. A turn with more rows has its own.
 const AXIS_TURNS_MAX: usize = 8;
 const AXIS_ROWS_MAX: usize = 24;
 
-/// The calls of a turn that have a row each. The rest share one.
+/// The number of calls of a turn that have a row each. The others share one.
 const CALL_ROWS_MAX: usize = 16;
 
-/// The columns from one tick of an axis to the next, at least.
+/// The smallest number of columns from one tick of an axis to the next.
 const TICK_COLUMNS: u64 = 12;
 
 /// Time without a stream or a tool is shortened if it is longer than this and than all busy time.
 const IDLE_MS: u64 = 1_000;
 
-/// From this width on there is room for words behind the bars.
+/// The smallest width that has room for words after the bars.
 const WIDE_COLUMNS: usize = 60;
 
 /// A character and its colour: an SGR parameter of a terminal.
@@ -93,7 +93,7 @@ pub(super) fn draw(run: &RunTimeline, style: TimelineStyle) -> String {
     text
 }
 
-/// The meaning of the signs in these runs.
+/// Returns the meaning of the signs in these runs.
 pub(super) fn legend(runs: &[RunTimeline], style: TimelineStyle) -> String {
     let rows = runs.iter().flat_map(|run| run.turns.iter().flatten());
     let signs = rows.flat_map(|row| {
@@ -184,7 +184,7 @@ impl RowLayout {
     }
 }
 
-/// One row for the calls that have none of their own.
+/// Returns one row for the calls that have none of their own.
 fn summary(calls: &[&Row]) -> Option<Row> {
     let mark = Some(calls.iter().filter_map(|row| row.mark).max()?);
     let bars = calls.iter().flat_map(|row| row.bars.iter().copied()).collect();
@@ -212,7 +212,7 @@ fn put(text: &mut String, cells: &[Cell], coloured: bool) {
     }
 }
 
-/// Maps times to columns. Long times in which nothing goes on are shortened.
+/// Maps times to columns. Long idle times are shortened.
 struct Axis {
     columns: u64,
     /// Consecutive parts, in order.
@@ -263,7 +263,7 @@ impl Axis {
         }
     }
 
-    /// The column of a time. The end of the axis is one behind the last column.
+    /// Returns the column of a time. The end of the axis is one after the last column.
     fn column(&self, time: u64) -> u64 {
         let part = self.parts.iter().find(|part| time <= part.until).or(self.parts.last());
         let Some(part) = part else { return 0 };
@@ -290,7 +290,7 @@ impl Axis {
         cells
     }
 
-    /// The axis itself: round times since the run began, and signs where time was cut.
+    /// Draws the axis itself: round times since the run began, and signs where time was cut.
     fn ticks(&self, began: u64) -> Vec<Cell> {
         let mut cells = Vec::new();
         let least = scaled(TICK_COLUMNS, self.drawn, self.columns).max(1);
@@ -318,7 +318,7 @@ impl Axis {
     }
 }
 
-/// A time on the axis, precise enough to differ from the next one.
+/// Formats a time on the axis, precise enough to differ from the next one.
 fn tick(ms: u64, interval: u64) -> String {
     if ms < 60_000 || interval >= 1_000 {
         return how_long(ms);
@@ -341,7 +341,7 @@ fn scaled(value: u64, to: u64, of: u64) -> u64 {
     u64::try_from(value).unwrap_or(u64::MAX)
 }
 
-/// A duration with few digits.
+/// Formats a duration with few digits.
 pub(super) fn how_long(ms: u64) -> String {
     let (seconds, minutes) = (ms / 1_000, ms / 60_000);
     match ms {

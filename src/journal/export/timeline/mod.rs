@@ -1,7 +1,7 @@
 //! A picture of a session's runs: a waterfall of their turns on a time axis.
 //!
 //! Each attempt has a row, and each call of its response. The times are those of the records, in
-//! whole milliseconds. A call that went on after the host had stopped is placed by the time of its
+//! whole milliseconds. A call that continued after the host had stopped is placed by the time of its
 //! outcome.
 
 mod draw;
@@ -120,7 +120,7 @@ struct Rows<'t> {
 }
 
 impl Rows<'_> {
-    /// A row for each attempt, each followed by its calls.
+    /// Returns a row for each attempt, each followed by the rows of its calls.
     fn turn(&self, turn: &TurnTranscript<'_>) -> Vec<Row> {
         let mut rows = Vec::new();
         for (nth, attempt) in turn.attempts.iter().enumerate() {
@@ -129,11 +129,11 @@ impl Rows<'_> {
                 _ => format!("  attempt {}", attempt.number),
             };
             rows.push(self.attempt(&label, attempt));
-            let kept = attempt.response.iter().flat_map(|response| &response.message.calls);
-            let kept = kept.map(|call| (call.key, &*call.name));
-            let known = attempt.calls.iter();
-            let known = known.map(|(key, call)| (*key, call.name().unwrap_or_default()));
-            let names: BTreeMap<CallKey, &str> = known.chain(kept).collect();
+            let in_response = attempt.response.iter().flat_map(|response| &response.message.calls);
+            let in_response = in_response.map(|call| (call.key, &*call.name));
+            let recorded = attempt.calls.iter();
+            let recorded = recorded.map(|(key, call)| (*key, call.name().unwrap_or_default()));
+            let names: BTreeMap<CallKey, &str> = recorded.chain(in_response).collect();
             let none = CallTranscript::default();
             rows.extend(names.into_iter().map(|(key, name)| {
                 self.call(name, attempt.calls.get(&key).unwrap_or(&none), attempt)
@@ -144,7 +144,7 @@ impl Rows<'_> {
 
     fn attempt(&self, label: &str, attempt: &AttemptTranscript<'_>) -> Row {
         let (model, mut bars) = (attempt.start.map_or("given", |start| start.model), Vec::new());
-        let asked = asked(attempt);
+        let requested_at = requested_at(attempt);
         let (until, word) = match (&attempt.failure, &attempt.response) {
             (Some(failure), _) => {
                 // The record before is the last sign of a host that was killed.
@@ -153,18 +153,18 @@ impl Rows<'_> {
                 (before.map_or(failure.at.time, |entry| entry.time), "broke")
             }
             (None, Some(response)) => (response.at.time, ending_word(response.ending)),
-            (None, None) => (self.until.max(asked), "open"),
+            (None, None) => (self.until.max(requested_at), "open"),
         };
         if let Some(start) = attempt.start.filter(|start| start.wait_ms > 0) {
-            bars.push(Bar::new(start.at.time, asked.min(until), Sign::Wait));
+            bars.push(Bar::new(start.at.time, requested_at.min(until), Sign::Wait));
         }
-        if attempt.start.is_some() && until >= asked {
-            bars.push(Bar::new(asked, until, Sign::Model));
+        if attempt.start.is_some() && until >= requested_at {
+            bars.push(Bar::new(requested_at, until, Sign::Model));
         }
         if matches!(word, "broke" | "refused") {
             bars.push(Bar::new(until, until, Sign::Broken));
         }
-        let duration_ms = attempt.start.map(|_| until.saturating_sub(asked));
+        let duration_ms = attempt.start.map(|_| until.saturating_sub(requested_at));
         Row { mark: None, label: format!("{label} {model}"), bars, word, duration_ms }
     }
 
@@ -204,7 +204,7 @@ impl Rows<'_> {
         };
         // The run's clock stands still while no host runs, so that its time may be too early.
         let decided = call.decisions.iter().map(|decision| decision.at.time);
-        let earliest = decided.chain(intended).fold(asked(attempt), u64::max);
+        let earliest = decided.chain(intended).fold(requested_at(attempt), u64::max);
         let by_clock = self.began.saturating_add(started);
         let by_end = at.saturating_sub(ended.duration_ms).max(earliest);
         let from = if by_clock >= earliest { by_clock } else { by_end };
@@ -219,8 +219,8 @@ impl Rows<'_> {
     }
 }
 
-/// When the model was asked, or given a response without being asked.
-fn asked(attempt: &AttemptTranscript<'_>) -> u64 {
+/// Returns the time of the request to the model; without a request, that of the response.
+fn requested_at(attempt: &AttemptTranscript<'_>) -> u64 {
     let given = attempt.response.map_or(0, |response| response.at.time);
     attempt.start.map_or(given, |start| start.at.time.saturating_add(start.wait_ms))
 }

@@ -21,8 +21,8 @@ pub(super) struct HistoryIds {
 
 impl HistoryIds {
     pub(super) fn of(messages: &[Value]) -> Self {
-        let said = messages.iter().filter(|message| message["role"] == "assistant");
-        let blocks = said.flat_map(|message| items(&message["content"]));
+        let responses = messages.iter().filter(|message| message["role"] == "assistant");
+        let blocks = responses.flat_map(|message| items(&message["content"]));
         let answered = blocks.filter_map(|block| block["tool_use_id"].as_str());
         Self { answered: answered.map(str::to_owned).collect(), ..Self::default() }
     }
@@ -137,9 +137,9 @@ fn check_result(here: &str, block: &Value) -> Result<(), String> {
 fn check_thinking(here: &str, block: &Value) -> Result<(), String> {
     required(here, "thinking", block, "thinking")?;
     required(here, "thinking", block, "signature")?;
-    let said = block["signature"].as_str().unwrap_or_default();
-    let ours = signature(block["thinking"].as_str().unwrap_or_default());
-    if said.is_empty() || (said.starts_with(SIGNATURE_BEGIN) && said != ours) {
+    let found = block["signature"].as_str().unwrap_or_default();
+    let expected = signature(block["thinking"].as_str().unwrap_or_default());
+    if found.is_empty() || (found.starts_with(SIGNATURE_BEGIN) && found != expected) {
         return Err(format!("{here}: Invalid `signature` in `thinking` block"));
     }
     Ok(())

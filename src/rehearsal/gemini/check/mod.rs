@@ -221,8 +221,8 @@ fn all_answered(mut asked: Vec<Value>, results: &[&Value]) -> bool {
 /// Checks that the first call of every content after the last user message has a signature: models
 /// from Gemini 3 on require it. No model accepts an altered signature.
 fn check_signatures(model: &str, contents: &[Value]) -> Result<(), String> {
-    let is_said = |part: &Value| field(part, "functionResponse").is_null();
-    let begins = |c: &Value| c["role"] == "user" && items(&c["parts"]).iter().any(is_said);
+    let is_input = |part: &Value| field(part, "functionResponse").is_null();
+    let begins = |c: &Value| c["role"] == "user" && items(&c["parts"]).iter().any(is_input);
     let turn = contents.iter().rposition(begins).unwrap_or(0);
     for (at, content) in contents.iter().enumerate().filter(|(_, c)| c["role"] == "model") {
         let mut is_first = true;

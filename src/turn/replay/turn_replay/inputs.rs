@@ -10,9 +10,9 @@ impl TurnReplay<'_, '_> {
             Record::AttemptFailed { host_stopped: true, .. } => {}
             Record::AttemptFailed { error, .. } => inputs.push(self.broken(error)),
             Record::ResponseEnded { ending, .. } => {
-                let why =
+                let reason =
                     self.cancel_reason().filter(|_| *ending == ResponseDisposition::Cancelled);
-                inputs.extend(why.map(ReplayInput::Cancel));
+                inputs.extend(reason.map(ReplayInput::Cancel));
                 inputs.push(ReplayInput::End(ExchangeEnd::Closed));
             }
             Record::LimitReached { limit, .. } if limit == "run_timeout" => {
@@ -27,8 +27,8 @@ impl TurnReplay<'_, '_> {
                     reads: reads.0.keys().cloned().collect(),
                     writes: writes.clone(),
                 };
-                let done = ToolCompletion { outcome: outcome.clone(), used };
-                inputs.extend(self.tool_outcome(*key, done));
+                let completion = ToolCompletion { outcome: outcome.clone(), used };
+                inputs.extend(self.tool_outcome(*key, completion));
                 inputs.extend(self.up_to_seal(*key));
             }
             Record::CallEnded { call, outcome, notes, .. } => {
@@ -86,9 +86,9 @@ impl TurnReplay<'_, '_> {
         position.filter(|_| is_open).map(|position| ReplayInput::Response(position + 1))
     }
 
-    fn tool_outcome(&self, key: CallKey, done: ToolCompletion) -> Option<ReplayInput> {
+    fn tool_outcome(&self, key: CallKey, completion: ToolCompletion) -> Option<ReplayInput> {
         // Only the machine makes the other outcomes.
-        let is_tool_outcome = match done.outcome.kind {
+        let is_tool_outcome = match completion.outcome.kind {
             None
             | Some(
                 FailureKind::ToolError
@@ -110,7 +110,7 @@ impl TurnReplay<'_, '_> {
             ) => false,
         };
         let runs = self.call(key).is_some_and(TurnCall::is_running);
-        (runs && is_tool_outcome).then_some(ReplayInput::Outcome(key, done))
+        (runs && is_tool_outcome).then_some(ReplayInput::Outcome(key, completion))
     }
 
     fn call_outcome(&self, key: CallKey, outcome: &ToolOutcome) -> Option<ReplayInput> {

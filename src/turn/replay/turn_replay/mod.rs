@@ -214,7 +214,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
                 self.turn.handle_response_end(now, end);
             }
             ReplayInput::ChangeAfterSeal(key) => self.change_after_seal(key),
-            ReplayInput::Outcome(key, done) => self.turn.handle_outcome(now, key, done),
+            ReplayInput::Outcome(key, completion) => self.turn.handle_outcome(now, key, completion),
             ReplayInput::TimedOut(keys) => self.time_out(&keys),
             ReplayInput::Decide(key, phase, judgement) => {
                 self.decide_approval(key, phase, judgement)
@@ -226,10 +226,10 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
                     self.turn.end_out_of_time();
                 }
             }
-            ReplayInput::Cancel(why) => {
+            ReplayInput::Cancel(reason) => {
                 self.receive_rest();
                 self.cancelled = true;
-                self.turn.handle_cancel(now, why);
+                self.turn.handle_cancel(now, reason);
             }
             ReplayInput::MakeDurable => self.make_durable(),
             ReplayInput::Resume(live) => self.resume(live),

@@ -1,0 +1,362 @@
+//! Recorded sessions that are cut after every record: each prefix wakes, runs to its end, and
+//! leaves the messages of the session that was not cut. A run that is read from the records equals
+//! the one that was observed.
+//!
+//! The machines of the session and of its turns are the real ones. Users repeat their requests
+//! with the same idempotency keys after a cut, the model answers each turn with the same response.
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::config::{Limits, RunOverrides};
+use crate::message::MessageList;
+use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
+use crate::response::ExchangeEnd;
+use crate::session::{
+    PastRun, RecordedAt, RunAdmission, RunInput, Session, SessionEffect, StoredSession, TurnBegin,
+    TurnOrigin, past_run,
+};
+use crate::turn::fixtures::{call, entries, finish, rules, text, usage};
+use crate::turn::{
+    ApprovalDecision, Effect, ToolCompletion, Turn, TurnAction, TurnRules, TurnSpec,
+};
+use crate::types::{
+    CallKey, Execution, FinishKind, Judgement, RunId, ToolCall, ToolOutcome, ToolResult, Usage,
+    VariablesUse, Verdict, WriteSet,
+};
+use crate::wire::Delta;
+
+/// The inputs of a session besides its two runs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Script {
+    /// The session is opened with a call that has no result.
+    initial_call: bool,
+    /// A user steers the first turn.
+    steer: bool,
+    /// A user stops the first run after this turn.
+    stop_after_turn: Option<u32>,
+    /// The first run may take this number of turns.
+    max_turns: Option<u32>,
+    is_parallel: bool,
+}
+
+/// A session with its users, its model and its tools.
+struct Life {
+    script: Script,
+    session: Session,
+    log: Vec<JournalEntry>,
+    turn: Option<LiveTurn>,
+    /// The runs that ended in this life.
+    ended: Vec<PastRun>,
+    /// The calls of the current run that were committed in this life.
+    calls: Vec<(Usage, ToolResult)>,
+}
+
+struct LiveTurn {
+    machine: Turn,
+    /// The number of records that were appended for the machine.
+    recorded: u64,
+}
+
+fn limits(max_turns: Option<u32>) -> Limits {
+    Limits { max_turns, repeat_limit: Some(2), ..Limits::default() }
+}
+
+/// Returns the response of the model in a turn.
+fn response(spec: &TurnSpec) -> Vec<Delta> {
+    let names: &[&str] = match spec.number {
+        _ if spec.last_request => &[],
+        1 | 6 => &["pure", "idempotent", "pure"],
+        2 => &["put", "effect", "put"],
+        3 => &["asked", "reviewed_pure", "both"],
+        4 => return vec![text("wait"), usage(10), finish(FinishKind::Pause)],
+        5 => return vec![usage(10), finish(FinishKind::Stop)],
+        _ => &[],
+    };
+    let mut deltas = vec![text(&format!("turn {}", spec.number))];
+    for (index, name) in (0..).zip(names) {
+        deltas.push(call(index, name, &format!("{{\"n\":{}}}", spec.number * 10)));
+    }
+    let kind = if names.is_empty() { FinishKind::Stop } else { FinishKind::ToolCalls };
+    deltas.extend([usage(10), finish(kind)]);
+    deltas
+}
+
+fn completion(call: &ToolCall) -> ToolCompletion {
+    let mut used = VariablesUse::default();
+    if &*call.name == "put" {
+        used.writes = WriteSet([("x".into(), Arc::clone(&call.arguments))].into());
+    }
+    ToolCompletion { outcome: ToolOutcome::ok(format!("{} done", call.name)), used }
+}
+
+impl Life {
+    fn open(script: Script) -> Self {
+        let function = json!({"name": "pure", "arguments": "{}"});
+        let calls = json!([{"id": "c", "type": "function", "function": function}]);
+        let asks = json!({"role": "assistant", "content": "", "tool_calls": calls});
+        let messages = if script.initial_call { vec![asks] } else { Vec::new() };
+        Self::new(script, Session::open("a", messages), Vec::new())
+    }
+
+    /// Wakes the session from the first records of a journal.
+    fn wake(script: Script, log: &[JournalEntry]) -> Self {
+        let stored = StoredSession::read(log, &move |_| limits(script.max_turns)).unwrap();
+        let mut life = Self::new(script, stored.session, log.to_vec());
+        life.session.handle_wake(Duration::ZERO, false);
+        life
+    }
+
+    fn new(script: Script, session: Session, log: Vec<JournalEntry>) -> Self {
+        Self { script, session, log, turn: None, ended: Vec::new(), calls: Vec::new() }
+    }
+
+    fn rules(&self) -> Arc<TurnRules> {
+        let limits = limits(self.script.max_turns);
+        let execution = match self.script.is_parallel {
+            true => Execution::Parallel { max: 2 },
+            false => Execution::Sequential,
+        };
+        Arc::new(TurnRules { limits, ..rules(execution) })
+    }
+
+    /// Lives until nothing is left to do.
+    fn run(mut self) -> Self {
+        for step in 0.. {
+            assert!(step < 1000, "the session has no end: {:?}", self.session);
+            let is_busy = self.perform() | self.request() | self.advance_turn();
+            if !is_busy {
+                break;
+            }
+        }
+        assert!(self.session.run().is_none() && self.session.queue().len() == 0);
+        self
+    }
+
+    fn append(&mut self, record: Record) {
+        let entry = entries(self.log.len() as u64, &[(record, 0)]).remove(0);
+        self.log.push(entry);
+    }
+
+    /// Performs the effects of the session. Returns false if there are none.
+    fn perform(&mut self) -> bool {
+        let (rules, max_turns) = (self.rules(), self.script.max_turns);
+        let rules_of = |_: &RunOverrides| Arc::clone(&rules);
+        let mut is_busy = false;
+        while let Some(effect) = self.session.poll(Duration::ZERO, &rules_of) {
+            is_busy = true;
+            match effect {
+                SessionEffect::Record(batch) => {
+                    for made in batch {
+                        self.append(made.record.clone());
+                        let seq = Seq(self.log.len() as u64);
+                        let at = RecordedAt { seq, time: 0, now: Duration::ZERO };
+                        self.session.apply(at, &made.record, &|_| limits(max_turns)).unwrap();
+                    }
+                }
+                SessionEffect::BeginTurn(begin) => self.begin_turn(*begin),
+                SessionEffect::RunEnded(summary) => self.ended.push(PastRun {
+                    id: summary.run_id,
+                    seq: Seq(self.log.len() as u64),
+                    end: summary.end,
+                    text: summary.text,
+                    error: summary.error,
+                    stats: (&summary.stats).into(),
+                    calls: std::mem::take(&mut self.calls),
+                    first_message: summary.first_message,
+                    messages: self.session.history().messages().clone(),
+                }),
+                SessionEffect::CancelTurn(_)
+                | SessionEffect::RunRefused { .. }
+                | SessionEffect::ReleaseSlot
+                | SessionEffect::Close => {}
+            }
+        }
+        is_busy
+    }
+
+    fn begin_turn(&mut self, begin: TurnBegin) {
+        let spec = TurnSpec { seed: 1, idempotency_scope: "s".into(), ..begin.spec };
+        let machine = match begin.origin {
+            TurnOrigin::New => Turn::new(spec),
+            TurnOrigin::Recorded | TurnOrigin::Stored => {
+                let max_turns = self.script.max_turns;
+                let stored = StoredSession::read(&self.log, &move |_| limits(max_turns)).unwrap();
+                Turn::resume(spec, &stored.turn_entries, 0, begin.cancel)
+            }
+        };
+        self.turn = Some(LiveTurn { machine, recorded: 0 });
+    }
+
+    /// Sends the requests that the users have not sent yet. Returns false if there are none.
+    fn request(&mut self) -> bool {
+        let before = self.log.len();
+        for (name, is_due) in [("first", true), ("second", self.session.turn() > 0)] {
+            let request = Some(RequestKey { key: name.into(), digest: "d".into() });
+            let input = name.into();
+            let admission = self.session.admit_run(&input, request.as_ref(), true).unwrap();
+            if !is_due || matches!(admission, RunAdmission::Known { .. }) {
+                continue;
+            }
+            let (run_id, overrides) = (RunId(name.into()), RunOverrides::default());
+            let run = RunInput { run_id, input, overrides, request, trace: None };
+            let rules = self.rules();
+            self.session.handle_run_request(run, 9, &|_| Arc::clone(&rules)).unwrap();
+            self.perform();
+        }
+        let is_first = self.session.run().is_some_and(|run| &*run.id.0 == "first");
+        if self.turn.is_some() && is_first && self.session.turn() == 1 && self.script.steer {
+            let request = Some(RequestKey { key: "steer".into(), digest: "d".into() });
+            self.session.handle_steer("by the way".into(), request, 9).unwrap();
+        }
+        // A turn that has begun and has no record yet does not survive a cut.
+        let last = self.log.iter().rev().find_map(|entry| match entry.record {
+            Record::AttemptStarted { turn, .. } => Some(turn),
+            _ => None,
+        });
+        if self.turn.is_some() && last.is_some() && last == self.script.stop_after_turn {
+            self.session.handle_stop(StopMode::AfterTurn);
+        }
+        self.perform();
+        self.log.len() > before
+    }
+
+    /// Performs the effects of the current turn. Returns false if no turn is in progress.
+    fn advance_turn(&mut self) -> bool {
+        let Some(mut turn) = self.turn.take() else { return false };
+        let spec_number = turn.machine.number();
+        let (now, mut batch, mut committed) = (Duration::ZERO, Vec::new(), None);
+        while let Some(effect) = turn.machine.poll() {
+            match effect {
+                Effect::Record(record) => batch.push(record),
+                Effect::Emit(_) => {}
+                Effect::Perform(action) => match action {
+                    TurnAction::Request(_) => {
+                        let rules = self.rules();
+                        let of_run = |_: &RunOverrides| Arc::clone(&rules);
+                        let spec = self.session.current_turn_spec(now, &of_run).unwrap();
+                        assert_eq!(spec.number, spec_number);
+                        turn.machine.handle_deltas(now, response(&spec));
+                        turn.machine.handle_response_end(now, ExchangeEnd::Closed);
+                    }
+                    TurnAction::Start(start) => {
+                        let (key, done) = (start.call.key, completion(&start.call));
+                        turn.machine.handle_outcome(now, key, done);
+                    }
+                    TurnAction::Commit(record) => committed = Some(record),
+                    TurnAction::Disconnect | TurnAction::Abort(_) => {}
+                    TurnAction::RequestToolPermit { .. } | TurnAction::ReleaseToolPermit(_) => {
+                        panic!("no tool of the script has a permit")
+                    }
+                },
+            }
+        }
+        turn.recorded += batch.len() as u64;
+        let is_idle = batch.is_empty();
+        batch.into_iter().for_each(|record| self.append(record));
+        if let Some(record) = committed {
+            assert!(self.session.handle_turn_committed(&record));
+            let usage = record.usage;
+            self.calls.extend(record.results.into_iter().map(|result| (usage, result)));
+            return true;
+        }
+        if is_idle {
+            let open: Vec<_> = turn.machine.pending_approvals().collect();
+            assert!(!open.is_empty(), "turn {spec_number} waits for nothing");
+            for (key, phase) in open {
+                approve(&mut turn.machine, key, phase);
+            }
+        }
+        turn.machine.handle_recorded(now, turn.recorded);
+        self.turn = Some(turn);
+        true
+    }
+
+    /// Returns role, content and calls of the messages, without the content of results of the
+    /// calls in `unknown`.
+    fn messages(&self, unknown: &BTreeSet<String>) -> Vec<Value> {
+        described(self.session.history().messages(), unknown)
+    }
+}
+
+fn described(messages: &MessageList, unknown: &BTreeSet<String>) -> Vec<Value> {
+    let message = |message: Value| {
+        let is_unknown = message["tool_call_id"].as_str().is_some_and(|id| unknown.contains(id));
+        let content = if is_unknown { Value::Null } else { message["content"].clone() };
+        json!([message["role"], content, message["tool_call_id"], message["tool_calls"]])
+    };
+    messages.iter().map(|of| message(serde_json::to_value(&**of).unwrap())).collect()
+}
+
+fn approve(turn: &mut Turn, key: CallKey, phase: crate::types::ApprovalPhase) {
+    let arguments_sha256 = turn.pending_approval(key).unwrap().arguments_sha256;
+    let judgement = Judgement { verdict: Verdict::Approved, message: None };
+    let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
+    turn.handle_approval(Duration::ZERO, key, decision).unwrap();
+}
+
+/// Returns the ids of calls with effects that may have run when the journal ends.
+fn unknown_outcomes(log: &[JournalEntry]) -> BTreeSet<String> {
+    let mut open = BTreeSet::new();
+    for entry in log {
+        if let Record::CallIntended { call, .. } = &entry.record
+            && &*call.name != "idempotent"
+        {
+            open.insert((call.key, call.id.to_string()));
+        }
+        if let Record::CallEnded { call, .. } = &entry.record {
+            open.retain(|(key, _)| *key != call.key);
+        }
+    }
+    open.into_iter().map(|(_, id)| id).collect()
+}
+
+fn check_past_runs(life: &Life) {
+    let limits_of = |_: &RunOverrides| limits(life.script.max_turns);
+    for run in &life.ended {
+        let past = past_run(&life.log, &run.id, &limits_of).unwrap().unwrap();
+        // A run may have calls of an earlier life.
+        let own = past.calls.len() - run.calls.len();
+        let calls = past.calls[own..].to_vec();
+        assert_eq!(&PastRun { calls, ..past }, run);
+    }
+}
+
+#[test]
+fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
+    let script = Script::default();
+    let mut cuts = 0;
+    for script in [
+        script,
+        Script { is_parallel: true, steer: true, ..script },
+        Script { initial_call: true, steer: true, ..script },
+        Script { stop_after_turn: Some(3), ..script },
+        Script { max_turns: Some(2), is_parallel: true, ..script },
+    ] {
+        let whole = Life::open(script).run();
+        assert_eq!(whole.ended.len(), 2);
+        check_past_runs(&whole);
+        let all: usize = whole.ended.iter().map(|run| run.calls.len()).sum();
+        let results = whole.log.iter().filter(|e| matches!(e.record, Record::CallEnded { .. }));
+        assert_eq!(results.count(), all, "the report of each run has its calls");
+        for upto in 1..=whole.log.len() {
+            let prefix = &whole.log[..upto];
+            let unknown = unknown_outcomes(prefix);
+            let cut = Life::wake(script, prefix).run();
+            let name =
+                format!("{script:?}, cut after record {upto}: {:?}", prefix[upto - 1].record);
+            assert_eq!(cut.messages(&unknown), whole.messages(&unknown), "{name}");
+            assert_eq!(cut.session.usage(), whole.session.usage(), "{name}");
+            if unknown.is_empty() {
+                assert_eq!(cut.session.variables(), whole.session.variables(), "{name}");
+            }
+            check_past_runs(&cut);
+            cuts += 1;
+        }
+    }
+    assert!(cuts > 200, "{cuts} prefixes");
+}

@@ -1,0 +1,138 @@
+//! Requests that no state of the explorer has: a full queue, and the time of a run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::{Limits, RunOverrides};
+use crate::event::{TurnSummary, TurnTimes};
+use crate::record::{JournalEntry, Record, Seq, TurnEnd};
+use crate::session::{
+    RecordedAt, RunInput, Session, SessionEffect, SessionRefusal, StoredSession, TurnBegin,
+};
+use crate::turn::fixtures::rules;
+use crate::turn::{TurnRecord, TurnRules};
+use crate::types::{Execution, RunId};
+
+/// A session whose runs may take ten seconds, with its journal.
+struct Recorded {
+    session: Session,
+    log: Vec<JournalEntry>,
+    began: Option<TurnBegin>,
+}
+
+fn limits() -> Limits {
+    Limits { run_timeout: Some(Duration::from_secs(10)), ..Limits::default() }
+}
+
+fn turn_rules(_: &RunOverrides) -> Arc<TurnRules> {
+    Arc::new(TurnRules { limits: limits(), ..rules(Execution::Sequential) })
+}
+
+impl Recorded {
+    fn open() -> Self {
+        let session = Session::open("a", Vec::new());
+        let mut recorded = Self { session, log: Vec::new(), began: None };
+        recorded.perform(Duration::ZERO);
+        recorded
+    }
+
+    fn start(&mut self, id: &str, inputs_max: usize) -> Result<(), SessionRefusal> {
+        let run = RunInput {
+            run_id: RunId(id.into()),
+            input: id.into(),
+            overrides: RunOverrides::default(),
+            request: None,
+            trace: None,
+        };
+        self.session.handle_run_request(run, inputs_max, &turn_rules)?;
+        self.perform(Duration::ZERO);
+        Ok(())
+    }
+
+    fn append(&mut self, now: Duration, record: &Record) {
+        let seq = Seq(self.log.len() as u64 + 1);
+        let entry = JournalEntry { seq, time: 0, displayed_bytes: 0, record: record.clone() };
+        self.log.push(entry);
+        let at = RecordedAt { seq, time: 0, now };
+        self.session.apply(at, record, &|_| limits()).unwrap();
+    }
+
+    fn perform(&mut self, now: Duration) {
+        while let Some(effect) = self.session.poll(now, &turn_rules) {
+            match effect {
+                SessionEffect::Record(batch) => {
+                    batch.iter().for_each(|made| self.append(now, &made.record));
+                }
+                SessionEffect::BeginTurn(begin) => self.began = Some(*begin),
+                SessionEffect::CancelTurn(_)
+                | SessionEffect::RunEnded(_)
+                | SessionEffect::RunRefused { .. }
+                | SessionEffect::ReleaseSlot
+                | SessionEffect::Close => {}
+            }
+        }
+    }
+
+    /// Commits the current turn, in which people were waited for during two of its three seconds.
+    /// A user steers it, so that another turn follows.
+    fn commit_steered(&mut self, now: Duration) {
+        self.session.handle_steer("more".into(), None, 9).unwrap();
+        self.perform(now);
+        let seconds = Duration::from_secs;
+        let times = TurnTimes { total: seconds(3), people: seconds(2), ..TurnTimes::default() };
+        let summary = Box::new(TurnSummary { times, ..TurnSummary::default() });
+        let turn = self.session.turn();
+        let attempt = Record::AttemptStarted {
+            turn,
+            attempt: 1,
+            model: "m".into(),
+            streamed: true,
+            reason: None,
+            wait_ms: 0,
+        };
+        let commit = Record::TurnCommitted { turn, end: TurnEnd::Finished, summary };
+        self.append(now, &attempt);
+        self.append(now, &commit);
+        let record = TurnRecord::from_records([&attempt, &commit]).unwrap();
+        assert!(self.session.handle_turn_committed(&record));
+        self.perform(now);
+    }
+}
+
+#[test]
+fn queued_and_steered_inputs_share_a_maximum() {
+    let mut recorded = Recorded::open();
+    recorded.start("first", 2).unwrap();
+    recorded.start("second", 2).unwrap();
+    recorded.session.handle_steer("third".into(), None, 2).unwrap();
+    recorded.perform(Duration::ZERO);
+    let full = SessionRefusal::QueueFull(2);
+    assert_eq!(recorded.start("fourth", 2), Err(full));
+    assert_eq!(recorded.session.handle_steer("fifth".into(), None, 2), Err(full));
+}
+
+#[test]
+fn the_time_of_a_run_stands_still_while_people_are_waited_for_and_while_no_host_runs_it() {
+    let seconds = Duration::from_secs;
+    let mut recorded = Recorded::open();
+    recorded.start("go", 2).unwrap();
+    let spec = |recorded: &Recorded| {
+        let spec = &recorded.began.as_ref().unwrap().spec;
+        (spec.began, spec.run_time_left.unwrap())
+    };
+    assert_eq!(spec(&recorded), (Duration::ZERO, seconds(10)));
+    recorded.commit_steered(seconds(3));
+    assert_eq!(spec(&recorded), (seconds(3), seconds(9)), "two of the seconds were of people");
+    // The turn is lost after four seconds, of which it waited for people during one.
+    recorded.session.handle_resting(seconds(4), true);
+    recorded.session.handle_resting(seconds(5), false);
+    recorded.session.handle_turn_lost(seconds(7));
+    recorded.perform(seconds(7));
+    assert_eq!(spec(&recorded), (seconds(7), seconds(6)));
+    // Another host knows the times of committed turns only.
+    let stored = StoredSession::read(&recorded.log, &|_| limits()).unwrap();
+    recorded.session = stored.session;
+    recorded.session.handle_wake(seconds(100), false);
+    recorded.perform(seconds(101));
+    assert_eq!(spec(&recorded), (seconds(4), seconds(8)));
+}
