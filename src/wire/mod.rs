@@ -87,7 +87,7 @@ pub use error::http_error;
 pub use fast_path::PayloadTemplates;
 pub(crate) use repair::replace_lone_surrogates;
 pub use request::{ModelRequest, ToolChoice, ToolDefinition};
-pub(crate) use request_cache::RequestCache;
+pub(crate) use request_cache::{HeadCache, RequestCache};
 pub use sse::{EventTooLong, SseDecoder, SseEvent};
 
 /// Evaluates an expression with a type alias for the dialect of a wire.
@@ -146,21 +146,21 @@ impl Wire {
     /// Encodes the body of a request.
     #[must_use]
     pub fn request_body(self, request: &ModelRequest) -> Vec<u8> {
-        self.write_body(request, HistoryWriter::default()).0
+        self.write_history(request, HistoryWriter::new(&self.write_head(request))).0
     }
 
-    /// Writes a body, or the part of it that the writer does not hold yet.
-    fn write_body(
+    /// Writes the head of a body: the members before the history, up to its first element.
+    fn write_head(self, request: &ModelRequest) -> Vec<u8> {
+        dialect_of!(self, D => request_cache::head(&body_members::<D>(request), D::HISTORY_MEMBER))
+    }
+
+    /// Writes the history, or the part of it that the writer does not hold yet, and the body's end.
+    fn write_history(
         self,
         request: &ModelRequest,
         mut writer: HistoryWriter,
     ) -> (Vec<u8>, ReusablePrefix) {
-        dialect_of!(self, D => {
-            if writer.has_no_body() {
-                writer.open(&body_members::<D>(request), D::HISTORY_MEMBER);
-            }
-            D::write_history(request, &mut writer);
-        });
+        dialect_of!(self, D => D::write_history(request, &mut writer));
         writer.finish()
     }
 }

@@ -126,9 +126,10 @@ impl Actor for AccumulatorActor {
         message: AccumulatorMessage,
         state: &mut AccumulatorState,
     ) -> Result<(), ActorProcessingErr> {
-        match message {
-            AccumulatorMessage::BeginTurn(start) => state.begin_turn(*start, &myself).await,
-            message => state.handle(message, &myself),
+        if let AccumulatorMessage::BeginTurn(start) = message {
+            state.begin_turn(*start, &myself).await;
+        } else {
+            state.handle(message, &myself);
         }
         state.send_commands();
         Ok(())

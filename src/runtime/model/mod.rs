@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::Stream;
+use parking_lot::Mutex;
 use reqwest::header::{
     ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue,
 };
@@ -28,7 +29,7 @@ pub use response::{ModelResponse, RequestedCall};
 use crate::config::ModelConfig;
 use crate::tls;
 use crate::types::ProviderError;
-use crate::wire::{Delta, Framing, KeyHeader, PayloadTemplates, RequestCache, Wire};
+use crate::wire::{Delta, Framing, HeadCache, KeyHeader, PayloadTemplates, RequestCache, Wire};
 
 /// Data that a session's exchanges reuse: bytes of the previous request, and templates of
 /// responses.
@@ -58,6 +59,7 @@ struct ClientInner {
     http: Client,
     streamed: Target,
     plain: Target,
+    heads: Mutex<HeadCache>,
     wire: Wire,
     fast_path: bool,
     first_event_timeout: Duration,
@@ -96,6 +98,7 @@ impl ModelClient {
                 http,
                 streamed,
                 plain,
+                heads: Mutex::default(),
                 wire: config.wire,
                 fast_path: config.fast_path,
                 first_event_timeout: config.first_event_timeout,
@@ -146,7 +149,9 @@ impl ModelClient {
         request: &ModelRequest,
         cache: &mut ExchangeCache,
     ) -> Exchange {
-        let body = cache.request_cache.body(self.inner.wire, request);
+        let ClientInner { wire, heads, .. } = &*self.inner;
+        let head = |request: &_| heads.lock().head(*wire, request);
+        let body = cache.request_cache.body(*wire, request, head);
         let templates = std::mem::take(&mut cache.templates);
         Exchange::new(Arc::clone(&self.inner), request.stream, body, templates)
     }

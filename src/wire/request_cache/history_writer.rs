@@ -18,7 +18,7 @@ pub(in crate::wire) struct ReusablePrefix {
 }
 
 /// Writes the history of a body: a list of elements, of which the first may be reused.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::wire) struct HistoryWriter {
     body: Vec<u8>,
     /// The prefix that this body reuses.
@@ -30,28 +30,18 @@ pub(in crate::wire) struct HistoryWriter {
 }
 
 impl HistoryWriter {
+    /// Begins the list after the head of a body.
+    pub(in crate::wire) fn new(head: &[u8]) -> Self {
+        let mut body = Vec::with_capacity(head.len() + SPARE_BYTES);
+        body.extend_from_slice(head);
+        let prefix = ReusablePrefix { bytes: head.len(), ..ReusablePrefix::default() };
+        Self { body, reused: prefix, reusable: prefix, elements: 0 }
+    }
+
     /// Continues the list after the reusable prefix of a body.
     pub(in crate::wire) fn after(body: Bytes, prefix: ReusablePrefix) -> Self {
         let body = leading_bytes(body, prefix.bytes);
         Self { body, reused: prefix, reusable: prefix, elements: prefix.elements }
-    }
-
-    /// Begins the body with the members other than the history.
-    pub(in crate::wire) fn open(&mut self, head: &impl Serialize, history_member: &str) {
-        self.body.reserve(SPARE_BYTES);
-        append_json(&mut self.body, head);
-        // Removes the closing brace, because the history belongs into the same object.
-        self.body.pop();
-        if self.body.len() > 1 {
-            self.body.push(b',');
-        }
-        append_json(&mut self.body, history_member);
-        self.body.extend_from_slice(b":[");
-    }
-
-    /// Returns whether the body has no bytes yet.
-    pub(in crate::wire) fn has_no_body(&self) -> bool {
-        self.body.is_empty()
     }
 
     /// Closes the list and the body. Returns the body and the prefix that the next one can reuse.
@@ -102,6 +92,20 @@ impl HistoryWriter {
             self.write(element);
         }
     }
+}
+
+/// Returns the head of a body: the members other than the history, and the begin of the history.
+pub(in crate::wire) fn head(members: &impl Serialize, history_member: &str) -> Vec<u8> {
+    let mut head = Vec::new();
+    append_json(&mut head, members);
+    // Removes the closing brace, because the history belongs into the same object.
+    head.pop();
+    if head.len() > 1 {
+        head.push(b',');
+    }
+    append_json(&mut head, history_member);
+    head.extend_from_slice(b":[");
+    head
 }
 
 /// Appends JSON. It cannot fail: all keys are strings, and writing to memory does not fail.

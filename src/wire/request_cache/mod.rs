@@ -2,7 +2,8 @@
 //!
 //! A session sends requests whose history grows at its end. The history is the last member of a
 //! body, so the next body begins with the same bytes: the members for model and tools, and every
-//! message that later messages do not change.
+//! message that later messages do not change. The first request of a session reuses the members for
+//! model and tools that another session has sent.
 
 mod history_writer;
 
@@ -12,7 +13,35 @@ use bytes::Bytes;
 
 use super::{ModelRequest, Wire};
 use crate::message::{Message, MessageList};
-pub(super) use history_writer::{HistoryWriter, ReusablePrefix};
+pub(super) use history_writer::{HistoryWriter, ReusablePrefix, head};
+
+/// The largest number of heads that are kept for one model.
+const HEADS_MAX: usize = 8;
+
+/// The bytes before the history, of the last requests that differ in them. The sessions of a model
+/// share them, so that the tools of an agent are encoded once.
+#[derive(Debug, Default)]
+pub(crate) struct HeadCache {
+    /// Each head with its request without the messages. The oldest is first.
+    heads: Vec<(ModelRequest, Bytes)>,
+}
+
+impl HeadCache {
+    /// Returns the head of the body of a request, which is given without its messages. All requests
+    /// to one cache have the same wire.
+    pub(crate) fn head(&mut self, wire: Wire, request: &ModelRequest) -> Bytes {
+        let is_same = |(cached, _): &&(ModelRequest, Bytes)| cached == request;
+        if let Some((_, head)) = self.heads.iter().find(is_same) {
+            return head.clone();
+        }
+        let head = Bytes::from(wire.write_head(request));
+        if self.heads.len() >= HEADS_MAX {
+            self.heads.remove(0);
+        }
+        self.heads.push((request.clone(), head.clone()));
+        head
+    }
+}
 
 /// The last request of a session, whose bytes the next one reuses.
 ///
@@ -37,7 +66,13 @@ struct CachedRequest {
 impl RequestCache {
     /// Returns the body of the next request: the same bytes as [`Wire::request_body`]. The last
     /// body is extended in place if nothing else refers to it.
-    pub(crate) fn body(&mut self, wire: Wire, request: &ModelRequest) -> Bytes {
+    /// `head` returns the head of a request without messages.
+    pub(crate) fn body(
+        &mut self,
+        wire: Wire,
+        request: &ModelRequest,
+        head: impl FnOnce(&ModelRequest) -> Bytes,
+    ) -> Bytes {
         let last = self.last.take().filter(|last| last.is_prefix_of(wire, request));
         let (shared, mut messages, writer) = match last {
             Some(CachedRequest { request, messages, prefix, body, .. }) => {
@@ -46,10 +81,11 @@ impl RequestCache {
             None => {
                 let messages = MessageList::default();
                 let shared = ModelRequest { messages, ..request.clone() };
-                (shared, Vec::new(), HistoryWriter::default())
+                let writer = HistoryWriter::new(&head(&shared));
+                (shared, Vec::new(), writer)
             }
         };
-        let (body, prefix) = wire.write_body(request, writer);
+        let (body, prefix) = wire.write_history(request, writer);
         let body = Bytes::from(body);
         let new = request.messages.get(messages.len()..prefix.messages).unwrap_or_default();
         messages.extend_from_slice(new);

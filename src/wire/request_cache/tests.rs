@@ -195,7 +195,7 @@ proptest! {
         let (mut cache, mut held) = (RequestCache::default(), Vec::new());
         for (change, holds) in changes {
             perform(change, &mut wire, &mut request);
-            let body = cache.body(wire, &request);
+            let body = cache.body(wire, &request, |request| wire.write_head(request).into());
             let in_full = wire.request_body(&request);
             prop_assert_eq!(&body, &in_full, "{:?}", String::from_utf8_lossy(&body));
             prop_assert!(serde_json::from_slice::<Value>(&body).is_ok());
@@ -215,7 +215,7 @@ fn the_prefix_of_a_history_is_reused_on_every_wire() {
     for (wire, reusable) in WIRES.into_iter().zip([30, 31, 31, 31, 31]) {
         let mut request = request(turns(10));
         let mut cache = RequestCache::default();
-        let before = cache.body(wire, &request);
+        let before = cache.body(wire, &request, |request| wire.write_head(request).into());
         let prefix = cache.last.as_ref().unwrap().prefix;
         assert_eq!(prefix.messages, reusable, "{wire}");
         let last = before.len() - prefix.bytes;
@@ -224,7 +224,7 @@ fn the_prefix_of_a_history_is_reused_on_every_wire() {
             "{wire}: {last} bytes are not reused, more than the last turn"
         );
         request.messages.push(user("And more."));
-        let body = cache.body(wire, &request);
+        let body = cache.body(wire, &request, |request| wire.write_head(request).into());
         assert_eq!(body[..prefix.bytes], before[..prefix.bytes], "{wire}");
         assert_eq!(body, wire.request_body(&request), "{wire}");
     }
@@ -236,7 +236,11 @@ fn the_cost_of_the_next_body_does_not_depend_on_the_length_of_the_history() {
         let costs = [10, 1_000].map(|count| {
             let mut request = request(turns(count));
             let mut cache = RequestCache::default();
-            let mut next = |request: &ModelRequest| cache.body(Wire::OpenaiChat, request);
+            let mut next = |request: &ModelRequest| {
+                cache.body(Wire::OpenaiChat, request, |head| {
+                    Wire::OpenaiChat.write_head(head).into()
+                })
+            };
             next(&request);
             let mut add_turn = || {
                 let [.., response, result, _] = &*turns(1) else { panic!("a turn") };
@@ -255,4 +259,25 @@ fn the_cost_of_the_next_body_does_not_depend_on_the_length_of_the_history() {
         });
         assert_eq!(costs[0], costs[1], "held: {is_held}");
     }
+}
+
+#[test]
+fn sessions_share_the_heads_of_their_requests() {
+    let mut heads = HeadCache::default();
+    for wire in WIRES {
+        let mut heads = HeadCache::default();
+        for at in 0..3 * HEADS_MAX {
+            let request = ModelRequest {
+                max_output_tokens: u32::try_from(at % (HEADS_MAX + 1)).ok(),
+                ..request(turns(at % 3))
+            };
+            let body = RequestCache::default().body(wire, &request, |head| heads.head(wire, head));
+            assert_eq!(body, wire.request_body(&request));
+            assert!(heads.heads.len() <= HEADS_MAX);
+        }
+    }
+    let request = request(MessageList::default());
+    let first = heads.head(Wire::OpenaiChat, &request);
+    let again = heads.head(Wire::OpenaiChat, &request.clone());
+    assert_eq!(first.as_ptr(), again.as_ptr(), "it is encoded once");
 }
