@@ -136,3 +136,13 @@ fn the_time_of_a_run_stands_still_while_people_are_waited_for_and_while_no_host_
     recorded.perform(seconds(101));
     assert_eq!(spec(&recorded), (seconds(4), seconds(8)));
 }
+
+#[test]
+fn queued_inputs_keep_their_order() {
+    let mut recorded = Recorded::open();
+    for id in ["first", "second", "third"] {
+        recorded.start(id, 9).unwrap();
+    }
+    let waiting: Vec<_> = recorded.session.queue().map(|queued| &*queued.run_id.0).collect();
+    assert_eq!(waiting, ["second", "third"]);
+}
