@@ -107,7 +107,7 @@ impl World {
 
     pub(super) fn act(&mut self, action: Action) {
         let now = Duration::ZERO;
-        self.batch_from = self.log.len();
+        let before = self.log.len();
         match action {
             Action::Start => self.start(),
             Action::Repeat => {
@@ -230,6 +230,9 @@ impl World {
             }
         }
         self.perform();
+        if self.log.len() > before {
+            self.batch_from = before;
+        }
     }
 
     fn resume_if_suspended(&mut self) {

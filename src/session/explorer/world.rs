@@ -45,7 +45,7 @@ pub(super) struct Scenario {
 pub(super) struct World {
     pub(super) session: Session,
     pub(super) log: Vec<Record>,
-    /// The length of the log before the last action.
+    /// The length of the log before the last action that recorded something.
     pub(super) batch_from: usize,
     /// The turn that was handed out.
     pub(super) turn: Option<HeldTurn>,

@@ -397,3 +397,14 @@ fn a_fork_remembers_no_request_and_no_queue() {
     assert_eq!((forked.opened, forked.session.queue().len()), (9, 0));
     assert_eq!(forked.session.keys.find(request().as_ref()), Ok(None));
 }
+
+#[test]
+fn a_fork_stops_the_run_that_is_open_in_the_other_session() {
+    let opened = Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
+    let mut journal = entries(0, &[(opened, 1), (started("go".into()), 2)]);
+    let from = crate::types::SessionId::parse("other").unwrap();
+    let limits = |_: &RunOverrides| Limits::default();
+    let forked = StoredSession::fork(&mut journal, from, Seq(2), 3, &limits).unwrap();
+    let cancel = forked.session.run().unwrap().cancel;
+    assert_eq!(cancel, Some(crate::turn::CancelReason::Stop));
+}
