@@ -256,6 +256,10 @@ pub struct InvalidExecution;
 /// Returns the first `chars_max` characters of a text, with an ellipsis if there are more.
 #[must_use]
 pub fn excerpt(text: &str, chars_max: usize) -> String {
+    // A text has at most as many characters as bytes, and most are short.
+    if text.len() <= chars_max {
+        return text.to_owned();
+    }
     match text.char_indices().nth(chars_max) {
         None => text.to_owned(),
         Some((cut, _)) => {
