@@ -58,7 +58,7 @@ pub struct CallStart {
     pub variables: Variables,
     /// The key under which the call may run again after a crash.
     pub idempotency_key: String,
-    /// The state to give back in a [`LiveCall`].
+    /// The state to give back in a [`LiveCall`](super::LiveCall).
     pub state: CallStartState,
 }
 
@@ -135,7 +135,7 @@ impl EffectQueue {
 pub struct AttemptPlan {
     /// The number of the attempt in its turn, from 1. It counts the attempts with all models.
     pub attempt: u32,
-    /// The index of the model in [`ModelPlans`].
+    /// The index of the model in [`ModelPlans`](super::ModelPlans).
     pub model: usize,
     /// True if a streamed response is requested.
     pub streamed: bool,
