@@ -201,7 +201,7 @@ async fn a_difference_caused_by_another_configuration_is_reported() {
         (rules.limits.max_tool_calls_per_turn, rules.limits.on_excess) = (Some(2), OnExcess::Fail);
     });
     assert!(
-        text.contains("nothing leads to it now (the model is asked)"),
+        text.contains("nothing leads to it now (the request to the model is open)"),
         "no early start: {text}"
     );
     let text = changed(&|rules| rules.limits.max_turns = Some(1));
