@@ -135,7 +135,7 @@ pub(super) enum AccumulatorMessage {
     ToolPermitGranted { key: CallKey },
     /// Calls have ended. Their completions are in the accumulator's [`CompletionQueue`].
     ToolsFinished,
-    /// Stop: no call is left and no other turn begins.
+    /// Stop: the tool supervisor has ended and no other turn begins.
     Finish,
     /// This number of the turn's records is durable.
     RecordsStored { turn: u32, upto: u64 },
@@ -161,8 +161,8 @@ pub(super) enum ToolSupervisorMessage {
     },
     /// The grace period of a cancelled call is over.
     GraceOver { call: ActorId },
-    /// Abort all calls. When none is left, stop the accumulator and the supervisor.
-    Finish { accumulator: AccumulatorRef },
+    /// Abort all calls, and stop when none is left.
+    Finish,
 }
 
 /// A reference to the tool supervisor of a session.

@@ -74,13 +74,16 @@ impl RunActors {
         self.supervisor.get_children().is_empty()
     }
 
-    /// Ends the actors. Calls that still run are cancelled and have their grace period. Returns
-    /// the actors that end with the last call.
-    pub(super) fn finish(self) -> Vec<ActorId> {
+    /// Ends the stream actor, and the tool supervisor after the last call. Calls that still run are
+    /// cancelled and have their grace period. Returns the supervisor and the accumulator, which
+    /// receives late outcomes until the supervisor has ended.
+    pub(super) fn finish(self) -> Option<(ActorId, AccumulatorRef)> {
         let Self { stream, accumulator, supervisor } = self;
         stream.stop(None);
-        let ids = vec![accumulator.get_id(), supervisor.get_id()];
-        let finish = ToolSupervisorMessage::Finish { accumulator };
-        if supervisor.cast(finish).is_ok() { ids } else { Vec::new() }
+        if supervisor.cast(ToolSupervisorMessage::Finish).is_err() {
+            accumulator.stop(None);
+            return None;
+        }
+        Some((supervisor.get_id(), accumulator))
     }
 }

@@ -55,8 +55,8 @@ pub(super) struct ToolSupervisorState {
     /// The turn that the first accumulator resumed. Another supervisor may have started calls of
     /// it.
     inherited_turn: Option<u32>,
-    /// The accumulator to stop when no call is left. `None` until `Finish`.
-    finishing: Option<AccumulatorRef>,
+    /// True after `Finish`: no other call starts.
+    finishing: bool,
     _counted: CountGuard,
 }
 
@@ -100,7 +100,7 @@ impl Actor for ToolSupervisor {
             ended: Vec::new(),
             accumulator: None,
             inherited_turn: None,
-            finishing: None,
+            finishing: false,
         })
     }
 
@@ -131,8 +131,8 @@ impl Actor for ToolSupervisor {
                     running.actor.kill();
                 }
             }
-            ToolSupervisorMessage::Finish { accumulator } => {
-                state.finishing = Some(accumulator);
+            ToolSupervisorMessage::Finish => {
+                state.finishing = true;
                 let keys: Vec<_> = state.running.iter().map(|running| running.key).collect();
                 for key in keys {
                     state.abort(key, &myself);
@@ -311,12 +311,10 @@ impl ToolSupervisorState {
         self.ended.push((key, call));
     }
 
-    /// Stops the accumulator and this actor if it is finishing and every remaining call was killed.
-    /// It cannot wait for a tool that never awaits.
+    /// Stops this actor if it is finishing and every remaining call was killed. It cannot wait for a
+    /// tool that never awaits.
     fn stop_if_finished(&self, myself: &ToolSupervisorRef) {
-        let Some(accumulator) = &self.finishing else { return };
-        if self.running.iter().all(|running| running.killed) {
-            let _ = accumulator.cast(AccumulatorMessage::Finish);
+        if self.finishing && self.running.iter().all(|running| running.killed) {
             myself.stop(None);
         }
     }

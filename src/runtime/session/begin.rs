@@ -1,6 +1,6 @@
 //! The start of a session actor, for a new, stored or forked session.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -102,7 +102,7 @@ impl SessionActorState {
             slot: None,
             stored_turn_after: stored.as_ref().map_or(Seq(0), first_of_turn),
             epoch: 0,
-            lingering: HashSet::new(),
+            lingering: HashMap::new(),
             live,
             close_replies: Vec::new(),
             snapshot_replies: Vec::new(),

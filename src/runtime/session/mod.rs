@@ -16,7 +16,7 @@ mod recovery;
 mod run;
 mod snapshot;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -32,7 +32,9 @@ use super::error::HostError;
 use super::gauge::CountGuard;
 use super::host_ref::HostRef;
 use super::host_state::HostState;
-use super::message::{AccumulatorMessage, DecisionReply, RunAccepted, SessionMessage};
+use super::message::{
+    AccumulatorMessage, AccumulatorRef, DecisionReply, RunAccepted, SessionMessage,
+};
 use super::publish::Publisher;
 use super::request::RunRequest;
 use super::run_actors::RunActors;
@@ -73,8 +75,9 @@ pub(super) struct SessionActorState {
     stored_turn_after: Seq,
     /// The number of the current set of actors. Messages of earlier sets are ignored.
     epoch: u64,
-    /// Released accumulators whose last tools have not ended yet.
-    lingering: HashSet<ActorId>,
+    /// Released actors that have not ended: tool supervisors whose last tools still run, each with
+    /// its accumulator, and then the accumulators.
+    lingering: HashMap<ActorId, Option<AccumulatorRef>>,
     /// The activity of the session, which others read without a message.
     live: Arc<SessionActivity>,
     /// The callers that wait for the session to be deleted.
@@ -325,8 +328,15 @@ impl SessionActorState {
         cell: &ActorCell,
         why: String,
     ) {
-        if !self.lingering.remove(&cell.get_id()) {
-            Box::pin(self.recover(myself, cell.get_id(), &why)).await;
+        match self.lingering.remove(&cell.get_id()) {
+            None => Box::pin(self.recover(myself, cell.get_id(), &why)).await,
+            Some(None) => {}
+            // The message is behind the last outcomes of the supervisor.
+            Some(Some(accumulator)) => {
+                if accumulator.cast(AccumulatorMessage::Finish).is_ok() {
+                    self.lingering.insert(accumulator.get_id(), None);
+                }
+            }
         }
     }
 }

@@ -184,7 +184,8 @@ impl SessionActorState {
     /// accumulator and the tool supervisor end with the last of them.
     pub(super) fn release_actors(&mut self) {
         if let Some(actors) = self.forget_actors() {
-            self.lingering.extend(actors.finish());
+            let released = actors.finish();
+            self.lingering.extend(released.map(|(id, accumulator)| (id, Some(accumulator))));
         }
     }
 
