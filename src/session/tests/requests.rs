@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use crate::config::{Limits, RunOverrides};
 use crate::event::{TurnSummary, TurnTimes};
-use crate::record::{JournalEntry, Record, Seq, TurnEnd};
+use crate::record::{JournalEntry, Record, Seq, StopMode, TurnEnd};
 use crate::session::{
     RecordedAt, RunInput, Session, SessionEffect, SessionRefusal, StoredSession, TurnBegin,
 };
 use crate::turn::fixtures::rules;
-use crate::turn::{TurnRecord, TurnRules};
+use crate::turn::{CancelReason, TurnRecord, TurnRules};
 use crate::types::{Execution, RunId};
 
 /// A session whose runs may take ten seconds, with its journal.
@@ -18,6 +18,7 @@ struct Recorded {
     session: Session,
     log: Vec<JournalEntry>,
     began: Option<TurnBegin>,
+    cancels: Vec<CancelReason>,
 }
 
 fn limits() -> Limits {
@@ -31,7 +32,8 @@ fn turn_rules(_: &RunOverrides) -> Arc<TurnRules> {
 impl Recorded {
     fn open() -> Self {
         let session = Session::open("a", Vec::new());
-        let mut recorded = Self { session, log: Vec::new(), began: None };
+        let (log, cancels) = (Vec::new(), Vec::new());
+        let mut recorded = Self { session, log, began: None, cancels };
         recorded.perform(Duration::ZERO);
         recorded
     }
@@ -64,8 +66,8 @@ impl Recorded {
                     batch.iter().for_each(|made| self.append(now, &made.record));
                 }
                 SessionEffect::BeginTurn(begin) => self.began = Some(*begin),
-                SessionEffect::CancelTurn(_)
-                | SessionEffect::RunEnded(_)
+                SessionEffect::CancelTurn(why) => self.cancels.push(why),
+                SessionEffect::RunEnded(_)
                 | SessionEffect::RunRefused { .. }
                 | SessionEffect::ReleaseSlot
                 | SessionEffect::Close => {}
@@ -145,4 +147,29 @@ fn queued_inputs_keep_their_order() {
     }
     let waiting: Vec<_> = recorded.session.queue().map(|queued| &*queued.run_id.0).collect();
     assert_eq!(waiting, ["second", "third"]);
+}
+
+#[test]
+fn closing_stops_the_current_run_and_refuses_the_queued_ones() {
+    let mut recorded = Recorded::open();
+    recorded.start("first", 9).unwrap();
+    recorded.start("second", 9).unwrap();
+    recorded.session.handle_close();
+    recorded.perform(Duration::ZERO);
+    assert_eq!(recorded.cancels, [CancelReason::Stop]);
+    assert_eq!(recorded.session.queue().count(), 0);
+    let third = recorded.session.admit_run(&"third".into(), None, true);
+    assert_eq!(third, Err(SessionRefusal::Closed));
+}
+
+#[test]
+fn a_stop_during_a_shutdown_keeps_the_reason_of_the_shutdown() {
+    let mut recorded = Recorded::open();
+    recorded.start("first", 9).unwrap();
+    recorded.session.handle_shutdown(false);
+    recorded.session.handle_stop(StopMode::Now);
+    recorded.perform(Duration::ZERO);
+    recorded.session.handle_resting(Duration::ZERO, true);
+    recorded.perform(Duration::ZERO);
+    assert_eq!(recorded.cancels, [CancelReason::Shutdown; 2]);
 }
