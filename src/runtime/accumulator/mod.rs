@@ -127,7 +127,14 @@ impl Actor for AccumulatorActor {
         state: &mut AccumulatorState,
     ) -> Result<(), ActorProcessingErr> {
         if let AccumulatorMessage::BeginTurn(start) = message {
-            state.begin_turn(*start, &myself).await;
+            let resumed_turn = start.resume.is_some().then_some(start.spec.number);
+            let live = if state.is_attached {
+                LiveCalls::default()
+            } else {
+                // Boxed, because the actor library moves the future with each message.
+                Box::pin(state.attach(resumed_turn, &myself)).await
+            };
+            state.begin_turn(*start, live, &myself);
         } else {
             state.handle(message, &myself);
         }
@@ -181,27 +188,28 @@ impl CurrentTurn {
 }
 
 impl AccumulatorState {
-    async fn begin_turn(&mut self, start: TurnStart, myself: &ActorRef<AccumulatorMessage>) {
-        let resumed_turn = start.resume.is_some().then_some(start.spec.number);
-        let live = self.attach(resumed_turn, myself).await;
+    fn begin_turn(
+        &mut self,
+        start: TurnStart,
+        live: LiveCalls,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) {
+        let is_resumed = start.resume.is_some();
         self.current = Some(CurrentTurn::begin(start, live));
         self.perform_effects(myself);
-        if resumed_turn.is_some() {
+        if is_resumed {
             let epoch = self.setup.epoch;
             let _ = self.setup.session.cast(SessionMessage::TurnResumed { epoch });
         }
     }
 
-    /// Attaches to the tool supervisor before the first turn. Returns the calls that it still runs
-    /// for the resumed turn.
+    /// Attaches to the tool supervisor. Returns the calls that it still runs for the resumed turn.
     async fn attach(
         &mut self,
         resumed_turn: Option<u32>,
         myself: &ActorRef<AccumulatorMessage>,
     ) -> LiveCalls {
-        if std::mem::replace(&mut self.is_attached, true) {
-            return LiveCalls::default();
-        }
+        self.is_attached = true;
         let attach = |reply| ToolSupervisorMessage::Attach {
             accumulator: myself.clone(),
             completions: Arc::clone(&self.completions),
