@@ -40,8 +40,9 @@
 //! | `context.rs` | [`ToolContext`]: what one call can read and do |
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
 //! | `overrides.rs` | the `[tools.NAME]` overrides of the configuration, applied to specs |
-//! | `builtin/` | `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
+//! | `builtin/` | feature `tools`: `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
 
+#[cfg(feature = "tools")]
 mod builtin;
 mod context;
 mod overrides;
@@ -52,6 +53,7 @@ mod spec;
 use async_trait::async_trait;
 
 pub use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
+#[cfg(feature = "tools")]
 pub use builtin::{
     AllowRule, BuiltinError, BuiltinOptions, Calculator, Clock, DnsLookup, GetVariable, HttpGet,
     HttpGetOptions, InvalidAllowRule, READ_BYTES_MAX, ReadFile, SetVariable, builtin,
