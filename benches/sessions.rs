@@ -100,6 +100,7 @@ async fn host(model: &Rehearsal, dir: &Path) -> Host {
     config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
     config.host.data_dir = dir.to_owned();
     config.host.idle_after = Some(IDLE);
+    config.agents.values_mut().for_each(|agent| agent.tools.clear());
     Host::start(HostSetup { config, tools: ToolRegistry::new() }).await.unwrap()
 }
 

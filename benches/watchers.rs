@@ -70,6 +70,7 @@ async fn host(deltas: usize, pause: Duration) -> Host {
     config.journal.engine = JournalEngine::Memory;
     let base_url = provider(deltas, pause).await;
     config.use_model("bench", ModelConfig::new(BaseUrl::parse(&base_url).unwrap(), "m"));
+    config.agents.values_mut().for_each(|agent| agent.tools.clear());
     Host::start(HostSetup { config, tools: ToolRegistry::new() }).await.unwrap()
 }
 

@@ -14,6 +14,7 @@
 //!
 #![doc = include_str!("../docs/architecture.md")]
 
+pub mod builder;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;
@@ -39,11 +40,23 @@ pub mod turn;
 pub mod types;
 pub mod wire;
 
-/// The examples of the README and of `docs/tools.md`, compiled and run as tests.
+/// The examples of the README, of `docs/embedding.md` and of `docs/tools.md`, compiled and run as tests.
+/// The names that a program with a host of its own uses.
+pub mod prelude {
+    pub use crate::builder::HostBuilder;
+    pub use crate::config::{AgentConfig, ApiKey, BaseUrl, Config, Limits, ModelConfig, Wire};
+    pub use crate::runtime::{
+        Host, HostError, OpenSession, RunFailed, RunReport, RunRequest, SessionHandle,
+    };
+    pub use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+}
+
 #[cfg(doctest)]
 mod documents {
     #[doc = include_str!("../README.md")]
     struct Readme;
+    #[doc = include_str!("../docs/embedding.md")]
+    struct Embedding;
     #[doc = include_str!("../docs/tools.md")]
     struct Tools;
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the crate, lowest first. A module uses only modules before it.
-const ORDER: [&str; 21] = [
+const ORDER: [&str; 22] = [
     "types",
     "message",
     "tls",
@@ -25,6 +25,7 @@ const ORDER: [&str; 21] = [
     "telemetry",
     "runtime",
     "rehearsal",
+    "builder",
     "server",
     "load",
     "cli",

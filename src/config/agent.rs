@@ -51,6 +51,25 @@ impl AgentConfig {
         }
     }
 
+    /// Sets the system prompt.
+    #[must_use]
+    pub fn system(self, text: impl Into<String>) -> Self {
+        Self { system: text.into(), ..self }
+    }
+
+    /// Sets the tools that the agent is offered, by name or pattern: `*` matches any characters, `?`
+    /// matches one.
+    #[must_use]
+    pub fn tools<T: Into<String>>(self, patterns: impl IntoIterator<Item = T>) -> Self {
+        Self { tools: patterns.into_iter().map(ToolPattern::new).collect(), ..self }
+    }
+
+    /// Sets the limits of its runs.
+    #[must_use]
+    pub fn limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
     /// Returns the agent of a configuration without agents.
     pub(super) fn default_with(model: &str) -> Self {
         let tools = ["clock", "calculator", "http_get"].map(ToolPattern::new);

@@ -2,9 +2,10 @@
 //!
 //! Values are converted to types: durations, addresses, patterns and API keys. All errors are found
 //! before the host starts, with file, line and key. Depends on neither HTTP nor actors nor tools;
-//! [`Config::check_tools`] receives the names of the registered tools.
+//! [`Config::check`] receives the names of the registered tools.
 
 mod agent;
+mod check;
 mod host;
 mod journal;
 mod limits;
@@ -22,7 +23,7 @@ pub use agent::{AgentConfig, ToolPattern};
 pub use host::{HostConfig, TOKEN_ENV, parse_listen};
 pub use journal::{Durability, JournalConfig, JournalEngine, Resume};
 pub use limits::{Limits, OnExcess};
-pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, MissingKey, ModelConfig};
+pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig};
 pub use overrides::{LimitOverrides, OverrideTooHigh, RunOverrides};
 pub use source::{ConfigError, ConfigErrors};
 pub use tools::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};
@@ -189,29 +190,6 @@ impl Config {
         self.host.check().map_err(|message| ConfigErrors::single("--listen", message))
     }
 
-    /// Checks the names and patterns of tools against the registered tools.
-    ///
-    /// # Errors
-    /// If a pattern matches no tool, or if `[tools.NAME]` names an unknown tool.
-    pub fn check_tools(&self, registered: &[&str]) -> Result<(), ConfigErrors> {
-        let mut errors = Vec::new();
-        for (name, agent) in &self.agents {
-            for (at, pattern) in agent.tools.iter().enumerate() {
-                if !registered.iter().any(|tool| pattern.matches(tool)) {
-                    let key = format!("agents.{name}.tools[{at}]");
-                    let message = no_tool(&pattern.text, registered);
-                    errors.push(self.origins.error(&key, message));
-                }
-            }
-        }
-        for name in self.tools.keys().filter(|name| !registered.contains(&name.as_str())) {
-            let hint = source::did_you_mean(name, registered.iter().copied());
-            let message = format!("no tool is called {name:?}{hint}");
-            errors.push(self.origins.error(&format!("tools.{name}"), message));
-        }
-        if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
-    }
-
     /// Creates an error about a value of `[tools.NAME]`, with its line.
     #[must_use]
     pub fn tool_error(&self, tool: &str, key: &str, message: impl Into<String>) -> ConfigErrors {
@@ -244,14 +222,6 @@ impl Default for Config {
             origins: Origins::default(),
         }
     }
-}
-
-fn no_tool(pattern: &str, registered: &[&str]) -> String {
-    if pattern == "read_file" {
-        return "there is no read_file without [tools.read_file] root = \"DIR\"".to_owned();
-    }
-    let known = registered.join(", ");
-    format!("no tool is called {pattern:?} (known: {known})")
 }
 
 /// Reads [`FAST_PATH_ENV`]. The fast path is on without it.

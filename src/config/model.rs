@@ -215,6 +215,10 @@ impl BaseUrl {
     pub(super) fn nowhere() -> Self {
         Self("http://127.0.0.1:0/v1".to_owned())
     }
+
+    pub(super) fn is_nowhere(&self) -> bool {
+        *self == Self::nowhere()
+    }
 }
 
 impl fmt::Display for BaseUrl {
@@ -231,7 +235,7 @@ pub struct InvalidBaseUrl {
     why: String,
 }
 
-/// A secret from the environment. `Debug` does not print it; only [`ApiKey::reveal`] returns it.
+/// A secret. `Debug` does not print it; only [`ApiKey::reveal`] returns it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ApiKey(String);
 
@@ -240,15 +244,27 @@ impl ApiKey {
     ///
     /// # Errors
     /// If the variable is not set, is empty, or contains characters that a header cannot have.
-    pub fn from_env(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, MissingKey> {
-        let missing = |why| MissingKey { name: name.to_owned(), why };
-        let secret = env(name).ok_or_else(|| missing("is not set"))?;
+    pub fn from_env(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, InvalidKey> {
+        let invalid = |why| InvalidKey { origin: format!("the environment variable {name}"), why };
+        let secret = env(name).ok_or_else(|| invalid("is not set"))?;
+        Self::checked(&secret).map_err(invalid)
+    }
+
+    /// Creates a key from a secret of any source.
+    ///
+    /// # Errors
+    /// If the secret is empty, or contains characters that a header cannot have.
+    pub fn new(secret: &str) -> Result<Self, InvalidKey> {
+        Self::checked(secret).map_err(|why| InvalidKey { origin: "the API key".to_owned(), why })
+    }
+
+    fn checked(secret: &str) -> Result<Self, &'static str> {
         let secret = secret.trim();
         if secret.is_empty() {
-            return Err(missing("is empty"));
+            return Err("is empty");
         }
         if !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(missing("holds characters that no HTTP header can carry"));
+            return Err("holds characters that no HTTP header can carry");
         }
         Ok(Self(secret.to_owned()))
     }
@@ -266,11 +282,12 @@ impl fmt::Debug for ApiKey {
     }
 }
 
-/// An environment variable that should hold a secret and does not.
+/// The error of an API key that is missing or cannot be sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the environment variable {name} {why}")]
-pub struct MissingKey {
-    name: String,
+#[error("{origin} {why}")]
+pub struct InvalidKey {
+    /// The place where the key was looked for.
+    origin: String,
     why: &'static str,
 }
 

@@ -62,6 +62,7 @@ mod task;
 mod tests;
 mod tool;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -79,7 +80,7 @@ pub use error::HostError;
 pub use handle::{ReportFuture, SessionHandle, StartedRun};
 pub use list::{SessionQuery, SessionSummary};
 pub use model_limiter::ModelStatus;
-pub use report::{CallReport, RunReport};
+pub use report::{CallReport, RunFailed, RunReport};
 pub use request::RunRequest;
 pub use session_events::SessionEvents;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
@@ -119,6 +120,8 @@ struct HostInner {
     link: HostRef,
     shutdown_grace: Duration,
     cancel_grace: Duration,
+    /// A value that lives as long as the host.
+    _kept: Box<dyn Any + Send + Sync>,
 }
 
 /// The parts of a host.
@@ -167,30 +170,36 @@ pub struct HostCounts {
 
 impl Host {
     /// Starts a host on the configured journal. Applies the configuration's overrides of tools.
+    /// [`Host::builder`] is the shorter way in a program.
     /// Continues runs that the last host left unfinished, unless the journal's `resume` is `manual`.
     ///
     /// # Errors
-    /// When a configured model is invalid, or the journal cannot be opened.
+    /// When the configuration is invalid ([`Config::check`]), or the journal cannot be opened.
     pub async fn start(setup: HostSetup) -> Result<Self, HostError> {
-        Self::start_with(setup, None).await
+        Self::start_keeping(setup, None, Box::new(())).await
     }
 
     /// Starts a host on the given journal.
     ///
     /// # Errors
-    /// When a configured model is invalid, or the journal cannot be read.
+    /// When the configuration is invalid, or the journal cannot be read.
     pub async fn start_on(setup: HostSetup, journal: Arc<dyn Journal>) -> Result<Self, HostError> {
-        Self::start_with(setup, Some(journal)).await
+        Self::start_keeping(setup, Some(journal), Box::new(())).await
     }
 
-    async fn start_with(
+    /// Starts a host that keeps a value as long as it lives.
+    pub(crate) async fn start_keeping(
         setup: HostSetup,
         journal: Option<Arc<dyn Journal>>,
+        kept: Box<dyn Any + Send + Sync>,
     ) -> Result<Self, HostError> {
         let HostSetup { config, mut tools } = setup;
         let started = Instant::now();
-        tools.apply_overrides(&config.tools);
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
+        let registered: Vec<&str> = names.iter().map(String::as_str).collect();
+        config.check(&registered).map_err(|errors| HostError::Config(errors.to_string()))?;
+        log_tools_not_offered(&config, &registered);
+        tools.apply_overrides(&config.tools);
         let gauges = Gauges::default();
         let caps = Caps::new(&tools, &gauges.waiting);
         let traces = |metrics: &Metrics| Traces::from_env(&config.models, metrics);
@@ -239,7 +248,8 @@ impl Host {
             Resume::Auto => task::detach(recover(link.clone(), unfinished, started)),
         }
         link.shared.update_counts();
-        Ok(Self { inner: Arc::new(HostInner { link, shutdown_grace, cancel_grace }) })
+        let inner = HostInner { link, shutdown_grace, cancel_grace, _kept: kept };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Opens a session.
@@ -280,6 +290,19 @@ impl Host {
             return Err(error.into());
         }
         Ok(SessionHandle::new(id, link.clone()))
+    }
+
+    /// Returns the session with the id of `open`, and opens it first if it does not exist. An
+    /// existing session keeps its agent and its history.
+    ///
+    /// # Errors
+    /// As [`Self::open_session`], except that the id may be taken.
+    pub async fn get_or_open_session(&self, open: OpenSession) -> Result<SessionHandle, HostError> {
+        let id = open.id.clone();
+        match (self.open_session(open).await, id) {
+            (Err(HostError::SessionExists), Some(id)) => Ok(self.session(&session_id(Some(id))?)),
+            (opened, _) => opened,
+        }
     }
 
     /// Returns a handle of a session. Does not check that the session exists; the first request to it
@@ -360,7 +383,7 @@ impl Host {
     /// this ends are `interrupted`. On return everything is stored and the journal is free for another
     /// host.
     pub async fn shutdown(&self) {
-        let HostInner { link, shutdown_grace, cancel_grace } = &*self.inner;
+        let HostInner { link, shutdown_grace, cancel_grace, .. } = &*self.inner;
         let shared = &link.shared;
         shared.closing.store(true, Ordering::SeqCst);
         self.interrupt(false);
@@ -401,6 +424,16 @@ impl Host {
         };
         let name = name.unwrap_or_else(|| crate::config::DEFAULT_AGENT.to_owned());
         found.map(Arc::clone).ok_or(HostError::UnknownAgent(name))
+    }
+}
+
+/// Logs the tools that no agent may call.
+fn log_tools_not_offered(config: &Config, registered: &[&str]) {
+    let is_offered =
+        |tool: &str| config.agents.values().flat_map(|a| &a.tools).any(|t| t.matches(tool));
+    let tools: Vec<_> = registered.iter().filter(|tool| !is_offered(tool)).collect();
+    if !tools.is_empty() {
+        tracing::info!(?tools, "tools_not_offered");
     }
 }
 

@@ -37,7 +37,33 @@ pub struct RunReport {
     pub(super) messages: Messages,
 }
 
+/// A run that ended without an answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the run ended as {}{}", .run_end.as_str(), reason_text(.error.as_ref()))]
+pub struct RunFailed {
+    /// The reason of its end.
+    pub run_end: RunEnd,
+    /// The error, if there is one.
+    pub error: Option<RunError>,
+}
+
+fn reason_text(error: Option<&RunError>) -> String {
+    error.map(|error| format!(": {}", error.message)).unwrap_or_default()
+}
+
 impl RunReport {
+    /// Returns the answer.
+    ///
+    /// # Errors
+    /// If the run ended for another reason than an answer. [`RunReport::text`](field@Self::text) has
+    /// the part that exists.
+    pub fn text(&self) -> Result<&str, RunFailed> {
+        match self.run_end {
+            RunEnd::Answered => Ok(&self.text),
+            run_end => Err(RunFailed { run_end, error: self.error.clone() }),
+        }
+    }
+
     /// Returns the history before the run.
     #[must_use]
     pub fn context_messages(&self) -> &[Arc<Message>] {

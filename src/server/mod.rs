@@ -53,13 +53,17 @@ use state::{ApiState, AppState};
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
 ///
 /// # Errors
-/// When the listener's address cannot be read.
+/// When the listener's address cannot be read, or is not loopback and the options have no token.
 pub fn serve(
     listener: TcpListener,
     host: Host,
     options: ServerOptions,
 ) -> io::Result<ServerHandle> {
     let addr = listener.local_addr()?;
+    if !addr.ip().is_loopback() && options.token.is_none() {
+        let problem = format!("{addr} is not loopback and needs ServerOptions::token");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+    }
     let closing = CancellationToken::new();
     let close_timeout = options.close_timeout;
     let guard = RequestGuard::new(&options);

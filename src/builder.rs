@@ -1,0 +1,183 @@
+//! Builds a host in a program: models, agents, tools and journal by method calls.
+
+use std::any::Any;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::config::{AgentConfig, Config, DEFAULT_AGENT, JournalEngine, ModelConfig, ToolPattern};
+use crate::journal::Journal;
+use crate::runtime::{Host, HostError, HostSetup};
+use crate::tool::{RegistryError, Tool, ToolRegistry};
+
+impl Host {
+    /// Returns a builder of a host. Without further calls it has one agent, called `default`, without
+    /// tools, on the offline rehearsal model, and a journal in memory.
+    #[must_use]
+    pub fn builder() -> HostBuilder {
+        let mut config = Config::default();
+        config.models.clear();
+        config.agents.clear();
+        config.journal.engine = JournalEngine::Memory;
+        HostBuilder::new(config)
+    }
+}
+
+/// Builds a host.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::prelude::*;
+///
+/// let host = Host::builder()
+///     .agent("writer", AgentConfig::new("rehearsal").system("You write."))
+///     .start()
+///     .await?;
+/// let session = host.open_session(OpenSession::default()).await?;
+/// println!("{}", session.run("Say hello.").await?.text()?);
+/// host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+#[must_use = "a builder does nothing until it is started"]
+pub struct HostBuilder {
+    config: Config,
+    tools: ToolRegistry,
+    /// The names of the tools that every agent is offered.
+    offered: Vec<String>,
+    journal: Option<Arc<dyn Journal>>,
+    /// The first error of a call before the start.
+    error: Option<RegistryError>,
+}
+
+impl HostBuilder {
+    fn new(config: Config) -> Self {
+        let tools = ToolRegistry::new();
+        Self { config, tools, offered: Vec::new(), journal: None, error: None }
+    }
+
+    /// Starts from a configuration, such as that of a file. Replaces what was set before, except for
+    /// tools and journal.
+    pub fn config(self, config: Config) -> Self {
+        Self { config, ..self }
+    }
+
+    /// Adds a model under a name of one's own.
+    pub fn model(mut self, name: impl Into<String>, model: ModelConfig) -> Self {
+        self.config.models.insert(name.into(), model);
+        self
+    }
+
+    /// Adds an agent. A session that names no agent has the one called `default`, or the only one.
+    pub fn agent(mut self, name: impl Into<String>, agent: AgentConfig) -> Self {
+        self.config.agents.insert(name.into(), agent);
+        self
+    }
+
+    /// Registers a tool and offers it to every agent.
+    pub fn tool(mut self, tool: impl Tool) -> Self {
+        let name = tool.spec().name;
+        self.offered.push(name);
+        self.register(tool)
+    }
+
+    /// Registers a tool that only those agents are offered whose
+    /// [`tools`](AgentConfig::tools) name it.
+    pub fn register(mut self, tool: impl Tool) -> Self {
+        if let Err(error) = self.tools.register(tool) {
+            self.error.get_or_insert(error);
+        }
+        self
+    }
+
+    /// Replaces the registered tools, for example by the built-in ones. Each agent is offered those
+    /// that its [`tools`](AgentConfig::tools) name.
+    pub fn tools(self, tools: ToolRegistry) -> Self {
+        Self { tools, ..self }
+    }
+
+    /// Stores sessions in a directory, which is created if it does not exist.
+    #[cfg(feature = "sqlite")]
+    pub fn sqlite(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.config.journal.engine = JournalEngine::Sqlite;
+        self.config.host.data_dir = directory.into();
+        self
+    }
+
+    /// Stores sessions in a journal of one's own.
+    pub fn journal(self, journal: Arc<dyn Journal>) -> Self {
+        Self { journal: Some(journal), ..self }
+    }
+
+    /// Starts the host. It continues the runs that the journal's last host left unfinished.
+    ///
+    /// # Errors
+    /// When two tools have the same name, an agent names a model or a tool that does not exist, a
+    /// limit is invalid, or the journal cannot be opened.
+    pub async fn start(self) -> Result<Host, HostError> {
+        let Self { mut config, tools, offered, journal, error } = self;
+        if let Some(error) = error {
+            return Err(HostError::Config(error.to_string()));
+        }
+        if config.agents.is_empty() {
+            let model = only_model(&config)?;
+            config.agents.insert(DEFAULT_AGENT.to_owned(), AgentConfig::new(model));
+        }
+        for agent in config.agents.values_mut() {
+            let missing = |name: &&String| !agent.tools.iter().any(|tool| tool.matches(name));
+            let missing: Vec<_> = offered.iter().filter(missing).map(ToolPattern::new).collect();
+            agent.tools.extend(missing);
+        }
+        let kept = start_rehearsal(&mut config).await?;
+        let setup = HostSetup { config, tools };
+        Host::start_keeping(setup, journal, kept).await
+    }
+}
+
+/// Returns the model of an agent that names none.
+fn only_model(config: &Config) -> Result<String, HostError> {
+    let mut names = config.models.keys();
+    match (names.next(), names.next()) {
+        (None, _) => Ok(crate::config::REHEARSAL.to_owned()),
+        (Some(only), None) => Ok(only.clone()),
+        (Some(_), Some(_)) => {
+            let problem = "several models but no agent: add one with HostBuilder::agent";
+            Err(HostError::Config(problem.to_owned()))
+        }
+    }
+}
+
+/// Starts the rehearsal model if an agent uses it.
+#[cfg(feature = "rehearsal")]
+async fn start_rehearsal(config: &mut Config) -> Result<Box<dyn Any + Send + Sync>, HostError> {
+    use crate::config::BaseUrl;
+    use crate::rehearsal::{Rehearsal, RehearsalOptions};
+
+    if !config.needs_rehearsal() {
+        return Ok(Box::new(()));
+    }
+    let options = RehearsalOptions { keep_requests: 0, ..RehearsalOptions::default() };
+    let failed =
+        |error: &dyn fmt::Display| HostError::Config(format!("start the rehearsal model: {error}"));
+    let rehearsal = Rehearsal::start(options).await.map_err(|error| failed(&error))?;
+    config.set_rehearsal(BaseUrl::parse(&rehearsal.base_url()).map_err(|error| failed(&error))?);
+    Ok(Box::new(rehearsal))
+}
+
+#[cfg(not(feature = "rehearsal"))]
+async fn start_rehearsal(config: &mut Config) -> Result<Box<dyn Any + Send + Sync>, HostError> {
+    if config.needs_rehearsal() {
+        let problem = "there is no model: add one with HostBuilder::model, or enable the feature \
+                       `rehearsal` for the offline one";
+        return Err(HostError::Config(problem.to_owned()));
+    }
+    Ok(Box::new(()))
+}
+
+impl fmt::Debug for HostBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostBuilder")
+            .field("config", &self.config)
+            .field("tools", &self.tools)
+            .finish_non_exhaustive()
+    }
+}

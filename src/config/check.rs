@@ -1,0 +1,193 @@
+//! Checks of a whole configuration, whose values may have been set in code.
+
+use std::time::Duration;
+
+use super::source::did_you_mean;
+use super::{Config, ConfigError, ConfigErrors, Limits};
+
+impl Config {
+    /// Checks the configuration against the names of the registered tools. The values of a file are
+    /// checked when it is parsed. This finds the same mistakes in values that were set in code.
+    ///
+    /// # Errors
+    /// All mistakes, with the key of each.
+    pub fn check(&self, registered: &[&str]) -> Result<(), ConfigErrors> {
+        let mut errors = self.tool_errors(registered);
+        let mut complain =
+            |key: String, message: String| errors.push(self.origins.error(&key, message));
+        if self.agents.is_empty() {
+            complain("agents".to_owned(), "there is no agent".to_owned());
+        }
+        for (name, agent) in &self.agents {
+            for model in agent.models() {
+                match self.models.get(model) {
+                    None => {
+                        let hint = did_you_mean(model, self.models.keys().map(String::as_str));
+                        let message = format!("no model is called {model:?}{hint}");
+                        complain(format!("agents.{name}.model"), message);
+                    }
+                    Some(model) if model.base_url.is_nowhere() => {
+                        let message = "the offline rehearsal model was not started: start it and \
+                                       call Config::set_rehearsal, or use Host::builder()";
+                        complain(format!("agents.{name}.model"), message.to_owned());
+                    }
+                    Some(_) => {}
+                }
+            }
+            for (key, message) in agent.limits.mistakes() {
+                complain(format!("agents.{name}.limits.{key}"), message.to_owned());
+            }
+        }
+        for (name, model) in &self.models {
+            let times = [
+                ("connect_timeout", model.connect_timeout),
+                ("first_event_timeout", model.first_event_timeout),
+                ("idle_timeout", model.idle_timeout),
+                ("answer_timeout", model.answer_timeout),
+                ("breaker_open_for", model.breaker_open_for),
+            ];
+            for (key, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
+                complain(format!("models.{name}.{key}"), NO_TIME.to_owned());
+            }
+            if model.max_attempts == 0 {
+                complain(format!("models.{name}.max_attempts"), NOT_ONE.to_owned());
+            }
+        }
+        let counts = [
+            ("max_sessions", self.host.max_sessions),
+            ("max_concurrent_runs", self.host.max_concurrent_runs),
+            ("max_queued_inputs", self.host.max_queued_inputs),
+        ];
+        for (key, _) in counts.into_iter().filter(|(_, count)| *count == 0) {
+            complain(format!("host.{key}"), NOT_ONE.to_owned());
+        }
+        if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
+    }
+
+    /// Checks the names and patterns of tools against the registered tools.
+    ///
+    /// # Errors
+    /// If a pattern matches no tool, or if `[tools.NAME]` names an unknown tool.
+    pub fn check_tools(&self, registered: &[&str]) -> Result<(), ConfigErrors> {
+        let errors = self.tool_errors(registered);
+        if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
+    }
+
+    fn tool_errors(&self, registered: &[&str]) -> Vec<ConfigError> {
+        let mut errors = Vec::new();
+        for (name, agent) in &self.agents {
+            for (at, pattern) in agent.tools.iter().enumerate() {
+                // "*" means all tools, of which there may be none.
+                if pattern.text != "*" && !registered.iter().any(|tool| pattern.matches(tool)) {
+                    let key = format!("agents.{name}.tools[{at}]");
+                    let message = no_tool(&pattern.text, registered);
+                    errors.push(self.origins.error(&key, message));
+                }
+            }
+        }
+        for name in self.tools.keys().filter(|name| !registered.contains(&name.as_str())) {
+            let hint = did_you_mean(name, registered.iter().copied());
+            let message = format!("no tool is called {name:?}{hint}");
+            errors.push(self.origins.error(&format!("tools.{name}"), message));
+        }
+        errors
+    }
+}
+
+const NOT_ONE: &str = "must be at least 1";
+const NO_TIME: &str = "must be longer than 0";
+
+impl Limits {
+    /// Returns the keys of invalid limits, with the reason.
+    fn mistakes(&self) -> Vec<(&'static str, &'static str)> {
+        let counts = [
+            ("max_turns", self.max_turns == Some(0)),
+            ("max_failed_turns", self.max_failed_turns == Some(0)),
+            ("max_tokens_per_run", self.max_tokens_per_run == Some(0)),
+            ("max_tool_calls_per_run", self.max_tool_calls_per_run == Some(0)),
+            ("repeat_limit", self.repeat_limit == Some(0)),
+            ("max_tool_calls_per_turn", self.max_tool_calls_per_turn == Some(0)),
+            ("max_arguments_bytes", self.max_arguments_bytes == 0),
+            ("max_result_bytes", self.max_result_bytes == 0),
+            ("max_variables_bytes", self.max_variables_bytes == 0),
+        ];
+        let times = [
+            ("tool_timeout", self.tool_timeout == Some(Duration::ZERO)),
+            ("run_timeout", self.run_timeout == Some(Duration::ZERO)),
+            ("cancel_grace", self.cancel_grace.is_zero()),
+        ];
+        let counts = counts.map(|(key, is_wrong)| (key, is_wrong, NOT_ONE));
+        let times = times.map(|(key, is_wrong)| (key, is_wrong, NO_TIME));
+        let all = counts.into_iter().chain(times).filter(|(_, is_wrong, _)| *is_wrong);
+        all.map(|(key, _, message)| (key, message)).collect()
+    }
+}
+
+fn no_tool(pattern: &str, registered: &[&str]) -> String {
+    if pattern == "read_file" {
+        return "there is no read_file without [tools.read_file] root = \"DIR\"".to_owned();
+    }
+    let known = registered.join(", ");
+    format!("no tool is called {pattern:?} (known: {known})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{AgentConfig, BaseUrl, DEFAULT_AGENT, ModelConfig, ToolPattern};
+
+    fn config() -> Config {
+        let mut config = Config::default();
+        let base_url = BaseUrl::parse("http://127.0.0.1:1/v1").unwrap();
+        config.use_model("main", ModelConfig::new(base_url, "m"));
+        config.agents.get_mut(DEFAULT_AGENT).unwrap().tools.clear();
+        config
+    }
+
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut Config), expected: &[&str]) {
+        let mut config = config();
+        change(&mut config);
+        let errors = config.check(&["clock"]).err();
+        let errors: Vec<_> = errors.iter().flat_map(ConfigErrors::iter).collect();
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        assert_eq!(errors, expected);
+    }
+
+    fn agent(config: &mut Config) -> &mut AgentConfig {
+        config.agents.get_mut(DEFAULT_AGENT).unwrap()
+    }
+
+    #[test]
+    fn values_that_were_set_in_code_are_checked() {
+        check(|_| {}, &[]);
+        let pattern = |config: &mut Config| agent(config).tools.push(ToolPattern::new("cl?ck"));
+        check(pattern, &[]);
+        let unknown = |config: &mut Config| agent(config).tools.push(ToolPattern::new("clok"));
+        check(unknown, &["agents.default.tools[0]: no tool is called \"clok\" (known: clock)"]);
+        check(
+            |config| agent(config).limits.max_turns = Some(0),
+            &["agents.default.limits.max_turns: must be at least 1"],
+        );
+        check(
+            |config| agent(config).limits.cancel_grace = Duration::ZERO,
+            &["agents.default.limits.cancel_grace: must be longer than 0"],
+        );
+        check(
+            |config| agent(config).model = "maim".to_owned(),
+            &["agents.default.model: no model is called \"maim\" (did you mean main?)"],
+        );
+        check(|config| config.host.max_sessions = 0, &["host.max_sessions: must be at least 1"]);
+        check(|config| config.agents.clear(), &["agents: there is no agent"]);
+        let attempts = |config: &mut Config| {
+            config.models.get_mut("main").unwrap().max_attempts = 0;
+        };
+        check(attempts, &["models.main.max_attempts: must be at least 1"]);
+    }
+
+    #[test]
+    fn a_rehearsal_model_that_was_not_started_is_named() {
+        let errors = Config::default().check(&["clock", "calculator", "http_get"]).unwrap_err();
+        assert!(errors.to_string().contains("the offline rehearsal model was not started"));
+    }
+}
