@@ -32,6 +32,7 @@ mod awake_session;
 mod blocking;
 mod caps;
 mod error;
+mod extensions;
 mod fair_semaphore;
 mod gauge;
 mod handle;
@@ -89,11 +90,13 @@ use crate::context::InitialHistory;
 use crate::journal::Journal;
 use crate::record::Seq;
 use crate::telemetry::{Metrics, Telemetry, Traces};
+use crate::tool::Extensions;
 use crate::tool::ToolRegistry;
 use crate::types::SessionId;
 use agent::Agent;
 use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use caps::Caps;
+use extensions::ExtensionsBySession;
 use gauge::Gauges;
 use host::HostActor;
 use host_ref::HostRef;
@@ -131,7 +134,7 @@ pub struct HostSetup {
 }
 
 /// The options of a new session.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct OpenSession {
     /// The agent's name. `None`: `default`, or the only agent.
     pub agent: Option<String>,
@@ -140,6 +143,18 @@ pub struct OpenSession {
     /// The initial history, in the Chat Completions form. If the last message makes calls, the first
     /// run starts by running them.
     pub messages: Vec<Value>,
+    /// Values for the tools of all runs of the session, such as a tenant. They are never stored: after a
+    /// restart of the host, [`SessionHandle::add_extension`] gives them again.
+    pub extensions: Extensions,
+}
+
+impl OpenSession {
+    /// Gives the tools of the session's runs a value, which replaces one of the same type.
+    #[must_use]
+    pub fn with_extension<T: Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.extensions.insert(value);
+        self
+    }
 }
 
 /// Counts of the live objects of a host. All but `sessions`, `awake` and `abandoned_threads` return to 0
@@ -226,6 +241,7 @@ impl Host {
             reads: Semaphore::new(READS_MAX),
             unwritten: parking_lot::Mutex::default(),
             alarms: parking_lot::Mutex::default(),
+            extensions: ExtensionsBySession::default(),
         });
         let (actor, _) = Actor::spawn(None, HostActor, Arc::clone(&shared))
             .await
@@ -279,6 +295,7 @@ impl Host {
             link.shared.uncount_sessions(1);
             return Err(error.into());
         }
+        link.shared.extensions.add_to_session(&id, open.extensions);
         Ok(SessionHandle::new(id, link.clone()))
     }
 

@@ -47,7 +47,7 @@ impl SessionActorState {
         });
         SessionSnapshot {
             id: self.id.clone(),
-            agent: self.agents.own().name.clone(),
+            agent: self.agents.own().name.to_string(),
             state,
             seq: self.log.last_seq(),
             history: session.history().display_messages(),

@@ -200,7 +200,7 @@ impl Tool for HttpGet {
             fetched = timeout(limit, self.get(&url, &headers)) => fetched.unwrap_or(Err(GetError::TimedOut(limit))),
             () = context.cancelled() => Err(GetError::Cancelled),
         };
-        fetched.map(ToolOutput).map_err(ToolError::new)
+        fetched.map(ToolOutput::from).map_err(ToolError::new)
     }
 }
 
