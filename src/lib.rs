@@ -14,17 +14,21 @@
 //!
 #![doc = include_str!("../docs/architecture.md")]
 
+#[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;
 pub mod context;
 pub mod event;
 pub mod journal;
+#[cfg(feature = "load")]
 pub mod load;
 pub mod message;
 pub mod record;
+#[cfg(feature = "rehearsal")]
 pub mod rehearsal;
 pub mod response;
 pub mod runtime;
+#[cfg(feature = "server")]
 pub mod server;
 pub mod session;
 pub mod telemetry;

@@ -24,6 +24,8 @@ npm ci --prefix tests/grafana --ignore-scripts --no-audit --no-fund --silent || 
 
 cargo fmt --check
 cargo clippy --locked --all-targets -- -D warnings
+# The library without what its features add.
+cargo clippy --locked --no-default-features --lib -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
 # The feature changes the library and the binary; its test is an integration test.
 cargo clippy --locked --features otlp --lib --bins --test otlp -- -D warnings

@@ -53,7 +53,8 @@ impl AgentConfig {
 
     /// Returns the agent of a configuration without agents.
     pub(super) fn default_with(model: &str) -> Self {
-        let tools = ["clock", "calculator", "http_get"].map(ToolPattern::new).to_vec();
+        let tools = ["clock", "calculator", "http_get"].map(ToolPattern::new);
+        let tools = if cfg!(feature = "tools") { tools.to_vec() } else { Vec::new() };
         Self { tools, ..Self::new(model) }
     }
 

@@ -7,7 +7,9 @@ use super::initial_history::InitialHistory;
 use super::pairing::{are_paired, repair_pairing};
 use crate::message::{Message, MessageList};
 use crate::record::ResponseMessage;
-use crate::types::{CallKey, Content, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata};
+use crate::types::{
+    CallKey, Content, ResultNotes, ToolCall, ToolOutcome, ToolResult, floor_char_boundary, metadata,
+};
 
 /// The messages of a session, with the results of each turn in call order. Clones share the
 /// messages.
@@ -251,7 +253,7 @@ fn shorten(content: &Arc<str>, bytes_max: usize) -> Arc<str> {
     if content.len() <= bytes_max {
         return Arc::clone(content);
     }
-    let (kept, _) = content.split_at(content.floor_char_boundary(bytes_max));
+    let (kept, _) = content.split_at(floor_char_boundary(content, bytes_max));
     let (bytes, total) = (kept.len(), content.len());
     format!("{kept}\n[the result is cut here: {bytes} of {total} bytes are shown]").into()
 }

@@ -8,12 +8,15 @@ mod error;
 pub mod export;
 mod log;
 mod memory;
+#[cfg(feature = "sqlite")]
 mod sqlite;
 mod verify;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+#[cfg(feature = "sqlite")]
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -23,6 +26,7 @@ pub use crate::transcript::{Breach, Invariant};
 pub use error::JournalError;
 pub use log::{PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;
+#[cfg(feature = "sqlite")]
 pub use sqlite::{JournalReader, SqliteJournal, SqliteOptions};
 pub use verify::{unfinished, verify};
 
@@ -132,21 +136,24 @@ pub enum BatchStatus {
 #[derive(Debug, Default)]
 pub struct SessionLogState {
     /// The engine's number of the session. 0 if it is unknown.
+    #[cfg(feature = "sqlite")]
     number: AtomicI64,
     /// The first record that could not be stored, or 0. Later records would leave a gap.
     failed: AtomicU64,
 }
 
 impl SessionLogState {
-    /// Marks the records from this one on as not stored.
-    fn fail(&self, from: u64) {
+    /// Marks the records from this one on as not stored. An engine calls it for the first record of
+    /// a batch that fails.
+    pub fn fail(&self, from: u64) {
         let earlier = |failed| (failed == 0 || from < failed).then_some(from);
         // An earlier failure is kept.
         let _ = self.failed.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier);
     }
 
-    /// Returns whether this record, or an earlier one, could not be stored.
-    fn has_failed(&self, seq: u64) -> bool {
+    /// Returns true if this record, or an earlier one, could not be stored.
+    #[must_use]
+    pub fn has_failed(&self, seq: u64) -> bool {
         (1..=seq).contains(&self.failed.load(Ordering::Acquire))
     }
 }

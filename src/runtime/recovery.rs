@@ -7,9 +7,9 @@ use tokio::time::Instant;
 use super::error::HostError;
 use super::host_ref::HostRef;
 use crate::config::{Config, JournalEngine};
-use crate::journal::{
-    Journal, JournalError, MemoryJournal, SqliteJournal, SqliteOptions, StoredSessionFilter,
-};
+use crate::journal::{Journal, JournalError, MemoryJournal, StoredSessionFilter};
+#[cfg(feature = "sqlite")]
+use crate::journal::{SqliteJournal, SqliteOptions};
 use crate::telemetry::Telemetry;
 use crate::types::{SessionId, SessionState};
 
@@ -17,6 +17,7 @@ use crate::types::{SessionId, SessionState};
 pub(super) const READS_MAX: usize = 8;
 
 /// The number of batches that may wait to be written.
+#[cfg(feature = "sqlite")]
 const QUEUE_MAX: usize = 65_536;
 
 /// The number of unfinished runs of one listing.
@@ -29,18 +30,31 @@ pub(super) async fn open_journal(
 ) -> Result<Arc<dyn Journal>, HostError> {
     match config.journal.engine {
         JournalEngine::Memory => Ok(Arc::new(MemoryJournal::new())),
-        JournalEngine::Sqlite => {
-            let dir = config.host.data_dir.clone();
-            let options = SqliteOptions {
-                durability: config.journal.durability,
-                holder: format!("listening on {}", config.host.listen),
-                observer: Arc::new(telemetry.metrics().journal().clone()),
-                queue_max: QUEUE_MAX,
-            };
-            let opened = blocking(move || SqliteJournal::open(&dir, options)).await??;
-            Ok(Arc::new(opened))
-        }
+        JournalEngine::Sqlite => open_sqlite(config, telemetry).await,
     }
+}
+
+#[cfg(feature = "sqlite")]
+async fn open_sqlite(
+    config: &Config,
+    telemetry: &Telemetry,
+) -> Result<Arc<dyn Journal>, HostError> {
+    let dir = config.host.data_dir.clone();
+    let options = SqliteOptions {
+        durability: config.journal.durability,
+        holder: format!("listening on {}", config.host.listen),
+        observer: Arc::new(telemetry.metrics().journal().clone()),
+        queue_max: QUEUE_MAX,
+    };
+    let opened = blocking(move || SqliteJournal::open(&dir, options)).await??;
+    Ok(Arc::new(opened))
+}
+
+#[cfg(not(feature = "sqlite"))]
+async fn open_sqlite(_: &Config, _: &Telemetry) -> Result<Arc<dyn Journal>, HostError> {
+    let problem = "journal.engine = \"sqlite\": callsheet was built without its feature `sqlite`; \
+                   enable it, or set \"memory\"";
+    Err(HostError::Config(problem.to_owned()))
 }
 
 /// Returns the number of stored sessions, and those with unfinished runs.

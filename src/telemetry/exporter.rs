@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+#[cfg(not(feature = "prometheus"))]
+use metrics::NoopRecorder;
 
 use super::logs;
-use super::metric_table::{ALL, MetricKind};
 use super::metrics::Metrics;
+#[cfg(feature = "prometheus")]
+use super::prometheus_page::PrometheusPage;
 use super::traces::Traces;
 use crate::event::PublishedEvent;
 
@@ -18,7 +20,8 @@ pub struct Telemetry {
 
 #[derive(Debug)]
 struct TelemetryInner {
-    page: PrometheusHandle,
+    #[cfg(feature = "prometheus")]
+    page: PrometheusPage,
     metrics: Metrics,
     traces: Traces,
 }
@@ -36,10 +39,18 @@ impl Telemetry {
     /// Creates telemetry with traces.
     #[must_use]
     pub fn with_traces(tools: &[String], traces: impl FnOnce(&Metrics) -> Traces) -> Self {
-        let recorder = builder().build_recorder();
-        let page = recorder.handle();
-        let metrics = Metrics::new(Arc::new(recorder), tools);
-        Self { inner: Arc::new(TelemetryInner { page, traces: traces(&metrics), metrics }) }
+        #[cfg(feature = "prometheus")]
+        let (recorder, page) = PrometheusPage::new();
+        #[cfg(not(feature = "prometheus"))]
+        let recorder = Arc::new(NoopRecorder);
+        let metrics = Metrics::new(recorder, tools);
+        let inner = TelemetryInner {
+            #[cfg(feature = "prometheus")]
+            page,
+            traces: traces(&metrics),
+            metrics,
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Records and logs an event. Never blocks. For a text delta it costs a match and a check of
@@ -63,36 +74,16 @@ impl Telemetry {
     }
 
     /// Renders the page in Prometheus's text format.
+    #[cfg(feature = "prometheus")]
     #[must_use]
     pub fn render(&self) -> String {
-        let mut page = self.inner.page.render();
-        self.inner.metrics.write_sums(&mut page);
-        page
+        self.inner.page.render(&self.inner.metrics)
     }
 
     /// Moves samples into their buckets. The host calls it every 5 seconds; otherwise samples
     /// accumulate until the page is rendered.
     pub fn upkeep(&self) {
-        self.inner.page.run_upkeep();
+        #[cfg(feature = "prometheus")]
+        self.inner.page.upkeep();
     }
-}
-
-/// Sets the bounds of every histogram. A histogram without bounds would be rendered as a summary.
-fn builder() -> PrometheusBuilder {
-    let mut builder = PrometheusBuilder::new();
-    for metric in ALL {
-        if let MetricKind::Histogram(bounds) = metric.kind {
-            let matcher = Matcher::Full(metric.name.to_owned());
-            builder = with_bounds(builder, matcher, bounds);
-        }
-    }
-    builder
-}
-
-#[expect(
-    clippy::expect_used,
-    reason = "only empty bounds are an error, and a test checks that there are none"
-)]
-fn with_bounds(builder: PrometheusBuilder, of: Matcher, bounds: &[f64]) -> PrometheusBuilder {
-    builder.set_buckets_for_metric(of, bounds).expect("bounds are not empty")
 }

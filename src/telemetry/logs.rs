@@ -1,15 +1,11 @@
-//! Translates events into log lines, and sets up the log output of the binary.
+//! Translates events into log lines.
 //!
 //! Texts of users, models and tools are logged only at the level trace. The exception is the first
 //! 200 characters of invalid arguments, because the warning needs them to explain the problem.
 
-use std::io::IsTerminal as _;
-use std::str::FromStr;
 use std::time::Duration;
 
-use tracing::{Subscriber, debug, error, info, trace, warn};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing::{debug, error, info, trace, warn};
 
 use super::labelled_handles::error_type;
 use crate::event::{CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
@@ -18,10 +14,6 @@ use crate::types::{FailureKind, ProviderError, RunEnd, RunError, ToolResult, exc
 
 /// Maximum number of characters of a provider's message or of invalid arguments in a log line.
 const EXCERPT_CHARS: usize = 200;
-
-/// The default filter. Other crates log only warnings: the actor library opens a span at `info`
-/// around each actor, and every line would begin with it.
-const DEFAULT_FILTER: &str = "warn,callsheet=info";
 
 /// Logs a line with the fields that all lines have.
 macro_rules! line {
@@ -297,93 +289,6 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The format of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
-    /// Human-readable text.
-    #[default]
-    Text,
-    /// One JSON object per line.
-    Json,
-}
-
-impl FromStr for LogFormat {
-    type Err = LogsError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "text" => Ok(Self::Text),
-            "json" => Ok(Self::Json),
-            _ => Err(LogsError::Format),
-        }
-    }
-}
-
-/// An error of the log setup.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LogsError {
-    /// The text names no format.
-    #[error("a log format is \"text\" or \"json\"")]
-    Format,
-    /// A filter in the environment does not parse.
-    #[error("set up logs: {variable} is no valid filter: {reason}")]
-    Filter {
-        /// The environment variable that holds the filter.
-        variable: &'static str,
-        /// The parser's message.
-        reason: String,
-    },
-    /// The process already has a subscriber.
-    #[error("set up logs: {0}")]
-    AlreadySet(#[from] tracing::subscriber::SetGlobalDefaultError),
-}
-
-/// Sends the log of the process to stderr. The filter is `CALLSHEET_LOG`, or else `RUST_LOG`, or else
-/// `info`. Lines are coloured on a terminal, unless `NO_COLOR` is set.
-///
-/// # Errors
-/// If a filter does not parse, or if the log was already set up.
-pub fn init(format: LogFormat) -> Result<(), LogsError> {
-    let filter = filter(|variable| std::env::var(variable).ok())?;
-    let coloured = std::io::stderr().is_terminal()
-        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let subscriber = subscriber(format, filter, coloured, std::io::stderr);
-    Ok(tracing::subscriber::set_global_default(subscriber)?)
-}
-
-fn filter(variable: impl Fn(&'static str) -> Option<String>) -> Result<EnvFilter, LogsError> {
-    for name in ["CALLSHEET_LOG", "RUST_LOG"] {
-        if let Some(text) = variable(name).filter(|text| !text.trim().is_empty()) {
-            return EnvFilter::try_new(text)
-                .map_err(|error| LogsError::Filter { variable: name, reason: error.to_string() });
-        }
-    }
-    Ok(EnvFilter::new(DEFAULT_FILTER))
-}
-
-fn subscriber<W>(
-    format: LogFormat,
-    filter: EnvFilter,
-    coloured: bool,
-    writer: W,
-) -> Box<dyn Subscriber + Send + Sync>
-where
-    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
-{
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(writer)
-        .with_ansi(coloured)
-        // Otherwise errors of the log output are printed to stderr, which panics if stderr is closed.
-        .log_internal_errors(false)
-        .with_target(false);
-    match format {
-        LogFormat::Text => Box::new(lines.finish()),
-        LogFormat::Json => Box::new(lines.json().flatten_event(true).finish()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io;
@@ -392,6 +297,9 @@ mod tests {
     use parking_lot::Mutex;
     use serde_json::{Value, json};
 
+    use tracing_subscriber::EnvFilter;
+
+    use super::super::log_output::{LogFormat, filter, subscriber};
     use super::*;
     use crate::event::samples::{self, published};
 

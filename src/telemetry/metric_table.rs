@@ -87,6 +87,7 @@ impl SecondsSum {
         self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
+    #[cfg(feature = "prometheus")]
     pub(super) fn seconds(&self) -> f64 {
         Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed)).as_secs_f64()
     }

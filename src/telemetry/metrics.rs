@@ -1,6 +1,6 @@
 //! Translates events into metrics.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::time::Duration;
 
 use ::metrics::{Counter, Gauge, Histogram};
@@ -9,8 +9,7 @@ use super::labelled_handles::{
     AgentHandles, PerName, PerTool, PerValue, RequestHandles, error_type,
 };
 use super::metric_table::{
-    self as table, HostMetrics, JournalMetrics, Metric, MetricHandle, MetricKind, RunMetrics,
-    SharedRecorder,
+    self as table, HostMetrics, JournalMetrics, MetricHandle, RunMetrics, SharedRecorder,
 };
 use super::models::ModelMetrics;
 use crate::config::Limits;
@@ -240,15 +239,10 @@ impl Metrics {
         self.runs.subscribers_lagged.increment(count as u64);
     }
 
-    /// Appends the sum of seconds to a page in Prometheus's text format.
-    pub(super) fn write_sums(&self, page: &mut String) {
-        let sums = table::ALL.iter().filter(|metric| metric.kind == MetricKind::SecondsSum);
-        for Metric { name, help, .. } in sums {
-            let seconds = self.runs.tool_execution_time.seconds();
-            // Writing to a string cannot fail.
-            let _ok =
-                writeln!(page, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {seconds}\n");
-        }
+    /// Returns the seconds that tools have run.
+    #[cfg(feature = "prometheus")]
+    pub(super) fn tool_execution_seconds(&self) -> f64 {
+        self.runs.tool_execution_time.seconds()
     }
 
     fn call_ended(&self, result: &ToolResult) {
@@ -352,6 +346,7 @@ impl fmt::Debug for Metrics {
 mod tests {
     use super::super::Telemetry;
     use super::super::labelled_handles::PerTool;
+    use super::super::metric_table::MetricKind;
     use super::*;
     use crate::event::samples;
     use crate::types::{ToolOutcome, ToolStatus};

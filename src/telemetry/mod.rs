@@ -9,10 +9,14 @@ pub mod feed;
 mod host;
 mod journal;
 mod labelled_handles;
+#[cfg(feature = "cli")]
+mod log_output;
 pub mod logs;
 pub mod metric_table;
 mod metrics;
 mod models;
+#[cfg(feature = "prometheus")]
+mod prometheus_page;
 mod traces;
 
 pub use exporter::Telemetry;
@@ -20,7 +24,8 @@ pub use feed::{
     Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, SourceRecord, Subscription,
     journal_failed,
 };
-pub use logs::{LogFormat, init};
+#[cfg(feature = "cli")]
+pub use log_output::{LogFormat, LogsError, init};
 pub use metric_table::HostMetrics;
 pub use metrics::Metrics;
 pub use models::{GaugeGuard, ModelMetrics};

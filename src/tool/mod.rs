@@ -50,8 +50,9 @@
 //! | `testing.rs` | [`testing::ToolTest`]: runs a tool without a host |
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
 //! | `overrides.rs` | the `[tools.NAME]` overrides of the configuration, applied to specs |
-//! | `builtin/` | `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
+//! | `builtin/` | feature `tools`: `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
 
+#[cfg(feature = "tools")]
 mod builtin;
 mod context;
 mod error;
@@ -69,6 +70,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 pub use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
+#[cfg(feature = "tools")]
 pub use builtin::{
     AllowRule, BuiltinError, BuiltinOptions, Calculator, Clock, DnsLookup, GetVariable, HttpGet,
     HttpGetOptions, InvalidAllowRule, READ_BYTES_MAX, ReadFile, SetVariable, builtin,

@@ -104,7 +104,8 @@ impl EffectQueue {
     /// Queues the next deferred effect whose records are durable. Returns the call if the effect
     /// is its start.
     pub(super) fn handle_recorded(&mut self, upto: u64) -> Option<CallKey> {
-        while let Some((_, deferred)) = self.deferred.pop_front_if(|(records, _)| *records <= upto)
+        while self.deferred.front().is_some_and(|(records, _)| *records <= upto)
+            && let Some((_, deferred)) = self.deferred.pop_front()
         {
             match deferred {
                 DeferredEffect::Queue(effect) => self.ready.push_back(effect),

@@ -119,8 +119,9 @@ impl Turn {
                 // The call was going to run again because of a conflict. Its first report is
                 // resolved instead.
                 CallPhase::Ready | CallPhase::AwaitingPermit { .. }
-                    if let Some(report) = call.report_before_rerun.clone() =>
+                    if call.report_before_rerun.is_some() =>
                 {
+                    let Some(report) = call.report_before_rerun.clone() else { return };
                     self.release_tool_permit(index);
                     self.set_phase(index, CallPhase::Reported(report));
                 }

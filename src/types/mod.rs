@@ -253,6 +253,17 @@ impl TryFrom<String> for Execution {
 #[error("execution is \"sequential\", \"parallel\" or \"parallel:N\" with N from 1 to 1024")]
 pub struct InvalidExecution;
 
+/// Returns the last position up to `index` at which a character begins, or the text's length. The
+/// standard library has this method since Rust 1.91.
+#[must_use]
+pub fn floor_char_boundary(text: &str, index: usize) -> usize {
+    let mut floor = index.min(text.len());
+    while !text.is_char_boundary(floor) {
+        floor -= 1;
+    }
+    floor
+}
+
 /// Returns the first `chars_max` characters of a text, with an ellipsis if there are more.
 #[must_use]
 pub fn excerpt(text: &str, chars_max: usize) -> String {

@@ -102,7 +102,7 @@ impl PayloadReader<'_> {
 
     fn read_bytes(&mut self, bytes: &[u8], out: &mut Vec<Delta>) {
         let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
-        match std::str::from_utf8(bytes) {
+        match simdutf8::basic::from_utf8(bytes) {
             Ok(text) => self.read("", text, out),
             Err(_) => {
                 let text = String::from_utf8_lossy(bytes);

@@ -53,6 +53,34 @@ impl ModelRequest {
             omit_body: BTreeSet::new(),
         }
     }
+
+    /// Returns true if nothing but the messages differs.
+    pub(super) fn is_same_without_messages(&self, other: &Self) -> bool {
+        let Self {
+            model,
+            system,
+            messages: _,
+            tools,
+            tool_choice,
+            parallel_tool_calls,
+            stream,
+            max_output_tokens,
+            temperature,
+            extra_body,
+            omit_body,
+        } = self;
+        // Nearly always the tools are shared.
+        (Arc::ptr_eq(tools, &other.tools) || *tools == other.tools)
+            && *model == other.model
+            && *system == other.system
+            && *tool_choice == other.tool_choice
+            && *parallel_tool_calls == other.parallel_tool_calls
+            && *stream == other.stream
+            && *max_output_tokens == other.max_output_tokens
+            && *temperature == other.temperature
+            && *extra_body == other.extra_body
+            && *omit_body == other.omit_body
+    }
 }
 
 /// The definition of a tool as the model sees it.

@@ -212,7 +212,7 @@ impl SseDecoder {
 }
 
 fn emit(name: &str, data: &[u8], sink: &mut impl FnMut(SseEvent<'_>)) {
-    match std::str::from_utf8(data) {
+    match simdutf8::basic::from_utf8(data) {
         Ok(data) => sink(SseEvent { name, data, lossy: false }),
         Err(_) => sink(SseEvent { name, data: &String::from_utf8_lossy(data), lossy: true }),
     }

@@ -9,6 +9,8 @@ mod tests;
 mod text;
 mod timeline;
 
+use std::time::{Duration, SystemTime};
+
 use serde_json::Value;
 
 pub use markdown::markdown;
@@ -60,10 +62,13 @@ pub(super) fn whole_history(entries: &[JournalEntry]) -> Result<History, Rebuild
 /// Formats a Unix time in milliseconds for people, in UTC.
 #[must_use]
 pub fn when(time: u64) -> String {
-    let time = i64::try_from(time).ok();
-    let time = time.and_then(|time| jiff::Timestamp::from_millisecond(time).ok());
-    let Some(time) = time else { return "at no known time".to_owned() };
-    time.strftime("%Y-%m-%d %H:%M:%S%.3fZ").to_string()
+    // The format has no years after 9999.
+    const YEAR_10_000: u64 = 253_402_300_800_000;
+    if time >= YEAR_10_000 {
+        return "at no known time".to_owned();
+    }
+    let time = SystemTime::UNIX_EPOCH + Duration::from_millis(time);
+    humantime::format_rfc3339_millis(time).to_string().replace('T', " ")
 }
 
 fn how_long(ms: u64) -> String {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::{JournalEntry, Record};
 use crate::event::{CallLabel, Event, EventId, PublishedEvent};
-use crate::types::{Execution, RunId, Seq, SessionId, ToolCall, ToolResult};
+use crate::types::{Execution, RunId, Seq, SessionId, ToolCall, ToolResult, floor_char_boundary};
 pub use text::{DisplayedText, displayed_text};
 use text::{UnsentText, display_order};
 
@@ -323,7 +323,8 @@ pub fn part_after(after: EventId, mut published: PublishedEvent) -> Option<Publi
     {
         let begin = id.bytes.saturating_sub(text.len() as u64);
         let seen = usize::try_from(after.bytes.saturating_sub(begin)).unwrap_or(usize::MAX);
-        text.drain(..text.floor_char_boundary(seen));
+        let seen = floor_char_boundary(text, seen);
+        text.drain(..seen);
     }
     Some(published)
 }

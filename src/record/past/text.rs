@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::event::Event;
 use crate::record::{DisplayedSegment, ResponseMessage};
+use crate::types::floor_char_boundary;
 
 /// The maximum length of the text of one event.
 pub(super) const PIECE_BYTES_MAX: usize = 16 * 1024;
@@ -54,7 +55,7 @@ pub fn displayed_text(
 
 /// Removes and returns the first bytes of a text.
 fn split_prefix<'a>(text: &mut &'a str, bytes: usize) -> &'a str {
-    let (head, rest) = text.split_at(text.floor_char_boundary(bytes));
+    let (head, rest) = text.split_at(floor_char_boundary(text, bytes));
     *text = rest;
     head
 }

@@ -130,8 +130,8 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
 
 /// Returns the time from now until an HTTP date, or zero if the date is in the past.
 fn until(date: &str, now: SystemTime) -> Option<Duration> {
-    let date = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(date.trim()).ok()?;
-    Some(SystemTime::from(date).duration_since(now).unwrap_or_default())
+    let date = httpdate::parse_http_date(date.trim()).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::event::{Event, EventId, PublishedEvent, ServiceCallStatus};
 use crate::record::{DisplayedText, RunningText};
-use crate::types::{CallKey, RunId, Seq, ToolCall};
+use crate::types::{CallKey, RunId, Seq, ToolCall, floor_char_boundary};
 
 /// The state after the last delivered event.
 #[derive(Debug)]
@@ -180,7 +180,7 @@ impl CatchUpState {
         let mut skip = usize::try_from(skip).unwrap_or(usize::MAX);
         let mut pieces = Vec::new();
         for DisplayedText { is_thinking, text } in &self.pieces {
-            let start = text.floor_char_boundary(skip);
+            let start = floor_char_boundary(text, skip);
             skip = skip.saturating_sub(text.len());
             if let Some(text) = text.get(start..).filter(|text| !text.is_empty()) {
                 pieces.push(DisplayedText { is_thinking: *is_thinking, text: text.to_owned() });

@@ -168,7 +168,9 @@ impl Feed {
         let durable = state.durable.max(upto);
         state.durable = durable;
         let mut lagged = 0;
-        while let Some((_, published)) = state.waiting.pop_front_if(|(needs, _)| *needs <= durable)
+        let is_due = |(needs, _): &(Seq, _)| *needs <= durable;
+        while state.waiting.front().is_some_and(is_due)
+            && let Some((_, published)) = state.waiting.pop_front()
         {
             lagged += state.deliver(published);
         }

@@ -30,7 +30,8 @@ impl HeadCache {
     /// Returns the head of the body of a request, which is given without its messages. All requests
     /// to one cache have the same wire.
     pub(crate) fn head(&mut self, wire: Wire, request: &ModelRequest) -> Bytes {
-        let is_same = |(cached, _): &&(ModelRequest, Bytes)| cached == request;
+        let is_same =
+            |(cached, _): &&(ModelRequest, Bytes)| cached.is_same_without_messages(request);
         if let Some((_, head)) = self.heads.iter().find(is_same) {
             return head.clone();
         }
@@ -101,10 +102,8 @@ impl CachedRequest {
     fn is_prefix_of(&self, wire: Wire, request: &ModelRequest) -> bool {
         let leading = request.messages.get(..self.messages.len());
         let is_same = |(old, new)| Arc::ptr_eq(old, new);
-        let messages = self.request.messages.clone();
         self.wire == wire
-            // Comparing shared tools compares their pointers first.
-            && self.request == ModelRequest { messages, ..request.clone() }
+            && self.request.is_same_without_messages(request)
             && leading.is_some_and(|leading| self.messages.iter().zip(leading).all(is_same))
     }
 }

@@ -1,0 +1,101 @@
+//! Sets up the log output of the binary.
+
+use std::io::IsTerminal as _;
+use std::str::FromStr;
+
+use tracing::Subscriber;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// The default filter. Other crates log only warnings: the actor library opens a span at `info`
+/// around each actor, and every line would begin with it.
+const DEFAULT_FILTER: &str = "warn,callsheet=info";
+
+/// The format of log lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Human-readable text.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = LogsError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(LogsError::Format),
+        }
+    }
+}
+
+/// An error of the log setup.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogsError {
+    /// The text names no format.
+    #[error("a log format is \"text\" or \"json\"")]
+    Format,
+    /// A filter in the environment does not parse.
+    #[error("set up logs: {variable} is no valid filter: {reason}")]
+    Filter {
+        /// The environment variable that holds the filter.
+        variable: &'static str,
+        /// The parser's message.
+        reason: String,
+    },
+    /// The process already has a subscriber.
+    #[error("set up logs: {0}")]
+    AlreadySet(#[from] tracing::subscriber::SetGlobalDefaultError),
+}
+
+/// Sends the log of the process to stderr. The filter is `CALLSHEET_LOG`, or else `RUST_LOG`, or else
+/// `info`. Lines are coloured on a terminal, unless `NO_COLOR` is set.
+///
+/// # Errors
+/// If a filter does not parse, or if the log was already set up.
+pub fn init(format: LogFormat) -> Result<(), LogsError> {
+    let filter = filter(|variable| std::env::var(variable).ok())?;
+    let coloured = std::io::stderr().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let subscriber = subscriber(format, filter, coloured, std::io::stderr);
+    Ok(tracing::subscriber::set_global_default(subscriber)?)
+}
+
+pub(super) fn filter(
+    variable: impl Fn(&'static str) -> Option<String>,
+) -> Result<EnvFilter, LogsError> {
+    for name in ["CALLSHEET_LOG", "RUST_LOG"] {
+        if let Some(text) = variable(name).filter(|text| !text.trim().is_empty()) {
+            return EnvFilter::try_new(text)
+                .map_err(|error| LogsError::Filter { variable: name, reason: error.to_string() });
+        }
+    }
+    Ok(EnvFilter::new(DEFAULT_FILTER))
+}
+
+pub(super) fn subscriber<W>(
+    format: LogFormat,
+    filter: EnvFilter,
+    coloured: bool,
+    writer: W,
+) -> Box<dyn Subscriber + Send + Sync>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(writer)
+        .with_ansi(coloured)
+        // Otherwise errors of the log output are printed to stderr, which panics if stderr is closed.
+        .log_internal_errors(false)
+        .with_target(false);
+    match format {
+        LogFormat::Text => Box::new(lines.finish()),
+        LogFormat::Json => Box::new(lines.json().flatten_event(true).finish()),
+    }
+}
