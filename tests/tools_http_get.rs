@@ -388,7 +388,7 @@ async fn requests_reveal_only_the_user_agent() {
         "accept-encoding: identity\n\
          accept: text/*, application/json, application/xml;q=0.9, */*;q=0.5\n\
          host: {}\n\
-         idempotency-key: key\n\
+         idempotency-key: test/t1a1c0\n\
          user-agent: callsheet/{}",
         server.address,
         env!("CARGO_PKG_VERSION")
