@@ -19,9 +19,9 @@ pub(super) struct ExtensionsBySession {
 /// The extensions of a session.
 #[derive(Debug, Default)]
 struct SessionExtensions {
-    /// Those of all its runs.
+    /// The values for all runs of the session.
     shared: Extensions,
-    /// Those of one run each, until it has ended.
+    /// The values for single runs. An entry is removed when its run has ended.
     runs: HashMap<RunId, Extensions>,
 }
 

@@ -10,6 +10,17 @@ use std::sync::Arc;
 /// connection. They are given with a session or a run, and a tool reads them with
 /// [`ToolContext::extension`](super::ToolContext::extension). They are never stored in the journal.
 /// Cloning shares the values.
+///
+/// ```
+/// use callsheet::tool::Extensions;
+///
+/// #[derive(Debug, PartialEq)]
+/// struct Tenant(&'static str);
+///
+/// let mut values = Extensions::new();
+/// values.insert(Tenant("acme"));
+/// assert_eq!(values.get(), Some(&Tenant("acme")));
+/// ```
 #[derive(Clone, Default)]
 pub struct Extensions {
     values: Option<Arc<ValuesByType>>,

@@ -72,8 +72,9 @@ use async_trait::async_trait;
 pub use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
 #[cfg(feature = "tools")]
 pub use builtin::{
-    AllowRule, BuiltinError, BuiltinOptions, Calculator, Clock, DnsLookup, GetVariable, HttpGet,
-    HttpGetOptions, InvalidAllowRule, READ_BYTES_MAX, ReadFile, SetVariable, builtin,
+    AllowRule, BuiltinError, BuiltinOptions, Calculator, Clock, DnsLookup, GetVariable,
+    HttpClientError, HttpGet, HttpGetOptions, InvalidAllowRule, READ_BYTES_MAX, ReadFile,
+    SetVariable, builtin,
 };
 pub use context::ToolContext;
 pub(crate) use context::{ProgressCallback, SharedVariableView, ToolContextParts};

@@ -47,7 +47,8 @@ use super::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 /// ```
 pub trait TypedTool: Send + Sync + 'static {
     /// The type of the arguments. The tool's schema is derived from it, with the comments of its
-    /// fields as their descriptions. `()` if there are none.
+    /// fields as their descriptions. A struct, because arguments are a JSON object, or `()` if there
+    /// are none. The compiler demands that it is as public as the tool.
     type Input: DeserializeOwned + JsonSchema + Send;
 
     /// The type of the result. The model reads it as compact JSON, and a `String` as plain text.

@@ -20,7 +20,9 @@ use std::path::PathBuf;
 use super::{RegistryError, ToolRegistry};
 pub use calculator::Calculator;
 pub use clock::Clock;
-pub use http_get::{AllowRule, DnsLookup, HttpGet, HttpGetOptions, InvalidAllowRule};
+pub use http_get::{
+    AllowRule, DnsLookup, HttpClientError, HttpGet, HttpGetOptions, InvalidAllowRule,
+};
 pub use read_file::{READ_BYTES_MAX, ReadFile};
 pub use variables::{GetVariable, SetVariable};
 
@@ -75,7 +77,7 @@ pub enum BuiltinError {
     HttpGetAllow(#[from] InvalidAllowRule),
     /// The HTTP client of `http_get` cannot be built.
     #[error("build the HTTP client of http_get: {0}")]
-    HttpGetClient(#[from] reqwest::Error),
+    HttpGetClient(#[from] HttpClientError),
     /// A tool cannot be registered.
     #[error(transparent)]
     Register(#[from] RegistryError),
