@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{self, CallRetention};
-use super::budget::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
+use super::run_limits::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::effect::{CancelReason, TurnAction};
 use super::live_calls::{LiveCall, LiveCalls};
