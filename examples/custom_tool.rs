@@ -90,6 +90,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{} {} -> {}", call.tool_name, call.arguments, call.result);
     }
     println!("{}", report.text);
+    assert_eq!(report.calls[0].result, "{\"pieces\":42,\"queries\":1}");
     host.shutdown().await;
     Ok(())
 }
