@@ -1,12 +1,15 @@
 //! Circuit breaker of a model: stops requests to a service that fails, and probes it later.
 //!
-//! Closed: every request is let through, and consecutive failures are counted. At
-//! [`BreakerRules::failures`] of them the breaker opens. Open: no request is let through for
-//! [`BreakerRules::open_for`]. Half open: one request at a time is let through as a probe. Its
-//! success closes the breaker, and its failure opens it for twice the time.
+//! - Closed: every request is let through, and consecutive failures are counted. At
+//!   [`BreakerRules::failures`] of them (10 by default) the breaker opens.
+//! - Open: no request is let through for [`BreakerRules::open_for`] (10 s by default).
+//! - Half open: one request at a time is let through as a probe. Its success closes the breaker. Its
+//!   failure opens it for twice the time, up to eight times `open_for`.
 //!
 //! A request that was let through before the last of these changes does not count when it ends.
-//! [`ServiceSignal`] says what counts as a failure of the service.
+//! [`ServiceSignal`] says what counts as a failure of the service. Each configured model has one
+//! breaker, which all sessions share (`runtime::model_limiter`). [`retry`](super::retry) decides what a
+//! turn does after a refusal.
 
 use std::time::Duration;
 

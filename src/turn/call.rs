@@ -138,7 +138,7 @@ impl TurnCall {
         }
     }
 
-    /// Restores a call from the recorded message. It is to be admitted again.
+    /// Restores a call from the recorded message. The turn admits it again.
     pub(super) fn restored(call: ToolCall, tool: Option<Arc<ToolSpec>>) -> Self {
         let mut restored = Self::open(call.key, &call.name, tool);
         restored.identity = identity(&call);

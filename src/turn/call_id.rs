@@ -1,21 +1,26 @@
 //! Ids of calls: missing, duplicate and reused tool call ids.
 //!
-//! A call has the provider's id in the history and in later requests. If the provider sent no id
-//! (missing), or the id of an earlier call of the response (duplicate), or the id of a call of an
-//! earlier turn that the host had generated (reused), the host generates one:
-//! `call_{turns with calls}_{index}`. Inside the host a call is identified by its
-//! [`CallKey`](crate::types::CallKey), never by this id.
+//! A call has the provider's id in the history and in later requests. The host generates an id,
+//! `call_{number of turns with calls}_{index}`, if the provider sent none, or the id of another call
+//! of the same response (a duplicate id). A generated id differs from all ids of that form in the
+//! history. Inside the host a call is identified by its [`CallKey`](crate::types::CallKey), never by
+//! this id.
 //!
-//! Related rules: `context::history` keeps the generated ids of a session. `response::call_assembler`
-//! decides whether a second piece with the same id continues a call or begins another one.
-//! `wire::anthropic::messages` makes ids unique that repeat within a request. Calls with the same
-//! name and arguments are another rule: [`identical_calls`](super::identical_calls).
+//! Related rules:
+//!
+//! - `response::call_assembler` decides whether a second piece with an id that was seen before
+//!   continues its call or begins another one.
+//! - `context::history` knows the ids that a generated id must not repeat.
+//! - An id that the provider reuses in a later response is kept. `wire::anthropic::messages` makes it
+//!   unique in a request, because that service refuses repeated ids. `wire::call_ids` rewrites ids
+//!   that another service made.
+//! - Calls with the same name and arguments: [`identical_calls`](super::identical_calls).
 
 use super::Turn;
 
 impl Turn {
     /// Gives a call its id in the history and in later requests: the provider's id, or a generated
-    /// one if that is missing or already used by another call of the turn.
+    /// one if that is missing or the id of another call of the response.
     pub(super) fn assign_call_id(&mut self, index: usize) {
         let is_taken = |id: &str| {
             self.calls

@@ -29,6 +29,8 @@ impl Turn {
         if ending == ResponseDisposition::Refused {
             self.drop_calls_after_refusal();
         }
+        // Calls beyond `CALLS_MAX`, which were never opened. They are reported under the name of the
+        // configurable limit.
         let excess = self.attempt.response.excess();
         if excess > 0 {
             let maximum = self.calls.len() as u64;

@@ -8,7 +8,8 @@ use reqwest::header::{CONTENT_ENCODING, HeaderMap, LOCATION, RETRY_AFTER};
 
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
-/// Upper limit of a service's `retry-after`. Longer waits are shortened to it.
+/// Upper limit of a `Retry-After` header as it is read. A longer wait is shortened to it, so that it
+/// can be added to a time. The limit of the wait itself is `RETRY_AFTER_MAX` of `turn::retry`.
 const RETRY_AFTER_READ_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Maps an error of the HTTP client, which occurs before or within the body.
@@ -56,7 +57,8 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), ProviderError> {
         None | Some(b"" | b"identity") => Ok(()),
         Some(encoding) => {
             let encoding = excerpt(&String::from_utf8_lossy(encoding), 40);
-            let message = format!("the response is compressed ({encoding:?}), unasked");
+            let message =
+                format!("the response is compressed ({encoding:?}), which was not requested");
             Err(ProviderError::new(ProviderErrorKind::Malformed, message))
         }
     }
@@ -200,7 +202,7 @@ mod tests {
         assert_eq!(check_encoding(&headers), Ok(()));
         headers.insert(CONTENT_ENCODING, "gzip".parse().unwrap());
         let error = check_encoding(&headers).unwrap_err();
-        assert_eq!(error.message, "the response is compressed (\"gzip\"), unasked");
+        assert_eq!(error.message, "the response is compressed (\"gzip\"), which was not requested");
     }
 
     #[test]

@@ -1,4 +1,16 @@
-//! Hibernation: the actor of an idle session ends, and the next request wakes the session.
+//! Hibernation: the actor of an idle session ends, because the journal holds its whole state. The next
+//! request wakes the session (`runtime::host_ref`), and so does the expiry of an approval
+//! (`runtime::maintenance`).
+//!
+//! The host asks a session to hibernate after `idle_after`. It does so only if all of this holds:
+//!
+//! - No request has arrived for that time, and no caller waits for the report of a run.
+//! - Its events have no subscriber (`Feed::close_if_unwatched`).
+//! - No tool runs, no actor of an earlier run is left, and no actor is being replaced.
+//! - All records are durable.
+//! - The session has no open run and no queued input, or a suspended run and no queued input, or an
+//!   open run that waits only for approvals ([`Session::may_hibernate`](crate::session::Session)).
+//! - Neither the session is closing nor the host is shutting down.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,9 +23,7 @@ use crate::runtime::message::SessionMessage;
 use crate::runtime::run_actors::RunActors;
 
 impl SessionActorState {
-    /// Hibernates: ends the actor, because the journal has the session's whole state. Does nothing
-    /// if the last request is more recent than `idle`, if there is a subscriber, or if the session
-    /// has work other than waiting for requests and approvals.
+    /// Hibernates, if the last request is at least `idle` old and the other conditions hold.
     pub(super) fn hibernate(&mut self, myself: &ActorRef<SessionMessage>, idle: Duration) {
         let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
         let touched = self.live.touched_ms.load(Ordering::Relaxed);

@@ -19,7 +19,7 @@ const EXPIRED: Option<FailureKind> = Some(FailureKind::ApprovalExpired);
 const NOT_RUN: &str = r#"{"status":"rejected","message":"not run: a person rejected the call"}"#;
 const RESULT_REJECTED: &str =
     r#"{"status":"rejected","message":"it ran, but a person rejected its result"}"#;
-const NOT_REVIEWED: &str = r#"{"status":"rejected","message":"it ran, but the run was ended before anybody said whether its result may be seen"}"#;
+const NOT_REVIEWED: &str = r#"{"status":"rejected","message":"it ran, but the run was ended before its result was approved"}"#;
 
 impl Driver {
     /// Decides the pending approval of a call.
@@ -158,8 +158,8 @@ fn an_approval_expires_after_its_timeout() {
     driver.advance_to(10).finish_call(1, "secret").advance_to(day);
     assert!(driver.commit.is_none());
     let before =
-        r#"{"status":"rejected","message":"not run: nobody said in time whether it may run"}"#;
-    let after = r#"{"status":"rejected","message":"it ran, but nobody said in time whether its result may be seen"}"#;
+        r#"{"status":"rejected","message":"not run: no decision about the call arrived in time"}"#;
+    let after = r#"{"status":"rejected","message":"it ran, but no decision about its result arrived in time"}"#;
     driver.advance_to(day + 10).assert_started(&["reviewed#1"]);
     driver.assert_results(&[
         ("asked", REFUSED, EXPIRED, before),
