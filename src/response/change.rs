@@ -9,7 +9,8 @@ pub struct ResponseLimits {
     pub arguments_bytes_max: usize,
     /// Maximum number of calls, [`CALLS_MAX`] by default. Further calls are only counted.
     pub calls_max: usize,
-    /// Maximum bytes of text, of reasoning and of refusal, each. More is an error of the response.
+    /// Maximum bytes of text, of reasoning and of refusal, each. A longer text is an error of the
+    /// response.
     pub text_bytes_max: usize,
 }
 

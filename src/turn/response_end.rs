@@ -96,7 +96,7 @@ impl Turn {
                 | CallPhase::AwaitingPermit { .. } => {
                     self.end_call(index, outcome.clone());
                 }
-                // A duplicate is answered when the call that it copies is.
+                // A duplicate is answered when the call that it copies is answered.
                 CallPhase::Duplicate { .. }
                 | CallPhase::Intended
                 | CallPhase::Running { .. }
@@ -156,7 +156,7 @@ impl Turn {
     fn drop_calls_after_refusal(&mut self) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
-            // A call whose intent is not durable has not run, and does not have to.
+            // A call whose intent is not durable has not run, so that it is dropped too.
             if call.is_kept() && !(call.has_effects() && call.started_at.is_some()) {
                 self.discard(index);
             }

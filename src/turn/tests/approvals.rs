@@ -265,7 +265,7 @@ fn a_review_shows_the_note_of_a_conflict() {
 }
 
 #[test]
-fn the_clock_of_the_run_stands_still_while_only_approvals_are_pending() {
+fn time_with_only_approvals_pending_does_not_count_towards_run_timeout() {
     let mut timed = spec(rules(PARALLEL));
     timed.run_time_left = Some(Duration::from_secs(60));
     let mut driver = Driver::new(timed);
