@@ -6,12 +6,12 @@
 //! them are dropped.
 //!
 //! A kept call is admitted when it is sealed ([`admit`]): it runs, it is answered without running
-//! (excess, unknown tool, invalid arguments), or it is a [`duplicate`](super::duplicate).
+//! (excess, unknown tool, invalid arguments), or it is a [duplicate](super::identical_calls).
 
 use std::sync::Arc;
 
 use super::call::{TurnCall, identity};
-use super::duplicate::find_identical_call;
+use super::identical_calls::find_identical_call;
 use super::spec::{TurnRules, TurnSpec};
 use super::{Turn, model_messages};
 use crate::config::OnExcess;

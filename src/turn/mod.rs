@@ -37,19 +37,19 @@ mod admission;
 mod approval;
 mod attempt;
 mod breaker;
-mod budget;
 mod call;
 mod call_end;
+mod call_id;
 mod call_start;
 mod clock;
 pub(crate) mod committed;
 mod deltas;
-mod duplicate;
 mod effect;
 #[cfg(test)]
 pub(crate) mod explorer;
 #[cfg(test)]
 pub(crate) mod fixtures;
+mod identical_calls;
 mod initial_calls;
 mod isolation;
 mod live_calls;
@@ -59,6 +59,7 @@ pub(crate) mod replay;
 mod response_end;
 mod resume;
 mod retry;
+mod run_limits;
 mod schedule;
 mod spec;
 mod step;
@@ -73,8 +74,6 @@ pub use breaker::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,
     ServiceSignal,
 };
-pub use budget::LimitHit;
-pub(crate) use budget::{MAX_CALLS, MAX_TOKENS};
 pub use committed::{TurnRecord, results_so_far};
 pub use effect::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, PermitReply,
@@ -83,6 +82,8 @@ pub use effect::{
 pub use initial_calls::InitialCallsTurn;
 pub use live_calls::{CallStartState, LiveCall, LiveCalls, ToolCompletion};
 pub use replay::Difference;
+pub use run_limits::LimitHit;
+pub(crate) use run_limits::{MAX_CALLS, MAX_TOKENS};
 pub use spec::{Budget, ModelPlan, ModelPlans, TurnRules, TurnSpec};
 
 use crate::event::{CallLabel, Event};

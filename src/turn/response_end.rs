@@ -203,31 +203,6 @@ impl Turn {
         }
     }
 
-    /// Gives a call its id in the history and in later requests: the provider's id, or a generated
-    /// one if that is missing or already used by another call of the turn.
-    pub(super) fn assign_call_id(&mut self, index: usize) {
-        let is_taken = |id: &str| {
-            self.calls
-                .iter()
-                .enumerate()
-                .any(|(other, call)| other != index && &*call.call.id == id)
-        };
-        let provider_id = self.calls.get(index).and_then(|call| call.call.provider_id.clone());
-        let id = provider_id.filter(|id| !is_taken(id)).unwrap_or_else(|| {
-            let mut n = self.spec.turns_with_calls;
-            loop {
-                let id = format!("call_{n}_{index}");
-                if !is_taken(&id) && !self.spec.used_call_ids.contains(&id) {
-                    break id.into();
-                }
-                n = n.wrapping_add(1);
-            }
-        });
-        if let Some(call) = self.calls.get_mut(index) {
-            call.call.id = id;
-        }
-    }
-
     /// Returns the message with the kept text and calls.
     fn kept_message(&self, ending: ResponseDisposition) -> ResponseMessage {
         let mut text = self.attempt.response.text().to_owned();

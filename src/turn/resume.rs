@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{self, CallRetention};
-use super::budget::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::effect::{CancelReason, TurnAction};
 use super::live_calls::{LiveCall, LiveCalls};
 use super::retry::RetryPolicy;
+use super::run_limits::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
 use super::spec::TurnSpec;
 use super::{Turn, TurnStage, model_messages};
 use crate::event::Event;

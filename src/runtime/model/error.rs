@@ -9,7 +9,7 @@ use reqwest::header::{CONTENT_ENCODING, HeaderMap, LOCATION, RETRY_AFTER};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
 /// Upper limit of a service's `retry-after`. Longer waits are shortened to it.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+const RETRY_AFTER_READ_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Maps an error of the HTTP client, which occurs before or within the body.
 pub(super) fn transport(error: reqwest::Error) -> ProviderError {
@@ -125,7 +125,7 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
             }
         }
     };
-    asked.map(|wait| wait.min(RETRY_AFTER_MAX))
+    asked.map(|wait| wait.min(RETRY_AFTER_READ_MAX))
 }
 
 /// Returns the time from now until an HTTP date, or zero if the date is in the past.
@@ -152,7 +152,7 @@ mod tests {
         check("retry-after", "0.5", Some(Duration::from_millis(500)));
         check("retry-after", "Wed, 21 Oct 2015 07:28:10 GMT", Some(Duration::from_secs(10)));
         check("retry-after", "Wed, 21 Oct 2015 07:27:00 GMT", Some(Duration::ZERO));
-        check("retry-after", "99999999999", Some(RETRY_AFTER_MAX));
+        check("retry-after", "99999999999", Some(RETRY_AFTER_READ_MAX));
         check("retry-after", "-3", None);
         check("retry-after", "soon", None);
         check("retry-after-ms", "1500", Some(Duration::from_millis(1500)));

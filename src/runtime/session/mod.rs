@@ -7,10 +7,12 @@
 //! | `run` | the run in progress, the actors of runs, the callers that wait for reports |
 //! | `snapshot` | the public view of the session, approvals |
 //! | `recovery` | the replacement of an actor of a run that died |
-//! | `leave` | the end of the actor: hibernation, deletion, failures of the journal |
+//! | `hibernate` | hibernation: the end of the actor of an idle session |
+//! | `end` | the end of the actor by deletion of the session or failure of its journal |
 
 mod begin;
-mod leave;
+mod end;
+mod hibernate;
 mod perform;
 mod recovery;
 mod run;

@@ -1,4 +1,4 @@
-//! The end of the session actor: the session hibernates, is deleted, or cannot store its records.
+//! Hibernation: the actor of an idle session ends, and the next request wakes the session.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -7,13 +7,8 @@ use ractor::ActorRef;
 
 use super::SessionActorState;
 use super::run::{ActiveRun, RunCaller};
-use crate::journal::JournalError;
-use crate::runtime::error::HostError;
-use crate::runtime::host_state::SessionSlot;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::run_actors::RunActors;
-use crate::runtime::stored_sessions;
-use crate::runtime::task;
 
 impl SessionActorState {
     /// Hibernates: ends the actor, because the journal has the session's whole state. Does nothing
@@ -50,44 +45,5 @@ impl SessionActorState {
             // An open run continues from its records when the session wakes.
             myself.stop(None);
         }
-    }
-
-    /// Ends the session because a record could not be stored. The state in memory may be ahead of
-    /// the journal, so the next request reads the session from the journal again.
-    pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
-        tracing::error!(session = %self.id, %error, "journal_failed");
-        self.shared.telemetry.metrics().journal().session_failed();
-        let why = HostError::Journal(error);
-        if let Some(run) = self.run.take() {
-            self.shared.unwritten.lock().insert(run.id.clone(), self.id.clone());
-            run.fail(why.clone());
-        }
-        for cell in self.forget_actors().iter().flat_map(RunActors::cells) {
-            cell.kill();
-        }
-        self.fail_callers(&why);
-        for reply in self.close_replies.drain(..) {
-            // The caller may be gone.
-            let _ = reply.send(Err(why.clone()));
-        }
-        self.live.leaving.store(true, Ordering::Release);
-        self.log.close();
-        self.shared.replace(&self.id, myself.get_id(), None);
-        myself.stop(None);
-    }
-
-    /// Deletes the records of the closed session.
-    pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
-        self.release_actors();
-        self.log.close();
-        self.shared.replace(&self.id, myself.get_id(), Some(SessionSlot::Leaving));
-        let waiting = std::mem::take(&mut self.close_replies);
-        let (link, id) = (self.link.clone(), self.id.clone());
-        task::detach(async move {
-            let deleted = stored_sessions::delete(&link, &id).await;
-            for reply in waiting {
-                let _ = reply.send(deleted.clone());
-            }
-        });
     }
 }

@@ -1,0 +1,56 @@
+//! The end of the session actor when its records cannot be stored, or when the session is deleted.
+//! Hibernation is in [`hibernate`](super::hibernate).
+
+use std::sync::atomic::Ordering;
+
+use ractor::ActorRef;
+
+use super::SessionActorState;
+use crate::journal::JournalError;
+use crate::runtime::error::HostError;
+use crate::runtime::host_state::SessionSlot;
+use crate::runtime::message::SessionMessage;
+use crate::runtime::run_actors::RunActors;
+use crate::runtime::stored_sessions;
+use crate::runtime::task;
+
+impl SessionActorState {
+    /// Ends the session because a record could not be stored. The state in memory may be ahead of
+    /// the journal, so the next request reads the session from the journal again.
+    pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
+        tracing::error!(session = %self.id, %error, "journal_failed");
+        self.shared.telemetry.metrics().journal().session_failed();
+        let why = HostError::Journal(error);
+        if let Some(run) = self.run.take() {
+            self.shared.unwritten.lock().insert(run.id.clone(), self.id.clone());
+            run.fail(why.clone());
+        }
+        for cell in self.forget_actors().iter().flat_map(RunActors::cells) {
+            cell.kill();
+        }
+        self.fail_callers(&why);
+        for reply in self.close_replies.drain(..) {
+            // The caller may be gone.
+            let _ = reply.send(Err(why.clone()));
+        }
+        self.live.leaving.store(true, Ordering::Release);
+        self.log.close();
+        self.shared.replace(&self.id, myself.get_id(), None);
+        myself.stop(None);
+    }
+
+    /// Deletes the records of the closed session.
+    pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
+        self.release_actors();
+        self.log.close();
+        self.shared.replace(&self.id, myself.get_id(), Some(SessionSlot::Leaving));
+        let waiting = std::mem::take(&mut self.close_replies);
+        let (link, id) = (self.link.clone(), self.id.clone());
+        task::detach(async move {
+            let deleted = stored_sessions::delete(&link, &id).await;
+            for reply in waiting {
+                let _ = reply.send(deleted.clone());
+            }
+        });
+    }
+}
