@@ -179,7 +179,7 @@ async fn the_context_identifies_the_call_and_its_deadline() {
 
 #[tokio::test]
 async fn a_run_sees_its_own_values_and_those_of_its_session() {
-    let world = world_with(whose().into_tool(owner), &vec![json!({}); 5]).await;
+    let world = world_with(whose().into_tool(owner), &vec![json!({}); 7]).await;
     let without = world.run("go").await;
     assert!(result(&without).starts_with("Error: no value of the type "), "{without:?}");
     let open = OpenSession::default().with_extension(Tenant("acme"));
@@ -196,6 +196,13 @@ async fn a_run_sees_its_own_values_and_those_of_its_session() {
     assert_eq!(run("go".into()).await, "acme 0");
     session.add_extension(User(8)).await.unwrap();
     assert_eq!(run("go".into()).await, "acme 8");
+    // A queued run keeps its values until it starts.
+    let first = RunRequest::from("go").with_extension(User(1));
+    let second = RunRequest { queue: true, ..RunRequest::from("go").with_extension(User(2)) };
+    let first = session.start_run(first).await.unwrap().report;
+    let second = session.start_run(second).await.unwrap().report;
+    assert_eq!(result(&within(first).await.unwrap()), "acme 1");
+    assert_eq!(result(&within(second).await.unwrap()), "acme 2");
 }
 
 #[tokio::test]

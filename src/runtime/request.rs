@@ -22,7 +22,8 @@ pub struct RunRequest {
     pub queue: bool,
     /// Values for the tools of this run, such as a tenant. A tool reads them with
     /// [`ToolContext::extension`](crate::tool::ToolContext::extension). They are never stored: a run
-    /// that continues after a restart of the host has none.
+    /// that continues after a restart of the host has none. The values of a repeated request are
+    /// ignored.
     pub extensions: Extensions,
 }
 
