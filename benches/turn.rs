@@ -26,6 +26,7 @@ use callsheet::message::{Message, ResponseMessage};
 use callsheet::response::{ParsedArguments, ResponseAssembler, ResponseLimits, parse_arguments};
 use callsheet::runtime::model::{ModelClient, ModelRequest};
 use callsheet::runtime::{Host, HostSetup, OpenSession};
+use callsheet::tool::testing::tool_context;
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{CallKey, Execution, RunEnd, ToolCall};
 use callsheet::wire::ToolDefinition;
@@ -38,7 +39,6 @@ use serde_json::json;
 use times::median;
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 const CALLS: u32 = 4;
 
@@ -197,18 +197,11 @@ fn call((index, bucket): (u32, &callsheet::response::PartialCall)) -> ToolCall {
 }
 
 async fn run_tool(call: ToolCall) -> Message {
-    let context = ToolContext::new(
-        call.key,
-        call.arguments,
-        String::new(),
-        CancellationToken::new(),
-        Arc::new(|_| {}),
-    );
-    let ToolOutput(content) = WorkTool.run(context).await.unwrap();
+    let output = WorkTool.run(tool_context(call.arguments)).await.unwrap();
     Message::Tool {
         call_id: call.id,
         name: call.name,
-        content: content.into(),
+        content: output.into_text().into(),
         metadata: json!({}),
     }
 }

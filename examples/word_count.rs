@@ -5,39 +5,28 @@
 use callsheet::config::{BaseUrl, Config, DEFAULT_AGENT, ModelConfig, ToolPattern};
 use callsheet::rehearsal::{Rehearsal, RehearsalOptions};
 use callsheet::runtime::{Host, HostSetup, OpenSession};
-use callsheet::tool::{
-    BuiltinOptions, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, builtin,
-};
+use callsheet::tool::{ToolRegistry, ToolSpec};
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
-struct CountWordsInput {
+struct Text {
     text: String,
-}
-
-struct CountWords;
-
-#[async_trait::async_trait]
-impl Tool for CountWords {
-    fn spec(&self) -> ToolSpec {
-        ToolSpec::new::<CountWordsInput>("count_words", "Counts the words of a text.").pure()
-    }
-
-    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let input: CountWordsInput = context.input()?;
-        Ok(format!("{} words", input.text.split_whitespace().count()).into())
-    }
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut tools = ToolRegistry::new();
+    tools.register(
+        ToolSpec::named("count_words", "Counts the words of a text.")
+            .pure()
+            .into_tool(async |input: Text, _| Ok(input.text.split_whitespace().count())),
+    )?;
+
     let model = Rehearsal::start(RehearsalOptions::default()).await?;
     let mut config = Config::default();
     config.use_model("main", ModelConfig::new(BaseUrl::parse(&model.base_url())?, "rehearsal"));
     if let Some(agent) = config.agents.get_mut(DEFAULT_AGENT) {
-        agent.tools.push(ToolPattern::new("count_words"));
+        agent.tools = vec![ToolPattern::new("count_words")];
     }
-    let mut tools = builtin(&BuiltinOptions::default())?;
-    tools.register(CountWords)?;
 
     let host = Host::start(HostSetup { config, tools }).await?;
     let session = host.open_session(OpenSession::default()).await?;
@@ -46,6 +35,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{} {} -> {}", call.tool_name, call.arguments, call.result);
     }
     println!("{}", report.text);
+    assert_eq!(report.calls[0].result, "3");
     host.shutdown().await;
     Ok(())
 }

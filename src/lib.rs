@@ -9,6 +9,8 @@
 //! - To serve the HTTP API: [`server`].
 //! - To ask a model without a host: [`runtime::model::ModelClient`].
 //! - To decode a recorded response: [`response::decode_body`].
+//! - To find the code of a rule (a limit, a retry, a timeout, an approval): the tables on the first
+//!   pages of [`turn`], [`session`], [`runtime`], [`response`] and [`telemetry`].
 //!
 //! The rest of this page is `docs/architecture.md`.
 //!

@@ -195,7 +195,7 @@ async fn an_expired_approval_counts_as_a_rejection() {
     let mut run = api.world.session.start_run("go").await.unwrap();
     let pending = next_approval(&mut run.events).await;
     let report = within(run.report).await.unwrap();
-    let expected = "not run: nobody said in time whether it may run";
+    let expected = "not run: no decision about the call arrived in time";
     assert_eq!(
         api.last_tool_result(),
         format!(r#"{{"status":"rejected","message":"{expected}"}}"#)
@@ -382,7 +382,10 @@ async fn stop_now_cancels_calls_that_wait_for_approval() {
     assert_eq!(api.control.log(), ["start a", "end a"]);
     let (status, text) = result(&report, 0);
     assert_eq!(status, ToolStatus::Refused);
-    assert!(text.contains("it ran, but the run was ended before anybody said"), "{text}");
+    assert!(
+        text.contains("it ran, but the run was ended before its result was approved"),
+        "{text}"
+    );
     let never = "Error: not started: the run was ended before";
     assert_eq!(result(&report, 1), (ToolStatus::Cancelled, never));
     assert_eq!((report.calls[0].approval, report.calls[1].approval), (None, None));

@@ -39,7 +39,10 @@ impl Tool for ControlledTool {
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let StagedInput { id, get, set } = context.input()?;
-        let seen = get.and_then(|name| context.get(&name)?.as_i64()).unwrap_or(0);
+        let seen = match get {
+            Some(name) => context.get(&name)?.unwrap_or(0),
+            None => 0_i64,
+        };
         self.control.note(format!("start {id}"));
         self.control.released(&id).await;
         if let Some(name) = set {

@@ -191,14 +191,14 @@ fn an_invalid_journal_is_refused_with_one_line() {
     let dir = path("file");
     std::fs::write(&dir, "a file").unwrap();
     let message = refused(&command(&dir, &["env"]).output().unwrap());
-    assert!(message.ends_with("it is no directory: name another data_dir"), "{message}");
+    assert!(message.ends_with("it is not a directory: set data_dir to another path"), "{message}");
     assert!(message.contains(dir.to_str().unwrap()), "{message}");
 
     let dir = path("garbage");
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join("journal.db"), "this is no database, but long enough").unwrap();
     let message = refused(&command(&dir, &["env"]).output().unwrap());
-    assert!(message.contains("it is no SQLite database: restore it"), "{message}");
+    assert!(message.contains("it is not a SQLite database: restore it"), "{message}");
 }
 
 #[tokio::test]
@@ -217,7 +217,7 @@ async fn a_damaged_journal_is_refused_with_one_line() {
     let whole = std::fs::read(&file).unwrap();
     std::fs::write(&file, &whole[..whole.len() / 2]).unwrap();
     let message = refused(&command(&dir, &["env"]).output().unwrap());
-    assert!(message.contains("restore it from a copy"), "{message}");
+    assert!(message.contains("restore it from a backup"), "{message}");
     std::fs::write(&file, &whole).unwrap();
     let connection = rusqlite::Connection::open(&file).unwrap();
     connection.pragma_update(None, "user_version", 7).unwrap();

@@ -304,14 +304,14 @@ fn the_directory_is_accessible_only_to_this_user() {
 fn an_invalid_journal_is_refused_with_a_reason() {
     let dir = TestDir::new();
     fs::write(&dir.0, "a file").unwrap();
-    assert!(refused(&dir).ends_with(": it is no directory: name another data_dir"));
+    assert!(refused(&dir).ends_with(": it is not a directory: set data_dir to another path"));
     fs::remove_file(&dir.0).unwrap();
 
     fs::create_dir(&dir.0).unwrap();
     for text in ["x", "this is no database, but a text that is long enough to be taken for one"] {
         fs::write(dir.database(), text).unwrap();
         let error = refused(&dir);
-        assert!(error.contains("journal.db: it is no SQLite database: restore it"), "{error}");
+        assert!(error.contains("journal.db: it is not a SQLite database: restore it"), "{error}");
     }
     fs::remove_file(dir.database()).unwrap();
     fs::create_dir(dir.database()).unwrap();
@@ -341,7 +341,7 @@ fn an_invalid_journal_is_refused_with_a_reason() {
     connection.pragma_update_and_check(None, "locking_mode", "exclusive", exclusive).unwrap();
     connection.execute_batch("BEGIN EXCLUSIVE").unwrap();
     let error = refused(&dir);
-    assert!(error.ends_with("another program has locked it: end that program"), "{error}");
+    assert!(error.ends_with("another program has locked it: stop that program"), "{error}");
     drop(connection);
     drop(open(&dir));
 }
@@ -367,7 +367,7 @@ fn a_directory_that_cannot_be_written_is_refused_but_can_be_read() {
     assert_eq!(read.unwrap(), expected[0].1);
     if !writable {
         let error = opened.unwrap_err().to_string();
-        assert!(error.contains("let this user write the directory"), "{error}");
+        assert!(error.contains("give this user write permission for the directory"), "{error}");
     }
 }
 
@@ -413,8 +413,8 @@ fn a_truncated_file_is_detected_when_it_is_opened() {
         let copy = dir.copy();
         fs::write(copy.database(), &whole[..length]).unwrap();
         let error = refused(&copy);
-        let statuses = error.contains("damaged") || error.contains("is no SQLite database");
-        assert!(statuses && error.contains("restore it from a copy"), "at {length}: {error}");
+        let statuses = error.contains("damaged") || error.contains("is not a SQLite database");
+        assert!(statuses && error.contains("restore it from a backup"), "at {length}: {error}");
     }
     check_damaged(&dir, &expected).unwrap();
 }

@@ -311,7 +311,7 @@ impl Tool for Late {
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let Named { name } = context.input()?;
-        self.0.acquire().await.map_err(ToolError::new)?.forget();
+        self.0.acquire().await?.forget();
         context.set(&name, 2)?;
         Ok("written".into())
     }
@@ -328,7 +328,7 @@ impl Tool for Peek {
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let Named { name } = context.input()?;
-        let seen = context.get(&name).unwrap_or_default().to_string();
+        let seen = context.get::<Value>(&name)?.unwrap_or_default().to_string();
         self.0.add_permits(1);
         Ok(seen.into())
     }

@@ -15,9 +15,10 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Redirect};
 use axum::routing::get;
 use callsheet::config::ToolEffect;
-use callsheet::tool::{DnsLookup, HttpGet, HttpGetOptions, Tool, ToolContext};
-use callsheet::types::CallKey;
+use callsheet::tool::testing::{ToolTest, tool_context};
+use callsheet::tool::{DnsLookup, HttpGet, HttpGetOptions, Tool, ToolOutput};
 use futures::{StreamExt, stream};
+use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -76,15 +77,9 @@ fn lookup_of(addresses: &[&str]) -> DnsLookup {
     Arc::new(move |_| Box::pin(std::future::ready(Ok(found.clone()))))
 }
 
-fn context(url: &str, cancellation: CancellationToken) -> ToolContext {
-    let key = CallKey { turn: 1, attempt: 1, index: 0 };
-    let arguments = serde_json::json!({ "url": url });
-    ToolContext::new(key, arguments, "key".to_owned(), cancellation, Arc::new(|_| {}))
-}
-
 async fn run(tool: &HttpGet, url: &str) -> Result<String, String> {
-    let done = tool.run(context(url, CancellationToken::new())).await;
-    done.map(|output| output.0).map_err(|error| error.0)
+    let done = tool.run(tool_context(json!({ "url": url }))).await;
+    done.map(ToolOutput::into_text).map_err(|error| error.message().to_owned())
 }
 
 /// Fetches with the system's DNS lookup.
@@ -241,13 +236,13 @@ async fn every_hop_carries_the_calls_idempotency_key() {
         format!("{} {keys:?}", uri.path()).into_response()
     };
     let server = Server::start(Router::new().fallback(hop)).await;
-    let tool = HttpGet::new(options(&["127.0.0.1"])).unwrap();
     for (effect, expect) in
-        [(ToolEffect::Some, "\n\n/1 [\"key\"]"), (ToolEffect::None, "\n\n/0 []")]
+        [(ToolEffect::Some, "\n\n/1 [\"test/t1a1c0\"]"), (ToolEffect::None, "\n\n/0 []")]
     {
-        let context = context(&server.url("/"), CancellationToken::new()).with_effect(effect);
-        let result = tool.run(context).await.unwrap().0;
-        assert!(result.ends_with(expect), "{result}");
+        let tool = HttpGet::new(options(&["127.0.0.1"])).unwrap();
+        let mut test = ToolTest::new(tool).update_spec(|spec| spec.effect = effect);
+        let call = test.call(json!({ "url": server.url("/") })).await;
+        assert!(call.text().ends_with(expect), "{}", call.text());
     }
 }
 
@@ -339,17 +334,10 @@ async fn a_silent_server_times_out() {
 async fn a_cancelled_call_stops_at_once() {
     let server = Server::start(Router::new().fallback(std::future::pending::<()>)).await;
     let tool = HttpGet::new(options(&["127.0.0.1"])).unwrap();
-    let cancellation = CancellationToken::new();
-    let requests = Arc::clone(&server.requests);
-    let cancel = async {
-        while requests.load(Ordering::SeqCst) == 0 {
-            tokio::task::yield_now().await;
-        }
-        cancellation.cancel();
-    };
-    let url = server.url("/");
-    let (done, ()) = tokio::join!(tool.run(context(&url, cancellation.clone())), cancel);
-    assert_eq!(done.unwrap_err().0, "cancelled");
+    let mut test = ToolTest::new(tool).cancel_after(Duration::from_millis(500));
+    let call = test.call(json!({ "url": server.url("/") })).await;
+    assert_eq!(call.error().message(), "cancelled");
+    assert_eq!(server.request_count(), 1);
 }
 
 #[tokio::test]
@@ -400,7 +388,7 @@ async fn requests_reveal_only_the_user_agent() {
         "accept-encoding: identity\n\
          accept: text/*, application/json, application/xml;q=0.9, */*;q=0.5\n\
          host: {}\n\
-         idempotency-key: key\n\
+         idempotency-key: test/t1a1c0\n\
          user-agent: callsheet/{}",
         server.address,
         env!("CARGO_PKG_VERSION")

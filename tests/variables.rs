@@ -76,17 +76,17 @@ impl Tool for Gated {
         let shown = |value: Option<Value>| value.unwrap_or_default().to_string();
         match self.deed {
             GatedAction::WriteLate => {
-                self.gates.write.acquire().await.map_err(ToolError::new)?.forget();
+                self.gates.write.acquire().await?.forget();
                 context.set(&name, 2)?;
                 Ok("written".into())
             }
             GatedAction::Peek => {
-                let seen = shown(context.get(&name));
+                let seen = shown(context.get(&name)?);
                 self.gates.read.add_permits(1);
                 Ok(seen.into())
             }
             GatedAction::Note => {
-                let seen = shown(context.get(&name));
+                let seen = shown(context.get(&name)?);
                 context.set("noted", seen.clone())?;
                 self.gates.read.add_permits(1);
                 Ok(format!("noted {seen}").into())

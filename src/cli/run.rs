@@ -96,7 +96,7 @@ pub(super) async fn main(args: RunArgs) -> Result<ExitCode, CommandError> {
     let session = match (&args.session, stored_agent) {
         (Some(id), Some(_)) => host.session(&session_id(id)?),
         (id, _) => {
-            let open = OpenSession { agent: Some(agent), id: id.clone(), messages: Vec::new() };
+            let open = OpenSession { agent: Some(agent), id: id.clone(), ..OpenSession::default() };
             host.open_session(open).await.map_err(CommandError::failed)?
         }
     };

@@ -15,8 +15,8 @@ pub struct Limits {
     /// Maximum number of consecutive turns in which every call failed. Default: 3. When it is
     /// reached, the run ends as `all_tools_failed`.
     pub max_failed_turns: Option<u32>,
-    /// Maximum number of input and output tokens of a run, including failed attempts. Default: no
-    /// limit. When the service reports more, the run ends as `budget`.
+    /// The token budget of a run: maximum number of input and output tokens, including failed
+    /// attempts. Default: no limit. When the service reports more, the run ends as `budget`.
     pub max_tokens_per_run: Option<u64>,
     /// Maximum number of calls of a run that are kept in the history. Default: no limit. When a
     /// further call opens, the run is stopped and ends as `budget`.

@@ -194,21 +194,21 @@ impl SessionLog {
         self.durability.state.lock().failed.clone()
     }
 
-    /// Waits until all records up to `upto` are durable. Has the engine store them at once.
+    /// Waits until all records up to `up_to` are durable. Asks the engine to store them at once.
     ///
     /// # Errors
     /// If one of them, or an earlier one, could not be stored.
-    pub async fn wait_durable(&self, upto: Seq) -> Result<(), JournalError> {
+    pub async fn wait_durable(&self, up_to: Seq) -> Result<(), JournalError> {
         let receiver = {
             let mut state = self.durability.state.lock();
-            if state.durable >= upto {
+            if state.durable >= up_to {
                 return Ok(());
             }
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
             let (sender, receiver) = oneshot::channel();
-            state.waiting.push((upto, sender));
+            state.waiting.push((up_to, sender));
             receiver
         };
         self.journal.flush();
@@ -224,7 +224,7 @@ impl SessionLog {
         sequence.recent.iter().skip(first).cloned().collect()
     }
 
-    /// Inserts entries that were read from the journal before the recent entries.
+    /// Inserts entries, which were read from the journal, in front of the recent entries.
     pub fn prepend_recent(&self, entries: impl IntoIterator<Item = JournalEntry>) {
         let mut sequence = self.sequence.lock();
         let mut recent: Vec<_> = entries.into_iter().map(Arc::new).collect();
@@ -251,10 +251,10 @@ impl SessionLog {
         }
     }
 
-    /// Removes the entries up to `upto` from the recent entries. The journal keeps them.
-    pub fn trim_recent(&self, upto: Seq) {
+    /// Removes the entries up to `up_to` from the recent entries. The journal keeps them.
+    pub fn trim_recent(&self, up_to: Seq) {
         let mut sequence = self.sequence.lock();
-        let first = sequence.recent.partition_point(|entry| entry.seq <= upto);
+        let first = sequence.recent.partition_point(|entry| entry.seq <= up_to);
         if first == sequence.recent.len() {
             // Releases the buffer, so that an idle session uses no memory for it.
             sequence.recent = Vec::new();
@@ -265,27 +265,27 @@ impl SessionLog {
 }
 
 impl DurabilityTracker {
-    fn update(&self, upto: Seq, status: BatchStatus) {
+    fn update(&self, up_to: Seq, status: BatchStatus) {
         match status {
             BatchStatus::Written => {}
-            BatchStatus::Durable => self.mark_durable(upto),
+            BatchStatus::Durable => self.mark_durable(up_to),
             BatchStatus::Failed(error) => self.mark_failed(&error),
         }
     }
 
-    fn mark_durable(&self, upto: Seq) {
+    fn mark_durable(&self, up_to: Seq) {
         let mut done = Vec::new();
         {
             let mut state = self.state.lock();
-            if state.durable >= upto || state.failed.is_some() {
+            if state.durable >= up_to || state.failed.is_some() {
                 return;
             }
-            state.durable = upto;
+            state.durable = up_to;
             if !state.waiting.is_empty() {
-                done.extend(state.waiting.extract_if(.., |(seq, _)| *seq <= upto));
+                done.extend(state.waiting.extract_if(.., |(seq, _)| *seq <= up_to));
             }
         }
-        (self.listener)(Ok(upto));
+        (self.listener)(Ok(up_to));
         for (_, waiter) in done {
             // The waiter may have been dropped.
             let _ = waiter.send(Ok(()));

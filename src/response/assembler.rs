@@ -25,7 +25,7 @@ pub struct ResponseAssembler {
     usage: Usage,
     usage_raw: Option<Box<str>>,
     error: Option<ProviderError>,
-    /// The error came after the response was complete.
+    /// True if the error came after the response was complete.
     is_error_late: bool,
     problems: Vec<Problem>,
     done: bool,
@@ -175,7 +175,7 @@ impl ResponseAssembler {
         self.error.as_ref().filter(|_| !self.is_error_late)
     }
 
-    /// Returns the first problems that were ignored, at most 64.
+    /// Returns the first problems that were ignored, at most `PROBLEMS_MAX`.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems

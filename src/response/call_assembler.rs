@@ -3,14 +3,15 @@
 //!
 //! A piece belongs to the newest call with its index. A new id together with a name begins another
 //! call under the same index. A piece without an index belongs to the call with its id, or else to
-//! the newest call. A missing index never means 0, because that would merge calls. The first id and
-//! the first name of a call count.
+//! the newest call. A missing index never means 0, because that would merge calls. If several ids or
+//! names arrive for a call, the first one is used. A piece with the id of a call that is already
+//! complete may begin another call ([`PartialCall::is_followed_by`]).
 //!
-//! A call that opens seals all earlier ones, because services do not interleave calls (none of 1,046
-//! recorded Chat Completions streams does), and a good end of the response seals all. There is one
-//! exception: several calls may be announced before the arguments of any. A call without arguments
-//! stays open until a later call gets some. Arguments that parse are not sealed for that reason
-//! alone, because some services send placeholders first.
+//! A call that opens seals all earlier calls, because services do not interleave calls (none of 1,046
+//! recorded Chat Completions streams does). There is one exception: a service may announce several
+//! calls before it sends the arguments of any. A call without arguments therefore stays open until a
+//! later call gets some. If the response ends well, all calls are sealed. Arguments that parse are no
+//! proof that they are complete, because some services send placeholders first.
 
 use super::change::{CallChange, CallChanges, ResponseLimits};
 use super::partial_call::PartialCall;
@@ -123,7 +124,7 @@ impl CallAssembler {
         self.sealed_up_to = open.map_or(self.calls.len(), |ahead| self.sealed_up_to + ahead);
     }
 
-    /// Ends the newest call. Without a name it is dropped, which is a problem.
+    /// Ends the newest call. A call without a name is dropped, and the problem is returned.
     pub(super) fn end(&mut self) -> Option<Problem> {
         match self.pending.take() {
             Some(PendingCall::Nameless(call)) => {
@@ -190,7 +191,7 @@ impl CallAssembler {
     fn add(&mut self, call: PartialCall, limits: &ResponseLimits, changes: &mut CallChanges) {
         let is_full = self.calls.len() >= limits.calls_max;
         if !call.has_own_seal {
-            // Beyond the limit all calls are sealed, so that a great many calls take linear time.
+            // Beyond the limit all calls are sealed, so that many calls take linear time.
             self.seal_before(self.calls.len(), call.has_arguments() || is_full, changes);
         }
         if is_full {

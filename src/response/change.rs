@@ -7,9 +7,10 @@ use crate::types::CALLS_MAX;
 pub struct ResponseLimits {
     /// Maximum bytes of one call's arguments. Further bytes are dropped.
     pub arguments_bytes_max: usize,
-    /// Maximum number of calls. Further calls are only counted.
+    /// Maximum number of calls, [`CALLS_MAX`] by default. Further calls are only counted.
     pub calls_max: usize,
-    /// Maximum bytes of text, of reasoning and of refusal, each. More is an error of the response.
+    /// Maximum bytes of text, of reasoning and of refusal, each. A longer text is an error of the
+    /// response.
     pub text_bytes_max: usize,
 }
 

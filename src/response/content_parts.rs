@@ -13,12 +13,12 @@ const PARTS_MAX: usize = 4096;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ContentParts {
     parts: Vec<MessagePart>,
-    /// The service wants metadata back.
+    /// True if the service wants metadata back.
     has_metadata: bool,
-    /// The last part is complete, so further text begins a new one.
+    /// True if the last part is complete, so that further text begins a new one.
     is_last_complete: bool,
     metadata_bytes: usize,
-    /// There were more than [`PARTS_MAX`] parts.
+    /// True if there were more than [`PARTS_MAX`] parts.
     is_over_limit: bool,
 }
 

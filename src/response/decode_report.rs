@@ -32,7 +32,7 @@ pub fn decode_body(
     for delta in &deltas {
         response.push(delta);
     }
-    // Drops a call without a name, which `ended_well` has to know.
+    // Drops a call without a name before `ended_well` classifies the response.
     response.end(false);
     if ended_well(&response) {
         response.end(true);

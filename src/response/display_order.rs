@@ -3,8 +3,8 @@
 
 use crate::record::{DisplayedSegment, ResponseMessage};
 
-/// Maximum number of segments of one response. What follows is displayed again as thinking and then
-/// text.
+/// Maximum number of segments of one response. A client that joins later receives the rest as thinking
+/// followed by text.
 const SEGMENTS_MAX: usize = 1024;
 
 /// The order of a response's text and thinking, as far as it has arrived.
@@ -12,7 +12,7 @@ const SEGMENTS_MAX: usize = 1024;
 pub(crate) struct DisplayOrder {
     /// For each segment: true for thinking, and its length in bytes.
     segments: Vec<(bool, usize)>,
-    /// There were more than [`SEGMENTS_MAX`] segments.
+    /// True if there were more than [`SEGMENTS_MAX`] segments.
     is_full: bool,
 }
 

@@ -1,4 +1,13 @@
-//! Decides from its finish reason and its error how a response ended.
+//! The end of a response: decides by its finish reason and its error whether it is accepted.
+//!
+//! [`classify_ending`] returns `Ok` if the response is accepted. `Err` means that it broke: the turn
+//! makes another attempt (`turn::retry`), unless a call with effects has started (`handle_broken` of
+//! `turn::attempt`).
+//!
+//! No finish reason: the response is accepted only if the wire's end mark came ([`Delta::Done`]), the
+//! response is not empty, and the arguments of all calls parse.
+//!
+//! [`Delta::Done`]: crate::wire::Delta::Done
 
 use crate::record::ResponseDisposition;
 use crate::response::ResponseAssembler;
@@ -8,22 +17,22 @@ use crate::types::{FinishKind, ProviderError, ProviderErrorKind};
 /// The end of an exchange with a model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ExchangeEnd {
-    /// The body ended. [`Turn`](crate::turn::Turn) decides whether that was a good end.
+    /// The body ended. The response may be incomplete.
     Closed,
     /// The exchange failed: no connection, an HTTP error, a broken or stalled stream, or bytes that
     /// cannot be read.
     Failed(ProviderError),
 }
 
-/// Classifies a response that is over.
+/// Classifies a response whose exchange has ended.
 ///
 /// # Errors
-/// The response broke. The error is the reason for the next attempt.
+/// If the response broke. The error is the reason for the next attempt.
 pub(crate) fn classify_ending(
     response: &ResponseAssembler,
     end: ExchangeEnd,
 ) -> Result<ResponseDisposition, ProviderError> {
-    // A failure after the finish reason cannot have removed anything.
+    // Nothing is missing if the exchange failed after the finish reason.
     if let (ExchangeEnd::Failed(error), None) = (end, response.finish()) {
         return Err(error);
     }
@@ -51,8 +60,7 @@ pub(crate) fn classify_ending(
             ProviderErrorKind::InStream,
             "the service ended the response with an error",
         )),
-        // Some services mark the end of a response but send no finish reason. The end is good only
-        // if no call is cut off.
+        // Some services mark the end of a response but send no finish reason.
         None if response.is_done() && !response.is_empty() && all_calls_parse(response) => {
             Ok(if refused { ResponseDisposition::Refused } else { ResponseDisposition::Well })
         }

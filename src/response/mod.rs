@@ -1,16 +1,15 @@
 //! Assembles one model response from its deltas. This module is pure: no async, no clock, no I/O.
 //!
-//! | file | what it does |
+//! | rule | file |
 //! | --- | --- |
-//! | `assembler` | applies each delta to the response |
-//! | `call_assembler` | decides which piece belongs to which call, and when a call is sealed |
-//! | `partial_call` | one call while its pieces arrive |
-//! | `arguments` | parses the text of a call's arguments |
-//! | `content_parts` | the parts of the response and the metadata that the service wants back |
-//! | `display_order` | the order in which text and thinking were displayed |
-//! | `finish_reason` | decides how a response ended |
-//! | `change` | limits, and changes to the calls |
-//! | `decode_report` | decodes a recorded response and describes it as JSON |
+//! | response accepted or broken: finish reason, no finish reason, end mark, refusal, empty response | `finish_reason` |
+//! | seal of a call; which piece belongs to which call: index, id, name | `call_assembler`, `partial_call` |
+//! | arguments: empty, cut off, encoded twice, not an object | `arguments` |
+//! | limits of a response (bytes of arguments and text, number of calls), changes to the calls | `change` |
+//! | order of the parts of a response, metadata that the service wants back | `content_parts` |
+//! | order in which text and thinking were displayed | `display_order` |
+//! | the response as a whole: applies each delta | `assembler` |
+//! | decoding of a recorded response, and its description as JSON | `decode_report` |
 #![warn(clippy::indexing_slicing)]
 
 mod arguments;

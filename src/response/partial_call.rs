@@ -17,15 +17,15 @@ pub struct PartialCall {
     pub raw: String,
     /// The kind of the call.
     pub kind: CallKind,
-    /// The arguments are complete.
+    /// True if the arguments are complete.
     pub sealed: bool,
-    /// Bytes arrived after the seal, so the call is malformed.
+    /// True if bytes arrived after the seal: the call is malformed.
     pub changed_after_seal: bool,
-    /// The arguments exceed the limit, and `raw` holds only their beginning.
+    /// True if the arguments exceed the limit. `raw` holds only their beginning.
     pub oversize: bool,
     /// Number of calls of any kind that were opened before it.
     pub arrival: usize,
-    /// The wire itself marks the end of the arguments.
+    /// True if the wire itself marks the end of the arguments.
     pub(super) has_own_seal: bool,
     end_scanner: JsonEndScanner,
 }

@@ -16,7 +16,7 @@ use crate::wire::{ToolChoice, ToolDefinition};
 /// A configured agent, shared by its sessions.
 #[derive(Debug)]
 pub(super) struct Agent {
-    pub(super) name: String,
+    pub(super) name: Arc<str>,
     pub(super) models: Arc<ModelChain>,
     pub(super) rules: Arc<TurnRules>,
     pub(super) tools: Arc<BTreeMap<String, RegisteredTool>>,
@@ -75,7 +75,7 @@ impl Agent {
             models: Arc::new(plans),
         };
         Self {
-            name: name.to_owned(),
+            name: name.into(),
             models: Arc::new(models),
             rules: Arc::new(rules),
             tools: Arc::new(tools),
@@ -127,7 +127,7 @@ impl Agent {
         };
         let blank = models.first().adapt(blank, rules.models.first().streamed);
         Ok(Arc::new(Self {
-            name: self.name.clone(),
+            name: Arc::clone(&self.name),
             models,
             rules: Arc::new(rules),
             tools,
@@ -142,7 +142,7 @@ impl Agent {
     /// them any more, returns the agent without overrides.
     pub(super) fn with_recorded(self: &Arc<Self>, asked: &RunOverrides) -> Arc<Self> {
         self.with(asked).unwrap_or_else(|error| {
-            tracing::warn!(agent = self.name, %error, "overrides_not_taken");
+            tracing::warn!(agent = &*self.name, %error, "overrides_not_taken");
             Arc::clone(self)
         })
     }

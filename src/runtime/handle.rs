@@ -24,6 +24,7 @@ use crate::event::EventId;
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq, StopMode};
 use crate::telemetry::Subscription;
+use crate::tool::Extensions;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{CallKey, Content, RunId, SessionId, SessionState};
 
@@ -181,6 +182,20 @@ impl SessionHandle {
     /// When the session is closed.
     pub async fn watch_from_now(&self) -> Result<SessionEvents, HostError> {
         Ok(self.with_awake(|live| SessionEvents::from_now(&live.feed_access)).await?.0)
+    }
+
+    /// Gives the tools of this session's later runs a value, which replaces one of the same type. It
+    /// is kept until the session is deleted or the host ends, and never stored. A tool reads it with
+    /// [`ToolContext::extension`](crate::tool::ToolContext::extension).
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn add_extension<T: Send + Sync + 'static>(&self, value: T) -> Result<(), HostError> {
+        self.link.live(&self.id).await?;
+        let mut values = Extensions::new();
+        values.insert(value);
+        self.link.shared.extensions.add_to_session(&self.id, values);
+        Ok(())
     }
 
     /// Adds a user message to the current run, after the running turn. A run that would have ended

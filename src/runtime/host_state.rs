@@ -15,6 +15,7 @@ use super::awake_session::AwakeSession;
 use super::blocking::BlockingPool;
 use super::caps::Caps;
 use super::error::HostError;
+use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
 use super::models::Model;
 use crate::journal::Journal;
@@ -57,6 +58,8 @@ pub(super) struct HostState {
     /// Hibernating sessions with open approvals, by the expiry of the approval in Unix
     /// milliseconds.
     pub(super) alarms: Mutex<BTreeSet<(u64, SessionId)>>,
+    /// The values of the embedding program for tools.
+    pub(super) extensions: ExtensionsBySession,
 }
 
 /// A request that waits for a session to be awake.
@@ -187,8 +190,9 @@ impl HostState {
         leaves
     }
 
-    /// Removes the slot of a session.
+    /// Removes the slot of a session that was deleted, and its extensions.
     pub(super) fn release(&self, id: &SessionId) {
+        self.extensions.remove_session(id);
         self.index.lock().remove(id);
     }
 

@@ -11,7 +11,7 @@ use super::task;
 use crate::journal::{JournalError, StoredSessionFilter, unix_ms};
 use crate::types::{SessionId, SessionState};
 
-/// Maximum number of sessions with unrecorded failures that are woken at the same time.
+/// Maximum number of sessions that are woken at the same time to record the failures of their runs.
 const RETRIED_MAX: usize = 16;
 
 /// The time for which the actors of a session's last run are kept, so that the next input of a
@@ -71,7 +71,7 @@ fn release_idle(shared: &super::host_state::HostState) {
     }
 }
 
-/// Wakes the hibernating sessions with an expired approval.
+/// Wakes the hibernating sessions with an expired approval. Their turns then decide the expiry.
 fn wake_expired(link: &HostRef) {
     let now = unix_ms();
     let mut due = Vec::new();

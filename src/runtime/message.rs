@@ -25,6 +25,7 @@ use crate::event::ApprovalRequest;
 use crate::journal::JournalError;
 use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
+use crate::tool::Extensions;
 use crate::turn::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason, LiveCalls,
     PermitReply, ToolCompletion, TurnRecord, TurnSpec,
@@ -192,6 +193,8 @@ pub(super) struct StartTool {
     pub(super) state: CallStartState,
     /// The trace context that the call passes on.
     pub(super) trace: Option<TraceContext>,
+    /// The values of the embedding program for the run's tools.
+    pub(super) extensions: Extensions,
     /// The permit of its tool, if the tool has `max_concurrent`.
     pub(super) permit: Option<PermitRequest>,
 }
@@ -206,6 +209,8 @@ pub(super) struct TurnStart {
     /// The agent with the overrides of the run.
     pub(super) agent: Arc<Agent>,
     pub(super) trace: Option<Arc<RunTrace>>,
+    /// The values of the embedding program for the run's tools.
+    pub(super) extensions: Extensions,
     pub(super) request: Arc<ModelRequest>,
     /// The records of the turn, if it began before the last accumulator died.
     pub(super) resume: Option<Vec<Arc<JournalEntry>>>,

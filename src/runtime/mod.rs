@@ -10,12 +10,30 @@
 //! from its records, and the turn attaches to the calls that still run. When another actor of the
 //! run dies, the session ends the others and continues as after a crash of the host.
 //!
+//! Look a rule up here:
+//!
+//! | rule | file |
+//! | --- | --- |
+//! | hibernation (`idle_after`) | `session/hibernate`; waking: `host_ref` |
+//! | expiry of an approval while its session hibernates | `maintenance` |
+//! | deletion of idle sessions (`keep_idle`); deletion on request | `maintenance`; `session/end`, `stored_sessions` |
+//! | crash or restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume` |
+//! | death of an actor of a run | `session/recovery` |
+//! | failure of the journal | `session/end` |
+//! | shutdown (`shutdown_grace`) | [`Host::shutdown`] |
+//! | slow subscribers | `telemetry::feed`; capacity of their queues: `publish` |
+//! | cancellation of a tool, `cancel_grace`, kill | `supervisor` |
+//! | concurrency of a tool (`max_concurrent`) and of a model (`max_concurrent_requests`) | `caps`, `model_limiter`, `fair_semaphore` |
+//! | circuit breaker | `model_limiter`, with the machine `turn::breaker` |
+//! | timeouts of a request: `first_event_timeout`, `idle_timeout`, `answer_timeout` | `model/exchange` |
+//! | `Retry-After` and other errors of a service | `model/error`; the retry: `turn::retry` |
+//!
 //! | file | content |
 //! | --- | --- |
 //! | `host` | the actor that supervises all sessions |
 //! | `host_state`, `host_ref` | the state that the sessions of a host share; finding and waking a session |
 //! | `session/`, `session_start`, `awake_session` | the session actor; the values that it starts with; a session in memory |
-//! | `handle`, `request`, `report`, `snapshot`, `list` | the public interface of a session, and its parameters and results |
+//! | `handle`, `request`, `report`, `snapshot`, `list`, `extensions` | the public interface of a session, and its parameters and results; values of the embedding program for tools |
 //! | `session_events`, `publish` | the events of a session, past and live; publishing to watchers, metrics and logs |
 //! | `run_actors`, `message` | the actors of a run; every message between actors |
 //! | `accumulator/`, `stream` | the owner of the turn; the reader of the model's responses |
@@ -32,6 +50,7 @@ mod awake_session;
 mod blocking;
 mod caps;
 mod error;
+mod extensions;
 mod fair_semaphore;
 mod gauge;
 mod handle;
@@ -90,11 +109,13 @@ use crate::context::InitialHistory;
 use crate::journal::Journal;
 use crate::record::Seq;
 use crate::telemetry::{Metrics, Telemetry, Traces};
+use crate::tool::Extensions;
 use crate::tool::ToolRegistry;
 use crate::types::SessionId;
 use agent::Agent;
 use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use caps::Caps;
+use extensions::ExtensionsBySession;
 use gauge::Gauges;
 use host::HostActor;
 use host_ref::HostRef;
@@ -134,7 +155,7 @@ pub struct HostSetup {
 }
 
 /// The options of a new session.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct OpenSession {
     /// The agent's name. `None`: `default`, or the only agent.
     pub agent: Option<String>,
@@ -143,10 +164,22 @@ pub struct OpenSession {
     /// The initial history, in the Chat Completions form. If the last message makes calls, the first
     /// run starts by running them.
     pub messages: Vec<Value>,
+    /// Values for the tools of all runs of the session, such as a tenant. They are never stored: after a
+    /// restart of the host, [`SessionHandle::add_extension`] gives them again.
+    pub extensions: Extensions,
 }
 
-/// Counts of the live objects of a host. All but `sessions`, `awake` and `abandoned_threads` return to 0
-/// when no run is open and the tools of the last runs have ended.
+impl OpenSession {
+    /// Gives the tools of the session's runs a value, which replaces one of the same type.
+    #[must_use]
+    pub fn with_extension<T: Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.extensions.insert(value);
+        self
+    }
+}
+
+/// Counts of the live objects of a host. When no run is open and the tools of the last runs have ended,
+/// all counts except `sessions`, `awake` and `abandoned_threads` return to 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostCounts {
     /// Sessions, awake or hibernating.
@@ -174,7 +207,7 @@ impl Host {
     /// Continues runs that the last host left unfinished, unless the journal's `resume` is `manual`.
     ///
     /// # Errors
-    /// When the configuration is invalid ([`Config::check`]), or the journal cannot be opened.
+    /// If the configuration is invalid ([`Config::check`]), or the journal cannot be opened.
     pub async fn start(setup: HostSetup) -> Result<Self, HostError> {
         Self::start_keeping(setup, None, Box::new(())).await
     }
@@ -182,7 +215,7 @@ impl Host {
     /// Starts a host on the given journal.
     ///
     /// # Errors
-    /// When the configuration is invalid, or the journal cannot be read.
+    /// If the configuration is invalid, or the journal cannot be read.
     pub async fn start_on(setup: HostSetup, journal: Arc<dyn Journal>) -> Result<Self, HostError> {
         Self::start_keeping(setup, Some(journal), Box::new(())).await
     }
@@ -235,6 +268,7 @@ impl Host {
             reads: Semaphore::new(READS_MAX),
             unwritten: parking_lot::Mutex::default(),
             alarms: parking_lot::Mutex::default(),
+            extensions: ExtensionsBySession::default(),
         });
         let (actor, _) = Actor::spawn(None, HostActor, Arc::clone(&shared))
             .await
@@ -255,7 +289,7 @@ impl Host {
     /// Opens a session.
     ///
     /// # Errors
-    /// When the agent does not exist, the id is taken or invalid, the messages are not a valid
+    /// If the agent does not exist, the id is taken or invalid, the messages are not a valid
     /// history, or the host is full or shutting down.
     pub async fn open_session(&self, open: OpenSession) -> Result<SessionHandle, HostError> {
         let link = &self.inner.link;
@@ -289,6 +323,7 @@ impl Host {
             link.shared.uncount_sessions(1);
             return Err(error.into());
         }
+        link.shared.extensions.add_to_session(&id, open.extensions);
         Ok(SessionHandle::new(id, link.clone()))
     }
 
@@ -312,11 +347,11 @@ impl Host {
         SessionHandle::new(id.clone(), self.inner.link.clone())
     }
 
-    /// Opens a session with the first records of another one, up to `at`. A run that is open there ends,
-    /// with its open calls answered; inputs that waited are dropped.
+    /// Opens a session with the first records of another one, up to `at`. A run that is open at that
+    /// record ends, and its open calls are answered. Queued inputs are dropped.
     ///
     /// # Errors
-    /// When the session or the record does not exist, the id is taken or invalid, or the host is full or
+    /// If the session or the record does not exist, the id is taken or invalid, or the host is full or
     /// shutting down.
     pub async fn fork(
         &self,
@@ -330,7 +365,7 @@ impl Host {
     /// Lists sessions by id, awake or hibernating.
     ///
     /// # Errors
-    /// When the journal cannot be read.
+    /// If the journal cannot be read.
     pub async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, HostError> {
         list::sessions(&self.inner.link, query).await
     }

@@ -201,7 +201,7 @@ impl BreakerPermitGuard {
 
 impl Drop for BreakerPermitGuard {
     fn drop(&mut self) {
-        self.end(ServiceSignal::None);
+        self.end(ServiceSignal::Unknown);
     }
 }
 

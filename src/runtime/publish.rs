@@ -26,6 +26,11 @@ impl Publisher {
         Self { session, feed: Arc::new(Feed::starting_after(telemetry.clone(), last)), telemetry }
     }
 
+    /// Returns the id of the session.
+    pub(super) fn session(&self) -> &SessionId {
+        &self.session
+    }
+
     /// Closes the feed for hibernation, unless there are subscribers. Returns whether it was closed.
     pub(super) fn close_if_unwatched(&self) -> bool {
         self.feed.close_if_unwatched()

@@ -1,4 +1,5 @@
-//! Opens the journal at the start of a host, and continues the runs that the last host left unfinished.
+//! Start of a host after a crash or a shutdown: opens the journal, and continues the runs that the last
+//! host left unfinished. `turn::resume` decides the outcomes of their calls.
 
 use std::sync::Arc;
 

@@ -39,6 +39,7 @@ impl RunActors {
             Some(supervisor) => supervisor,
             None => {
                 let setup = ToolSupervisorSetup {
+                    session: publisher.session().clone(),
                     publisher: publisher.clone(),
                     pool: host.pool.clone(),
                     gauges: gauges.clone(),

@@ -23,9 +23,9 @@ use super::task::OwnedTask;
 use super::tool::{OutcomeSlot, ToolActor, ToolSetup, failed};
 use crate::context::VariablesTransaction;
 use crate::event::Event;
-use crate::tool::{ProgressCallback, SharedVariableView, ToolContext};
+use crate::tool::{ProgressCallback, SharedVariableView, ToolContext, ToolContextParts};
 use crate::turn::{CallStartState, LiveCall, LiveCalls, ToolCompletion};
-use crate::types::{CallKey, FailureKind, RunId, ToolOutcome, VariablesUse, excerpt};
+use crate::types::{CallKey, FailureKind, RunId, SessionId, ToolOutcome, VariablesUse, excerpt};
 
 /// The number of progress texts that one call may send; further ones are dropped.
 const PROGRESS_PER_CALL_MAX: u32 = 1000;
@@ -38,12 +38,14 @@ pub(super) struct ToolSupervisor;
 
 /// The arguments of a tool supervisor.
 pub(super) struct ToolSupervisorSetup {
+    pub(super) session: SessionId,
     pub(super) publisher: Publisher,
     pub(super) pool: BlockingPool,
     pub(super) gauges: Gauges,
 }
 
 pub(super) struct ToolSupervisorState {
+    session: SessionId,
     /// A tool that keeps its context beyond the session's life does not keep this alive.
     publisher: Arc<Publisher>,
     pool: BlockingPool,
@@ -90,8 +92,9 @@ impl Actor for ToolSupervisor {
         _: ToolSupervisorRef,
         setup: ToolSupervisorSetup,
     ) -> Result<ToolSupervisorState, ActorProcessingErr> {
-        let ToolSupervisorSetup { publisher, pool, gauges } = setup;
+        let ToolSupervisorSetup { session, publisher, pool, gauges } = setup;
         Ok(ToolSupervisorState {
+            session,
             publisher: Arc::new(publisher),
             pool,
             _counted: gauges.actors.increment(),
@@ -187,8 +190,17 @@ impl ToolSupervisorState {
     }
 
     async fn start(&mut self, start: Box<StartTool>, myself: &ToolSupervisorRef) {
-        let StartTool { run, agent, call, variables, idempotency_key, state, trace, permit } =
-            *start;
+        let StartTool {
+            run,
+            agent,
+            call,
+            variables,
+            idempotency_key,
+            state,
+            trace,
+            extensions,
+            permit,
+        } = *start;
         let view = VariablesTransaction::new(variables, agent.limits().max_variables_bytes);
         let view: SharedVariableView = Arc::new(Mutex::new(view));
         let (key, started) = (call.key, Instant::now());
@@ -202,18 +214,26 @@ impl ToolSupervisorState {
         };
         let cancellation = CancellationToken::new();
         let slot = OutcomeSlot::default();
+        let timeout = registered.spec.timeout.or(agent.limits().tool_timeout);
+        let context = ToolContext::new(ToolContextParts {
+            session: self.session.clone(),
+            progress: self.progress(&run, key, &slot, &cancellation),
+            run,
+            agent: Arc::clone(&agent.name),
+            tool: call.name,
+            key,
+            arguments: call.arguments,
+            idempotency_key,
+            effect: registered.spec.effect,
+            deadline: timeout.and_then(|timeout| started.checked_add(timeout)),
+            trace,
+            extensions,
+            cancellation: cancellation.clone(),
+            variables: Arc::clone(&view),
+        });
         let work = Box::new(ToolSetup {
             tool: Arc::clone(&registered.tool),
-            context: ToolContext::new(
-                key,
-                call.arguments,
-                idempotency_key,
-                cancellation.clone(),
-                self.progress(&run, key, &slot, &cancellation),
-            )
-            .with_effect(registered.spec.effect)
-            .with_trace(trace)
-            .with_variables(Arc::clone(&view)),
+            context,
             pool: registered.spec.blocking.then(|| self.pool.clone()),
             slot: Arc::clone(&slot),
             permit,
@@ -254,7 +274,7 @@ impl ToolSupervisorState {
         let (publisher, run) = (Arc::downgrade(&self.publisher), run.clone());
         let (slot, cancellation) = (Arc::downgrade(slot), cancellation.clone());
         let sent = AtomicU32::new(0);
-        Arc::new(move |text| {
+        Box::new(move |text| {
             let open = slot.upgrade().is_some_and(|slot| slot.lock().is_none())
                 && !cancellation.is_cancelled();
             if !open || sent.fetch_add(1, Ordering::Relaxed) >= PROGRESS_PER_CALL_MAX {

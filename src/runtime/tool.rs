@@ -54,6 +54,7 @@ impl Actor for ToolActor {
     ) -> Result<(), ActorProcessingErr> {
         let Some(work) = state.take() else { return Ok(()) };
         let ToolSetup { tool, context, pool, slot, permit, counted: _counted } = *work;
+        let call = context.clone();
         let run = async move {
             let _permit = permit;
             tool.run(context).await
@@ -65,7 +66,7 @@ impl Actor for ToolActor {
                 .await
                 .unwrap_or_else(|| Err(ToolError::new("the host is shutting down"))),
         };
-        *slot.lock() = Some(outcome(ran));
+        *slot.lock() = Some(outcome(&call, ran));
         myself.stop(None);
         Ok(())
     }
@@ -80,11 +81,24 @@ impl Actor for ToolActor {
     }
 }
 
-fn outcome(ran: Result<ToolOutput, ToolError>) -> ToolOutcome {
-    match ran {
-        Ok(ToolOutput(text)) => ToolOutcome::ok(text),
-        Err(error) => failed(FailureKind::ToolError, &error.to_string()),
+/// Returns the outcome of a call. The sources of its error go to the log.
+fn outcome(call: &ToolContext, ran: Result<ToolOutput, ToolError>) -> ToolOutcome {
+    let error = match ran {
+        Ok(output) => return ToolOutcome::ok(output.into_text()),
+        Err(error) => error,
+    };
+    if let Some(sources) = error.source_chain() {
+        tracing::warn!(
+            session = call.session().as_str(),
+            run = &*call.run().0,
+            turn = call.key().turn,
+            tool_id = %call.key(),
+            tool_name = call.tool(),
+            error = sources,
+            "tool_failed"
+        );
     }
+    failed(FailureKind::ToolError, error.message())
 }
 
 /// The outcome of a call whose tool failed, or whose actor died.

@@ -58,7 +58,9 @@ pub(super) async fn start(
     let overrides =
         RunOverrides { execution, limits, model, tools, multi_tool_calls, stream, approval };
     let trace = trace(&headers);
-    let run = session.start_run(RunRequest { input, overrides, request, trace, queue }).await?;
+    let run = session
+        .start_run(RunRequest { input, overrides, request, trace, queue, ..RunRequest::default() })
+        .await?;
     if accepts_events(&headers) {
         if run.events_are_complete {
             return Ok(event_stream::run(run.events, &state));

@@ -33,7 +33,10 @@ pub(super) async fn open(
     State(state): State<AppState>,
     JsonBody(OpenSessionRequest { agent, id, messages }): JsonBody<OpenSessionRequest>,
 ) -> Result<Response, ApiError> {
-    let session = state.host.open_session(OpenSession { agent, id, messages }).await?;
+    let session = state
+        .host
+        .open_session(OpenSession { agent, id, messages, ..OpenSession::default() })
+        .await?;
     created(&session).await
 }
 

@@ -1,4 +1,5 @@
-//! Idempotency keys: a request that is repeated with the same key has no second effect.
+//! Idempotency keys of client requests: a request that is repeated with the same key has no second
+//! effect. (The keys of tool calls are another rule: `TurnSpec::idempotency_key`.)
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,7 +10,7 @@ use crate::types::RunId;
 /// The number of keys that a session remembers: the most recent ones.
 pub const IDEMPOTENCY_KEYS_MAX: usize = 1000;
 
-/// The requests that brought a session its inputs, by idempotency key.
+/// The requests from which a session has its inputs, by idempotency key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct IdempotencyKeys {
     seen: BTreeMap<String, SeenRequest>,
@@ -24,11 +25,11 @@ pub struct SeenRequest {
     pub digest: String,
     /// The position of the input's record.
     pub seq: Seq,
-    /// The input that the request brought.
+    /// The input from the request.
     pub effect: RequestEffect,
 }
 
-/// The input that a request brought.
+/// The input from a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RequestEffect {
     /// The request started or queued this run.
@@ -41,7 +42,7 @@ impl IdempotencyKeys {
     /// Returns the effect of the first request with this key.
     ///
     /// # Errors
-    /// When that request was a different one.
+    /// If the key was used with a different request.
     pub(super) fn find(
         &self,
         request: Option<&RequestKey>,

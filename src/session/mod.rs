@@ -3,21 +3,22 @@
 //! [`Session`] decides about inputs, the queue, stops, runs, suspension and closing, and alone
 //! makes the records of a session. A stored session is read by the code that changes a living one.
 //!
-//! | file | rule |
+//! | rule | file |
 //! | --- | --- |
-//! | `machine` | the state, and the records that change it |
-//! | `inputs` | requests: start, queue, steer, stop, resume, shut down, close |
-//! | `advance` | what follows: the next turn, the records behind a turn, the next queued run |
-//! | `effect` | the inputs and the effects of the machine |
-//! | `open_run` | the current run: its stage, its sums, its time |
-//! | `run` | what follows a committed turn |
-//! | `loop_detection` | consecutive turns with identical calls and results |
-//! | `meter` | how much of a limit a run has used |
-//! | `idempotency_keys` | the requests that a session has seen |
-//! | `stored` | a session from its journal |
-//! | `approvals` | the open approvals of a turn, from its records |
-//! | `past_run` | the report of a run that has ended, from its records |
-//! | `replay` | a session once more from its records, compared with them |
+//! | requests: start, queue, steer, stop, resume, shut down, close | `inputs` |
+//! | conditions of hibernation in the machine (`may_hibernate`) | `inputs` |
+//! | idempotency keys of client requests (`Idempotency-Key`) | `idempotency_keys` |
+//! | the next turn, the records that follow a turn, the next queued run | `advance` |
+//! | end of a run after a turn: `max_turns`, `max_failed_turns`, token budget, request for a final answer | `run` |
+//! | use of a limit, and the note when half of it is used | `meter` |
+//! | loop detection (`repeat_limit`) | `loop_detection` |
+//! | stage, usage and time of the current run, `run_timeout` | `open_run` |
+//! | open approvals of a turn, from its records | `approvals` |
+//! | the state of a session, and the records that change it | `machine` |
+//! | inputs and effects of the machine | `effect` |
+//! | a session from its journal | `stored` |
+//! | report of a run that has ended, from its records | `past_run` |
+//! | replay of a session, compared with its records | `replay` |
 #![warn(clippy::indexing_slicing)]
 
 mod advance;

@@ -1,8 +1,22 @@
 //! Metrics, logs, traces and the event feeds of sessions.
 //!
 //! Runs are observed through [`PublishedEvent`](crate::event::PublishedEvent)s. Gauges of the
-//! host's current state are set by methods. Depends on neither HTTP nor actors. No metric and no recorder is
-//! global to the process, so several hosts in one process each have a page of their own.
+//! host's current state are set by methods. Depends on neither HTTP nor actors. No metric and no
+//! recorder is global to the process, so several hosts in one process each have a page of their own.
+//!
+//! | subject | file |
+//! | --- | --- |
+//! | event feed of a session: order, durability before delivery, subscribers | `feed/` |
+//! | slow subscribers: bounded queue, lag, `resync` | `feed/` |
+//! | catch-up of a subscriber that joins during an attempt | `feed/catch_up` |
+//! | names, units and labels of all metrics | `metric_table` |
+//! | metrics of runs, turns, calls and subscribers, from events | `metrics` |
+//! | metrics of the process, of the journal and of a model | `host`, `journal`, `models` |
+//! | metrics whose label values are known only at run time | `labelled_handles` |
+//! | metrics page for Prometheus | `prometheus_page` |
+//! | log lines from events; log output of the binary | `logs`, `log_output` |
+//! | traces (OpenTelemetry): spans, message contents, export | `traces/` |
+//! | the telemetry of one host as a whole | `exporter` |
 
 mod exporter;
 pub mod feed;

@@ -1,69 +1,141 @@
-//! The context of one tool call: its arguments, its identity, cancellation, progress and variables.
+//! The context of one tool call: its arguments, identity, deadline, cancellation, progress,
+//! variables and the values of the embedding program.
 
+use std::any::type_name;
 use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::ToolError;
+use super::extensions::MissingExtension;
+use super::{Extensions, ToolError};
 use crate::config::ToolEffect;
 use crate::context::VariablesTransaction;
-use crate::types::{CallKey, TraceContext};
+use crate::types::{CallKey, RunId, SessionId, TraceContext};
 
 /// Receives the progress texts of a call. The caller that provides it bounds their number and size.
-pub type ProgressCallback = Arc<dyn Fn(String) + Send + Sync>;
-
-/// The context of one call: arguments, identity, cancellation, progress and variables.
-#[derive(Clone)]
-pub struct ToolContext {
-    key: CallKey,
-    arguments: Arc<Value>,
-    idempotency_key: String,
-    effect: ToolEffect,
-    trace: Option<TraceContext>,
-    cancellation: CancellationToken,
-    progress: ProgressCallback,
-    view: SharedVariableView,
-}
+pub(crate) type ProgressCallback = Box<dyn Fn(String) + Send + Sync>;
 
 /// A call's view of the session's variables. The runtime keeps the other reference and collects
 /// the call's writes from it.
-pub type SharedVariableView = Arc<Mutex<VariablesTransaction>>;
+pub(crate) type SharedVariableView = Arc<Mutex<VariablesTransaction>>;
+
+/// The values of a [`ToolContext`].
+pub(crate) struct ToolContextParts {
+    pub(crate) session: SessionId,
+    pub(crate) run: RunId,
+    pub(crate) agent: Arc<str>,
+    pub(crate) tool: Arc<str>,
+    pub(crate) key: CallKey,
+    pub(crate) arguments: Arc<Value>,
+    pub(crate) idempotency_key: String,
+    pub(crate) effect: ToolEffect,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) trace: Option<TraceContext>,
+    pub(crate) extensions: Extensions,
+    pub(crate) cancellation: CancellationToken,
+    pub(crate) progress: ProgressCallback,
+    pub(crate) variables: SharedVariableView,
+}
+
+/// The context of one call. A host makes it for each call; [`ToolTest`](super::testing::ToolTest)
+/// makes it in the tests of a tool. Cloning is cheap.
+#[derive(Clone)]
+pub struct ToolContext {
+    parts: Arc<ToolContextParts>,
+}
 
 impl ToolContext {
-    /// Makes a context. The runtime calls this for each call; tests of tools may too.
-    #[must_use]
-    pub fn new(
-        key: CallKey,
-        arguments: impl Into<Arc<Value>>,
-        idempotency_key: String,
-        cancellation: CancellationToken,
-        progress: ProgressCallback,
-    ) -> Self {
-        let (effect, view) = (ToolEffect::default(), SharedVariableView::default());
-        let (arguments, trace) = (arguments.into(), None);
-        Self { key, arguments, idempotency_key, effect, trace, cancellation, progress, view }
+    pub(crate) fn new(parts: ToolContextParts) -> Self {
+        Self { parts: Arc::new(parts) }
     }
 
-    /// Sets the call's position in a distributed trace.
+    /// Returns the id of the session.
     #[must_use]
-    pub fn with_trace(self, trace: Option<TraceContext>) -> Self {
-        Self { trace, ..self }
+    pub fn session(&self) -> &SessionId {
+        &self.parts.session
     }
 
-    /// Sets the effect that the tool's spec declares. The default is [`ToolEffect::Some`].
+    /// Returns the id of the run.
     #[must_use]
-    pub fn with_effect(self, effect: ToolEffect) -> Self {
-        Self { effect, ..self }
+    pub fn run(&self) -> &RunId {
+        &self.parts.run
     }
 
-    /// Sets the view of the session's variables. Without one no variable can be read or written.
+    /// Returns the name of the agent that offers the tool.
     #[must_use]
-    pub fn with_variables(self, view: SharedVariableView) -> Self {
-        Self { view, ..self }
+    pub fn agent(&self) -> &str {
+        &self.parts.agent
+    }
+
+    /// Returns the name under which the model has called the tool.
+    #[must_use]
+    pub fn tool(&self) -> &str {
+        &self.parts.tool
+    }
+
+    /// Returns the turn, the attempt and the call index.
+    #[must_use]
+    pub fn key(&self) -> CallKey {
+        self.parts.key
+    }
+
+    /// Returns the arguments: a JSON object that is valid for the tool's schema.
+    #[must_use]
+    pub fn arguments(&self) -> &Value {
+        &self.parts.arguments
+    }
+
+    /// Deserialises the arguments. A [typed tool](super::TypedTool) receives them already
+    /// deserialised.
+    ///
+    /// # Errors
+    /// When they do not fit `Input`. This cannot happen if the tool's schema was derived from
+    /// `Input`, because arguments are checked against the schema before the call.
+    pub fn input<Input: DeserializeOwned>(&self) -> Result<Input, ToolError> {
+        let arguments = self.arguments();
+        Input::deserialize(arguments).or_else(|error| {
+            // An input without fields, such as `()`, may be deserialised from null alone.
+            let is_empty = arguments.as_object().is_some_and(serde_json::Map::is_empty);
+            let unit = is_empty.then(|| Input::deserialize(Value::Null).ok()).flatten();
+            let misfit = || ToolError::new(format!("the arguments do not fit: {error}"));
+            unit.ok_or_else(misfit)
+        })
+    }
+
+    /// Returns the time at which the call times out: after its tool's `timeout`, or else the
+    /// agent's `tool_timeout`. `None` if the call has no time limit. The call can be cancelled
+    /// earlier, for example at the end of its run.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.parts.deadline
+    }
+
+    /// Returns a value that the embedding program gave with the run or the session, by its type. A
+    /// value of the run precedes one of the session. Values are never stored: after a restart of
+    /// the host, only those that were given since are there.
+    ///
+    /// # Errors
+    /// When no value of this type was given.
+    ///
+    /// ```
+    /// use callsheet::tool::{ToolContext, ToolError};
+    ///
+    /// struct Tenant { name: String }
+    ///
+    /// async fn run(context: ToolContext) -> Result<String, ToolError> {
+    ///     let tenant = context.extension::<Tenant>()?;
+    ///     Ok(format!("the tenant is {}", tenant.name))
+    /// }
+    /// ```
+    pub fn extension<T: Send + Sync + 'static>(&self) -> Result<&T, ToolError> {
+        let found = self.parts.extensions.get();
+        Ok(found.ok_or_else(|| MissingExtension(type_name::<T>()))?)
     }
 
     /// Returns a variable of the session: the value that this call wrote, or else the value at the
@@ -72,53 +144,47 @@ impl ToolContext {
     /// If an earlier call of the turn writes the variable after this read, the host detects the
     /// conflict: a call of a pure tool runs again; a call with effects keeps its result, and its
     /// writes are discarded.
-    #[must_use]
-    pub fn get(&self, name: &str) -> Option<Value> {
-        self.view.lock().get(name)
+    ///
+    /// # Errors
+    /// When the value is no `T`.
+    ///
+    /// ```
+    /// # use callsheet::tool::{ToolContext, ToolError};
+    /// fn count_query(context: &ToolContext) -> Result<u64, ToolError> {
+    ///     let queries = context.get("queries")?.unwrap_or(0) + 1;
+    ///     context.set("queries", queries)?;
+    ///     Ok(queries)
+    /// }
+    /// ```
+    pub fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ToolError> {
+        let Some(value) = self.parts.variables.lock().get(name) else { return Ok(None) };
+        serde_json::from_value(value).map(Some).map_err(|error| {
+            let message = format!("the variable {name:?} cannot be read: {error}");
+            ToolError::from(error).shown(message)
+        })
     }
 
     /// Writes a variable. All writes of a call take effect together, once the call has succeeded
     /// and every earlier call of the turn has its outcome. Until then no other call sees them.
     ///
     /// # Errors
-    /// When the name does not have 1 to 128 bytes, the call writes more than `max_variables_bytes`,
-    /// or the call has ended. The view is unchanged then.
-    pub fn set(&self, name: &str, value: impl Into<Value>) -> Result<(), ToolError> {
-        self.view.lock().set(name, value.into()).map_err(ToolError::new)
-    }
-
-    /// Returns the turn, the attempt and the call index.
-    #[must_use]
-    pub fn key(&self) -> CallKey {
-        self.key
-    }
-
-    /// Returns the arguments: a JSON object that is valid for the tool's schema.
-    #[must_use]
-    pub fn arguments(&self) -> &Value {
-        &self.arguments
-    }
-
-    /// Deserialises the arguments.
-    ///
-    /// # Errors
-    /// When they do not fit `Input`. This cannot happen if the tool's schema was derived from
-    /// `Input`, because arguments are checked against the schema before the call.
-    pub fn input<Input: DeserializeOwned>(&self) -> Result<Input, ToolError> {
-        Input::deserialize(&*self.arguments)
-            .map_err(|e| ToolError(format!("the arguments do not fit: {e}")))
+    /// When the name does not have 1 to 128 bytes, the value cannot be serialised, the call writes
+    /// more than `max_variables_bytes`, or the call has ended. Nothing is written then.
+    pub fn set(&self, name: &str, value: impl Serialize) -> Result<(), ToolError> {
+        let value = serde_json::to_value(value)?;
+        self.parts.variables.lock().set(name, value).map_err(ToolError::new)
     }
 
     /// Returns the call's idempotency key. It is the same when the call runs again after a crash.
     #[must_use]
     pub fn idempotency_key(&self) -> &str {
-        &self.idempotency_key
+        &self.parts.idempotency_key
     }
 
     /// Returns the tool's effect as its author or the configuration declares it.
     #[must_use]
     pub fn effect(&self) -> ToolEffect {
-        self.effect
+        self.parts.effect
     }
 
     /// Returns the call's position in a distributed trace, if the run has one. A tool that sends
@@ -126,30 +192,36 @@ impl ToolContext {
     /// [`TRACESTATE`](crate::types::TRACESTATE).
     #[must_use]
     pub fn trace(&self) -> Option<&TraceContext> {
-        self.trace.as_ref()
+        self.parts.trace.as_ref()
     }
 
     /// Waits until the call is cancelled, because its deadline has passed or its run was stopped.
     /// The call's outcome is decided by then; the tool has `cancel_grace` left to clean up. Also
     /// returns when the call has ended, so that tasks which the tool spawned can stop.
     pub async fn cancelled(&self) {
-        self.cancellation.cancelled().await;
+        self.parts.cancellation.cancelled().await;
     }
 
     /// Returns true if the call is cancelled. Tools that compute poll this.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        self.cancellation.is_cancelled()
+        self.parts.cancellation.is_cancelled()
     }
 
     /// Publishes a progress text to live watchers. It is bounded in size and never journaled.
     pub fn progress(&self, text: impl Into<String>) {
-        (self.progress)(text.into());
+        (self.parts.progress)(text.into());
     }
 }
 
 impl fmt::Debug for ToolContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ToolContext").field("key", &self.key).finish_non_exhaustive()
+        let ToolContextParts { session, run, tool, key, .. } = &*self.parts;
+        f.debug_struct("ToolContext")
+            .field("session", session)
+            .field("run", run)
+            .field("tool", tool)
+            .field("key", key)
+            .finish_non_exhaustive()
     }
 }

@@ -1,27 +1,31 @@
 //! Tools: functions that the model may call.
 //!
-//! A [`Tool`] describes itself once with a [`ToolSpec`] and then runs one call at a time, each with
-//! its own [`ToolContext`]. Tools know nothing about sessions, actors or models.
-//!
-//! To write a tool, define a type for its arguments, its spec and its `run` method:
+//! A tool is a [`TypedTool`] or a closure ([`ToolSpec::into_tool`]); its input type gives the schema
+//! and the parsing of its arguments, its output type the text for the model. Below both is the
+//! object-safe [`Tool`], which describes itself once with a [`ToolSpec`] and then runs one call at a
+//! time, each with its own [`ToolContext`]. Tools know nothing about actors or models.
 //!
 //! ```
-//! use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+//! use callsheet::tool::{ToolContext, ToolError, ToolSpec, TypedTool};
 //!
 //! #[derive(serde::Deserialize, schemars::JsonSchema)]
-//! struct CountWordsInput { text: String }
+//! struct Text { text: String }
+//!
+//! #[derive(serde::Serialize)]
+//! struct Count { words: usize }
 //!
 //! struct CountWords;
 //!
-//! #[async_trait::async_trait]
-//! impl Tool for CountWords {
+//! impl TypedTool for CountWords {
+//!     type Input = Text;
+//!     type Output = Count;
+//!
 //!     fn spec(&self) -> ToolSpec {
-//!         ToolSpec::new::<CountWordsInput>("count_words", "Counts the words of a text.").pure()
+//!         ToolSpec::named("count_words", "Counts the words of a text.").pure()
 //!     }
 //!
-//!     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-//!         let input: CountWordsInput = context.input()?;
-//!         Ok(format!("{} words", input.text.split_whitespace().count()).into())
+//!     async fn call(&self, input: Text, _context: ToolContext) -> Result<Count, ToolError> {
+//!         Ok(Count { words: input.text.split_whitespace().count() })
 //!     }
 //! }
 //! # let mut registry = callsheet::tool::ToolRegistry::new();
@@ -31,13 +35,19 @@
 //! ```
 //!
 //! [`ToolRegistry::register`] adds it to a host's tools, for example to the [`builtin`] ones.
+//! [`testing::ToolTest`] tests it without a host.
 //!
 //! | file | what it holds |
 //! | --- | --- |
-//! | `mod.rs` | the [`Tool`] trait, its output and its error |
+//! | `mod.rs` | the [`Tool`] trait |
+//! | `typed.rs` | [`TypedTool`], and closures as tools |
+//! | `output.rs` | [`ToolOutput`]: the text that the model reads |
+//! | `error.rs` | [`ToolError`]: a message for the model, and its source for the log |
 //! | `spec.rs` | [`ToolSpec`]: name, input schema and scheduling policy of a tool |
 //! | `schema.rs` | [`InputSchema`]: a JSON schema with its compiled validator |
 //! | `context.rs` | [`ToolContext`]: what one call can read and do |
+//! | `extensions.rs` | [`Extensions`]: values of the embedding program for its tools |
+//! | `testing.rs` | [`testing::ToolTest`]: runs a tool without a host |
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
 //! | `overrides.rs` | the `[tools.NAME]` overrides of the configuration, applied to specs |
 //! | `builtin/` | feature `tools`: `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
@@ -45,25 +55,39 @@
 #[cfg(feature = "tools")]
 mod builtin;
 mod context;
+mod error;
+mod extensions;
+mod output;
 mod overrides;
 mod registry;
 mod schema;
 mod spec;
+pub mod testing;
+mod typed;
+
+use std::sync::Arc;
 
 use async_trait::async_trait;
 
 pub use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
 #[cfg(feature = "tools")]
 pub use builtin::{
-    AllowRule, BuiltinError, BuiltinOptions, Calculator, Clock, DnsLookup, GetVariable, HttpGet,
-    HttpGetOptions, InvalidAllowRule, READ_BYTES_MAX, ReadFile, SetVariable, builtin,
+    AllowRule, BuiltinError, BuiltinOptions, Calculator, Clock, DnsLookup, GetVariable,
+    HttpClientError, HttpGet, HttpGetOptions, InvalidAllowRule, READ_BYTES_MAX, ReadFile,
+    SetVariable, builtin,
 };
-pub use context::{ProgressCallback, SharedVariableView, ToolContext};
+pub use context::ToolContext;
+pub(crate) use context::{ProgressCallback, SharedVariableView, ToolContextParts};
+pub use error::ToolError;
+pub use extensions::Extensions;
+pub use output::ToolOutput;
 pub use registry::{RegisteredTool, RegistryError, ToolRegistry};
 pub use schema::{InputSchema, InvalidSchema};
 pub use spec::ToolSpec;
+pub use typed::TypedTool;
 
-/// A function that the model may call.
+/// A function that the model may call: the object-safe form, with the arguments as JSON. A tool
+/// whose name and schema are known when it is compiled is shorter as a [`TypedTool`].
 #[async_trait]
 pub trait Tool: Send + Sync + 'static {
     /// Returns the tool's name, schema and scheduling policy. Called once, at registration.
@@ -80,25 +104,13 @@ pub trait Tool: Send + Sync + 'static {
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError>;
 }
 
-/// The result text of a call that succeeded; the model reads it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ToolOutput(pub String);
-
-impl<T: Into<String>> From<T> for ToolOutput {
-    fn from(text: T) -> Self {
-        Self(text.into())
+#[async_trait]
+impl<T: Tool + ?Sized> Tool for Arc<T> {
+    fn spec(&self) -> ToolSpec {
+        (**self).spec()
     }
-}
 
-/// The message of a call that failed; the model reads it after `Error: `.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ToolError(pub String);
-
-impl ToolError {
-    /// Makes an error from a message or another error.
-    #[must_use]
-    pub fn new(message: impl std::fmt::Display) -> Self {
-        Self(message.to_string())
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        (**self).run(context).await
     }
 }

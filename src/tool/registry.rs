@@ -37,7 +37,7 @@ impl ToolRegistry {
     /// Adds a tool under the name of its spec.
     ///
     /// # Errors
-    /// When another tool has the name, or a provider would refuse the name.
+    /// When another tool has the name, a provider would refuse the name, or the input is no object.
     pub fn register(&mut self, tool: impl Tool) -> Result<(), RegistryError> {
         let spec = tool.spec();
         let name = spec.name.clone();
@@ -48,6 +48,9 @@ impl ToolRegistry {
         }
         if self.tools.contains_key(&name) {
             return Err(RegistryError::DuplicateName(name));
+        }
+        if !spec.input.allows_object() {
+            return Err(RegistryError::InputNotAnObject(name));
         }
         self.tools.insert(name, RegisteredTool { spec: Arc::new(spec), tool: Arc::new(tool) });
         Ok(())
@@ -82,4 +85,7 @@ pub enum RegistryError {
     /// The name has characters or a length that providers refuse.
     #[error("register tool {0:?}: the name must have 1 to 64 characters of a-z, A-Z, 0-9, _ and -")]
     InvalidName(String),
+    /// The schema of the arguments is that of a text, a number or a list.
+    #[error("register tool {0:?}: its input must be a struct, because arguments are a JSON object")]
+    InputNotAnObject(String),
 }

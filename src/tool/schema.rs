@@ -15,7 +15,8 @@ pub struct InputSchema {
 }
 
 impl InputSchema {
-    /// Returns the schema of a type, as `schemars` derives it.
+    /// Returns the schema of a type, as `schemars` derives it. The schema of `()` is that of an object
+    /// without properties.
     #[must_use]
     pub fn of<Input: JsonSchema>() -> Self {
         let mut value = schemars::schema_for!(Input).to_value();
@@ -23,6 +24,9 @@ impl InputSchema {
             object.remove("$schema");
             object.remove("title");
             // Providers require `"type": "object"` and `properties`, even for a unit type.
+            if object.get("type") == Some(&Value::String("null".into())) {
+                object.remove("type");
+            }
             object.entry("type").or_insert_with(|| "object".into());
             if object.get("type") == Some(&Value::String("object".into())) {
                 object.entry("properties").or_insert_with(|| serde_json::json!({}));
@@ -48,6 +52,12 @@ impl InputSchema {
     #[must_use]
     pub fn as_value(&self) -> &Value {
         &self.schema
+    }
+
+    /// Returns false if the schema demands another type than an object. Arguments are objects.
+    pub(super) fn allows_object(&self) -> bool {
+        let named = self.schema.get("type").and_then(Value::as_str);
+        named.is_none_or(|name| name == "object")
     }
 
     /// Describes the first violation of the schema in `arguments`, in one sentence. Returns `None` if

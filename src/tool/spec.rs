@@ -51,6 +51,12 @@ impl ToolSpec {
         Self::with_schema(name, description, InputSchema::of::<Input>())
     }
 
+    /// Describes a typed tool or a closure as [`Self::new`] does. Its input type gives the schema.
+    #[must_use]
+    pub fn named(name: &str, description: &str) -> Self {
+        Self::new::<()>(name, description)
+    }
+
     /// Describes a tool as [`Self::new`] does, with an existing JSON schema.
     #[must_use]
     pub fn with_schema(name: &str, description: &str, input: InputSchema) -> Self {

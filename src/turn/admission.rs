@@ -2,16 +2,20 @@
 //!
 //! A call is kept or dropped when it opens ([`decide_retention`]): `multi_tool_calls`,
 //! `max_tool_calls_per_turn` with `on_excess`, the last request of a run, the budget of the run.
-//! With `on_excess: answer` as many excess calls as the limit are kept and answered; the calls after
-//! them are dropped.
+//! With `on_excess = "answer"` as many excess calls as the limit are kept and answered; the calls
+//! after them are dropped.
+//!
+//! Independent of the configuration, a response keeps at most [`CALLS_MAX`](crate::types::CALLS_MAX)
+//! calls. `response::call_assembler` only counts further calls, and the end of the response reports
+//! them as `max_tool_calls_per_turn` too.
 //!
 //! A kept call is admitted when it is sealed ([`admit`]): it runs, it is answered without running
-//! (excess, unknown tool, invalid arguments), or it is a [`duplicate`](super::duplicate).
+//! (excess, unknown tool, invalid arguments), or it is a [duplicate](super::identical_calls).
 
 use std::sync::Arc;
 
 use super::call::{TurnCall, identity};
-use super::duplicate::find_identical_call;
+use super::identical_calls::find_identical_call;
 use super::spec::{TurnRules, TurnSpec};
 use super::{Turn, model_messages};
 use crate::config::OnExcess;

@@ -7,7 +7,9 @@
 //! Approval timeout: without a decision within the tool's `approval_timeout` the approval expires,
 //! which rejects the call or its result.
 //!
-//! While the turn waits only for approvals, its clock and the run's stand still.
+//! While the turn waits only for approvals, that time counts neither as overhead of the turn nor
+//! towards `run_timeout`. Approval timeouts go on, also while the session hibernates
+//! (`runtime::maintenance` wakes it) and while no host runs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -85,7 +87,8 @@ impl Turn {
         Some(approval_request(call, call.pending_approval_phase()?))
     }
 
-    /// Returns whether the turn waits only for approvals. Its clock and the run's stand still then.
+    /// Returns whether the turn waits only for approvals. That time does not count towards
+    /// `run_timeout`.
     #[must_use]
     pub fn waits_only_for_approval(&self) -> bool {
         self.clock.is_waiting_for_approval()
@@ -153,6 +156,8 @@ impl Turn {
             && !self.calls.iter().any(TurnCall::holds_permit)
     }
 
+    /// Returns the time at which an approval that is requested now expires. The time that passed
+    /// before a resume counts.
     fn approval_deadline(&self, index: usize, phase: ApprovalPhase) -> Option<Duration> {
         let call = self.calls.get(index)?;
         let timeout = call.tool.as_ref()?.approval_timeout;

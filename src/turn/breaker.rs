@@ -1,12 +1,15 @@
 //! Circuit breaker of a model: stops requests to a service that fails, and probes it later.
 //!
-//! Closed: every request is let through, and consecutive failures are counted. At
-//! [`BreakerRules::failures`] of them the breaker opens. Open: no request is let through for
-//! [`BreakerRules::open_for`]. Half open: one request at a time is let through as a probe. Its
-//! success closes the breaker, and its failure opens it for twice the time.
+//! - Closed: every request is let through, and consecutive failures are counted. At
+//!   [`BreakerRules::failures`] of them (10 by default) the breaker opens.
+//! - Open: no request is let through for [`BreakerRules::open_for`] (10 s by default).
+//! - Half open: one request at a time is let through as a probe. Its success closes the breaker. Its
+//!   failure opens it for twice the time, up to eight times `open_for`.
 //!
 //! A request that was let through before the last of these changes does not count when it ends.
-//! [`ServiceSignal`] says what counts as a failure of the service.
+//! [`ServiceSignal`] says what counts as a failure of the service. Each configured model has one
+//! breaker, which all sessions share (`runtime::model_limiter`). [`retry`](super::retry) decides what a
+//! turn does after a refusal.
 
 use std::time::Duration;
 
@@ -47,7 +50,7 @@ struct OpenState {
 }
 
 /// The permit of a request that was let through. Must be given back to [`Breaker::handle_end`], with
-/// [`ServiceSignal::None`] if the result of the request is unknown.
+/// [`ServiceSignal::Unknown`] if the result of the request is unknown.
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct BreakerPermit {
@@ -70,8 +73,8 @@ pub enum ServiceSignal {
     Works,
     /// It failed: no connection, a timeout, a broken or unreadable response, or a status 408 or 5xx.
     Failed,
-    /// Unknown: the request was cancelled or rate-limited.
-    None,
+    /// It is not known: the request was cancelled or rate-limited.
+    Unknown,
 }
 
 /// The state of a breaker.
@@ -153,7 +156,7 @@ impl Breaker {
             return None;
         }
         match signal {
-            ServiceSignal::None => {
+            ServiceSignal::Unknown => {
                 if let Some(open) = &mut self.open {
                     open.probing = false;
                 }
@@ -198,7 +201,7 @@ impl ServiceSignal {
     pub fn of(error: Option<&ProviderError>) -> Self {
         let Some(error) = error else { return Self::Works };
         match error.status {
-            Some(429) => Self::None,
+            Some(429) => Self::Unknown,
             Some(408 | 500..) => Self::Failed,
             Some(_) => Self::Works,
             None => match error.kind {
@@ -210,7 +213,7 @@ impl ServiceSignal {
                 // A response that is too large is no sign of a failing service.
                 ProviderErrorKind::Status
                 | ProviderErrorKind::TooLarge
-                | ProviderErrorKind::Unavailable => Self::None,
+                | ProviderErrorKind::Unavailable => Self::Unknown,
             },
         }
     }
@@ -306,12 +309,12 @@ mod tests {
             assert_eq!(end(&mut breaker, 0, ServiceSignal::Failed), None);
             assert_eq!(end(&mut breaker, 0, ServiceSignal::Failed), None);
             // An unknown result changes nothing. A success resets the count.
-            assert_eq!(end(&mut breaker, 0, ServiceSignal::None), None);
+            assert_eq!(end(&mut breaker, 0, ServiceSignal::Unknown), None);
             assert_eq!(end(&mut breaker, 0, ServiceSignal::Works), None);
         }
         assert_eq!(end(&mut breaker, 1, ServiceSignal::Failed), None);
         assert_eq!(end(&mut breaker, 2, ServiceSignal::Failed), None);
-        assert_eq!(end(&mut breaker, 3, ServiceSignal::None), None);
+        assert_eq!(end(&mut breaker, 3, ServiceSignal::Unknown), None);
         assert_eq!(breaker.state(seconds(3)), BreakerState::Closed);
         assert_eq!(end(&mut breaker, 4, ServiceSignal::Failed), opened(3, 30));
         assert_eq!(breaker.state(seconds(33)), BreakerState::Open);
@@ -327,7 +330,7 @@ mod tests {
         assert_eq!(breaker.handle_request(seconds(31)), refused(1, None));
         assert_eq!(breaker.state(seconds(31)), BreakerState::HalfOpen);
         // After a probe with an unknown result, the next request is a probe.
-        assert_eq!(breaker.handle_end(seconds(32), probe, ServiceSignal::None), None);
+        assert_eq!(breaker.handle_end(seconds(32), probe, ServiceSignal::Unknown), None);
         let probe = breaker.handle_request(seconds(32)).unwrap();
         let change = breaker.handle_end(seconds(33), probe, ServiceSignal::Works);
         assert_eq!(change, Some(BreakerChange::Closed));
@@ -361,7 +364,7 @@ mod tests {
         assert_eq!(breaker.handle_end(seconds(3), three, ServiceSignal::Works), None);
         assert_eq!(breaker.handle_request(seconds(3)), refused(1, Some(28)));
         let probe = breaker.handle_request(seconds(31)).unwrap();
-        assert_eq!(breaker.handle_end(seconds(32), four, ServiceSignal::None), None);
+        assert_eq!(breaker.handle_end(seconds(32), four, ServiceSignal::Unknown), None);
         assert_eq!(
             breaker.handle_request(seconds(32)),
             refused(1, None),
@@ -395,7 +398,7 @@ mod tests {
             assert_eq!(of(kind, None), ServiceSignal::Failed, "{kind:?}");
         }
         for kind in [Kind::TooLarge, Kind::Unavailable] {
-            assert_eq!(of(kind, None), ServiceSignal::None, "{kind:?}");
+            assert_eq!(of(kind, None), ServiceSignal::Unknown, "{kind:?}");
         }
         for kind in [Kind::Status, Kind::InStream] {
             for status in [408, 500, 502, 503, 504, 529] {
@@ -404,7 +407,7 @@ mod tests {
             for status in [307, 400, 401, 404, 409, 413, 422] {
                 assert_eq!(of(kind, Some(status)), ServiceSignal::Works, "{status}");
             }
-            assert_eq!(of(kind, Some(429)), ServiceSignal::None);
+            assert_eq!(of(kind, Some(429)), ServiceSignal::Unknown);
         }
     }
 
@@ -454,7 +457,7 @@ mod tests {
         fn end(&mut self, now: u64, ended: usize, signal: ServiceSignal, max: u32) {
             match self {
                 Self::Closed { failures, requests } if requests.contains(&ended) => match signal {
-                    ServiceSignal::None => {}
+                    ServiceSignal::Unknown => {}
                     ServiceSignal::Works => *failures = 0,
                     ServiceSignal::Failed if *failures + 1 < max => *failures += 1,
                     ServiceSignal::Failed => {
@@ -462,7 +465,7 @@ mod tests {
                     }
                 },
                 Self::HalfOpen { time, failures, probe } if *probe == Some(ended) => match signal {
-                    ServiceSignal::None => *probe = None,
+                    ServiceSignal::Unknown => *probe = None,
                     ServiceSignal::Works => {
                         *self = Self::Closed { failures: 0, requests: Vec::new() }
                     }
@@ -501,7 +504,7 @@ mod tests {
                 let signal = match action {
                     0 | 1 => ServiceSignal::Failed,
                     2 => ServiceSignal::Works,
-                    3 => ServiceSignal::None,
+                    3 => ServiceSignal::Unknown,
                     _ => {
                         let permit = breaker.handle_request(seconds(now));
                         prop_assert_eq!(permit.is_ok(), model.request(request), "{:?}", model);

@@ -28,7 +28,7 @@ pub(super) enum CallPhase {
     Ready,
     /// The call copies the outcome of an identical call.
     Duplicate { of: CallKey },
-    /// The call holds a permit of `max` and waits for a permit of its tool.
+    /// The call holds a permit of the turn and waits for a permit of its tool.
     AwaitingPermit { requested_at: Duration },
     /// The call holds its permits and waits until its intent is durable.
     Intended,
@@ -57,7 +57,7 @@ pub(super) struct ReportedOutcome {
 /// The times of a call in its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct RecordedTimes {
-    /// Since the run began.
+    /// The time from the start of the run to the start of the call.
     started: Option<Duration>,
     wait: Duration,
     duration: Duration,
@@ -92,9 +92,9 @@ pub(super) struct TurnCall {
     pub(super) recorded: Option<RecordedTimes>,
     /// The last writers of the variables in the snapshot with which the call started.
     pub(super) snapshot: LastWriters,
-    /// The variables that the call has read, after its end.
+    /// The variables that the call has read. Set at its end.
     pub(super) reads: ReadSet,
-    /// The variables that the call writes, after its end.
+    /// The variables that the call writes. Set at its end.
     pub(super) writes: WriteSet,
     /// The report of the first run of a call that runs again because of a conflict.
     pub(super) report_before_rerun: Option<ReportedOutcome>,
@@ -138,7 +138,7 @@ impl TurnCall {
         }
     }
 
-    /// Restores a call from the recorded message. It is to be admitted again.
+    /// Restores a call from the recorded message. The turn admits it again.
     pub(super) fn restored(call: ToolCall, tool: Option<Arc<ToolSpec>>) -> Self {
         let mut restored = Self::open(call.key, &call.name, tool);
         restored.identity = identity(&call);
@@ -193,12 +193,12 @@ impl TurnCall {
         self.has_concurrency_limit() && self.holds_permit() && !self.is_running()
     }
 
-    /// Returns whether the tool was started, or will be when the intent is durable.
+    /// Returns whether the tool was started, or will be started when the intent is durable.
     pub(super) fn has_started(&self) -> bool {
         self.started_at.is_some() || self.phase == CallPhase::Intended
     }
 
-    /// Returns whether the call holds one of the `max` permits of the turn.
+    /// Returns whether the call holds one of the N permits of `parallel = N`.
     pub(super) fn holds_permit(&self) -> bool {
         matches!(
             self.phase,

@@ -1,8 +1,12 @@
 //! The start of a call that the schedule allows: its permits, its intent and its `tool_timeout`.
 //!
 //! A tool with `max_concurrent` needs a permit of the host. A call with effects starts after its
-//! intent is durable, so that a crash cannot hide that it may have run. The timeout of a call is
-//! that of its tool, or `tool_timeout` of the agent.
+//! intent is durable, so that a crash cannot hide that it may have run.
+//!
+//! Tool timeout: the `timeout` of the tool, or else `tool_timeout` of the agent. It counts from the
+//! start of the call; waits for a ticket, a permit or an approval do not count. At the deadline
+//! [`end_timed_out`](Turn::end_timed_out) answers the call as timed out and aborts the tool. The tool
+//! supervisor then cancels the tool, and kills it after `cancel_grace`.
 
 use std::time::Duration;
 
@@ -87,11 +91,8 @@ impl Turn {
         let now = self.clock.now();
         let kept = self.calls.iter().filter(|call| call.is_kept()).count();
         let of = u32::try_from(kept).unwrap_or(u32::MAX);
-        let default_timeout = self.spec.rules.limits.tool_timeout;
+        let deadline = self.tool_deadline(index, Duration::ZERO);
         let Some(call) = self.calls.get_mut(index) else { return };
-        let timeout = call.tool.as_ref().and_then(|tool| tool.timeout).or(default_timeout);
-        // A deadline that overflows is no deadline.
-        let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
         call.phase = CallPhase::Running { deadline };
         call.started_at = Some(now);
         call.ran_before = Duration::ZERO;
@@ -115,6 +116,14 @@ impl Turn {
         self.clock.tool_started();
         self.emit(event);
         self.effects.perform(TurnAction::Start(start));
+    }
+
+    /// Returns the time at which a call exceeds its timeout, if it goes on now and has run for the
+    /// time `ran` before. Returns `None` if it has no timeout, or if the time overflows.
+    pub(super) fn tool_deadline(&self, index: usize, ran: Duration) -> Option<Duration> {
+        let tool = self.calls.get(index)?.tool.as_ref();
+        let timeout = tool.and_then(|tool| tool.timeout).or(self.spec.rules.limits.tool_timeout)?;
+        self.now().checked_add(timeout.saturating_sub(ran))
     }
 
     /// Aborts a running call whose deadline has passed, and answers it.

@@ -1,4 +1,7 @@
 //! The clock of a turn: the time that it spends on the model, on tools, on approvals and on itself.
+//!
+//! Time in which the turn waits only for approvals (`people`) is no overhead and does not count
+//! towards `run_timeout`. It does count towards the approval timeouts.
 
 use std::time::Duration;
 

@@ -45,7 +45,7 @@ pub enum TurnAction {
     Start(CallStart),
     /// Cancel the running tool, and kill it after `cancel_grace`. The call has its outcome.
     Abort(CallKey),
-    /// Write the finished turn to the context. The last effect of a turn but for late outcomes.
+    /// Write the finished turn to the context. Only events about late outcomes can follow.
     Commit(Box<TurnRecord>),
 }
 
@@ -56,7 +56,7 @@ pub struct CallStart {
     pub call: ToolCall,
     /// The variables that the call can read.
     pub variables: Variables,
-    /// The key under which the call may run again after a crash.
+    /// The idempotency key: the same when the call runs again after a crash.
     pub idempotency_key: String,
     /// The state to give back in a [`LiveCall`](super::LiveCall).
     pub state: CallStartState,

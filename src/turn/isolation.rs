@@ -1,13 +1,16 @@
-//! Isolation of variables between the calls of a turn: snapshots, write conflicts and reruns.
+//! Isolation of variables between the calls of a turn: snapshots, outdated reads (conflicts), reruns.
 //!
 //! A call starts with a snapshot: the session's variables and the writes of the turn's earlier calls
 //! that have ended. After the response has ended, the calls that used variables are resolved in call
 //! order, each one after every earlier call has its outcome.
 //!
-//! A call has a conflict if an earlier call has written a variable that it read, and that write is
-//! not in its snapshot. A pure call then runs again with a new snapshot, which contains all writes
-//! of earlier calls, so that it has no second conflict. A call with effects, or one that may no
-//! longer start, keeps its result, and its writes are dropped.
+//! Conflict: an earlier call has written a variable that this call read, and that write is not in
+//! its snapshot. A pure call then runs again with a new snapshot, which contains all writes of
+//! earlier calls, so that it has no second conflict. A call with effects, or one that may no longer
+//! start, keeps its result, and its writes are dropped.
+//!
+//! Two calls that write the same variable without reading it have no conflict. Their writes are
+//! applied in call order, so that the later call wins, whichever tool answered first.
 
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::live_calls::LastWriters;

@@ -1,11 +1,11 @@
-//! Running calls: the state that their supervisor keeps, so that a resumed turn can attach to them.
+//! Started calls: what their supervisor keeps of them, so that a resumed turn can attach to them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::types::{CallKey, ToolOutcome, VariableName, VariablesUse};
 
-/// The index of the last call of the turn that wrote each variable.
+/// For each variable that a call of the turn wrote: the index of the last such call.
 pub(super) type LastWriters = BTreeMap<VariableName, u32>;
 
 /// The end of a call, as its supervisor reports it.
@@ -17,10 +17,10 @@ pub struct ToolCompletion {
     pub used: VariablesUse,
 }
 
-/// The state of a running call that no record holds. Its supervisor keeps it.
+/// What is decided at the start of a call and is in no record. Its supervisor keeps it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CallStartState {
-    /// The calls whose writes it can see.
+    /// The last writer of each variable in its snapshot, as far as calls of this turn wrote it.
     pub(super) snapshot: LastWriters,
     /// True if it started before the response had ended.
     pub(super) early: bool,
@@ -32,17 +32,17 @@ pub struct CallStartState {
 /// same supervisor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LiveCalls {
-    /// The calls that run, and the calls whose ends the turn may have missed.
+    /// The calls that run, and the ended calls whose completions the turn may have missed.
     pub calls: BTreeMap<CallKey, LiveCall>,
-    /// True if the supervisor has received every start of the turn, so that a call which is not
-    /// in `calls` was not started.
+    /// True if the supervisor has received every start of the turn. A call that is not in `calls` was
+    /// then never started.
     pub is_complete: bool,
 }
 
 /// A call that was started before its turn was resumed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LiveCall {
-    /// The state from its start.
+    /// Its state at its start.
     pub state: CallStartState,
     /// The time since its start, or from its start to its end.
     pub elapsed: Duration,

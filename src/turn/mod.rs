@@ -5,27 +5,29 @@
 //!
 //! | rule | file |
 //! | --- | --- |
-//! | call kept or dropped: `multi_tool_calls`, `max_tool_calls_per_turn`, `on_excess` | `admission` |
+//! | call kept or dropped: `multi_tool_calls`, `max_tool_calls_per_turn`, `on_excess`, maximum number of calls | `admission` |
 //! | unknown tool, invalid arguments | `admission` |
-//! | duplicate (identical call), `repeatable` | `duplicate` |
-//! | seal, arguments that change after the seal, call ids | `deltas`, `response_end` |
+//! | identical calls (same name and arguments), `repeatable` | `identical_calls` |
+//! | call ids: missing, duplicate, reused | `call_id` |
+//! | seal, arguments that change after the seal | `deltas` |
 //! | early start (`early_start`, `start_on_seal`), ticket, `exclusive`, sequential execution, `parallel = N` | `schedule` |
-//! | `tool_timeout`, `max_concurrent`, intent before an effect, idempotency key | `call_start` |
+//! | tool timeout (`tool_timeout`), `max_concurrent`, intent before an effect | `call_start` |
 //! | outcome of a call, `max_result_bytes` | `call_end` |
-//! | variables: snapshot, conflict, rerun, `max_variables_bytes` | `isolation` |
-//! | approval, approval timeout (`approval_timeout`) | `approval` |
+//! | variables: snapshot, conflict, rerun, two writers of one variable, `max_variables_bytes` | `isolation` |
+//! | approval, approval timeout (`approval_timeout`), expiry | `approval` |
 //! | attempt, void attempt, reuse of pure results | `attempt` |
-//! | retry, backoff, `Retry-After`, fallback model | `retry` |
+//! | retry, backoff, jitter, `Retry-After`, fallback model | `retry` |
 //! | circuit breaker, probe | `breaker` |
+//! | end of a response without a finish reason | `response::finish_reason` |
 //! | calls and text that are kept after each kind of end, cancellation | `response_end` |
 //! | result order | `reassembly` |
-//! | `max_tokens_per_run`, `max_tool_calls_per_run`, `run_timeout` | `budget` |
+//! | token budget (`max_tokens_per_run`), `max_tool_calls_per_run`, `run_timeout` | `run_limits` |
 //! | texts that the model receives about calls that did not run | `model_messages` |
 //! | order of all decisions after an event, commit | `step` |
-//! | resume after a crash | `resume` |
+//! | host crash during a call: outcome unknown, or rerun of an idempotent tool | `resume` |
 //! | running calls that a resumed turn attaches to | `live_calls` |
 //! | unanswered calls of a new session | `initial_calls` |
-//! | rules, models and budget of a turn | `spec` |
+//! | rules, models and budget of a turn, idempotency key of a tool call | `spec` |
 //! | inputs and effects of a turn | `effect` |
 //! | phases and times of a call | `call` |
 //! | committed turn, and how it is read from its records | `committed` |
@@ -37,19 +39,19 @@ mod admission;
 mod approval;
 mod attempt;
 mod breaker;
-mod budget;
 mod call;
 mod call_end;
+mod call_id;
 mod call_start;
 mod clock;
 pub(crate) mod committed;
 mod deltas;
-mod duplicate;
 mod effect;
 #[cfg(test)]
 pub(crate) mod explorer;
 #[cfg(test)]
 pub(crate) mod fixtures;
+mod identical_calls;
 mod initial_calls;
 mod isolation;
 mod live_calls;
@@ -59,6 +61,7 @@ pub(crate) mod replay;
 mod response_end;
 mod resume;
 mod retry;
+mod run_limits;
 mod schedule;
 mod spec;
 mod step;
@@ -73,8 +76,6 @@ pub use breaker::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,
     ServiceSignal,
 };
-pub use budget::LimitHit;
-pub(crate) use budget::{MAX_CALLS, MAX_TOKENS};
 pub use committed::{TurnRecord, results_so_far};
 pub use effect::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, PermitReply,
@@ -83,11 +84,12 @@ pub use effect::{
 pub use initial_calls::InitialCallsTurn;
 pub use live_calls::{CallStartState, LiveCall, LiveCalls, ToolCompletion};
 pub use replay::Difference;
+pub use run_limits::LimitHit;
+pub(crate) use run_limits::{MAX_CALLS, MAX_TOKENS};
 pub use spec::{Budget, ModelPlan, ModelPlans, TurnRules, TurnSpec};
 
 use crate::event::{CallLabel, Event};
 use crate::record::{ResponseDisposition, ResponseMessage};
-
 use crate::response::{ExchangeEnd, ResponseAssembler, classify_ending};
 use crate::types::{CallKey, ToolOutcome, Usage};
 use crate::wire::Delta;

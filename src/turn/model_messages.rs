@@ -136,11 +136,11 @@ pub(super) fn rejected(phase: ApprovalPhase, judgement: &Judgement) -> ToolOutco
     };
     let default = match (phase, judgement.verdict) {
         (ApprovalPhase::Before, Verdict::Expired) => {
-            "not run: nobody said in time whether it may run"
+            "not run: no decision about the call arrived in time"
         }
         (ApprovalPhase::Before, _) => "not run: a person rejected the call",
         (ApprovalPhase::After, Verdict::Expired) => {
-            "it ran, but nobody said in time whether its result may be seen"
+            "it ran, but no decision about its result arrived in time"
         }
         (ApprovalPhase::After, _) => "it ran, but a person rejected its result",
     };
@@ -149,10 +149,7 @@ pub(super) fn rejected(phase: ApprovalPhase, judgement: &Judgement) -> ToolOutco
 
 /// Returns the answer to a call whose result was not approved before the run ended.
 pub(super) fn unreviewed() -> ToolOutcome {
-    refused(
-        FailureKind::Rejected,
-        "it ran, but the run was ended before anybody said whether its result may be seen",
-    )
+    refused(FailureKind::Rejected, "it ran, but the run was ended before its result was approved")
 }
 
 /// Returns the note on a result whose call read outdated variables.

@@ -29,6 +29,8 @@ impl Turn {
         if ending == ResponseDisposition::Refused {
             self.drop_calls_after_refusal();
         }
+        // Calls beyond `CALLS_MAX`, which were never opened. They are reported under the name of the
+        // configurable limit.
         let excess = self.attempt.response.excess();
         if excess > 0 {
             let maximum = self.calls.len() as u64;
@@ -94,7 +96,7 @@ impl Turn {
                 | CallPhase::AwaitingPermit { .. } => {
                     self.end_call(index, outcome.clone());
                 }
-                // A duplicate is answered when the call that it copies is.
+                // A duplicate is answered when the call that it copies is answered.
                 CallPhase::Duplicate { .. }
                 | CallPhase::Intended
                 | CallPhase::Running { .. }
@@ -154,7 +156,7 @@ impl Turn {
     fn drop_calls_after_refusal(&mut self) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
-            // A call whose intent is not durable has not run, and does not have to.
+            // A call whose intent is not durable has not run, so that it is dropped too.
             if call.is_kept() && !(call.has_effects() && call.started_at.is_some()) {
                 self.discard(index);
             }
@@ -200,31 +202,6 @@ impl Turn {
         // Arguments that a cancellation cut off are no anomaly.
         if let Some(anomaly) = anomaly.filter(|_| ending != ResponseDisposition::Cancelled) {
             self.publish_anomaly(index, anomaly);
-        }
-    }
-
-    /// Gives a call its id in the history and in later requests: the provider's id, or a generated
-    /// one if that is missing or already used by another call of the turn.
-    pub(super) fn assign_call_id(&mut self, index: usize) {
-        let is_taken = |id: &str| {
-            self.calls
-                .iter()
-                .enumerate()
-                .any(|(other, call)| other != index && &*call.call.id == id)
-        };
-        let provider_id = self.calls.get(index).and_then(|call| call.call.provider_id.clone());
-        let id = provider_id.filter(|id| !is_taken(id)).unwrap_or_else(|| {
-            let mut n = self.spec.turns_with_calls;
-            loop {
-                let id = format!("call_{n}_{index}");
-                if !is_taken(&id) && !self.spec.used_call_ids.contains(&id) {
-                    break id.into();
-                }
-                n = n.wrapping_add(1);
-            }
-        });
-        if let Some(call) = self.calls.get_mut(index) {
-            call.call.id = id;
         }
     }
 

@@ -1,24 +1,24 @@
 //! Resumes a turn from its records, after a crash of the host or of one of the run's actors.
 //!
-//! A recorded outcome is used. A call with an intent and without an outcome is answered `Unknown`;
-//! if its tool is idempotent, it runs again with the same idempotency key. A call without an intent
-//! is decided as if it were new. Approvals stay pending, and their timeouts also pass while no host
-//! runs.
+//! Crash during a call: a recorded outcome is used. A call with an intent and without an outcome may
+//! or may not have happened. It is answered [`Unknown`](crate::types::ToolStatus::Unknown), or, if its
+//! tool is idempotent, runs again with the same idempotency key. A call without an intent is decided
+//! as if it were new. Approvals stay pending, and their timeouts go on while no host runs.
 //!
 //! If only the owner of the turn died, its tool supervisor still runs the calls. The resumed turn
-//! attaches to them, and a call that the supervisor was never told to start is decided as if it were
-//! new, even if it has an intent.
+//! attaches to them. A call whose start did not reach the supervisor is decided as if it were new,
+//! even if it has an intent.
 
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{self, CallRetention};
-use super::budget::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::effect::{CancelReason, TurnAction};
 use super::live_calls::{LiveCall, LiveCalls};
 use super::retry::RetryPolicy;
+use super::run_limits::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
 use super::spec::TurnSpec;
 use super::{Turn, TurnStage, model_messages};
 use crate::event::Event;
@@ -280,12 +280,10 @@ impl Turn {
     /// Continues a call under the supervisor that has started it.
     fn attach(&mut self, index: usize, live: &LiveCall) {
         let now = self.clock.now();
-        let default_timeout = self.spec.rules.limits.tool_timeout;
+        let deadline = self.tool_deadline(index, live.elapsed);
         let Some(call) = self.calls.get_mut(index) else { return };
-        let timeout = call.tool.as_ref().and_then(|tool| tool.timeout).or(default_timeout);
-        let left = timeout.map(|timeout| timeout.saturating_sub(live.elapsed));
         call.notes.conflict |= live.state.rerun;
-        call.phase = CallPhase::Running { deadline: left.and_then(|left| now.checked_add(left)) };
+        call.phase = CallPhase::Running { deadline };
         call.started_at = Some(now);
         call.ran_before = live.elapsed;
         call.answered_at = None;

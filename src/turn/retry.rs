@@ -1,9 +1,18 @@
-//! Retries of a turn: the number of attempts, the backoff between them, and fallback models.
+//! Retries of a turn: the number of attempts, the wait before each (backoff, jitter, `Retry-After`),
+//! and fallback models.
 //!
-//! A transient error is retried with the same model until its `max_attempts` are used up. After two
-//! broken streams the model is requested to answer without streaming. Any other error, and the last
-//! attempt, leads to the next model without a wait: another service may accept a request that this
-//! one refuses.
+//! A transient error ([`ProviderError::is_transient`]) is retried with the same model until its
+//! `max_attempts` are used up. After two broken streams the model is requested to answer without
+//! streaming. Any other error, and the last attempt, leads to the next model without a wait: another
+//! service may accept a request that this one refuses.
+//!
+//! The wait before a retry is the longer of the backoff and the service's `Retry-After`:
+//!
+//! - Backoff: a random time between half of the full backoff and all of it (jitter), so that many
+//!   sessions do not retry at the same moment. The full backoff is 500 ms after the first attempt,
+//!   and doubles with each further attempt up to 30 s.
+//! - `Retry-After`: read from the response by `runtime::model::error` (headers) and `wire::error`
+//!   (body). One that is longer than [`RETRY_AFTER_MAX`] leads to the next model.
 //!
 //! A request that the circuit breaker of the model refuses uses up no attempt. If another model is
 //! left, it is requested at once. Otherwise the turn waits until the breaker may let a request
@@ -17,9 +26,9 @@ use super::effect::AttemptPlan;
 use super::spec::{ModelPlan, ModelPlans};
 use crate::types::{ProviderError, ProviderErrorKind};
 
-/// The backoff before the second attempt. It doubles with each further attempt.
+/// The full backoff after the first attempt. It doubles with each further attempt.
 const BACKOFF_FIRST: Duration = Duration::from_millis(500);
-/// The maximum backoff.
+/// The maximum of the full backoff.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// The longest `Retry-After` that the turn waits for. A longer one leads to the next model.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
@@ -139,8 +148,8 @@ impl RetryPolicy {
         self.models.at(self.model_index)
     }
 
-    /// Returns the exponential backoff after a number of attempts. The jitter is between zero and
-    /// half of it, so that many sessions do not retry at the same moment.
+    /// Returns the backoff after a number of attempts: a random time between half of the full backoff
+    /// and all of it.
     fn backoff(&self, attempts: u32) -> Duration {
         let doubled = BACKOFF_FIRST.saturating_mul(1 << attempts.saturating_sub(1).min(16));
         let full = doubled.min(BACKOFF_MAX);

@@ -1,8 +1,8 @@
 //! The start of sealed calls: tickets, early start, exclusive calls and `parallel = N`.
 //!
-//! Calls start in the order of their tickets, which is call order. An admitted call has its ticket
-//! when the [`StartGate`] is open to it and every earlier call has its ticket or has ended. A call
-//! with its ticket may still wait:
+//! Ticket: the permission of a call to start. Tickets are given in call order. An admitted call has
+//! its ticket when the [`StartGate`] is open to it and every earlier call has its ticket or has
+//! ended. A call with its ticket may still wait:
 //!
 //! 1. in sequential execution, until every earlier call has ended;
 //! 2. for an earlier exclusive call, or, if it is exclusive itself, for every earlier call;
@@ -13,8 +13,11 @@
 //! A call that waits for an approval holds no permit, so that later calls can overtake it. A call
 //! that waits for a permit of its tool holds one of the turn: it counts as a running call.
 //!
-//! Early start: until the response has ended, the gate is open only to tools that may start early
-//! (with `early_start` of the agent; pure tools, and tools with `start_on_seal`).
+//! Early start: a call starts while the response is still being received. The agent must have
+//! `early_start`, and the tool must be pure or have `start_on_seal`. There is no early start with
+//! `on_excess = "fail"`, because a later call of the response may still fail the turn. A call that may
+//! not start early gets no ticket before the response has ended, and therefore holds back all later
+//! calls.
 
 use super::call::{CallPhase, TurnCall};
 use super::{Turn, TurnStage};
@@ -118,8 +121,7 @@ impl StartGate {
 }
 
 impl Turn {
-    /// Returns the gate in the present stage. There is no early start with `on_excess: fail`,
-    /// because a later call of the response may still fail the turn.
+    /// Returns the gate in the present stage.
     pub(super) fn start_gate(&self) -> StartGate {
         let rules = &self.spec.rules;
         match &self.stage {

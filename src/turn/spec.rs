@@ -38,7 +38,8 @@ pub struct TurnSpec {
 }
 
 impl TurnSpec {
-    /// Returns the key under which a call may run again after a crash.
+    /// Returns the idempotency key of a tool call: the id of the session and the key of the call. It is
+    /// the same when the call runs again after a crash.
     #[must_use]
     pub fn idempotency_key(&self, key: CallKey) -> String {
         format!("{}/{key}", self.idempotency_scope)

@@ -148,7 +148,8 @@ impl Turn {
         self.emit(Event::TurnEnded { summary });
         let commit = Effect::Perform(TurnAction::Commit(Box::new(record)));
         self.effects.defer(DeferredEffect::Queue(commit));
-        // The session changes its ids now. It would have to copy them if the turn still shared them.
+        // The session adds the ids of this turn to its set now. It would have to copy the set if the
+        // turn still shared it.
         if !self.spec.used_call_ids.is_empty() {
             Arc::make_mut(&mut self.spec).used_call_ids = Arc::default();
         }

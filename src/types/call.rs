@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{Judgement, Verdict, WriteSet};
 
 /// Maximum number of calls that are kept of one response, or of one initial message of a session.
-/// It applies in addition to the limits of a run.
+/// It applies in addition to `max_tool_calls_per_turn`, and is reported under that name.
 pub const CALLS_MAX: usize = 1024;
 
 /// Identifies a tool call inside the host. It is never the provider's id.
@@ -103,7 +103,8 @@ pub enum ToolStatus {
     /// The call was not allowed to run.
     #[serde(rename = "refused")]
     Refused,
-    /// The host ended during the call.
+    /// A call with effects was running when the host crashed or was killed: it may or may not have
+    /// happened. `turn::resume` decides this.
     #[serde(rename = "unknown")]
     Unknown,
 }
@@ -131,7 +132,7 @@ pub enum FailureKind {
     ToolError,
     /// The tool panicked.
     Panic,
-    /// The tool's actor was killed.
+    /// The tool's actor was killed before the tool answered.
     Killed,
     /// The tool exceeded its time limit.
     Timeout,
@@ -150,7 +151,7 @@ pub enum FailureKind {
     Malformed,
     /// The response has more calls than its limit allows.
     Limit,
-    /// The host ended during the call.
+    /// The host crashed or was killed during the call. The status is [`ToolStatus::Unknown`].
     HostStopped,
     /// A person rejected the call or its result.
     Rejected,

@@ -23,7 +23,9 @@ pub(super) fn create(dir: &Path) -> Result<(), JournalError> {
     let failed = |why: String| JournalError::Open { path: dir.to_owned(), why };
     match fs::metadata(dir) {
         Ok(found) if found.is_dir() => return Ok(()),
-        Ok(_) => return Err(failed("it is no directory: name another data_dir".to_owned())),
+        Ok(_) => {
+            return Err(failed("it is not a directory: set data_dir to another path".to_owned()));
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(failed(format!("{error}: name another data_dir"))),
     }
@@ -57,9 +59,11 @@ impl DirectoryLock {
         let path = dir.join("callsheet.lock");
         let failed = |error: &io::Error| JournalError::Open {
             path: path.clone(),
-            why: format!("{error}: let this user write the directory and the files in it"),
+            why: format!(
+                "{error}: give this user write permission for the directory and its files"
+            ),
         };
-        // Not truncated, because it may name the current holder.
+        // The file is not truncated before it is locked, because it may name the current holder.
         let options =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
         let mut lock = options.open(&path).map_err(|error| failed(&error))?;
@@ -87,7 +91,7 @@ impl DirectoryLock {
 
 fn current_holder(lock: &mut File) -> String {
     let mut text = String::new();
-    // The holder may not have written it yet.
+    // The holder may not have written its name yet.
     let read = lock.take(4_096).read_to_string(&mut text);
     let text = text.trim();
     if read.is_err() || text.is_empty() { "another host".to_owned() } else { text.to_owned() }

@@ -49,7 +49,7 @@ const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// Opens the database for the writer, creates missing tables and checks it.
 pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     check_beginning(file)?;
-    let failed = |error| errors::of_opening(file, &error);
+    let failed = |error| errors::open_error(file, &error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -156,7 +156,7 @@ fn check_beginning(path: &Path) -> Result<(), JournalError> {
     match File::open(path).and_then(|file| file.take(16).read_to_end(&mut begin)) {
         Ok(0) => Ok(()),
         Ok(_) if begin == MAGIC => Ok(()),
-        Ok(_) => failed(format!("it is no SQLite database: {RESTORE}")),
+        Ok(_) => failed(format!("it is not a SQLite database: {RESTORE}")),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => failed(format!("{error}: let this user read and write it")),
     }
@@ -164,7 +164,7 @@ fn check_beginning(path: &Path) -> Result<(), JournalError> {
 
 /// Checks that the database belongs to this program. Returns whether it is new.
 pub(super) fn check_kind(connection: &Connection, file: &Path) -> Result<bool, JournalError> {
-    let failed = |error| errors::of_opening(file, &error);
+    let failed = |error| errors::open_error(file, &error);
     let number = |pragma| connection.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
     let application = number("application_id").map_err(failed)?;
     let version = number("user_version").map_err(failed)?;
@@ -186,7 +186,7 @@ pub(super) fn check_kind(connection: &Connection, file: &Path) -> Result<bool, J
 
 /// Checks that the file is complete.
 pub(super) fn check_size(connection: &Connection, file: &Path) -> Result<(), JournalError> {
-    let failed = |error| errors::of_opening(file, &error);
+    let failed = |error| errors::open_error(file, &error);
     let pages = connection
         .pragma_query_value(None, "page_count", |row| row.get::<_, u64>(0))
         .map_err(failed)?;

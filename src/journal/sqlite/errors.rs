@@ -7,7 +7,7 @@ use rusqlite::{Error, ErrorCode};
 use super::super::JournalError;
 
 /// Converts an error of a write.
-pub(super) fn of_writing(error: &Error) -> JournalError {
+pub(super) fn write_error(error: &Error) -> JournalError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => JournalError::Full,
         Some(_) | None => JournalError::Write(error.to_string()),
@@ -15,40 +15,40 @@ pub(super) fn of_writing(error: &Error) -> JournalError {
 }
 
 /// Returns whether the error concerns one batch, not the database.
-pub(super) fn is_of_one_batch(error: &Error) -> bool {
+pub(super) fn concerns_one_batch(error: &Error) -> bool {
     use ErrorCode::{ConstraintViolation, TooBig, TypeMismatch};
     let Error::SqliteFailure(failure, _) = error else { return true };
     matches!(failure.code, ConstraintViolation | TooBig | TypeMismatch)
 }
 
 /// Converts an error of a read.
-pub(super) fn of_reading(file: &Path, error: &Error) -> JournalError {
+pub(super) fn read_error(file: &Path, error: &Error) -> JournalError {
     let file = file.display();
     JournalError::Read(match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
-            format!("{file} is damaged ({error}): restore it from a copy")
+            format!("{file} is damaged ({error}): restore it from a backup")
         }
         Some(_) | None => format!("{error} ({file})"),
     })
 }
 
 /// Converts an error of opening a database, with a hint.
-pub(super) fn of_opening(file: &Path, error: &Error) -> JournalError {
+pub(super) fn open_error(file: &Path, error: &Error) -> JournalError {
     let why = match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseCorrupt) => format!("it is damaged ({error}): {RESTORE}"),
-        Some(ErrorCode::NotADatabase) => format!("it is no SQLite database: {RESTORE}"),
+        Some(ErrorCode::NotADatabase) => format!("it is not a SQLite database: {RESTORE}"),
         Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
-            format!("{error}: let this user write the directory and the files in it")
+            format!("{error}: give this user write permission for the directory and its files")
         }
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
-            "another program has locked it: end that program".to_owned()
+            "another program has locked it: stop that program".to_owned()
         }
-        Some(ErrorCode::DiskFull) => "the disk is full: make room".to_owned(),
+        Some(ErrorCode::DiskFull) => "the disk is full: free some space".to_owned(),
         Some(_) | None => error.to_string(),
     };
     JournalError::Open { path: file.to_owned(), why }
 }
 
-/// Returns the hint for a database that cannot be used.
+/// The hint for a database that cannot be used.
 pub(super) const RESTORE: &str =
-    "restore it from a copy, or move it away to begin without sessions";
+    "restore it from a backup, or move it away to begin without sessions";

@@ -86,14 +86,14 @@ impl SqliteJournal {
         data_directory::create(dir)?;
         let lock = data_directory::DirectoryLock::acquire(dir, &holder)?;
         let file = data_directory::database(dir);
-        let failed = |error: &rusqlite::Error| errors::of_opening(&file, error);
+        let failed = |error: &rusqlite::Error| errors::open_error(&file, error);
         let connection = database::open(&file)?;
         if let Some(pages) = pages_max {
             connection
                 .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
                 .map_err(|error| failed(&error))?;
         }
-        let stored = query::count(&connection).map_err(|trouble| trouble.of_opening(&file))?;
+        let stored = query::count(&connection).map_err(|trouble| trouble.open_error(&file))?;
         let sessions = Arc::new(AtomicUsize::new(stored));
         let queue = Arc::new(WriteQueue::new(queue_max));
         let store = WriteConnection::new(connection).map_err(|error| failed(&error))?;

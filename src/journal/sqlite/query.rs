@@ -18,17 +18,17 @@ pub(super) enum QueryError {
 
 impl QueryError {
     /// Converts the error for opening a database.
-    pub(super) fn of_opening(self, file: &Path) -> JournalError {
+    pub(super) fn open_error(self, file: &Path) -> JournalError {
         match self {
-            Self::Sqlite(error) => errors::of_opening(file, &error),
+            Self::Sqlite(error) => errors::open_error(file, &error),
             Self::Journal(error) => error,
         }
     }
 
     /// Converts the error for reading.
-    pub(super) fn of_reading(self, file: &Path) -> JournalError {
+    pub(super) fn read_error(self, file: &Path) -> JournalError {
         match self {
-            Self::Sqlite(error) => errors::of_reading(file, &error),
+            Self::Sqlite(error) => errors::read_error(file, &error),
             Self::Journal(error) => error,
         }
     }

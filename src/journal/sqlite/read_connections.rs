@@ -44,11 +44,11 @@ impl ReadConnections {
         let connection = match idle {
             Some(connection) => connection,
             None => database::open_reading(&self.file)
-                .map_err(|error| errors::of_reading(&self.file, &error))?,
+                .map_err(|error| errors::read_error(&self.file, &error))?,
         };
         let answer = question(&connection);
         lent.connection = Some(connection);
-        answer.map_err(|trouble| trouble.of_reading(&self.file))
+        answer.map_err(|trouble| trouble.read_error(&self.file))
     }
 
     /// Closes idle connections, and the others when they are returned.

@@ -32,7 +32,7 @@ impl JournalReader {
         }
         let readers = ReadConnections::new(file.clone());
         let connection =
-            database::open_reading(&file).map_err(|error| errors::of_opening(&file, &error))?;
+            database::open_reading(&file).map_err(|error| errors::open_error(&file, &error))?;
         if database::check_kind(&connection, &file)? {
             return Err(failed("there is nothing in it yet: start the host once".to_owned()));
         }

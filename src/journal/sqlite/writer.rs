@@ -121,7 +121,7 @@ impl JournalWriter {
         let began = Instant::now();
         match self.store.store(&batches) {
             Ok(outcomes) => self.stored(batches, outcomes, began.elapsed()),
-            Err(error) if batches.len() > 1 && errors::is_of_one_batch(&error) => {
+            Err(error) if batches.len() > 1 && errors::concerns_one_batch(&error) => {
                 // The transaction was rolled back. Each batch is stored alone, so that one bad
                 // batch does not fail the others.
                 for batch in batches {
@@ -129,7 +129,7 @@ impl JournalWriter {
                 }
             }
             Err(error) => {
-                let error = errors::of_writing(&error);
+                let error = errors::write_error(&error);
                 batches.into_iter().for_each(|batch| self.fail(batch, &error));
             }
         }
@@ -214,14 +214,14 @@ impl JournalWriter {
         match task {
             WriterTask::Remove(sessions) => {
                 let removed = self.store.remove(&sessions);
-                let removed = removed.map_err(|error| errors::of_writing(&error))?;
+                let removed = removed.map_err(|error| errors::write_error(&error))?;
                 self.sessions.fetch_sub(removed, Ordering::AcqRel);
                 self.log.sync_data().map_err(|error| JournalError::Write(error.to_string()))
             }
             WriterTask::EmptyLog => self.empty_log(),
             WriterTask::Vacuum => {
                 let written = self.store.connection.execute_batch("VACUUM");
-                written.map_err(|error| errors::of_writing(&error))?;
+                written.map_err(|error| errors::write_error(&error))?;
                 self.empty_log()
             }
         }
@@ -229,7 +229,7 @@ impl JournalWriter {
 
     /// Empties the write-ahead log, which still contains the deleted rows.
     fn empty_log(&self) -> Result<(), JournalError> {
-        let failed = |error: &rusqlite::Error| errors::of_writing(error);
+        let failed = |error: &rusqlite::Error| errors::write_error(error);
         let busy: bool = self
             .store
             .connection

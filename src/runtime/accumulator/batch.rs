@@ -143,6 +143,7 @@ impl AccumulatorSetup {
                     agent: Arc::clone(&current.agent),
                     idempotency_key,
                     trace: current.trace.as_ref().map(|trace| trace.of_call(call.key)),
+                    extensions: current.extensions.clone(),
                     permit: current.permits.remove(&call.key),
                     call,
                     variables,

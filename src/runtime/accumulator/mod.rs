@@ -24,6 +24,7 @@ use super::model_limiter::BreakerPermitGuard;
 use super::publish::Publisher;
 use super::task::OwnedTask;
 use crate::journal::{PendingRecord, SessionLog, unix_ms};
+use crate::tool::Extensions;
 use crate::turn::{ApprovalError, AttemptPlan, Effect, LiveCalls, PermitReply, Turn};
 use crate::types::{ApprovalPhase, CallKey, RunId, RunTrace};
 use batch::TurnBatch;
@@ -67,6 +68,7 @@ struct CurrentTurn {
     /// The agent with the overrides of the run.
     agent: Arc<Agent>,
     trace: Option<Arc<RunTrace>>,
+    extensions: Extensions,
     /// Dropped when the turn is over, so that the session is the only owner of the history again.
     request: Option<Arc<ModelRequest>>,
     /// The request to send after all effects are performed. A task that is aborted immediately
@@ -154,7 +156,7 @@ impl Actor for AccumulatorActor {
 
 impl CurrentTurn {
     fn begin(start: TurnStart, live: LiveCalls) -> Self {
-        let TurnStart { spec, run, agent, trace, request, resume, cancel } = start;
+        let TurnStart { spec, run, agent, trace, extensions, request, resume, cancel } = start;
         let number = spec.number;
         let turn = match resume {
             None => {
@@ -173,6 +175,7 @@ impl CurrentTurn {
             run,
             agent,
             trace,
+            extensions,
             request: Some(request),
             next_request: None,
             commands: Vec::new(),

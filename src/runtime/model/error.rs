@@ -8,8 +8,9 @@ use reqwest::header::{CONTENT_ENCODING, HeaderMap, LOCATION, RETRY_AFTER};
 
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
-/// Upper limit of a service's `retry-after`. Longer waits are shortened to it.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// Upper limit of a `Retry-After` header as it is read. A longer wait is shortened to it, so that it
+/// can be added to a time. The limit of the wait itself is `RETRY_AFTER_MAX` of `turn::retry`.
+const RETRY_AFTER_READ_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Maps an error of the HTTP client, which occurs before or within the body.
 pub(super) fn transport(error: reqwest::Error) -> ProviderError {
@@ -56,7 +57,8 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), ProviderError> {
         None | Some(b"" | b"identity") => Ok(()),
         Some(encoding) => {
             let encoding = excerpt(&String::from_utf8_lossy(encoding), 40);
-            let message = format!("the response is compressed ({encoding:?}), unasked");
+            let message =
+                format!("the response is compressed ({encoding:?}), which was not requested");
             Err(ProviderError::new(ProviderErrorKind::Malformed, message))
         }
     }
@@ -125,7 +127,7 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
             }
         }
     };
-    asked.map(|wait| wait.min(RETRY_AFTER_MAX))
+    asked.map(|wait| wait.min(RETRY_AFTER_READ_MAX))
 }
 
 /// Returns the time from now until an HTTP date, or zero if the date is in the past.
@@ -152,7 +154,7 @@ mod tests {
         check("retry-after", "0.5", Some(Duration::from_millis(500)));
         check("retry-after", "Wed, 21 Oct 2015 07:28:10 GMT", Some(Duration::from_secs(10)));
         check("retry-after", "Wed, 21 Oct 2015 07:27:00 GMT", Some(Duration::ZERO));
-        check("retry-after", "99999999999", Some(RETRY_AFTER_MAX));
+        check("retry-after", "99999999999", Some(RETRY_AFTER_READ_MAX));
         check("retry-after", "-3", None);
         check("retry-after", "soon", None);
         check("retry-after-ms", "1500", Some(Duration::from_millis(1500)));
@@ -200,7 +202,7 @@ mod tests {
         assert_eq!(check_encoding(&headers), Ok(()));
         headers.insert(CONTENT_ENCODING, "gzip".parse().unwrap());
         let error = check_encoding(&headers).unwrap_err();
-        assert_eq!(error.message, "the response is compressed (\"gzip\"), unasked");
+        assert_eq!(error.message, "the response is compressed (\"gzip\"), which was not requested");
     }
 
     #[test]

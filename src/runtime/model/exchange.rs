@@ -49,7 +49,7 @@ enum ExchangeState {
 struct ResponseBody {
     response: reqwest::Response,
     decoder: Option<Decoder>,
-    /// True if any bytes extend the deadline. This applies where the body has no separate events.
+    /// True if the body has no separate events, so that any bytes extend the deadline.
     whole: bool,
     /// The time at which the exchange fails for lack of events. Only real events extend it: a
     /// service that sends nothing but comments times out like a silent one.

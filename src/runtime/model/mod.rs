@@ -27,6 +27,7 @@ pub(super) use exchange::Exchange;
 pub use response::{ModelResponse, RequestedCall};
 
 use crate::config::ModelConfig;
+use crate::response::ExchangeEnd;
 use crate::tls;
 use crate::types::ProviderError;
 use crate::wire::{Delta, Framing, HeadCache, KeyHeader, PayloadTemplates, RequestCache, Wire};
@@ -111,14 +112,20 @@ impl ModelClient {
     /// Sends a request and waits for the whole response.
     ///
     /// # Errors
-    /// If no response arrives, or if the response reports an error or ends without a finish reason.
+    /// If no response arrives, or the response reports an error or is incomplete. A response is
+    /// accepted by the same rules as in a turn of a host: it has a finish reason, or else an end mark,
+    /// contents and arguments that parse.
     pub async fn complete(&self, request: &ModelRequest) -> Result<ModelResponse, ProviderError> {
         let mut response = response::Collector::new(self.inner.wire, request);
         let mut exchange = self.exchange(request);
-        while let Some(batch) = exchange.next().await {
-            response.push(batch?)?;
-        }
-        response.finish()
+        let end = loop {
+            match exchange.next().await {
+                Some(Ok(batch)) => response.push(batch)?,
+                Some(Err(error)) => break ExchangeEnd::Failed(error),
+                None => break ExchangeEnd::Closed,
+            }
+        };
+        response.finish(end)
     }
 
     /// Sends a request and returns its deltas, one batch for each chunk of the body that holds any.
@@ -191,7 +198,7 @@ pub struct InvalidModel(String);
 impl From<InvalidHeaderValue> for InvalidModel {
     fn from(_: InvalidHeaderValue) -> Self {
         // The message leaves out the value, because it may be the key.
-        Self("the key or a header has characters that no header may have".to_owned())
+        Self("the key or a header contains characters that a header cannot hold".to_owned())
     }
 }
 
@@ -211,8 +218,9 @@ fn headers(config: &ModelConfig, accept: &'static str) -> Result<HeaderMap, Inva
         headers.insert(name, value);
     }
     for (name, text) in &config.headers {
-        let name: HeaderName =
-            name.parse().map_err(|_| InvalidModel(format!("{name:?} is no name of a header")))?;
+        let name: HeaderName = name
+            .parse()
+            .map_err(|_| InvalidModel(format!("{name:?} is not a valid header name")))?;
         let mut value = HeaderValue::from_str(text)?;
         // Some services expect their key in a custom header.
         value.set_sensitive(true);

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::message::ResponseMessage;
-use crate::response::{PartialCall, ResponseAssembler, ResponseLimits, parse_arguments};
+use crate::response::{
+    ExchangeEnd, PartialCall, ResponseAssembler, ResponseLimits, classify_ending, parse_arguments,
+};
 use crate::types::{
-    CallKey, FinishReason, MessagePart, ModelOrigin, ProviderError, ProviderErrorKind, ToolCall,
-    Usage,
+    CallKey, FinishReason, MessagePart, ModelOrigin, ProviderError, ToolCall, Usage,
 };
 use crate::wire::{Delta, ModelRequest, Wire};
 
@@ -138,13 +139,11 @@ impl Collector {
         Ok(())
     }
 
-    pub(super) fn finish(mut self) -> Result<ModelResponse, ProviderError> {
+    /// Returns the response, if a turn would accept it too.
+    pub(super) fn finish(mut self, end: ExchangeEnd) -> Result<ModelResponse, ProviderError> {
         self.assembler.end(true);
         let response = &self.assembler;
-        if response.finish().is_none() && !response.is_done() {
-            let message = "the response ended without a finish";
-            return Err(ProviderError::new(ProviderErrorKind::Transport, message));
-        }
+        classify_ending(response, end)?;
         Ok(ModelResponse {
             text: response.text().to_owned(),
             reasoning: response.reasoning().to_owned(),
@@ -164,7 +163,7 @@ impl Collector {
 mod tests {
     use super::*;
     use crate::message::RequestPart;
-    use crate::types::{FinishKind, FinishReason};
+    use crate::types::{FinishKind, ProviderErrorKind};
     use crate::wire::{CallDelta, CallKind, ProviderMetadata};
 
     fn call(index: u64, id: Option<&str>, name: &str, kind: CallKind) -> Delta {
@@ -191,7 +190,7 @@ mod tests {
             Delta::Finish(reason),
         ];
         collector.push(deltas).unwrap();
-        collector.finish().unwrap()
+        collector.finish(ExchangeEnd::Closed).unwrap()
     }
 
     fn kinds(message: &ResponseMessage, model: &str) -> Vec<String> {
@@ -214,6 +213,50 @@ mod tests {
         let whole = ["reasoning hm", "raw {\"own\":1}", "call call_3_0", "call b"];
         assert_eq!(kinds(&message, "m"), whole);
         assert_eq!(kinds(&message, "another"), ["call call_3_0", "call b"]);
+    }
+
+    #[test]
+    fn a_response_is_accepted_by_the_rules_of_a_turn() {
+        let text = || Delta::Text("a".into());
+        let finish = |kind| Delta::Finish(FinishReason { kind, raw: "raw".into() });
+        let whole = || call(0, None, "clock", CallKind::Function);
+        let cut_off = || {
+            Delta::Call(CallDelta {
+                index: Some(0),
+                id: None,
+                name: Some("clock".to_owned()),
+                arguments: Some("{\"n\":".to_owned()),
+                kind: CallKind::Function,
+                begins: true,
+            })
+        };
+        let reset = || ProviderError::new(ProviderErrorKind::Transport, "connection reset");
+        let failed = || ExchangeEnd::Failed(reset());
+        for (deltas, end, error) in [
+            (vec![text(), finish(FinishKind::Stop)], ExchangeEnd::Closed, None),
+            (vec![text(), finish(FinishKind::Length)], ExchangeEnd::Closed, None),
+            (vec![text(), finish(FinishKind::Stop)], failed(), None),
+            (vec![whole(), Delta::Done], ExchangeEnd::Closed, None),
+            (vec![text()], failed(), Some("connection reset")),
+            (vec![text()], ExchangeEnd::Closed, Some("the response ended without a finish reason")),
+            (
+                vec![cut_off(), Delta::Done],
+                ExchangeEnd::Closed,
+                Some("the response ended without a finish reason"),
+            ),
+            (vec![Delta::Done], ExchangeEnd::Closed, Some("the response was empty")),
+            (
+                vec![text(), finish(FinishKind::Error)],
+                ExchangeEnd::Closed,
+                Some("the service ended the response with an error"),
+            ),
+        ] {
+            let request = ModelRequest::new("m", [].into());
+            let mut collector = Collector::new(Wire::OpenaiChat, &request);
+            collector.push(deltas.clone()).unwrap();
+            let found = collector.finish(end).err().map(|error| error.message);
+            assert_eq!(found.as_deref(), error, "{deltas:?}");
+        }
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(in crate::runtime) async fn spawn(
     link: HostRef,
     supervisor: ActorCell,
 ) -> Result<Arc<AwakeSession>, HostError> {
-    let agent = opening.agent.name.clone();
+    let agent = opening.agent.name.to_string();
     let feed_access = opening.publisher.feed_access(&link.shared.journal);
     // This access does not keep the feed alive, so subscribers' streams end with the session.
     let feed_of_log = feed_access.clone();
@@ -144,7 +144,9 @@ impl SessionActorState {
         self.agents.use_for(&overrides);
         let trace = self.begin_trace(&id, trace, began, elapsed, None);
         let has_failed = self.shared.unwritten.lock().remove(&id).is_some();
-        self.run = Some(Box::new(ActiveRun::new(id, trace, self.stored_turn_after, None)));
+        let extensions = self.shared.extensions.of_run(&self.id, &id);
+        let run = ActiveRun::new(id, trace, extensions, self.stored_turn_after, None);
+        self.run = Some(Box::new(run));
         self.live.running.store(true, Ordering::Release);
         self.shared.update_counts();
         if has_failed {

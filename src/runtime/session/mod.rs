@@ -7,10 +7,12 @@
 //! | `run` | the run in progress, the actors of runs, the callers that wait for reports |
 //! | `snapshot` | the public view of the session, approvals |
 //! | `recovery` | the replacement of an actor of a run that died |
-//! | `leave` | the end of the actor: hibernation, deletion, failures of the journal |
+//! | `hibernate` | hibernation: the end of the actor of an idle session |
+//! | `end` | the end of the actor by deletion of the session or failure of its journal |
 
 mod begin;
-mod leave;
+mod end;
+mod hibernate;
 mod perform;
 mod recovery;
 mod run;
@@ -224,7 +226,7 @@ impl SessionActorState {
         id: RunId,
         request: RunRequest,
     ) -> Result<RunAccepted, HostError> {
-        let RunRequest { input, overrides, request, trace, queue } = request;
+        let RunRequest { input, overrides, request, trace, queue, extensions } = request;
         let starts = match self.session.admit_run(&input, request.as_ref(), queue)? {
             RunAdmission::Known { run_id, seq } => {
                 return Ok(RunAccepted { id: run_id, seq, report: None });
@@ -243,6 +245,7 @@ impl SessionActorState {
         let rules_of = |overrides: &_| agents.rules(overrides);
         self.session.handle_run_request(run, self.shared.queued_inputs_max, &rules_of)?;
         self.slot = slot.or(self.slot.take());
+        self.shared.extensions.add_to_run(&self.id, &id, extensions);
         let (report, receiver) = oneshot::channel();
         let counted = (!starts).then(|| self.shared.gauges.queued.increment());
         self.callers.insert(id.clone(), RunCaller { report: Some(report), _counted: counted });

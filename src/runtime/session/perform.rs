@@ -104,7 +104,8 @@ impl SessionActorState {
                 let elapsed = std::time::Duration::ZERO;
                 let trace = self.begin_trace(&id, trace, began, elapsed, Some(input));
                 let report = self.callers.remove(&id).and_then(|caller| caller.report);
-                self.run = Some(Box::new(ActiveRun::new(id, trace, seq, report)));
+                let extensions = self.shared.extensions.of_run(&self.id, &id);
+                self.run = Some(Box::new(ActiveRun::new(id, trace, extensions, seq, report)));
                 self.live.running.store(true, Ordering::Release);
                 self.shared.update_counts();
             }
@@ -157,6 +158,7 @@ impl SessionActorState {
             spec: with_session(spec, &self.id),
             run: run_id,
             trace: run.trace.clone(),
+            extensions: run.extensions.clone(),
             request: Arc::new(agent.request(messages, last_request)),
             agent,
             resume,
@@ -209,6 +211,7 @@ impl SessionActorState {
     fn drop_ended_callers(&mut self) {
         let session = &self.session;
         self.callers.retain(|id, _| session.has_run(id));
+        self.shared.extensions.retain_runs(&self.id, |id| session.has_run(id));
         self.shared.update_counts();
     }
 

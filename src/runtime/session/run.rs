@@ -21,6 +21,7 @@ use crate::runtime::report::CallReport;
 use crate::runtime::run_actors::RunActors;
 use crate::runtime::snapshot::PendingApproval;
 use crate::telemetry::TracedRun;
+use crate::tool::Extensions;
 use crate::turn::{TurnRecord, TurnRules};
 use crate::types::{Content, RunId, RunTrace, TraceContext};
 
@@ -95,6 +96,8 @@ pub(super) struct ActiveRun {
     pub(super) id: RunId,
     /// The trace context that the run's requests and calls carry.
     pub(super) trace: Option<Arc<RunTrace>>,
+    /// The values of the embedding program for the run's tools.
+    pub(super) extensions: Extensions,
     /// The number of times that the run's actors were replaced.
     pub(super) recoveries: u32,
     /// The actors that have to end before others replace them. `None` while all is well.
@@ -114,12 +117,14 @@ impl ActiveRun {
     pub(super) fn new(
         id: RunId,
         trace: Option<Arc<RunTrace>>,
+        extensions: Extensions,
         turn_after: Seq,
         report: Option<oneshot::Sender<ReportResult>>,
     ) -> Self {
         Self {
             id,
             trace,
+            extensions,
             recoveries: 0,
             recovering: None,
             turn_after,

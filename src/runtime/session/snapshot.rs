@@ -47,7 +47,7 @@ impl SessionActorState {
         });
         SessionSnapshot {
             id: self.id.clone(),
-            agent: self.agents.own().name.clone(),
+            agent: self.agents.own().name.to_string(),
             state,
             seq: self.log.last_seq(),
             history: session.history().display_messages(),
@@ -75,8 +75,8 @@ impl SessionActorState {
         open.map(|open| PendingApproval::new(open.request, open.asked_at)).collect()
     }
 
-    /// Handles the accumulator's report of the approvals that its turn waits for. `rests` is true if
-    /// the turn waits for nothing else.
+    /// Handles the accumulator's report of the approvals that its turn waits for. `only_waits` is true
+    /// if the turn waits for nothing else.
     pub(super) fn approvals_changed(
         &mut self,
         epoch: u64,
@@ -108,7 +108,9 @@ impl SessionActorState {
         }
     }
 
-    /// Returns the time at which the first open approval expires: Unix time in milliseconds.
+    /// Returns the time at which the first open approval expires: Unix time in milliseconds, so that
+    /// it can be compared while the session hibernates. The turn, which decides the expiry, computes
+    /// the same time on its own clock (`turn::approval`).
     pub(super) fn approvals_expire_at(&self) -> Option<u64> {
         let tools = &self.agents.current().rules.tools;
         let until = |approval: &PendingApproval| {

@@ -54,8 +54,8 @@ async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, SessionId, Vec<Jou
     })
     .await;
     let count = tool(spec("count"), |context| async move {
-        let seen = context.get("sum").and_then(|sum| sum.as_i64()).unwrap_or(0);
-        context.set("sum", json!(seen + 1))?;
+        let seen: i64 = context.get("sum")?.unwrap_or(0);
+        context.set("sum", seen + 1)?;
         Ok(format!("{}", seen + 1).into())
     });
     let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, |_| async {

@@ -3,8 +3,10 @@
 //! An event that is the view of a record is delivered when that record is durable. Later events
 //! wait until then, so that all subscribers receive all events in the order of publishing.
 //!
-//! Publishing never waits for a subscriber. Each subscriber has a bounded queue. When the queue is
-//! full, the subscriber receives the queued events and a lag notice, and its stream ends.
+//! Slow subscribers: publishing never waits for a subscriber. Each one has a bounded queue, whose
+//! capacity is `SUBSCRIBER_EVENTS_MAX` of `runtime::publish`. When the queue of a slow subscriber is
+//! full, it receives the queued events and then [`FeedItem::Lagged`] (`resync` for HTTP clients), and
+//! its stream ends.
 //!
 //! The journal does not have the text of the running attempt and the states of its open calls. The
 //! feed keeps them for subscribers that join later.
@@ -218,7 +220,7 @@ impl Feed {
         self.state.lock().position()
     }
 
-    /// Announces a subscriber, which keeps the feed open. Returns `None` if the feed is closed.
+    /// Announces a subscriber. The feed stays open while the returned value exists. Returns `None` if the feed is closed.
     #[must_use]
     pub fn begin_subscription(&self) -> Option<PendingSubscription> {
         let state = self.state.lock();

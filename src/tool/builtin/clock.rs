@@ -154,7 +154,7 @@ impl Tool for Clock {
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let ClockInput { zone } = context.input()?;
-        self.format_time(&zone, Timestamp::now()).map(ToolOutput).map_err(ToolError::new)
+        self.format_time(&zone, Timestamp::now()).map(ToolOutput::from).map_err(ToolError::new)
     }
 }
 

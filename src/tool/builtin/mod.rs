@@ -20,7 +20,9 @@ use std::path::PathBuf;
 use super::{RegistryError, ToolRegistry};
 pub use calculator::Calculator;
 pub use clock::Clock;
-pub use http_get::{AllowRule, DnsLookup, HttpGet, HttpGetOptions, InvalidAllowRule};
+pub use http_get::{
+    AllowRule, DnsLookup, HttpClientError, HttpGet, HttpGetOptions, InvalidAllowRule,
+};
 pub use read_file::{READ_BYTES_MAX, ReadFile};
 pub use variables::{GetVariable, SetVariable};
 
@@ -75,7 +77,7 @@ pub enum BuiltinError {
     HttpGetAllow(#[from] InvalidAllowRule),
     /// The HTTP client of `http_get` cannot be built.
     #[error("build the HTTP client of http_get: {0}")]
-    HttpGetClient(#[from] reqwest::Error),
+    HttpGetClient(#[from] HttpClientError),
     /// A tool cannot be registered.
     #[error(transparent)]
     Register(#[from] RegistryError),
@@ -86,11 +88,9 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::json;
-    use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::tool::ToolContext;
-    use crate::types::CallKey;
+    use crate::tool::testing::ToolTest;
 
     fn names(options: &BuiltinOptions) -> Vec<String> {
         builtin(options).unwrap().iter().map(|(name, _)| name.to_owned()).collect()
@@ -139,23 +139,20 @@ mod tests {
             BuiltinOptions { read_file_root: Some(root.clone()), ..BuiltinOptions::default() };
         let registry = builtin(&options).unwrap();
         let run = async |name: &str, arguments: serde_json::Value| {
-            let key = CallKey { turn: 1, attempt: 1, index: 0 };
-            let token = CancellationToken::new();
-            let context =
-                ToolContext::new(key, arguments, "key".to_owned(), token, Arc::new(|_| {}));
-            registry.tool(name).unwrap().tool.run(context).await.map(|output| output.0)
+            let tool = Arc::clone(&registry.tool(name).unwrap().tool);
+            ToolTest::new(tool).call(arguments).await
         };
-        assert_eq!(
-            run("calculator", json!({ "expression": "17 % of 2,350" })).await,
-            Ok("399.5".to_owned())
-        );
-        assert_eq!(run("read_file", json!({ "path": "note.txt" })).await, Ok("a note".to_owned()));
-        let missing = run("read_file", json!({ "path": "other" })).await.unwrap_err();
-        assert_eq!(missing.0, "cannot read \"other\": no such file");
-        let time = run("clock", json!({ "zone": "Tokyo" })).await.unwrap();
+        let sum = run("calculator", json!({ "expression": "17 % of 2,350" })).await;
+        assert_eq!(sum.text(), "399.5");
+        assert_eq!(run("read_file", json!({ "path": "note.txt" })).await.text(), "a note");
+        let missing = run("read_file", json!({ "path": "other" })).await;
+        assert_eq!(missing.error().message(), "cannot read \"other\": no such file");
+        let time = run("clock", json!({ "zone": "Tokyo" })).await;
+        let time = time.text();
         assert!(time.contains("+09:00 (Asia/Tokyo, ") && time.ends_with("day)"), "{time}");
-        let refused = run("http_get", json!({ "url": "http://127.0.0.1:1/" })).await.unwrap_err();
-        assert!(refused.0.starts_with("refused: 127.0.0.1 is a loopback"), "{refused}");
+        let refused = run("http_get", json!({ "url": "http://127.0.0.1:1/" })).await;
+        let refused = refused.error().message();
+        assert!(refused.starts_with("refused: 127.0.0.1 is a loopback"), "{refused}");
         std::fs::remove_dir_all(root).unwrap();
     }
 

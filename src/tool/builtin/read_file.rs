@@ -104,8 +104,8 @@ impl Tool for ReadFile {
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let ReadFileInput { path } = context.input()?;
-        self.read(&path).map(ToolOutput).map_err(|e| {
-            ToolError(format!("cannot read {:?}: {e}", excerpt(&path, QUOTED_CHARS_MAX)))
+        self.read(&path).map(ToolOutput::from).map_err(|e| {
+            ToolError::new(format!("cannot read {:?}: {e}", excerpt(&path, QUOTED_CHARS_MAX)))
         })
     }
 }

@@ -53,7 +53,7 @@ impl Tool for GetVariable {
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let GetVariableInput { name } = context.input()?;
-        let text = match context.get(&name) {
+        let text = match context.get::<Value>(&name)? {
             Some(value) => value.to_string(),
             None => format!("there is no variable {name:?}"),
         };
@@ -63,35 +63,27 @@ impl Tool for GetVariable {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use parking_lot::Mutex;
     use serde_json::json;
-    use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::context::{Variables, VariablesTransaction};
-    use crate::types::CallKey;
+    use crate::tool::testing::ToolTest;
 
     #[tokio::test]
-    async fn get_variable_returns_what_set_variable_wrote() {
-        let view = Arc::new(Mutex::new(VariablesTransaction::new(Variables::default(), 30)));
-        let run = async |tool: &dyn Tool, arguments: Value| {
-            let key = CallKey { turn: 1, attempt: 1, index: 0 };
-            let token = CancellationToken::new();
-            let context = ToolContext::new(key, arguments, "k".to_owned(), token, Arc::new(|_| {}))
-                .with_variables(Arc::clone(&view));
-            tool.run(context).await.map(|output| output.0).map_err(|error| error.0)
-        };
-        let missing = run(&GetVariable, json!({"name": "x"})).await;
-        assert_eq!(missing, Ok("there is no variable \"x\"".to_owned()));
-        let set = run(&SetVariable, json!({"name": "x", "value": {"n": [1]}})).await;
-        assert_eq!(set, Ok("\"x\" is set".to_owned()));
-        let found = run(&GetVariable, json!({"name": "x"})).await;
-        assert_eq!(found, Ok("{\"n\":[1]}".to_owned()));
-        let error = run(&SetVariable, json!({"name": "y", "value": "z".repeat(30)})).await;
-        assert!(error.is_err_and(|error| error.contains("max_variables_bytes")));
-        let error = run(&SetVariable, json!({"name": "", "value": 1})).await;
-        assert!(error.is_err_and(|error| error.contains("1 to 128 bytes")));
+    async fn set_variable_writes_a_value_under_a_valid_name() {
+        let mut set = ToolTest::new(SetVariable);
+        let call = set.call(json!({"name": "x", "value": {"n": [1]}})).await;
+        assert_eq!(call.text(), "\"x\" is set");
+        assert_eq!(call.written, [("x".to_owned(), json!({"n": [1]}))].into());
+        let call = set.call(json!({"name": "y", "value": "z".repeat(1 << 20)})).await;
+        assert!(call.error().message().contains("max_variables_bytes"));
+        let call = set.call(json!({"name": "", "value": 1})).await;
+        assert!(call.error().message().contains("1 to 128 bytes"));
+    }
+
+    #[tokio::test]
+    async fn get_variable_returns_the_value_as_json() {
+        let mut get = ToolTest::new(GetVariable).variable("x", json!({"n": [1]}));
+        assert_eq!(get.call(json!({"name": "x"})).await.text(), "{\"n\":[1]}");
+        assert_eq!(get.call(json!({"name": "y"})).await.text(), "there is no variable \"y\"");
     }
 }

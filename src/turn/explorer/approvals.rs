@@ -54,7 +54,7 @@ impl World {
     }
 
     /// Returns whether the first `kept` records contain the request for an approval.
-    pub(super) fn is_any_approval_requested(&self, kept: usize) -> bool {
+    pub(super) fn has_approval_request(&self, kept: usize) -> bool {
         self.log[..kept].iter().any(|record| matches!(record, Record::ApprovalAsked { .. }))
     }
 
@@ -197,7 +197,7 @@ impl World {
 
     /// Checks that a result which needs a review is released only after it is approved, and that the
     /// journal has it.
-    pub(super) fn check_reviewed(&self, result: &ToolResult) {
+    pub(super) fn check_review(&self, result: &ToolResult) {
         let key = result.notes.duplicate_of.unwrap_or(result.call.key);
         if result.notes.reused || !self.is_reviewed(key) {
             return;
@@ -208,7 +208,7 @@ impl World {
         assert!(!is_visible || decision == Some(Verdict::Approved), "{key} has no approved result");
         let is_kept =
             |record: &Record| matches!(record, Record::CallReported { key: k, .. } if *k == key);
-        if self.tool_answers.contains_key(&key) {
+        if self.tool_outcomes.contains_key(&key) {
             assert!(self.log.iter().any(is_kept), "the journal lost the answer of {key}");
         }
     }

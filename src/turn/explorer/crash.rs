@@ -28,7 +28,7 @@ impl World {
             let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
             let (content, used) = run_tool(&call.call, self.snapshots[&key].snapshot());
             let completion = ToolCompletion { outcome: ToolOutcome::ok(content), used };
-            self.tool_answers.insert(key, completion.outcome.clone());
+            self.tool_outcomes.insert(key, completion.outcome.clone());
             self.live_calls.get_mut(&key).unwrap().completion = Some(completion);
             self.running.remove(&key);
         }
@@ -46,7 +46,7 @@ impl World {
         self.awaiting_permit.clear();
         self.holding_permit.clear();
         if live.calls.is_empty() {
-            self.tool_answers.clear();
+            self.tool_outcomes.clear();
             self.reruns.clear();
         }
         self.pending_approvals.clear();
@@ -60,7 +60,7 @@ impl World {
                 self.outcomes.insert(call.key, outcome.clone());
             }
         }
-        self.cancelled_in_time = false;
+        self.cancelled_before_end = false;
         self.start_ms = self.unix_ms() + if is_long { LONG_DOWNTIME_MS } else { 1000 };
         self.now = Duration::ZERO;
         self.approval_wait = Duration::ZERO;

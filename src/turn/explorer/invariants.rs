@@ -16,8 +16,8 @@ impl World {
         self.crashes + self.owner_deaths > 0
     }
 
-    pub(super) fn has_tool_answer(&self, key: &CallKey) -> bool {
-        self.tool_answers.contains_key(key)
+    pub(super) fn has_tool_outcome(&self, key: &CallKey) -> bool {
+        self.tool_outcomes.contains_key(key)
     }
 
     /// Checks that a result is the published outcome, and that its kind agrees with what happened.
@@ -231,7 +231,7 @@ impl World {
         let by_budget = record.end == TurnEnd::Cancelled(CancelReason::Budget);
         assert_eq!(
             by_budget,
-            self.is_budget_limit_recorded(),
+            self.is_run_limit_recorded(),
             "the end does not agree with the recorded limit"
         );
         if record.end == TurnEnd::Cancelled(CancelReason::RunTimeout) {
@@ -244,14 +244,14 @@ impl World {
             );
         } else {
             let cancelled = matches!(record.end, TurnEnd::Cancelled(_));
-            assert!(by_budget || cancelled == self.cancelled_in_time || self.is_resumed());
+            assert!(by_budget || cancelled == self.cancelled_before_end || self.is_resumed());
         }
         if let TurnEnd::Failed(error) = &record.end {
             self.check_failure(error, scenario);
         }
         for result in &record.results {
             self.check_result(result);
-            self.check_reviewed(result);
+            self.check_review(result);
         }
         self.check_journal(record);
         self.check_serial(record);

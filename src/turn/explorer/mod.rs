@@ -70,7 +70,7 @@ fn fingerprint(world: &World) -> (u64, u64) {
 
 /// Visits every state. Returns the number of states.
 fn explore(scenario: &Scenario) -> usize {
-    let first = World::begin(scenario);
+    let first = World::new(scenario);
     let mut seen = HashSet::from([fingerprint(&first)]);
     let mut open = VecDeque::from([first]);
     let mut commits = 0;

@@ -95,14 +95,14 @@ fn walk_to(
         scenario.failures = true;
         scenario.timeouts = true;
         change(&mut scenario);
-        let mut world = World::begin(&scenario);
+        let mut world = World::new(&scenario);
         for action_number in 0.. {
             assert!(action_number < 2_000, "{}: the turn does not end", scenario.name);
             let mut actions = world.actions(&scenario);
             // Cancellations, crashes and breaks are rare, so that walks last longer.
             if random(10) > 0 {
                 actions.retain(|action| {
-                    !matches!(action, Action::Cancel | Action::Crash(..) | Action::Break)
+                    !matches!(action, Action::Cancel | Action::Crash { .. } | Action::Break)
                 });
             }
             let Some(action) = actions.get(random(actions.len().max(1))) else {

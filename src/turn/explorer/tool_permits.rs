@@ -1,9 +1,9 @@
-//! Scenarios with `max_concurrent` tools, whose permits are granted in any order at any time.
+//! Scenarios of tools with `max_concurrent`. Their permits are granted at any time, in any order.
 
 use super::*;
 
-/// Calls of tools with `max_concurrent`.
-const LIMITED: [&[&str]; 4] = [
+/// The calls of the scenarios. A capped tool runs one call at a time.
+const CAPPED_MIXES: [&[&str]; 4] = [
     &["capped", "capped", "pure"],
     &["capped_effect", "effect", "capped_effect"],
     &["capped_seal", "barrier", "capped"],
@@ -12,22 +12,23 @@ const LIMITED: [&[&str]; 4] = [
 
 #[test]
 fn tool_permits_with_cancellations_and_breaks() {
-    explore_each(&LIMITED, &EXECUTIONS, |scenario| scenario.cancel = true);
-    explore_each(&LIMITED, &EXECUTIONS[1..], |scenario| {
+    explore_each(&CAPPED_MIXES, &EXECUTIONS, |scenario| scenario.cancel = true);
+    explore_each(&CAPPED_MIXES, &EXECUTIONS[1..], |scenario| {
         scenario.durable_at_once = true;
         scenario.breaks = 1;
         scenario.failures = true;
     });
-    explore_each(&LIMITED, &EXECUTIONS[1..], |scenario| {
+    explore_each(&CAPPED_MIXES, &EXECUTIONS[1..], |scenario| {
+        // More bytes for the sealed call 0 make it malformed.
         scenario.response.insert(scenario.response.len() - 1, more(0, " x"));
     });
 }
 
 #[test]
-fn tool_permits_with_crashes_and_bad_ends() {
-    explore_each(&LIMITED, &EXECUTIONS, |scenario| scenario.crashes = 1);
+fn tool_permits_with_crashes_and_cut_off_or_filtered_responses() {
+    explore_each(&CAPPED_MIXES, &EXECUTIONS, |scenario| scenario.crashes = 1);
     for ending in [FinishKind::Length, FinishKind::ContentFilter] {
-        explore_each(&LIMITED, &EXECUTIONS[2..], |scenario| {
+        explore_each(&CAPPED_MIXES, &EXECUTIONS[2..], |scenario| {
             *scenario.response.last_mut().unwrap() = finish(ending);
             scenario.cancel = true;
             scenario.crashes = 1;
@@ -35,7 +36,7 @@ fn tool_permits_with_crashes_and_bad_ends() {
     }
 }
 
-/// A call requests its permit after its approval, and requests another one for a rerun.
+/// A call requests its permit after its approval, and a second permit for a rerun.
 #[test]
 fn tool_permits_with_approvals_and_reruns() {
     let mixes: [&[&str]; 3] =

@@ -90,7 +90,7 @@ impl World {
         assert!(!rerun || !call.has_effects(), "{key} has effects and runs again");
         if rerun {
             assert!(self.reruns.insert(key), "{key} runs again twice");
-            self.tool_answers.remove(&key);
+            self.tool_outcomes.remove(&key);
         }
     }
 
@@ -146,7 +146,7 @@ impl World {
 
     /// Checks that the result is the answer of the tool, perhaps with a note.
     pub(super) fn check_answer(&self, result: &ToolResult) {
-        let Some(tool_answer) = self.tool_answers.get(&result.call.key) else { return };
+        let Some(tool_answer) = self.tool_outcomes.get(&result.call.key) else { return };
         let outcome = &result.outcome;
         let malformed = outcome.kind == Some(FailureKind::Malformed);
         let marked = result.notes.conflict

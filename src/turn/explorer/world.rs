@@ -5,6 +5,9 @@ use super::variables::{StartedCall, run_tool};
 use super::*;
 use crate::types::Verdict;
 
+/// The time that passes while an approval is pending.
+const PASSED_TIME: Duration = Duration::from_secs(7);
+
 /// A turn in its simulated environment: model, tools, journal, host and clients.
 #[derive(Clone, Hash, PartialEq, Eq)]
 pub(super) struct World {
@@ -20,8 +23,8 @@ pub(super) struct World {
     pub(super) holding_permit: BTreeSet<CallKey>,
     pub(super) ever_started: BTreeSet<CallKey>,
     /// The answers of the tools whose calls ran since the last crash.
-    pub(super) tool_answers: BTreeMap<CallKey, ToolOutcome>,
-    /// The started calls with effects, with their identities.
+    pub(super) tool_outcomes: BTreeMap<CallKey, ToolOutcome>,
+    /// The started calls with effects, with their names and arguments.
     pub(super) started_effects: Vec<(CallKey, String)>,
     pub(super) log: Vec<Record>,
     /// The Unix times of the records in milliseconds.
@@ -39,16 +42,16 @@ pub(super) struct World {
     pub(super) breaks: u32,
     pub(super) crashes: u32,
     pub(super) owner_deaths: u32,
-    /// The calls that the tool supervisor has started, with their ends.
+    /// The calls that the tool supervisor has started, with their completions once they have ended.
     pub(super) live_calls: BTreeMap<CallKey, LiveCall>,
     pub(super) cancelled: bool,
     /// True if the turn was cancelled before it had ended.
-    pub(super) cancelled_in_time: bool,
+    pub(super) cancelled_before_end: bool,
     pub(super) now: Duration,
     /// The time during which the turn waited only for approvals.
     pub(super) approval_wait: Duration,
-    /// True if time has passed while an approval was pending.
-    pub(super) has_waited: bool,
+    /// True if the action `PassTime` was used.
+    pub(super) has_passed_time: bool,
     /// The snapshots of the started calls.
     pub(super) snapshots: BTreeMap<CallKey, StartedCall>,
     /// The calls that have to run again because of a conflict.
@@ -64,23 +67,29 @@ pub(super) enum Action {
     Close,
     Break,
     PermitReply(CallKey, PermitReply),
-    Outcome(CallKey, ToolStatus),
-    Recorded,
+    EndCall(CallKey, ToolStatus),
+    /// All records become durable.
+    MakeDurable,
     Timeout,
     Cancel,
     Decide(ApprovalId, Verdict),
     /// Time passes while an approval is pending.
     PassTime,
-    /// The host crashes. This number of records is left. With `true` the next host starts after all
-    /// approvals have expired.
-    Crash(usize, bool),
-    /// The owner of the turn dies, its tool supervisor lives on, and this call ends before another
-    /// owner resumes the turn.
-    Death(Option<CallKey>),
+    /// The host crashes. This number of records is left. The next host starts after all approvals have
+    /// expired, or at once.
+    Crash {
+        kept: usize,
+        approvals_expire: bool,
+    },
+    /// The owner of the turn (the accumulator) dies, its tool supervisor lives on, and this call ends
+    /// before another owner resumes the turn.
+    OwnerDeath {
+        ended_call: Option<CallKey>,
+    },
 }
 
 impl World {
-    pub(super) fn begin(scenario: &Scenario) -> Self {
+    pub(super) fn new(scenario: &Scenario) -> Self {
         let mut world = Self {
             turn: Turn::new(scenario.spec.clone()),
             delivered_deltas: None,
@@ -89,7 +98,7 @@ impl World {
             awaiting_permit: BTreeSet::new(),
             holding_permit: BTreeSet::new(),
             ever_started: BTreeSet::new(),
-            tool_answers: BTreeMap::new(),
+            tool_outcomes: BTreeMap::new(),
             started_effects: Vec::new(),
             log: Vec::new(),
             record_times: Vec::new(),
@@ -104,10 +113,10 @@ impl World {
             owner_deaths: 0,
             live_calls: BTreeMap::new(),
             cancelled: false,
-            cancelled_in_time: false,
+            cancelled_before_end: false,
             now: Duration::ZERO,
             approval_wait: Duration::ZERO,
-            has_waited: false,
+            has_passed_time: false,
             snapshots: BTreeMap::new(),
             reruns: BTreeSet::new(),
             pending_approvals: BTreeSet::new(),
@@ -132,9 +141,9 @@ impl World {
             }
         }
         for key in &self.running {
-            actions.push(Action::Outcome(*key, ToolStatus::Ok));
+            actions.push(Action::EndCall(*key, ToolStatus::Ok));
             if scenario.failures {
-                actions.push(Action::Outcome(*key, ToolStatus::Failed));
+                actions.push(Action::EndCall(*key, ToolStatus::Failed));
             }
         }
         for key in &self.awaiting_permit {
@@ -145,7 +154,7 @@ impl World {
             }
         }
         if self.durable < self.log.len() as u64 {
-            actions.push(Action::Recorded);
+            actions.push(Action::MakeDurable);
         }
         if scenario.timeouts && self.turn.poll_timeout().is_some() {
             actions.push(Action::Timeout);
@@ -157,7 +166,7 @@ impl World {
             actions.push(Action::Decide(*approval, Verdict::Rejected));
         }
         if scenario.spec.run_time_left.is_some()
-            && !self.has_waited
+            && !self.has_passed_time
             && !self.pending_approvals.is_empty()
         {
             actions.push(Action::PassTime);
@@ -166,17 +175,17 @@ impl World {
             actions.push(Action::Cancel);
         }
         if self.owner_deaths < scenario.owner_deaths {
-            let ends = std::iter::once(None).chain(self.running.iter().copied().map(Some));
-            actions.extend(ends.map(Action::Death));
+            let ended = std::iter::once(None).chain(self.running.iter().copied().map(Some));
+            actions.extend(ended.map(|ended_call| Action::OwnerDeath { ended_call }));
         }
         if self.crashes < scenario.crashes {
             // Each record after the durable ones may be written or lost.
             let (durable, written) = (self.durable as usize, self.log.len());
             let from = if scenario.torn { durable + 1 } else { written.max(durable + 1) };
             for kept in std::iter::once(durable).chain(from..=written) {
-                actions.push(Action::Crash(kept, false));
-                if self.is_any_approval_requested(kept) {
-                    actions.push(Action::Crash(kept, true));
+                actions.push(Action::Crash { kept, approvals_expire: false });
+                if self.has_approval_request(kept) {
+                    actions.push(Action::Crash { kept, approvals_expire: true });
                 }
             }
         }
@@ -202,7 +211,7 @@ impl World {
                 let error = ProviderError::new(ProviderErrorKind::Transport, "cut");
                 self.turn.handle_response_end(now, ExchangeEnd::Failed(error));
             }
-            Action::Outcome(key, status) => {
+            Action::EndCall(key, status) => {
                 self.running.remove(&key);
                 let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
                 let (content, used) = run_tool(&call.call, self.snapshots[&key].snapshot());
@@ -211,7 +220,7 @@ impl World {
                 } else {
                     ToolOutcome::not_ok(status, FailureKind::ToolError, "no")
                 };
-                self.tool_answers.insert(key, outcome.clone());
+                self.tool_outcomes.insert(key, outcome.clone());
                 let completion = ToolCompletion { outcome, used };
                 if let Some(live) = self.live_calls.get_mut(&key) {
                     live.completion = Some(completion.clone());
@@ -225,37 +234,38 @@ impl World {
                 }
                 self.turn.handle_tool_permit(now, key, reply);
             }
-            Action::Recorded => self.make_durable(),
+            Action::MakeDurable => self.make_durable(),
             Action::Timeout => {
                 self.advance_to(self.now.max(self.turn.poll_timeout().unwrap()));
                 self.turn.handle_timeout(self.now);
             }
             Action::Cancel => {
                 self.cancelled = true;
-                self.cancelled_in_time = self.turn.stage != TurnStage::Finished;
+                self.cancelled_before_end = self.turn.stage != TurnStage::Finished;
                 self.turn.handle_cancel(now, CancelReason::Stop);
             }
             Action::Decide(approval, verdict) => self.decide(approval, verdict),
             Action::PassTime => {
-                self.has_waited = true;
-                self.advance_to(self.now + Duration::from_secs(7));
+                self.has_passed_time = true;
+                self.advance_to(self.now + PASSED_TIME);
+                // No record is new. The call only gives the turn the time.
                 self.turn.handle_recorded(self.now, self.durable - self.records_before_resume);
             }
-            Action::Crash(kept, is_long) => {
-                self.crash(kept, is_long, scenario);
+            Action::Crash { kept, approvals_expire } => {
+                self.crash(kept, approvals_expire, scenario);
                 if self.committed {
                     return;
                 }
             }
-            Action::Death(ends) => {
-                self.replace_owner(ends, scenario);
+            Action::OwnerDeath { ended_call } => {
+                self.replace_owner(ended_call, scenario);
                 if self.committed {
                     return;
                 }
             }
         }
         self.perform_effects(scenario);
-        self.check_nothing_left();
+        self.check_nothing_pending();
         self.check_pending_approvals(scenario);
         self.check_late_inputs();
     }
@@ -266,14 +276,14 @@ impl World {
     }
 
     /// Checks that the turn has nothing left to decide, and that its counts are right.
-    pub(super) fn check_nothing_left(&mut self) {
+    pub(super) fn check_nothing_pending(&mut self) {
         let before = (self.turn.effects.records(), self.turn.effects.deferred().len());
         self.turn.advance();
-        assert_eq!(self.turn.poll(), None, "a decision was left");
+        assert_eq!(self.turn.poll(), None, "the turn still had an effect");
         assert_eq!(
             (self.turn.effects.records(), self.turn.effects.deferred().len()),
             before,
-            "a result was left"
+            "the turn still had a record"
         );
         assert_eq!(
             self.turn.clock.running(),
@@ -283,15 +293,16 @@ impl World {
         assert_eq!(
             self.turn.clock.queued(),
             self.awaiting_permit.len(),
-            "the waiting calls are miscounted"
+            "the calls that wait for a permit are miscounted"
         );
     }
 
     /// Checks that inputs which come too late change nothing, and that late outcomes are counted.
     pub(super) fn check_late_inputs(&mut self) {
-        let asking = self.turn.stage == TurnStage::AwaitingResponse;
-        let before = (self.turn.effects.records(), self.turn.effects.deferred().len(), asking);
-        if !asking {
+        let is_awaiting_response = self.turn.stage == TurnStage::AwaitingResponse;
+        let before =
+            (self.turn.effects.records(), self.turn.effects.deferred().len(), is_awaiting_response);
+        if !is_awaiting_response {
             self.turn.handle_deltas(self.now, vec![text("late"), call(9, "pure", "{}")]);
             self.turn.handle_response_end(self.now, ExchangeEnd::Closed);
             assert_eq!(self.turn.poll(), None, "a response that had ended went on");
@@ -303,8 +314,9 @@ impl World {
                 *key,
                 ToolCompletion { outcome, used: VariablesUse::default() },
             );
-            let counted = matches!(self.turn.poll(), Some(Effect::Emit(Event::OutcomeLate { .. })));
-            assert!(counted, "a late outcome was not published");
+            let is_published =
+                matches!(self.turn.poll(), Some(Effect::Emit(Event::OutcomeLate { .. })));
+            assert!(is_published, "a late outcome was not published");
             assert_eq!(self.turn.poll(), None, "a late outcome had an effect");
         }
         let keys: Vec<_> = self.turn.calls.iter().map(TurnCall::key).collect();
@@ -312,21 +324,22 @@ impl World {
             self.turn.handle_tool_permit(self.now, *key, PermitReply::Granted);
             assert_eq!(self.turn.poll(), None, "a permit that no call waits for had an effect");
         }
-        let asking = self.turn.stage == TurnStage::AwaitingResponse;
-        let after = (self.turn.effects.records(), self.turn.effects.deferred().len(), asking);
-        assert_eq!(before, after, "something late was recorded");
+        let is_awaiting_response = self.turn.stage == TurnStage::AwaitingResponse;
+        let after =
+            (self.turn.effects.records(), self.turn.effects.deferred().len(), is_awaiting_response);
+        assert_eq!(before, after, "a late input changed the turn");
     }
 
-    /// Returns whether a limit of the run was recorded in the last attempt.
-    pub(super) fn is_budget_limit_recorded(&self) -> bool {
-        let of_attempt =
+    /// Returns whether a limit of the run was recorded since the last attempt started.
+    pub(super) fn is_run_limit_recorded(&self) -> bool {
+        let last_attempt =
             self.log.iter().rev().take_while(|r| !matches!(r, Record::AttemptStarted { .. }));
-        let limits = of_attempt.filter(|record| {
+        let limits = last_attempt.filter(|record| {
             matches!(record, Record::LimitReached { limit, .. } if limit.ends_with("_per_run"))
         });
-        let limits = limits.count();
-        assert!(limits <= 1, "a limit was recorded twice");
-        limits == 1
+        let count = limits.count();
+        assert!(count <= 1, "a limit was recorded twice");
+        count == 1
     }
 
     pub(super) fn make_durable(&mut self) {
@@ -337,7 +350,10 @@ impl World {
     pub(super) fn perform_effects(&mut self, scenario: &Scenario) {
         loop {
             while let Some(effect) = self.turn.poll() {
-                assert!(!self.committed || matches!(effect, Effect::Emit(_)), "after the commit");
+                assert!(
+                    !self.committed || matches!(effect, Effect::Emit(_)),
+                    "the turn had an action after its commit"
+                );
                 self.perform_effect(effect, scenario);
             }
             if !scenario.durable_at_once || self.durable == self.log.len() as u64 {
@@ -351,8 +367,8 @@ impl World {
         match effect {
             Effect::Record(record) => {
                 if let Record::CallEnded { call, outcome, writes, .. } = &record {
-                    let changes = self.released.contains(&call.key);
-                    assert!(!changes, "an outcome changed after its release");
+                    let was_released = self.released.contains(&call.key);
+                    assert!(!was_released, "an outcome changed after its release");
                     self.check_writes(call.key, outcome, writes);
                 }
                 if let Record::ApprovalAsked { asked } = &record {
@@ -374,8 +390,9 @@ impl World {
                 self.check_permit_request(key, &tool, scenario)
             }
             Effect::Perform(TurnAction::ReleaseToolPermit(key)) => {
-                let had = self.awaiting_permit.remove(&key) || self.holding_permit.remove(&key);
-                assert!(had, "a permit was released that was not requested");
+                let had_requested =
+                    self.awaiting_permit.remove(&key) || self.holding_permit.remove(&key);
+                assert!(had_requested, "a permit was released that had not been requested");
             }
             Effect::Perform(TurnAction::Start(CallStart {
                 call,
@@ -401,13 +418,14 @@ impl World {
                     matches!(record, Some(Record::CallEnded { call, .. }) if call.key == key),
                     "an outcome was not published right after its record"
                 );
-                self.check_reviewed(&result);
+                self.check_review(&result);
                 let before = self.outcomes.insert(key, result.outcome);
                 assert_eq!(before, None, "two outcomes were published");
             }
             Effect::Emit(Event::CallDiscarded { call, had_result }) => {
                 let was_published = self.outcomes.remove(&call.key).is_some();
-                assert!(had_result || !was_published || !self.has_tool_answer(&call.key));
+                let lost = was_published && !had_result && self.has_tool_outcome(&call.key);
+                assert!(!lost, "a published outcome of a tool was discarded as if there was none");
             }
             Effect::Emit(Event::ConflictFound { call, resolution, .. }) => {
                 self.check_conflict(call.key, resolution == ConflictResolution::Rerun);

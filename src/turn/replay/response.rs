@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::recording::Recording;
 use crate::record::{ResponseDisposition, ResponseMessage};
 use crate::transcript::{AttemptResponse, AttemptTranscript, CallTranscript};
-use crate::turn::budget::MAX_CALLS;
+use crate::turn::MAX_CALLS;
 use crate::types::{
     CALLS_MAX, FailureKind, FinishKind, FinishReason, MessagePart, ProviderError, ToolCall,
     ToolOutcome, Usage,

@@ -19,7 +19,7 @@ const EXPIRED: Option<FailureKind> = Some(FailureKind::ApprovalExpired);
 const NOT_RUN: &str = r#"{"status":"rejected","message":"not run: a person rejected the call"}"#;
 const RESULT_REJECTED: &str =
     r#"{"status":"rejected","message":"it ran, but a person rejected its result"}"#;
-const NOT_REVIEWED: &str = r#"{"status":"rejected","message":"it ran, but the run was ended before anybody said whether its result may be seen"}"#;
+const NOT_REVIEWED: &str = r#"{"status":"rejected","message":"it ran, but the run was ended before its result was approved"}"#;
 
 impl Driver {
     /// Decides the pending approval of a call.
@@ -158,8 +158,8 @@ fn an_approval_expires_after_its_timeout() {
     driver.advance_to(10).finish_call(1, "secret").advance_to(day);
     assert!(driver.commit.is_none());
     let before =
-        r#"{"status":"rejected","message":"not run: nobody said in time whether it may run"}"#;
-    let after = r#"{"status":"rejected","message":"it ran, but nobody said in time whether its result may be seen"}"#;
+        r#"{"status":"rejected","message":"not run: no decision about the call arrived in time"}"#;
+    let after = r#"{"status":"rejected","message":"it ran, but no decision about its result arrived in time"}"#;
     driver.advance_to(day + 10).assert_started(&["reviewed#1"]);
     driver.assert_results(&[
         ("asked", REFUSED, EXPIRED, before),
@@ -265,7 +265,7 @@ fn a_review_shows_the_note_of_a_conflict() {
 }
 
 #[test]
-fn the_clock_of_the_run_stands_still_while_only_approvals_are_pending() {
+fn time_with_only_approvals_pending_does_not_count_towards_run_timeout() {
     let mut timed = spec(rules(PARALLEL));
     timed.run_time_left = Some(Duration::from_secs(60));
     let mut driver = Driver::new(timed);

@@ -52,7 +52,7 @@ fn a_rerun_needs_no_second_approval_but_another_permit() {
 }
 
 #[test]
-fn the_clock_of_the_run_goes_on_while_an_approved_call_waits_for_a_permit() {
+fn time_in_which_an_approved_call_waits_for_a_permit_counts_towards_run_timeout() {
     let rules = with_approval("capped", ApprovalPolicy::BEFORE);
     let run_time_left = Some(Duration::from_secs(60));
     let mut driver = Driver::new(TurnSpec { run_time_left, ..spec(rules) });

@@ -148,6 +148,18 @@ fn a_write_of_a_later_call_is_no_conflict() {
 }
 
 #[test]
+fn of_two_calls_that_only_write_a_variable_the_later_one_wins() {
+    for order in [[0, 1], [1, 0]] {
+        let mut driver = calls(&["put", "set"]);
+        for index in order {
+            driver.finish_call_and_use(index, "", &[], &[("x", i64::from(index))]);
+        }
+        assert_eq!(driver.conflicts(), []);
+        driver.assert_variables(&[("x", 1)]);
+    }
+}
+
+#[test]
 fn a_failed_call_writes_nothing_and_causes_no_conflict() {
     let mut driver = calls(&["put", "get"]);
     let failed = ToolOutcome::not_ok(FAILED, FailureKind::ToolError, "no");
@@ -405,7 +417,7 @@ fn a_resumed_turn_resolves_recorded_reports_as_before_the_crash() {
 }
 
 #[test]
-fn a_resumed_turn_knows_the_variables_that_the_original_of_a_duplicate_used() {
+fn a_resumed_turn_restores_the_variables_that_the_original_of_a_duplicate_used() {
     let mut driver = calls(&["get {}", "put", "get {}"]);
     driver.finish_call_and_use(0, "none", &["x"], &[]).finish_call_and_use(1, "", &[], &[("x", 1)]);
     let kept = driver.log.len();

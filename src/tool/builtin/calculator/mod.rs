@@ -67,7 +67,7 @@ impl Tool for Calculator {
         let CalculatorInput { expression } = context.input()?;
         let deadline = Instant::now() + COMPUTING_TIME_MAX;
         let expired = move || Instant::now() >= deadline || context.is_cancelled();
-        evaluate_in_thread(&expression, expired).map(ToolOutput).map_err(ToolError::new)
+        evaluate_in_thread(&expression, expired).map(ToolOutput::from).map_err(ToolError::new)
     }
 }
 

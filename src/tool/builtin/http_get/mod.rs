@@ -81,7 +81,7 @@ impl HttpGet {
     ///
     /// # Errors
     /// When the HTTP client cannot be built.
-    pub fn new(options: HttpGetOptions) -> Result<Self, reqwest::Error> {
+    pub fn new(options: HttpGetOptions) -> Result<Self, HttpClientError> {
         Self::with_dns_lookup(options, resolver::system_lookup())
     }
 
@@ -92,7 +92,7 @@ impl HttpGet {
     pub fn with_dns_lookup(
         options: HttpGetOptions,
         lookup: DnsLookup,
-    ) -> Result<Self, reqwest::Error> {
+    ) -> Result<Self, HttpClientError> {
         let client = |policy| {
             let resolver = Arc::new(Resolver::new(Arc::clone(&lookup), policy));
             crate::tls::client(|| {
@@ -107,8 +107,9 @@ impl HttpGet {
                     .pool_max_idle_per_host(0)
             })
         };
-        let restricted = client(AddressPolicy::PublicOrAllowed(options.allow.clone()))?;
-        let unrestricted = client(AddressPolicy::Any)?;
+        let restricted = AddressPolicy::PublicOrAllowed(options.allow.clone());
+        let restricted = client(restricted).map_err(HttpClientError)?;
+        let unrestricted = client(AddressPolicy::Any).map_err(HttpClientError)?;
         Ok(Self { options, restricted, unrestricted })
     }
 
@@ -200,9 +201,14 @@ impl Tool for HttpGet {
             fetched = timeout(limit, self.get(&url, &headers)) => fetched.unwrap_or(Err(GetError::TimedOut(limit))),
             () = context.cancelled() => Err(GetError::Cancelled),
         };
-        fetched.map(ToolOutput).map_err(ToolError::new)
+        fetched.map(ToolOutput::from).map_err(ToolError::new)
     }
 }
+
+/// The HTTP client cannot be built.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct HttpClientError(reqwest::Error);
 
 /// The reason why nothing was fetched.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,15 @@
-//! Limits of a run: `max_tokens_per_run`, `max_tool_calls_per_run` and `run_timeout`.
+//! Limits of a run: the token budget (`max_tokens_per_run`), `max_tool_calls_per_run` and
+//! `run_timeout`.
 //!
-//! The run counts calls and tokens over its turns (`session::run`). Each turn receives the rest as
-//! its [`Budget`](super::Budget). A turn that exceeds the budget, or the time of the run, is cancelled at once.
+//! The run counts calls and tokens over its turns (`session::run`, `session::meter`). Each turn
+//! receives the rest as its [`Budget`](super::Budget).
+//!
+//! - Token budget: a response that exceeds it is cut off, and the turn ends
+//!   ([`end_if_over_tokens`](Turn::end_if_over_tokens)). A complete answer without calls is kept. If no
+//!   tokens are left, the turn also ends before a retry ([`attempt`](super::attempt)) and before a
+//!   resumed turn requests its response again ([`resume`](super::resume)).
+//! - `max_tool_calls_per_run`: the turn ends when a call opens that exceeds it.
+//! - `run_timeout`: the turn is cancelled at the deadline of the run.
 
 use std::time::Duration;
 
@@ -37,7 +45,8 @@ pub struct LimitHit {
 
 impl Turn {
     /// Ends the turn if its response has used more tokens than the run had left. A complete answer
-    /// is kept: it is paid for, and no further request follows. Returns true if the turn ended.
+    /// without calls is kept: it is paid for, and no further request follows. Returns true if the turn
+    /// ended.
     pub(super) fn end_if_over_tokens(&mut self) -> bool {
         let Some(left) = self.spec.budget.tokens_left else { return false };
         let used = self.tokens_used();
@@ -111,8 +120,8 @@ impl Turn {
         self.handle_cancel(self.now(), CancelReason::RunTimeout);
     }
 
-    /// Returns the deadline of the run. There is none while the turn waits only for approvals,
-    /// because the run's clock stands still.
+    /// Returns the deadline of the run. There is none while the turn waits only for approvals, because
+    /// that time does not count towards `run_timeout`.
     pub(super) fn run_deadline(&self) -> Option<Duration> {
         let counts = self.stage != TurnStage::Finished && !self.clock.is_waiting_for_approval();
         let left = self.spec.run_time_left.filter(|_| counts)?;

@@ -1,12 +1,11 @@
-//! The end of the session actor: the session hibernates, is deleted, or cannot store its records.
+//! The end of the session actor when its records cannot be stored, or when the session is deleted.
+//! Hibernation is in [`hibernate`](super::hibernate).
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use ractor::ActorRef;
 
 use super::SessionActorState;
-use super::run::{ActiveRun, RunCaller};
 use crate::journal::JournalError;
 use crate::runtime::error::HostError;
 use crate::runtime::host_state::SessionSlot;
@@ -16,42 +15,6 @@ use crate::runtime::stored_sessions;
 use crate::runtime::task;
 
 impl SessionActorState {
-    /// Hibernates: ends the actor, because the journal has the session's whole state. Does nothing
-    /// if the last request is more recent than `idle`, if there is a subscriber, or if the session
-    /// has work other than waiting for requests and approvals.
-    pub(super) fn hibernate(&mut self, myself: &ActorRef<SessionMessage>, idle: Duration) {
-        let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
-        let touched = self.live.touched_ms.load(Ordering::Relaxed);
-        let is_quiet = self.shared.clock_ms().saturating_sub(touched) >= idle_ms
-            && self.lingering.is_empty()
-            && self.actors.as_ref().is_none_or(RunActors::run_no_tool)
-            && !self.is_recovering()
-            && !self.shared.is_closing();
-        let is_awaited = self.run.as_deref().is_some_and(ActiveRun::is_awaited)
-            || self.callers.values().any(RunCaller::is_awaited);
-        if !is_quiet || is_awaited || !self.session.may_hibernate() {
-            return;
-        }
-        // Removal from the index and closing are one step for other requests: each request finds
-        // this session or its successor.
-        let leaves = self.shared.leave_index(&self.id, myself.get_id(), || {
-            let leaves = self.publisher.close_if_unwatched();
-            if leaves && !self.log.close_if_durable() {
-                self.publisher.reopen();
-                return false;
-            }
-            self.live.leaving.store(leaves, Ordering::Release);
-            leaves
-        });
-        if leaves {
-            if let Some(until) = self.approvals_expire_at() {
-                self.shared.alarms.lock().insert((until, self.id.clone()));
-            }
-            // An open run continues from its records when the session wakes.
-            myself.stop(None);
-        }
-    }
-
     /// Ends the session because a record could not be stored. The state in memory may be ahead of
     /// the journal, so the next request reads the session from the journal again.
     pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {

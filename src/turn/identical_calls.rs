@@ -1,4 +1,5 @@
-//! Duplicates: identical calls of one response, of which only the first one runs.
+//! Identical calls of one response: only the first one runs. (Duplicate ids are another rule:
+//! [`call_id`](super::call_id).)
 //!
 //! Two calls are identical if they have the same name and the same arguments (as canonical JSON).
 //! The later one is a duplicate and gets a copy of the outcome of the first, with these exceptions:

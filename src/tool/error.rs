@@ -1,0 +1,167 @@
+//! The error of a call: the text for the model, and the chain of causes for the log.
+
+use std::error::Error;
+use std::fmt;
+
+use crate::types::excerpt;
+
+/// Maximum number of characters of another error's text that the model reads.
+const SOURCE_TEXT_CHARS_MAX: usize = 200;
+
+/// The error of a call that failed. The model reads its message after `Error: `.
+///
+/// `?` converts every error. The message is then the text of that error, without those of its
+/// sources and cut at 200 characters; the log has the whole chain. [`shown`](Self::shown) replaces
+/// the message for the model:
+///
+/// ```
+/// use callsheet::tool::ToolError;
+///
+/// fn port(text: &str) -> Result<u16, ToolError> {
+///     if text.is_empty() {
+///         return Err(ToolError::new("the port is missing"));
+///     }
+///     Ok(text.parse::<u16>()?)
+/// }
+///
+/// assert_eq!(port("").unwrap_err().message(), "the port is missing");
+/// assert_eq!(port("eighty").unwrap_err().message(), "invalid digit found in string");
+///
+/// let error = port("eighty").unwrap_err().shown("give the port as a number");
+/// assert_eq!(error.message(), "give the port as a number");
+/// assert!(error.source().is_some());
+/// ```
+///
+/// It does not implement [`std::error::Error`], which would rule out this conversion, but `?`
+/// converts it to a boxed error.
+pub struct ToolError {
+    message: String,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl ToolError {
+    /// Makes an error with a message, which the model reads in full. There is no source to log.
+    #[must_use]
+    pub fn new(message: impl fmt::Display) -> Self {
+        Self { message: message.to_string(), source: None }
+    }
+
+    /// Replaces the message for the model. The source stays for the log.
+    #[must_use]
+    pub fn shown(self, message: impl Into<String>) -> Self {
+        Self { message: message.into(), ..self }
+    }
+
+    /// Returns the message for the model.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Returns the error that this one was converted from.
+    #[must_use]
+    pub fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(self.source.as_deref()?)
+    }
+
+    /// Returns the texts of the converted error and of all its sources, for the log.
+    pub(crate) fn source_chain(&self) -> Option<String> {
+        let mut error = self.source()?;
+        let mut chain = error.to_string();
+        while let Some(source) = error.source() {
+            chain.push_str(": ");
+            chain.push_str(&source.to_string());
+            error = source;
+        }
+        Some(chain)
+    }
+}
+
+impl<E: Error + Send + Sync + 'static> From<E> for ToolError {
+    fn from(error: E) -> Self {
+        let message = excerpt(&error.to_string(), SOURCE_TEXT_CHARS_MAX);
+        Self { message, source: Some(Box::new(error)) }
+    }
+}
+
+impl fmt::Display for ToolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl fmt::Debug for ToolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ToolError")
+            .field("message", &self.message)
+            .field("source", &self.source)
+            .finish()
+    }
+}
+
+/// A [`ToolError`] as an error of the standard library.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+struct BoxedToolError {
+    message: String,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl From<ToolError> for Box<dyn Error + Send + Sync> {
+    fn from(ToolError { message, source }: ToolError) -> Self {
+        Box::new(BoxedToolError { message, source })
+    }
+}
+
+impl From<ToolError> for Box<dyn Error> {
+    fn from(ToolError { message, source }: ToolError) -> Self {
+        Box::new(BoxedToolError { message, source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("query {query:?}")]
+    struct QueryError {
+        query: String,
+        source: std::num::ParseIntError,
+    }
+
+    fn query(query: &str) -> Result<u8, ToolError> {
+        let parsed = query.parse::<u8>();
+        Ok(parsed.map_err(|source| QueryError { query: query.to_owned(), source })?)
+    }
+
+    #[test]
+    fn the_model_reads_the_top_error_and_the_log_has_the_chain() {
+        let error = query("x").unwrap_err();
+        assert_eq!(error.to_string(), "query \"x\"");
+        let chain = "query \"x\": invalid digit found in string";
+        assert_eq!(error.source_chain().as_deref(), Some(chain));
+        let error = error.shown("no such query");
+        assert_eq!(error.message(), "no such query");
+        assert_eq!(error.source_chain().as_deref(), Some(chain));
+        assert!(error.source().is_some_and(<dyn Error>::is::<QueryError>));
+    }
+
+    #[test]
+    fn the_text_of_a_converted_error_is_cut_but_a_message_is_not() {
+        let long = "x".repeat(300);
+        let error = query(&long).unwrap_err();
+        assert_eq!(error.message().chars().count(), 201);
+        assert!(error.message().starts_with("query \"xxx") && error.message().ends_with('…'));
+        assert!(error.source_chain().is_some_and(|chain| chain.contains(&long)));
+        assert_eq!(ToolError::new(&long).message(), long);
+        assert_eq!(ToolError::new(&long).source_chain(), None);
+    }
+
+    #[test]
+    fn a_tool_error_becomes_a_boxed_error_with_its_source() {
+        let boxed: Box<dyn Error> = query("x").unwrap_err().shown("no").into();
+        assert_eq!(boxed.to_string(), "no");
+        assert!(boxed.source().is_some_and(<dyn Error>::is::<QueryError>));
+    }
+}

@@ -1,0 +1,155 @@
+//! Typed tools: a type or a closure whose input and output types give the schema, the arguments and
+//! the result.
+
+use std::marker::PhantomData;
+
+use async_trait::async_trait;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+
+/// A tool whose input and output are Rust types. Each typed tool is a [`Tool`].
+///
+/// ```
+/// use callsheet::tool::{ToolContext, ToolError, ToolSpec, TypedTool};
+///
+/// #[derive(serde::Deserialize, schemars::JsonSchema)]
+/// struct Query {
+///     /// The name of the table.
+///     table: String,
+/// }
+///
+/// #[derive(serde::Serialize)]
+/// struct Rows { count: usize }
+///
+/// /// A tool with state: the tables of a database.
+/// struct CountRows { tables: std::collections::HashMap<String, usize> }
+///
+/// impl TypedTool for CountRows {
+///     type Input = Query;
+///     type Output = Rows;
+///
+///     fn spec(&self) -> ToolSpec {
+///         ToolSpec::named("count_rows", "Counts the rows of a table.").pure()
+///     }
+///
+///     async fn call(&self, input: Query, _context: ToolContext) -> Result<Rows, ToolError> {
+///         let missing = || ToolError::new(format!("there is no table {:?}", input.table));
+///         Ok(Rows { count: *self.tables.get(&input.table).ok_or_else(missing)? })
+///     }
+/// }
+/// # let mut tools = callsheet::tool::ToolRegistry::new();
+/// # tools.register(CountRows { tables: Default::default() })?;
+/// # assert!(tools.tool("count_rows").is_some_and(|tool| tool.spec.input.as_value()["required"][0] == "table"));
+/// # Ok::<(), callsheet::tool::RegistryError>(())
+/// ```
+pub trait TypedTool: Send + Sync + 'static {
+    /// The type of the arguments. The tool's schema is derived from it, with the comments of its
+    /// fields as their descriptions. A struct, because arguments are a JSON object, or `()` if there
+    /// are none. The compiler demands that it is as public as the tool.
+    type Input: DeserializeOwned + JsonSchema + Send;
+
+    /// The type of the result. The model reads it as compact JSON, and a `String` as plain text.
+    type Output: Serialize + Send + 'static;
+
+    /// Returns the tool's name, description and scheduling policy, made with [`ToolSpec::named`].
+    /// The schema is always that of `Input`. Called once, at registration.
+    fn spec(&self) -> ToolSpec;
+
+    /// Runs one call. [`Tool::run`] describes cancellation.
+    ///
+    /// # Errors
+    /// When the call fails; the model reads the message of the [`ToolError`].
+    fn call(
+        &self,
+        input: Self::Input,
+        context: ToolContext,
+    ) -> impl Future<Output = Result<Self::Output, ToolError>> + Send;
+}
+
+#[async_trait]
+impl<T: TypedTool> Tool for T {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec { input: InputSchema::of::<T::Input>(), ..TypedTool::spec(self) }
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let input = context.input()?;
+        ToolOutput::from_value(self.call(input, context).await?)
+    }
+}
+
+/// A closure as a tool.
+struct FunctionTool<Input, F> {
+    spec: ToolSpec,
+    function: F,
+    _input: PhantomData<fn(Input)>,
+}
+
+impl<Input, Output, F, Ran> TypedTool for FunctionTool<Input, F>
+where
+    Input: DeserializeOwned + JsonSchema + Send + 'static,
+    Output: Serialize + Send + 'static,
+    F: Fn(Input, ToolContext) -> Ran + Send + Sync + 'static,
+    Ran: Future<Output = Result<Output, ToolError>> + Send + 'static,
+{
+    type Input = Input;
+    type Output = Output;
+
+    fn spec(&self) -> ToolSpec {
+        self.spec.clone()
+    }
+
+    fn call(
+        &self,
+        input: Input,
+        context: ToolContext,
+    ) -> impl Future<Output = Result<Output, ToolError>> + Send {
+        (self.function)(input, context)
+    }
+}
+
+impl ToolSpec {
+    /// Makes a tool of a closure. The types of the closure give the schema and the result, as those
+    /// of a [`TypedTool`] do.
+    ///
+    /// ```
+    /// use callsheet::tool::{ToolRegistry, ToolSpec};
+    ///
+    /// #[derive(serde::Deserialize, schemars::JsonSchema)]
+    /// struct Text { text: String }
+    ///
+    /// let count_words = ToolSpec::named("count_words", "Counts the words of a text.")
+    ///     .pure()
+    ///     .into_tool(async |input: Text, _| Ok(input.text.split_whitespace().count()));
+    /// # let mut tools = ToolRegistry::new();
+    /// # tools.register(count_words)?;
+    /// # Ok::<(), callsheet::tool::RegistryError>(())
+    /// ```
+    ///
+    /// A closure that uses a value of its environment clones it for each call:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::sync::atomic::AtomicU64;
+    /// # use std::sync::atomic::Ordering;
+    /// # use callsheet::tool::ToolSpec;
+    /// let calls = Arc::new(AtomicU64::new(0));
+    /// let number = ToolSpec::named("number", "Numbers its calls.").into_tool(move |(): (), _| {
+    ///     let calls = Arc::clone(&calls);
+    ///     async move { Ok(calls.fetch_add(1, Ordering::Relaxed)) }
+    /// });
+    /// # let _ = number;
+    /// ```
+    pub fn into_tool<Input, Output, F, Ran>(self, function: F) -> impl Tool
+    where
+        Input: DeserializeOwned + JsonSchema + Send + 'static,
+        Output: Serialize + Send + 'static,
+        F: Fn(Input, ToolContext) -> Ran + Send + Sync + 'static,
+        Ran: Future<Output = Result<Output, ToolError>> + Send + 'static,
+    {
+        FunctionTool { spec: self, function, _input: PhantomData }
+    }
+}
