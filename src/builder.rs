@@ -111,7 +111,7 @@ impl HostBuilder {
     /// Starts the host. It continues the runs that the journal's last host left unfinished.
     ///
     /// # Errors
-    /// When two tools have the same name, an agent names a model or a tool that does not exist, a
+    /// If two tools have the same name, an agent names a model or a tool that does not exist, a
     /// limit is invalid, or the journal cannot be opened.
     pub async fn start(self) -> Result<Host, HostError> {
         let Self { mut config, tools, offered, journal, error } = self;

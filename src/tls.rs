@@ -14,7 +14,7 @@ use rustls::crypto::CryptoProvider;
 /// certificates.
 ///
 /// # Errors
-/// When the settings are invalid.
+/// If the settings are invalid.
 pub fn client(describe: impl Fn() -> ClientBuilder) -> reqwest::Result<Client> {
     install_provider();
     describe().build().or_else(|first| {

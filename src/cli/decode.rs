@@ -28,7 +28,7 @@ pub enum DecodeError {
 /// otherwise the first bytes of the body.
 ///
 /// # Errors
-/// When the recording cannot be read. Faults of its content are reported in the result.
+/// If the recording cannot be read. Faults of its content are reported in the result.
 pub fn run(
     wire: Wire,
     framing: Option<Framing>,

@@ -73,7 +73,7 @@ impl<O: Write, E: Write> Screen<O, E> {
     /// Writes permanent output and redraws the lines of open calls below it.
     ///
     /// # Errors
-    /// When stdout cannot be written.
+    /// If stdout cannot be written.
     pub(super) fn update(
         &mut self,
         items: impl IntoIterator<Item = ScreenItem>,
@@ -122,7 +122,7 @@ impl<O: Write, E: Write> Screen<O, E> {
     /// Writes a prompt and leaves the cursor after it.
     ///
     /// # Errors
-    /// When stdout cannot be written.
+    /// If stdout cannot be written.
     pub(super) fn prompt(&mut self, prompt: &str) -> io::Result<()> {
         self.erase();
         self.end_line()?;
@@ -133,7 +133,7 @@ impl<O: Write, E: Write> Screen<O, E> {
     /// Ends the answer. Writes the whole answer now if it was not streamed, or not completely.
     ///
     /// # Errors
-    /// When stdout cannot be written.
+    /// If stdout cannot be written.
     pub(super) fn finish(&mut self, answer: &str, complete: bool) -> io::Result<()> {
         self.erase();
         self.end_line()?;

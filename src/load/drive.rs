@@ -88,7 +88,7 @@ struct LoadTest {
 /// are open then are counted as unfinished.
 ///
 /// # Errors
-/// When the test could not start.
+/// If the test could not start.
 pub async fn run(
     options: LoadOptions,
     counts: Arc<LoadProgress>,

@@ -46,7 +46,7 @@ fn memory_in(status: &str) -> Option<ProcessMemory> {
 /// Raises the limit of open files so that each session can have a connection.
 ///
 /// # Errors
-/// When the limit cannot be raised far enough.
+/// If the limit cannot be raised far enough.
 pub fn raise_open_files(sessions: u32) -> Result<(), LoadError> {
     let needed = u64::from(sessions) + OTHER_FILES;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

@@ -90,7 +90,7 @@ impl ServiceProcess {
     /// Starts the process: `program` with these arguments must call [`serve`]. Blocks until it listens.
     ///
     /// # Errors
-    /// When the process does not start or does not listen.
+    /// If the process does not start or does not listen.
     pub fn start(program: &Path, arguments: &[String]) -> Result<Self, LoadError> {
         let failed = |error: io::Error| LoadError::Service(error.to_string());
         let mut child = Command::new(program)
@@ -140,7 +140,7 @@ fn kill(child: &mut Child) {
 /// Runs the service: prints its address on stdout, and serves until stdin ends.
 ///
 /// # Errors
-/// When it cannot listen, or stdout is closed.
+/// If it cannot listen, or stdout is closed.
 pub async fn serve(workload: Workload) -> io::Result<()> {
     let options = RehearsalOptions {
         script: workload.script(),

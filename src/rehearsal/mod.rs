@@ -100,7 +100,7 @@ impl Rehearsal {
     /// Starts a server.
     ///
     /// # Errors
-    /// When the address cannot be bound.
+    /// If the address cannot be bound.
     pub async fn start(options: RehearsalOptions) -> io::Result<Self> {
         let listener = TcpListener::bind(options.listen).await?;
         let address = listener.local_addr()?;
@@ -127,7 +127,7 @@ impl Rehearsal {
     /// Starts a server with a script on a free port, without pauses.
     ///
     /// # Errors
-    /// When no port can be bound.
+    /// If no port can be bound.
     pub async fn with_script(script: Script) -> io::Result<Self> {
         Self::start(RehearsalOptions { script, ..RehearsalOptions::default() }).await
     }

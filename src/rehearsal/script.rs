@@ -210,7 +210,7 @@ impl Script {
     /// Parses a script from JSON.
     ///
     /// # Errors
-    /// When the text is not a script; the error names the position.
+    /// If the text is not a script; the error names the position.
     pub fn from_json(text: &str) -> Result<Self, InvalidScript> {
         serde_json::from_str(text).map_err(|error| InvalidScript(error.to_string()))
     }

@@ -59,7 +59,7 @@ impl SessionHandle {
     /// Returns the agent's name.
     ///
     /// # Errors
-    /// When there is no such session.
+    /// If there is no such session.
     pub async fn agent(&self) -> Result<String, HostError> {
         Ok(self.link.live(&self.id).await?.agent.clone())
     }
@@ -78,7 +78,7 @@ impl SessionHandle {
     /// [`RunRequest::request`] was seen before, returns the run that was started then.
     ///
     /// # Errors
-    /// When the run asks for more than its agent may have, when the session has a run already (and
+    /// If the run asks for more than its agent may have, when the session has a run already (and
     /// the request does not wait, or too many do) or is closed, and when the host is full or
     /// shutting down.
     pub async fn start_run(&self, request: impl Into<RunRequest>) -> Result<StartedRun, HostError> {
@@ -128,7 +128,7 @@ impl SessionHandle {
     /// subscribers does not hibernate.
     ///
     /// # Errors
-    /// When there is no such session.
+    /// If there is no such session.
     pub async fn subscribe(&self) -> Result<Subscription, HostError> {
         Ok(self.with_awake(|live| live.feed_access.subscribe()).await?.0)
     }
@@ -159,7 +159,7 @@ impl SessionHandle {
     /// the position's attempt is void by now, the events continue after that text.
     ///
     /// # Errors
-    /// When no event with that id exists, or the session is closed.
+    /// If no event with that id exists, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<SessionEvents, HostError> {
         let from = |live: &AwakeSession| {
             SessionEvents::from(&live.feed_access, &self.id, &live.agent, after)
@@ -179,7 +179,7 @@ impl SessionHandle {
     /// Returns the session's events from now on, starting with the states of the open calls.
     ///
     /// # Errors
-    /// When the session is closed.
+    /// If the session is closed.
     pub async fn watch_from_now(&self) -> Result<SessionEvents, HostError> {
         Ok(self.with_awake(|live| SessionEvents::from_now(&live.feed_access)).await?.0)
     }
@@ -189,7 +189,7 @@ impl SessionHandle {
     /// [`ToolContext::extension`](crate::tool::ToolContext::extension).
     ///
     /// # Errors
-    /// When there is no such session.
+    /// If there is no such session.
     pub async fn add_extension<T: Send + Sync + 'static>(&self, value: T) -> Result<(), HostError> {
         self.link.live(&self.id).await?;
         let mut values = Extensions::new();
@@ -230,7 +230,7 @@ impl SessionHandle {
     /// Ends the current run, if there is one. Returns when the session has received the request.
     ///
     /// # Errors
-    /// When the session is closed.
+    /// If the session is closed.
     pub async fn stop(&self, mode: StopMode) -> Result<(), HostError> {
         let stop = |reply| SessionMessage::Stop { mode, reply };
         let (seq, live) = self.link.ask(&self.id, stop).await?;
@@ -241,7 +241,7 @@ impl SessionHandle {
     /// Returns the position of the session's last record.
     ///
     /// # Errors
-    /// When no run waits to be resumed, or the session is closed.
+    /// If no run waits to be resumed, or the session is closed.
     pub async fn resume(&self) -> Result<Seq, HostError> {
         let resume = |reply| SessionMessage::Resume { reply };
         self.link.ask(&self.id, resume).await?.0
@@ -251,7 +251,7 @@ impl SessionHandle {
     /// again is not an error. Returns when the decision is durable.
     ///
     /// # Errors
-    /// When the call has no open question, the decision is about other arguments, another decision
+    /// If the call has no open question, the decision is about other arguments, another decision
     /// was made before, or the session is closed.
     pub async fn decide(&self, key: CallKey, decision: ApprovalDecision) -> Result<(), HostError> {
         for _ in 0..DECIDE_TRIES {
@@ -283,7 +283,7 @@ impl SessionHandle {
     /// Returns a snapshot of the session, durable or not.
     ///
     /// # Errors
-    /// When the session is closed.
+    /// If the session is closed.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, HostError> {
         let snapshot = |reply| SessionMessage::Snapshot { reply };
         Ok(self.link.ask(&self.id, snapshot).await?.0)
@@ -292,7 +292,7 @@ impl SessionHandle {
     /// Returns a snapshot once it is durable.
     ///
     /// # Errors
-    /// When the session is closed, or its records cannot be stored.
+    /// If the session is closed, or its records cannot be stored.
     pub async fn stored_snapshot(&self) -> Result<SessionSnapshot, HostError> {
         let snapshot = |reply| SessionMessage::Snapshot { reply };
         let (snapshot, live) = self.link.ask(&self.id, snapshot).await?;
@@ -304,7 +304,7 @@ impl SessionHandle {
     /// session is not an error.
     ///
     /// # Errors
-    /// When the records cannot be deleted.
+    /// If the records cannot be deleted.
     pub async fn close(&self) -> Result<(), HostError> {
         match self.delete().await {
             Err(HostError::NoSuchSession(_) | HostError::SessionClosed) => Ok(()),
@@ -315,7 +315,7 @@ impl SessionHandle {
     /// Closes an existing session.
     ///
     /// # Errors
-    /// When there is no such session, or its records cannot be deleted.
+    /// If there is no such session, or its records cannot be deleted.
     pub async fn delete(&self) -> Result<(), HostError> {
         let shared = Arc::clone(&self.link.shared);
         loop {
@@ -376,7 +376,7 @@ impl StartedRun {
     /// Waits until the request for the run is durable.
     ///
     /// # Errors
-    /// When it cannot be stored.
+    /// If it cannot be stored.
     pub fn wait_stored(&self) -> impl Future<Output = Result<(), HostError>> + Send + use<> {
         let (log, seq) = (Arc::clone(&self.log), self.seq);
         async move { Ok(log.wait_durable(seq).await?) }

@@ -25,7 +25,7 @@ impl SessionHandle {
     /// Returns the stored records after a position, in order.
     ///
     /// # Errors
-    /// When they cannot be read, or the host shuts down.
+    /// If they cannot be read, or the host shuts down.
     pub async fn records(&self, after: Seq) -> Result<Vec<JournalEntry>, HostError> {
         let (shared, id) = (Arc::clone(&self.link.shared), self.id().clone());
         Ok(self.link.read(move || shared.journal.read(&id, after)).await??)

@@ -53,7 +53,7 @@ use state::{ApiState, AppState};
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
 ///
 /// # Errors
-/// When the listener's address cannot be read, or is not loopback and the options have no token.
+/// If the listener's address cannot be read, or is not loopback and the options have no token.
 pub fn serve(
     listener: TcpListener,
     host: Host,

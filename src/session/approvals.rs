@@ -11,7 +11,7 @@ use crate::types::CallKey;
 pub struct OpenApproval {
     /// The request.
     pub request: ApprovalRequest,
-    /// When it was requested: Unix time in milliseconds.
+    /// The time of the request: Unix time in milliseconds.
     pub asked_at: u64,
 }
 

@@ -17,7 +17,7 @@ impl Session {
     /// Checks a request to start a run. With `may_queue` the run may wait for the current one.
     ///
     /// # Errors
-    /// When the request is refused.
+    /// If the request is refused.
     pub fn admit_run(
         &self,
         input: &Content,
@@ -48,7 +48,7 @@ impl Session {
     /// `inputs_max` inputs may wait.
     ///
     /// # Errors
-    /// When the run cannot wait.
+    /// If the run cannot wait.
     pub fn handle_run_request(
         &mut self,
         run: RunInput,
@@ -83,7 +83,7 @@ impl Session {
     /// accepted before. At most `inputs_max` inputs may wait.
     ///
     /// # Errors
-    /// When the request is refused.
+    /// If the request is refused.
     pub fn handle_steer(
         &mut self,
         input: Content,
@@ -137,7 +137,7 @@ impl Session {
     /// Resumes an interrupted run.
     ///
     /// # Errors
-    /// When no run is suspended.
+    /// If no run is suspended.
     pub fn handle_resume(&mut self, now: Duration) -> Result<(), SessionRefusal> {
         if !self.is_suspended() {
             return Err(SessionRefusal::NotSuspended);

@@ -149,7 +149,7 @@ impl Session {
     /// A `TurnCommitted` changes nothing by itself, see [`Session`].
     ///
     /// # Errors
-    /// When the record contradicts the ones before it.
+    /// If the record contradicts the ones before it.
     pub fn apply(
         &mut self,
         at: RecordedAt,

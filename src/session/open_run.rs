@@ -82,7 +82,7 @@ pub struct OpenTurn {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct RunClock {
     elapsed: Duration,
-    /// When `elapsed` was set, on the session's clock.
+    /// The time when `elapsed` was set, on the session's clock.
     set_at: Duration,
 }
 

@@ -33,7 +33,7 @@ pub struct PastRun {
 /// Returns the run with this id if it has ended.
 ///
 /// # Errors
-/// When a record up to its end contradicts the ones before it.
+/// If a record up to its end contradicts the ones before it.
 pub fn past_run(
     entries: &[JournalEntry],
     id: &RunId,

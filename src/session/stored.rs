@@ -17,7 +17,7 @@ pub struct StoredSession {
     pub session: Session,
     /// The name of the session's agent.
     pub agent: String,
-    /// When the session was opened or forked: Unix time in milliseconds.
+    /// The time when the session was opened or forked: Unix time in milliseconds.
     pub opened: u64,
     /// The position of the last record.
     pub last: Seq,
@@ -40,7 +40,7 @@ impl StoredSession {
     /// overrides.
     ///
     /// # Errors
-    /// When a record contradicts the ones before it.
+    /// If a record contradicts the ones before it.
     pub fn read(entries: &[JournalEntry], limits_of: LimitsOf<'_>) -> Result<Self, RebuildError> {
         let mut reader = SessionReader::new(limits_of);
         for entry in entries {
@@ -56,7 +56,7 @@ impl StoredSession {
     /// Drops the later entries and appends the record of the fork.
     ///
     /// # Errors
-    /// When a record contradicts the ones before it.
+    /// If a record contradicts the ones before it.
     pub fn fork(
         entries: &mut Vec<JournalEntry>,
         from: SessionId,

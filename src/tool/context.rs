@@ -95,7 +95,7 @@ impl ToolContext {
     /// deserialised.
     ///
     /// # Errors
-    /// When they do not fit `Input`. This cannot happen if the tool's schema was derived from
+    /// If they do not fit `Input`. This cannot happen if the tool's schema was derived from
     /// `Input`, because arguments are checked against the schema before the call.
     pub fn input<Input: DeserializeOwned>(&self) -> Result<Input, ToolError> {
         let arguments = self.arguments();
@@ -121,7 +121,7 @@ impl ToolContext {
     /// the host, only those that were given since are there.
     ///
     /// # Errors
-    /// When no value of this type was given.
+    /// If no value of this type was given.
     ///
     /// ```
     /// use callsheet::tool::{ToolContext, ToolError};
@@ -146,7 +146,7 @@ impl ToolContext {
     /// writes are discarded.
     ///
     /// # Errors
-    /// When the value is no `T`.
+    /// If the value is no `T`.
     ///
     /// ```
     /// # use callsheet::tool::{ToolContext, ToolError};
@@ -168,7 +168,7 @@ impl ToolContext {
     /// and every earlier call of the turn has its outcome. Until then no other call sees them.
     ///
     /// # Errors
-    /// When the name does not have 1 to 128 bytes, the value cannot be serialised, the call writes
+    /// If the name does not have 1 to 128 bytes, the value cannot be serialised, the call writes
     /// more than `max_variables_bytes`, or the call has ended. Nothing is written then.
     pub fn set(&self, name: &str, value: impl Serialize) -> Result<(), ToolError> {
         let value = serde_json::to_value(value)?;

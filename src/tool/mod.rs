@@ -100,7 +100,7 @@ pub trait Tool: Send + Sync + 'static {
     /// [`ToolContext::cancelled`], which fires `cancel_grace` earlier.
     ///
     /// # Errors
-    /// When the call fails; the model reads the message. A panic is caught and ends only this call.
+    /// If the call fails; the model reads the message. A panic is caught and ends only this call.
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError>;
 }
 

@@ -18,7 +18,7 @@ impl ToolOutput {
     /// string without quotes.
     ///
     /// # Errors
-    /// When the value cannot be serialised, for example because a map has keys that are no strings.
+    /// If the value cannot be serialised, for example because a map has keys that are no strings.
     ///
     /// ```
     /// use callsheet::tool::ToolOutput;

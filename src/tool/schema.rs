@@ -41,7 +41,7 @@ impl InputSchema {
     /// Compiles a schema.
     ///
     /// # Errors
-    /// When it is not a valid JSON schema, or refers to another document.
+    /// If it is not a valid JSON schema, or refers to another document.
     pub fn parse(schema: Value) -> Result<Self, InvalidSchema> {
         let validator =
             jsonschema::validator_for(&schema).map_err(|e| InvalidSchema(e.to_string()))?;

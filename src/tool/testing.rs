@@ -109,7 +109,7 @@ impl ToolTest {
     /// Sets a variable of the session.
     ///
     /// # Panics
-    /// When the value cannot be serialised.
+    /// If the value cannot be serialised.
     #[must_use]
     #[track_caller]
     pub fn variable(mut self, name: &str, value: impl Serialize) -> Self {
@@ -220,7 +220,7 @@ impl TestedCall {
     /// Returns the text that the model reads.
     ///
     /// # Panics
-    /// When the call failed.
+    /// If the call failed.
     #[must_use]
     #[track_caller]
     pub fn text(&self) -> &str {
@@ -233,7 +233,7 @@ impl TestedCall {
     /// Returns the output as a value, deserialised from the text that the model reads.
     ///
     /// # Panics
-    /// When the call failed, or the output has another type.
+    /// If the call failed, or the output has another type.
     #[must_use]
     #[track_caller]
     pub fn output<T: DeserializeOwned>(&self) -> T {
@@ -251,7 +251,7 @@ impl TestedCall {
     /// Returns the error for the model.
     ///
     /// # Panics
-    /// When the call succeeded.
+    /// If the call succeeded.
     #[must_use]
     #[track_caller]
     pub fn error(&self) -> &ToolError {

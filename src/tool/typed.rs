@@ -61,7 +61,7 @@ pub trait TypedTool: Send + Sync + 'static {
     /// Runs one call. [`Tool::run`] describes cancellation.
     ///
     /// # Errors
-    /// When the call fails; the model reads the message of the [`ToolError`].
+    /// If the call fails; the model reads the message of the [`ToolError`].
     fn call(
         &self,
         input: Self::Input,

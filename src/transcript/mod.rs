@@ -43,7 +43,7 @@ pub struct RecordLocation {
     pub index: usize,
     /// Its number in the session's journal.
     pub seq: Seq,
-    /// When it was appended: Unix time in milliseconds.
+    /// If it was appended: Unix time in milliseconds.
     pub time: u64,
 }
 

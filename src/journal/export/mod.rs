@@ -37,7 +37,7 @@ pub fn jsonl(entry: &JournalEntry) -> String {
 /// less. A turn that is not committed has no messages.
 ///
 /// # Errors
-/// When a record contradicts the ones before it.
+/// If a record contradicts the ones before it.
 #[expect(clippy::expect_used, reason = "messages always have a JSON form")]
 pub fn openai(entries: &[JournalEntry]) -> Result<String, RebuildError> {
     let (messages, _) = whole_history(entries)?.request_messages();

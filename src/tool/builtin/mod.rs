@@ -41,7 +41,7 @@ pub struct BuiltinOptions {
 /// it has a root, `read_file`.
 ///
 /// # Errors
-/// When the directory cannot be opened, an allow rule is invalid, or the HTTP client cannot be
+/// If the directory cannot be opened, an allow rule is invalid, or the HTTP client cannot be
 /// built.
 pub fn builtin(options: &BuiltinOptions) -> Result<ToolRegistry, BuiltinError> {
     let mut registry = ToolRegistry::new();

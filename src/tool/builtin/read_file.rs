@@ -33,7 +33,7 @@ impl ReadFile {
     /// Opens the directory. At most `bytes_max` bytes of each file are read.
     ///
     /// # Errors
-    /// When the directory cannot be opened.
+    /// If the directory cannot be opened.
     pub fn new(root: &Path, bytes_max: usize) -> io::Result<Self> {
         Ok(Self { root: Dir::open_ambient_dir(root, ambient_authority())?, bytes_max })
     }

@@ -80,7 +80,7 @@ impl HttpGet {
     /// Makes the tool with the system's DNS lookup.
     ///
     /// # Errors
-    /// When the HTTP client cannot be built.
+    /// If the HTTP client cannot be built.
     pub fn new(options: HttpGetOptions) -> Result<Self, HttpClientError> {
         Self::with_dns_lookup(options, resolver::system_lookup())
     }
@@ -88,7 +88,7 @@ impl HttpGet {
     /// Makes the tool with another DNS lookup. The addresses that it returns are checked as well.
     ///
     /// # Errors
-    /// When the HTTP client cannot be built.
+    /// If the HTTP client cannot be built.
     pub fn with_dns_lookup(
         options: HttpGetOptions,
         lookup: DnsLookup,
