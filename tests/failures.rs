@@ -162,8 +162,8 @@ async fn x_should_retry_decides_about_a_retry() {
 async fn retry_after_as_a_date_is_respected() {
     for (wait, earliest_ms, latest_ms) in [(100, 95_000, 100_000), (-100, 0, 500)] {
         let date = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(wait);
-        let date = jiff::fmt::rfc2822::to_string(&date.to_zoned(jiff::tz::TimeZone::UTC));
-        let limited = Response { retry_after: date.ok(), ..Response::status(429) };
+        let date = httpdate::fmt_http_date(date.into());
+        let limited = Response { retry_after: Some(date), ..Response::status(429) };
         let (world, _) = scripted([limited]).await;
         let mut run = world.session.start_run("go").await.expect("a run");
         until_event(&mut run.events, |event| {
