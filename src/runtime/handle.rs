@@ -17,6 +17,7 @@ use super::ids;
 use super::message::{RunAccepted, SessionMessage};
 use super::report::RunReport;
 use super::request::RunRequest;
+use super::run_events::{RunEvent, RunEventReader};
 use super::session_events::SessionEvents;
 use super::snapshot::SessionSnapshot;
 use super::stored_sessions;
@@ -95,7 +96,9 @@ impl SessionHandle {
         let log = Arc::clone(&accepted_by.log);
         let report = stored_sessions::told(self.clone(), id.clone(), report, Arc::clone(&log));
         let report = ReportFuture::new(report);
-        Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, log })
+        let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
+        let reader = RunEventReader::new(self.clone(), id.clone(), before);
+        Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, log, reader })
     }
 
     /// Starts a run and waits for its end.
@@ -370,9 +373,43 @@ pub struct StartedRun {
     /// because the session was closed or the host shut down, has no report.
     pub report: ReportFuture,
     log: Arc<SessionLog>,
+    reader: RunEventReader,
 }
 
 impl StartedRun {
+    /// Returns the run's next event, or `None` after the last one. All of the run's events are
+    /// returned, even to a slow reader and for a run that was requested before; text may come in
+    /// larger parts then.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// let mut run = session.start_run("Say hello.").await?;
+    /// while let Some(event) = run.next_event().await? {
+    ///     match event {
+    ///         RunEvent::Text(text) => print!("{text}"),
+    ///         RunEvent::ApprovalRequested(question) => question.approve().await?,
+    ///         _ => {}
+    ///     }
+    /// }
+    /// let report = run.report.await?;
+    /// # assert_eq!(report.run_end.as_str(), "answered");
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// If the session is closed, or its journal fails.
+    pub async fn next_event(&mut self) -> Result<Option<RunEvent>, HostError> {
+        if !std::mem::replace(&mut self.events_are_complete, true) {
+            self.reader.read_stored().await?;
+        }
+        self.reader.next(&mut self.events).await
+    }
+
     /// Waits until the request for the run is durable.
     ///
     /// # Errors
