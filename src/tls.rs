@@ -1,47 +1,66 @@
 //! HTTP clients with TLS.
 //!
-//! `reqwest` is built without a cryptography provider: it uses the one that the process has
-//! installed, and panics without one. It also refuses to build a client on a machine without CA
-//! certificates, although plain HTTP would work there.
+//! Nothing of the process is changed: each client has a TLS configuration of its own, so a program
+//! may install a cryptography provider for itself at any time. `reqwest` alone would use the
+//! process's provider and panic without one. It would also refuse to build a client on a machine
+//! without CA certificates, although plain HTTP works there.
+
+use std::error::Error;
+use std::sync::Arc;
 
 use reqwest::{Client, ClientBuilder};
 use rustls::crypto::CryptoProvider;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_platform_verifier::BuilderVerifierExt as _;
 
-/// Builds a client with the process's cryptography provider and the machine's CA certificates. On a
-/// machine without certificates the client trusts no server: plain HTTP works, HTTPS fails.
+/// The protocols that a client offers to a server by ALPN, the preferred one first.
+const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+/// The reason why an HTTP client cannot be built.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct TlsClientError(Box<dyn Error + Send + Sync>);
+
+/// Builds a client with the machine's CA certificates. On a machine without certificates the client
+/// trusts no server: plain HTTP works, HTTPS fails.
 ///
-/// `describe` returns the client's settings. It is called once, and again if there are no
-/// certificates.
+/// The cryptography provider is the process's own, if the program has installed one, and *ring*
+/// otherwise.
 ///
 /// # Errors
-/// If the settings are invalid.
-pub fn client(describe: impl Fn() -> ClientBuilder) -> reqwest::Result<Client> {
-    install_provider();
-    describe().build().or_else(|first| {
-        let client = client_without_certificates(describe)?;
-        tracing::warn!(error = %root_cause(&first), "no CA certificates: HTTPS will fail");
-        Ok(client)
-    })
+/// If the settings are invalid, or the process's provider supports no version of TLS.
+pub fn client(settings: ClientBuilder) -> Result<Client, TlsClientError> {
+    let config = with_system_certificates().or_else(|error| {
+        let config = without_certificates()?;
+        tracing::warn!(%error, "no CA certificates: HTTPS will fail");
+        Ok::<_, TlsClientError>(config)
+    })?;
+    build(settings, config)
 }
 
-fn client_without_certificates(describe: impl Fn() -> ClientBuilder) -> reqwest::Result<Client> {
-    describe().tls_certs_only([]).build()
+fn build(settings: ClientBuilder, mut config: ClientConfig) -> Result<Client, TlsClientError> {
+    config.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
+    settings.tls_backend_preconfigured(config).build().map_err(|error| TlsClientError(error.into()))
 }
 
-/// Installs *ring* as the process's provider, unless it has one.
-fn install_provider() {
-    if CryptoProvider::get_default().is_none() {
-        // Fails only if another thread has just installed one.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-    }
+fn with_system_certificates() -> Result<ClientConfig, rustls::Error> {
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()?
+        .with_platform_verifier()?;
+    Ok(config.with_no_client_auth())
 }
 
-fn root_cause(error: &reqwest::Error) -> String {
-    let mut deepest: &dyn std::error::Error = error;
-    while let Some(source) = deepest.source() {
-        deepest = source;
-    }
-    deepest.to_string()
+fn without_certificates() -> Result<ClientConfig, TlsClientError> {
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| TlsClientError(error.into()))?;
+    Ok(config.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    CryptoProvider::get_default()
+        .cloned()
+        .unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()))
 }
 
 #[cfg(test)]
@@ -51,18 +70,17 @@ mod tests {
     #[test]
     fn builds_several_clients() {
         for _ in 0..2 {
-            client(|| Client::builder().no_proxy()).unwrap();
+            client(Client::builder().no_proxy()).unwrap();
         }
     }
 
     #[test]
     fn builds_a_client_without_certificates() {
-        install_provider();
-        client_without_certificates(|| Client::builder().no_proxy()).unwrap();
+        build(Client::builder().no_proxy(), without_certificates().unwrap()).unwrap();
     }
 
     #[test]
     fn invalid_settings_are_an_error() {
-        client(|| Client::builder().user_agent("new\nline")).unwrap_err();
+        client(Client::builder().user_agent("new\nline")).unwrap_err();
     }
 }

@@ -14,10 +14,7 @@ const PROMPT: &str = "What time is it in Tokyo and in Beijing, and what is 17 % 
 const CHINESE: &str = "东京和北京现在几点？2350 的 17% 是多少？";
 
 fn client() -> reqwest::Client {
-    // Another test may be the first, so the TLS provider is installed here. reqwest needs it for
-    // plain HTTP too.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder().no_proxy().build().unwrap()
+    callsheet::tls::client(reqwest::Client::builder().no_proxy()).unwrap()
 }
 
 async fn serve(responses: impl IntoIterator<Item = Response>) -> Rehearsal {

@@ -177,7 +177,7 @@ async fn run(client: &Client, url: &str, tools: &Value) -> usize {
 /// Runs `runs` conversations in each of `sessions` concurrent loops.
 pub(crate) async fn measure(base_url: &str, calls: usize, sessions: u32, runs: u32) -> Row {
     callsheet::load::raise_open_files(sessions).unwrap();
-    let client = callsheet::tls::client(|| Client::builder().no_proxy().tcp_nodelay(true)).unwrap();
+    let client = callsheet::tls::client(Client::builder().no_proxy().tcp_nodelay(true)).unwrap();
     let url = Wire::OpenaiChat.url(base_url, "m", true);
     let tools = tools();
     let round = async |runs: u32| {

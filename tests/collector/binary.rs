@@ -91,7 +91,7 @@ impl Folder {
 }
 
 fn client() -> reqwest::Client {
-    callsheet::tls::client(|| reqwest::Client::builder().no_proxy().timeout(PATIENCE)).unwrap()
+    callsheet::tls::client(reqwest::Client::builder().no_proxy().timeout(PATIENCE)).unwrap()
 }
 
 /// A running host with one session.

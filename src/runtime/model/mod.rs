@@ -151,17 +151,15 @@ impl ModelClient {
     pub fn new(config: &ModelConfig) -> Result<Self, InvalidModel> {
         let (streamed, plain) = (Target::new(config, true)?, Target::new(config, false)?);
         let loopback = is_loopback(&plain.url);
-        let http = tls::client(|| {
-            let builder = Client::builder()
-                .connect_timeout(config.connect_timeout)
-                .tcp_nodelay(true)
-                // A redirect would send the key and the conversation to another address.
-                .redirect(Policy::none())
-                // An attempt is one exchange. The turn decides about retries.
-                .retry(reqwest::retry::never().max_retries_per_request(0));
-            if loopback { builder.no_proxy() } else { builder }
-        })
-        .map_err(|error| InvalidModel(error::describe(&error)))?;
+        let settings = Client::builder()
+            .connect_timeout(config.connect_timeout)
+            .tcp_nodelay(true)
+            // A redirect would send the key and the conversation to another address.
+            .redirect(Policy::none())
+            // An attempt is one exchange. The turn decides about retries.
+            .retry(reqwest::retry::never().max_retries_per_request(0));
+        let settings = if loopback { settings.no_proxy() } else { settings };
+        let http = tls::client(settings).map_err(|error| InvalidModel(error::describe(&error)))?;
         Ok(Self {
             inner: Arc::new(ClientInner {
                 http,

@@ -173,10 +173,9 @@ impl CollectorClient {
         let timeout = number("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
             .or_else(|| number("OTEL_EXPORTER_OTLP_TIMEOUT"));
         let timeout = timeout.map_or(TIMEOUT, |ms| Duration::from_millis(ms as u64));
-        let http = tls::client(|| {
-            // A redirect would send the headers, which may contain a key, to another address.
-            reqwest::Client::builder().timeout(timeout).redirect(Policy::none())
-        })?;
+        // A redirect would send the headers, which may contain a key, to another address.
+        let settings = reqwest::Client::builder().timeout(timeout).redirect(Policy::none());
+        let http = tls::client(settings)?;
         Ok(Self { http, runtime: Handle::try_current()? })
     }
 }

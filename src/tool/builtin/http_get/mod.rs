@@ -95,17 +95,16 @@ impl HttpGet {
     ) -> Result<Self, HttpClientError> {
         let client = |policy| {
             let resolver = Arc::new(Resolver::new(Arc::clone(&lookup), policy));
-            crate::tls::client(|| {
-                Client::builder()
-                    .no_proxy()
-                    .redirect(reqwest::redirect::Policy::none())
-                    .dns_resolver(Arc::clone(&resolver))
-                    .connect_timeout(options.connect_timeout)
-                    .user_agent(concat!("callsheet/", env!("CARGO_PKG_VERSION")))
-                    .default_headers(accept_headers())
-                    // No connection stays open after the call.
-                    .pool_max_idle_per_host(0)
-            })
+            let settings = Client::builder()
+                .no_proxy()
+                .redirect(reqwest::redirect::Policy::none())
+                .dns_resolver(resolver)
+                .connect_timeout(options.connect_timeout)
+                .user_agent(concat!("callsheet/", env!("CARGO_PKG_VERSION")))
+                .default_headers(accept_headers())
+                // No connection stays open after the call.
+                .pool_max_idle_per_host(0);
+            crate::tls::client(settings)
         };
         let restricted = AddressPolicy::PublicOrAllowed(options.allow.clone());
         let restricted = client(restricted).map_err(HttpClientError)?;
@@ -208,7 +207,7 @@ impl Tool for HttpGet {
 /// The HTTP client cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub struct HttpClientError(reqwest::Error);
+pub struct HttpClientError(crate::tls::TlsClientError);
 
 /// The reason why nothing was fetched.
 #[derive(Debug, thiserror::Error)]
