@@ -29,7 +29,9 @@ pub use host::{TOKEN_ENV, parse_listen};
 pub use journal::{Durability, JournalConfig, JournalEngine, Resume};
 pub use limits::{Limits, OnExcess};
 pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig};
-pub use overrides::{LimitOverrides, OverrideTooHigh, RunOverrides};
+#[doc(hidden)]
+pub use overrides::OverrideTooHigh;
+pub use overrides::{LimitOverrides, RunOverrides};
 pub use source::{ConfigError, ConfigErrors};
 pub use tools::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};
 #[doc(hidden)]
@@ -39,6 +41,7 @@ use source::{ConfigSource, Origins};
 use values::Parsed;
 
 /// The name of the built-in offline model. The file must not define a model of this name.
+#[doc(hidden)]
 pub const REHEARSAL: &str = "rehearsal";
 
 /// The name of the agent of a configuration without agents.

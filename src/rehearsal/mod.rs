@@ -51,10 +51,9 @@ pub use openai_chat::{Refusal, check};
 #[doc(hidden)]
 pub use requests::Ended;
 pub use requests::ReceivedRequest;
-pub use script::{
-    At, Call, Delay, Finish, Hold, InvalidScript, RawChunk, Response, SCRIPT_NAMES, Script, Then,
-    When,
-};
+#[doc(hidden)]
+pub use script::{At, Delay, Hold, RawChunk, SCRIPT_NAMES, Then, When};
+pub use script::{Call, Finish, InvalidScript, Response, Script};
 #[doc(hidden)]
 pub use service::MODEL;
 
