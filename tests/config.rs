@@ -102,35 +102,37 @@ extra_body = { seed = 4, nested = { on = true } }
     assert_eq!(config.host.max_queued_inputs, 5);
     assert_eq!(config.host.data_dir, PathBuf::from("/var/lib/callsheet"));
     assert_eq!(config.host.idle_after, Some(Duration::from_secs(90)));
-    let journal = JournalConfig {
-        engine: JournalEngine::Memory,
-        durability: Durability::Relaxed,
-        resume: Resume::Manual,
-        keep_idle: Some(Duration::from_secs(86_400)),
-    };
+    let journal = JournalConfig::default().with(|new| {
+        new.engine = JournalEngine::Memory;
+        new.durability = Durability::Relaxed;
+        new.resume = Resume::Manual;
+        new.keep_idle = Some(Duration::from_secs(86_400));
+    });
     assert_eq!(config.journal, journal);
 
     let model = &config.models["main"];
     assert_eq!(model.api_key.as_ref().unwrap().reveal(), "secret-1");
     let extra = serde_json::json!({"seed": 4, "nested": {"on": true}});
-    let expected = ModelConfig {
-        wire: Wire::OpenaiChat,
-        api_key: model.api_key.clone(),
-        stream: false,
-        connect_timeout: Duration::from_secs(1),
-        first_event_timeout: Duration::from_secs(120),
-        idle_timeout: Duration::from_millis(250),
-        answer_timeout: Duration::from_secs(600),
-        max_attempts: 1,
-        max_concurrent_requests: NonZeroU32::new(8),
-        breaker_failures: Some(2),
-        breaker_open_for: Duration::from_secs(5),
-        max_output_tokens: Some(100),
-        temperature: Some(1.0),
-        headers: [("x-team".to_owned(), "one two".to_owned())].into(),
-        extra_body: extra.as_object().unwrap().clone(),
-        ..ModelConfig::new(BaseUrl::parse("https://api.example.com/v1").unwrap(), "some-model")
-    };
+    let expected =
+        ModelConfig::new(BaseUrl::parse("https://api.example.com/v1").unwrap(), "some-model").with(
+            |new| {
+                new.wire = Wire::OpenaiChat;
+                new.api_key = model.api_key.clone();
+                new.stream = false;
+                new.connect_timeout = Duration::from_secs(1);
+                new.first_event_timeout = Duration::from_secs(120);
+                new.idle_timeout = Duration::from_millis(250);
+                new.answer_timeout = Duration::from_secs(600);
+                new.max_attempts = 1;
+                new.max_concurrent_requests = NonZeroU32::new(8);
+                new.breaker_failures = Some(2);
+                new.breaker_open_for = Duration::from_secs(5);
+                new.max_output_tokens = Some(100);
+                new.temperature = Some(1.0);
+                new.headers = [("x-team".to_owned(), "one two".to_owned())].into();
+                new.extra_body = extra.as_object().unwrap().clone();
+            },
+        );
     assert_eq!(*model, expected);
     assert!(!config.needs_rehearsal());
     assert_eq!(
@@ -195,46 +197,45 @@ root = "docs"
 allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"]
 "#,
     );
-    let expected = AgentConfig {
-        system: "You write.".to_owned(),
-        tools: vec![ToolPattern::new("clock"), ToolPattern::new("http_*")],
-        multi_tool_calls: false,
-        execution: Execution::Parallel { max: 8 },
-        early_start: false,
-        limits: Limits {
-            max_turns: None,
-            max_failed_turns: Some(1),
-            max_tokens_per_run: Some(5_000_000_000),
-            max_tool_calls_per_run: Some(30),
-            repeat_limit: None,
-            max_tool_calls_per_turn: Some(2),
-            on_excess: OnExcess::Fail,
-            tool_timeout: None,
-            cancel_grace: Duration::from_millis(5),
-            run_timeout: Some(Duration::from_secs(86_400)),
-            max_arguments_bytes: 10,
-            max_result_bytes: 20,
-            max_variables_bytes: 30,
-        },
-        ..AgentConfig::new(REHEARSAL)
-    };
+    let expected = AgentConfig::new(REHEARSAL).with(|new| {
+        new.system = "You write.".to_owned();
+        new.tools = vec![ToolPattern::new("clock"), ToolPattern::new("http_*")];
+        new.multi_tool_calls = false;
+        new.execution = Execution::Parallel { max: 8 };
+        new.early_start = false;
+        new.limits = Limits::default().with(|new| {
+            new.max_turns = None;
+            new.max_failed_turns = Some(1);
+            new.max_tokens_per_run = Some(5_000_000_000);
+            new.max_tool_calls_per_run = Some(30);
+            new.repeat_limit = None;
+            new.max_tool_calls_per_turn = Some(2);
+            new.on_excess = OnExcess::Fail;
+            new.tool_timeout = None;
+            new.cancel_grace = Duration::from_millis(5);
+            new.run_timeout = Some(Duration::from_secs(86_400));
+            new.max_arguments_bytes = 10;
+            new.max_result_bytes = 20;
+            new.max_variables_bytes = 30;
+        });
+    });
     assert_eq!(config.agents["writer"], expected);
     assert_eq!(config.agents.len(), 1);
 
-    let expected = ToolOverride {
-        effect: Some(ToolEffect::Some),
-        start: Some(StartPolicy::OnSeal),
-        exclusive: Some(true),
-        idempotent: Some(true),
-        repeatable: Some(true),
-        blocking: Some(false),
-        max_concurrent: NonZeroU32::new(4),
-        timeout: Some(Duration::from_secs(5)),
-        approval: Some(ApprovalPolicy::BEFORE),
-        approval_timeout: Some(Duration::from_secs(3600)),
-        root: Some(PathBuf::from("docs")),
-        allow: Vec::new(),
-    };
+    let expected = ToolOverride::default().with(|new| {
+        new.effect = Some(ToolEffect::Some);
+        new.start = Some(StartPolicy::OnSeal);
+        new.exclusive = Some(true);
+        new.idempotent = Some(true);
+        new.repeatable = Some(true);
+        new.blocking = Some(false);
+        new.max_concurrent = NonZeroU32::new(4);
+        new.timeout = Some(Duration::from_secs(5));
+        new.approval = Some(ApprovalPolicy::BEFORE);
+        new.approval_timeout = Some(Duration::from_secs(3600));
+        new.root = Some(PathBuf::from("docs"));
+        new.allow = Vec::new();
+    });
     assert_eq!(config.tools["read_file"], expected);
     let allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"];
     assert_eq!(config.tools["http_get"].allow, allow);

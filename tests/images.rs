@@ -144,7 +144,7 @@ async fn an_invalid_input_is_refused_and_the_error_names_the_part() {
 
 #[tokio::test]
 async fn the_body_limit_limits_images() {
-    let options = ServerOptions { body_bytes_max: 10_000, ..ServerOptions::default() };
+    let options = ServerOptions::default().with(|new| new.body_bytes_max = 10_000);
     let script = json!({"responses": [{"text": ["Large."]}]});
     let service = Service::start_with(script, "", options).await;
     service.post("/v1/sessions", json!({"id": "s"})).await;

@@ -119,12 +119,12 @@ fn gated() -> (Arc<Groups>, Meeting) {
 }
 
 fn options() -> SqliteOptions {
-    SqliteOptions {
-        durability: Durability::Strict,
-        holder: "listening on 127.0.0.1:7700".to_owned(),
-        observer: Arc::new(Groups::default()),
-        queue_max: 100_000,
-    }
+    SqliteOptions::default().with(|new| {
+        new.durability = Durability::Strict;
+        new.holder = "listening on 127.0.0.1:7700".to_owned();
+        new.observer = Arc::new(Groups::default());
+        new.queue_max = 100_000;
+    })
 }
 
 fn open(dir: &TestDir) -> Arc<SqliteJournal> {
@@ -477,8 +477,7 @@ fn many_batches_share_one_transaction() {
     let dir = TestDir::new();
     let (groups, mut meeting) = gated();
     let journal =
-        SqliteJournal::open(&dir.0, SqliteOptions { observer: groups.clone(), ..options() })
-            .unwrap();
+        SqliteJournal::open(&dir.0, options().with(|new| new.observer = groups.clone())).unwrap();
     let first = Raw::new("first");
     first.append(&journal, 1);
     meeting.arrived.recv().unwrap();
@@ -520,7 +519,7 @@ fn lazy_batches_are_stored_with_the_next_urgent_one_or_after_a_delay() {
 #[test]
 fn relaxed_batches_are_written_then_durable_in_order() {
     let dir = TestDir::new();
-    let relaxed = SqliteOptions { durability: Durability::Relaxed, ..options() };
+    let relaxed = options().with(|new| new.durability = Durability::Relaxed);
     let journal = SqliteJournal::open(&dir.0, relaxed).unwrap();
     let raw = Raw::new("a");
     (1..=3).for_each(|seq| raw.append(&journal, seq));
@@ -548,9 +547,14 @@ fn relaxed_batches_are_written_then_durable_in_order() {
 fn batches_beyond_the_queue_limit_fail_and_leave_no_gap() {
     let dir = TestDir::new();
     let (groups, mut meeting) = gated();
-    let journal =
-        SqliteJournal::open(&dir.0, SqliteOptions { observer: groups, queue_max: 2, ..options() })
-            .unwrap();
+    let journal = SqliteJournal::open(
+        &dir.0,
+        options().with(|new| {
+            new.observer = groups;
+            new.queue_max = 2;
+        }),
+    )
+    .unwrap();
     let (raw, other) = (Raw::new("a"), Raw::new("b"));
     raw.append(&journal, 1);
     // The batch is stored, but its status is not reported.
@@ -574,8 +578,7 @@ fn batches_beyond_the_queue_limit_fail_and_leave_no_gap() {
 fn an_invalid_batch_fails_alone() {
     let dir = TestDir::new();
     let (groups, mut meeting) = gated();
-    let journal =
-        SqliteJournal::open(&dir.0, SqliteOptions { observer: groups, ..options() }).unwrap();
+    let journal = SqliteJournal::open(&dir.0, options().with(|new| new.observer = groups)).unwrap();
     let (gap, large, good) = (Raw::new("gap"), Raw::new("large"), Raw::new("good"));
     gap.append(&journal, 1);
     meeting.arrived.recv().unwrap();

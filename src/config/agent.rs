@@ -12,6 +12,7 @@ use crate::types::Execution;
 
 /// The configuration of one agent: models, tools, limits and execution mode.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct AgentConfig {
     /// The name of the configured model.
     pub model: String,

@@ -13,6 +13,7 @@ pub const TOKEN_ENV: &str = "CALLSHEET_TOKEN";
 
 /// The configuration of the host: address, access and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HostConfig {
     /// The address to listen on. Default: `127.0.0.1:7700`.
     pub listen: SocketAddr,

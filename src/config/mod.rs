@@ -18,33 +18,45 @@ mod values;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-pub use crate::types::{UnknownWire, Wire};
+pub use crate::types::Execution;
+#[doc(hidden)]
+pub use crate::types::UnknownWire;
+pub use crate::types::Wire;
 pub use agent::{AgentConfig, ToolPattern};
-pub use host::{HostConfig, TOKEN_ENV, parse_listen};
+pub use host::HostConfig;
+#[doc(hidden)]
+pub use host::{TOKEN_ENV, parse_listen};
 pub use journal::{Durability, JournalConfig, JournalEngine, Resume};
 pub use limits::{Limits, OnExcess};
 pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig};
-pub use overrides::{LimitOverrides, OverrideTooHigh, RunOverrides};
+#[doc(hidden)]
+pub use overrides::OverrideTooHigh;
+pub use overrides::{LimitOverrides, RunOverrides};
 pub use source::{ConfigError, ConfigErrors};
 pub use tools::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};
+#[doc(hidden)]
 pub use values::parse_duration;
 
 use source::{ConfigSource, Origins};
 use values::Parsed;
 
 /// The name of the built-in offline model. The file must not define a model of this name.
+#[doc(hidden)]
 pub const REHEARSAL: &str = "rehearsal";
 
 /// The name of the agent of a configuration without agents.
 pub const DEFAULT_AGENT: &str = "default";
 
 /// The environment variable that overrides `multi_tool_calls` of every agent.
+#[doc(hidden)]
 pub const MULTI_TOOL_CALLS_ENV: &str = "CALLSHEET_MULTI_TOOL_CALLS";
 
 /// The environment variable that overrides `stream` of every model.
+#[doc(hidden)]
 pub const STREAM_ENV: &str = "CALLSHEET_STREAM";
 
 /// The environment variable that turns the fast path of decoding off for every model, by `off`.
+#[doc(hidden)]
 pub const FAST_PATH_ENV: &str = "CALLSHEET_FAST_PATH";
 
 /// The whole configuration of a host.
@@ -52,6 +64,7 @@ pub const FAST_PATH_ENV: &str = "CALLSHEET_FAST_PATH";
 /// [`Config::default`] is the configuration of an empty file: one agent that uses the offline
 /// rehearsal model. Its address is set by [`Config::set_rehearsal`] after it has started.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Config {
     /// The host.
     pub host: HostConfig,
@@ -250,3 +263,15 @@ fn switch(
     };
     parsed.map_err(|message| source.complain_of_env(name, message)).ok()
 }
+
+crate::types::impl_with!(
+    AgentConfig,
+    Config,
+    HostConfig,
+    JournalConfig,
+    LimitOverrides,
+    Limits,
+    ModelConfig,
+    RunOverrides,
+    ToolOverride
+);

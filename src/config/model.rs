@@ -13,6 +13,7 @@ use crate::types::Wire;
 
 /// The configuration of one model: address, wire format and time limits.
 #[derive(Clone, PartialEq)]
+#[non_exhaustive]
 pub struct ModelConfig {
     /// The wire format.
     pub wire: Wire,

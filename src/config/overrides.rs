@@ -17,6 +17,7 @@ use crate::types::Execution;
 /// The changes of one run to its agent's configuration. `None` means no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct RunOverrides {
     /// The execution mode of tool calls.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,6 +45,7 @@ pub struct RunOverrides {
 /// The limits of one run, by configuration key. 0 means no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct LimitOverrides {
     /// See [`Limits::max_turns`].
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -103,6 +103,7 @@ impl<'de> Deserialize<'de> for ApprovalPolicy {
 
 /// The changes of the configuration to one tool. `None` means no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ToolOverride {
     /// The effects of calls outside the process.
     pub effect: Option<ToolEffect>,

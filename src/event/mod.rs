@@ -30,6 +30,7 @@ use crate::types::{
 
 /// One observable fact.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Event {
     /// A run started.
     RunStarted {

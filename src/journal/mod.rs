@@ -5,6 +5,7 @@
 //! concurrently without a gap, and tracks which of them are durable.
 
 mod error;
+#[doc(hidden)]
 pub mod export;
 mod log;
 mod memory;
@@ -22,15 +23,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 pub use crate::record::JournalEntry;
+pub use crate::record::Record;
+#[doc(hidden)]
 pub use crate::transcript::{Breach, Invariant};
 pub use error::JournalError;
+#[doc(hidden)]
 pub use log::{PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;
 #[cfg(feature = "sqlite")]
 pub use sqlite::{JournalReader, SqliteJournal, SqliteOptions};
+#[doc(hidden)]
 pub use verify::{unfinished, verify};
 
-use crate::record::{Record, Seq};
+use crate::record::Seq;
 use crate::types::{SessionId, SessionState};
 
 /// A storage engine for records. All methods except `append`, `flush` and `status` may block on a
@@ -199,6 +204,7 @@ pub struct StoredSessionFilter {
 
 /// The status of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct JournalStatus {
     /// Number of queued batches.
     pub queued: usize,
@@ -219,6 +225,7 @@ pub trait JournalObserver: Send + Sync + fmt::Debug {
 
 /// Batches that one transaction stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GroupCommit {
     /// Number of batches.
     pub batches: usize,
@@ -252,6 +259,7 @@ fn state_after(entries: &[Arc<JournalEntry>]) -> Option<SessionState> {
 
 /// Returns the Unix time in milliseconds.
 #[must_use]
+#[doc(hidden)]
 pub fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

@@ -125,6 +125,7 @@ pub struct PartialResponse {
 /// Its JSON form is an object with a `type` and fields. Readers reject unknown fields.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[non_exhaustive]
 pub enum Record {
     /// The session was opened.
     SessionOpened {

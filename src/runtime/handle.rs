@@ -360,6 +360,7 @@ impl fmt::Debug for SessionHandle {
 
 /// A run that was started or waits for the run before it.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct StartedRun {
     /// The run's id.
     pub run_id: RunId,

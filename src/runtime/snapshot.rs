@@ -14,6 +14,7 @@ use crate::types::{ApprovalPhase, Content, RunId, SessionId, SessionState, Usage
 
 /// A snapshot of a session.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct SessionSnapshot {
     /// The session's id.
     pub id: SessionId,
@@ -38,6 +39,7 @@ pub struct SessionSnapshot {
 
 /// A run in progress.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct CurrentRun {
     /// The run's id.
     pub run_id: RunId,
@@ -54,6 +56,7 @@ pub struct CurrentRun {
 
 /// A call that waits for a decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct PendingApproval {
     /// The id of the call for clients.
     pub tool_id: String,
@@ -88,6 +91,7 @@ impl PendingApproval {
 
 /// An input that waits for the current run to end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct QueuedInput {
     /// The run that will start with the input.
     pub run_id: RunId,

@@ -152,6 +152,8 @@ async fn unknown_method(method: Method, uri: Uri) -> ApiError {
     ApiError::method_not_allowed(format!("{path} does not accept {method}; GET / lists the API"))
 }
 
+crate::types::impl_with!(ServerOptions);
+
 #[cfg(test)]
 mod tests {
     use super::*;

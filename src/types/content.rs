@@ -23,6 +23,7 @@ pub struct Content(Vec<ContentPart>);
 
 /// One part of the content.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ContentPart {
     /// Text.
     Text(String),

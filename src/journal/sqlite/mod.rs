@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 
 pub use reader::JournalReader;
 
+use super::GroupCommit;
 use super::{
     AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalObserver, JournalStatus,
     StoredSessionFilter, StoredSessionInfo, state_after,
@@ -55,6 +56,7 @@ pub struct SqliteJournal {
 
 /// The options of a [`SqliteJournal`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SqliteOptions {
     /// The durability at which a batch is reported as stored.
     pub durability: Durability,
@@ -64,6 +66,26 @@ pub struct SqliteOptions {
     pub observer: Arc<dyn JournalObserver>,
     /// Maximum number of queued batches. Further batches fail.
     pub queue_max: usize,
+}
+
+impl Default for SqliteOptions {
+    /// Returns strict durability, without an observer.
+    fn default() -> Self {
+        Self {
+            durability: Durability::Strict,
+            holder: String::new(),
+            observer: Arc::new(NoObserver),
+            queue_max: 10_000,
+        }
+    }
+}
+
+/// Ignores every transaction.
+#[derive(Debug)]
+struct NoObserver;
+
+impl JournalObserver for NoObserver {
+    fn stored(&self, _: GroupCommit) {}
 }
 
 impl SqliteJournal {
@@ -241,6 +263,8 @@ fn queued_batch(batch: Batch) -> Option<QueuedBatch> {
     let bytes = rows.iter().map(|row| row.body.len()).sum();
     Some(QueuedBatch { session, opens, state, rows, bytes, urgent, engine_state, on_status })
 }
+
+crate::types::impl_with!(SqliteOptions);
 
 #[cfg(test)]
 mod tests;

@@ -40,6 +40,7 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Limits of `http_get` and its allowed private targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HttpGetOptions {
     /// Targets that may be reached although they are not public.
     pub allow: Vec<AllowRule>,
