@@ -217,7 +217,7 @@ async fn invalid_messages_open_no_session() {
     assert!(matches!(refused, HostError::InvalidMessages(_)));
     assert_eq!(
         refused.to_string(),
-        "messages[0]: it is the result of \"a\", and no call directly before it has that id"
+        "messages[0]: tool_call_id \"a\" must be the id of a call in the last assistant message"
     );
     world.host.open_session(open(vec![user("hi")])).await.expect("the id is free");
 }
@@ -251,9 +251,9 @@ async fn opening_messages_work_over_http() {
                 answer("a", "")
             ]),
             "invalid_messages",
-            "messages[0]: call \\\"b\\\" has no result",
+            "messages[0]: call \\\"b\\\" must have a result",
         ),
-        (json!(["hi"]), "invalid_messages", "messages[0]: a message is an object"),
+        (json!(["hi"]), "invalid_messages", "messages[0]: must be an object"),
         (json!({"role": "user"}), "invalid_request", "expected a sequence"),
         (json!("hi"), "invalid_request", "expected a sequence"),
     ] {

@@ -243,7 +243,7 @@ fn fast_path(source: &ConfigSource<'_>, env: &dyn Fn(&str) -> Option<String>) ->
         None | Some("on") => true,
         Some("off") => false,
         Some(other) => {
-            source.complain_of_env(FAST_PATH_ENV, format!("is on or off, not {other:?}"));
+            source.complain_of_env(FAST_PATH_ENV, format!("must be on or off, not {other:?}"));
             true
         }
     }
@@ -259,7 +259,7 @@ fn switch(
     let parsed: Parsed<bool> = match text.as_str() {
         "true" => Ok(true),
         "false" => Ok(false),
-        other => Err(format!("is true or false, not {other:?}")),
+        other => Err(format!("must be true or false, not {other:?}")),
     };
     parsed.map_err(|message| source.complain_of_env(name, message)).ok()
 }

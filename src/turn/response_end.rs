@@ -199,7 +199,7 @@ impl Turn {
         let anomaly =
             admission::parse_call_arguments(call, &partial_call.raw, partial_call.oversize);
         self.assign_call_id(index);
-        // Arguments that a cancellation cut off are no anomaly.
+        // Arguments that a cancellation cut off are not an anomaly.
         if let Some(anomaly) = anomaly.filter(|_| ending != ResponseDisposition::Cancelled) {
             self.publish_anomaly(index, anomaly);
         }

@@ -254,7 +254,7 @@ impl TryFrom<String> for Execution {
 
 /// The text is not an execution mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("execution is \"sequential\", \"parallel\" or \"parallel:N\" with N from 1 to 1024")]
+#[error("execution must be \"sequential\", \"parallel\" or \"parallel:N\" with N from 1 to 1024")]
 pub struct InvalidExecution;
 
 /// Returns the last position up to `index` at which a character begins, or the text's length. The
