@@ -90,7 +90,7 @@ impl Sessions {
             .map(|id| SessionLog::new(id, Arc::clone(&journal), Seq(0), |_| ()))
             .collect();
         for log in &logs {
-            log.append(vec![opened.clone()], Urgency::Lazy, || ());
+            log.append(vec![opened.clone()], Urgency::Deferrable, || ());
         }
         join_all(logs.iter().map(|log| log.wait_durable(Seq(1)))).await;
         Self { logs, _dir: dir }

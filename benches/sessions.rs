@@ -310,7 +310,7 @@ async fn killed(dir: &Path) {
                 trace: None,
             });
         }
-        log.append(records, Urgency::Lazy, || ());
+        log.append(records, Urgency::Deferrable, || ());
         logs.push(log);
     }
     for log in &logs {

@@ -189,7 +189,8 @@ impl BaseUrl {
     /// If the text is not an http or https URL with a host, or if it has a query, a fragment or
     /// credentials.
     pub fn parse(text: &str) -> Result<Self, InvalidBaseUrl> {
-        let invalid = |why: &str| InvalidBaseUrl { text: text.to_owned(), why: why.to_owned() };
+        let invalid =
+            |reason: &str| InvalidBaseUrl { text: text.to_owned(), reason: reason.to_owned() };
         // The HTTP client uses the same parser, so both agree.
         let url = reqwest::Url::parse(text).map_err(|error| invalid(&error.to_string()))?;
         if !matches!(url.scheme(), "http" | "https") {
@@ -198,7 +199,7 @@ impl BaseUrl {
         if !url.username().is_empty() || url.password().is_some() {
             return Err(InvalidBaseUrl {
                 text: "what is given".to_owned(),
-                why: "it brings a login; keys come from api_key_env".to_owned(),
+                reason: "it brings a login; keys come from api_key_env".to_owned(),
             });
         }
         if url.query().is_some() || url.fragment().is_some() {
@@ -235,10 +236,10 @@ impl fmt::Display for BaseUrl {
 
 /// The text is not a valid base URL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a base URL such as \"https://api.example.com/v1\": {why}")]
+#[error("{text:?} is not a base URL such as \"https://api.example.com/v1\": {reason}")]
 pub struct InvalidBaseUrl {
     text: String,
-    why: String,
+    reason: String,
 }
 
 /// A secret. `Debug` does not print it; only [`ApiKey::reveal`] returns it.
@@ -251,7 +252,8 @@ impl ApiKey {
     /// # Errors
     /// If the variable is not set, is empty, or contains characters that a header cannot have.
     pub fn from_env(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, InvalidKey> {
-        let invalid = |why| InvalidKey { origin: format!("the environment variable {name}"), why };
+        let invalid =
+            |reason| InvalidKey { origin: format!("the environment variable {name}"), reason };
         let secret = env(name).ok_or_else(|| invalid("is not set"))?;
         Self::checked(&secret).map_err(invalid)
     }
@@ -261,7 +263,8 @@ impl ApiKey {
     /// # Errors
     /// If the secret is empty, or contains characters that a header cannot have.
     pub fn new(secret: &str) -> Result<Self, InvalidKey> {
-        Self::checked(secret).map_err(|why| InvalidKey { origin: "the API key".to_owned(), why })
+        Self::checked(secret)
+            .map_err(|reason| InvalidKey { origin: "the API key".to_owned(), reason })
     }
 
     fn checked(secret: &str) -> Result<Self, &'static str> {
@@ -290,11 +293,11 @@ impl fmt::Debug for ApiKey {
 
 /// The error of an API key that is missing or cannot be sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{origin} {why}")]
+#[error("{origin} {reason}")]
 pub struct InvalidKey {
     /// The place where the key was looked for.
     origin: String,
-    why: &'static str,
+    reason: &'static str,
 }
 
 fn base_url(value: &DeValue<'_>) -> Parsed<BaseUrl> {

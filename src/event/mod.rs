@@ -129,7 +129,7 @@ pub enum Event {
     /// A call needs approval and waits for it.
     ApprovalAsked {
         /// The request.
-        asked: Box<ApprovalRequest>,
+        request: Box<ApprovalRequest>,
     },
     /// An approval was decided, or expired.
     ApprovalGiven {

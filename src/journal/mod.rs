@@ -53,7 +53,7 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// Never blocks: an engine that uses a disk queues the batch and reports its status later, from
     /// a thread of its own. If the queue is full, it reports the failure at once.
     ///
-    /// After a batch has failed, all later batches with the same [`SessionLogState`] fail.
+    /// After a batch has failed, all later batches with the same [`EngineLogState`] fail.
     fn append(&self, batch: Batch) -> AppendStatus;
 
     /// Stores all queued batches soon, including those that are not urgent.
@@ -123,7 +123,7 @@ pub struct Batch {
     /// Its next records, without a gap.
     pub entries: Vec<Arc<JournalEntry>>,
     /// The engine's state of the session's log.
-    pub log_state: Arc<SessionLogState>,
+    pub engine_state: Arc<EngineLogState>,
     /// True if a run or a client waits for it.
     pub urgent: bool,
     /// Receives its status.
@@ -147,7 +147,7 @@ pub enum BatchStatus {
 
 /// The state that an engine keeps for one [`SessionLog`].
 #[derive(Debug, Default)]
-pub struct SessionLogState {
+pub struct EngineLogState {
     /// The engine's number of the session. 0 if it is unknown.
     #[cfg(feature = "sqlite")]
     number: AtomicI64,
@@ -155,7 +155,7 @@ pub struct SessionLogState {
     failed: AtomicU64,
 }
 
-impl SessionLogState {
+impl EngineLogState {
     /// Marks the records from this one on as not stored. An engine calls it for the first record of
     /// a batch that fails.
     pub fn fail(&self, from: u64) {

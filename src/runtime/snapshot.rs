@@ -75,8 +75,8 @@ pub struct PendingApproval {
 }
 
 impl PendingApproval {
-    pub(super) fn new(asked: ApprovalRequest, asked_at: u64) -> Self {
-        let ApprovalRequest { call, phase, arguments, arguments_sha256, output_summary } = asked;
+    pub(super) fn new(request: ApprovalRequest, asked_at: u64) -> Self {
+        let ApprovalRequest { call, phase, arguments, arguments_sha256, output_summary } = request;
         Self {
             tool_id: call.key.to_string(),
             tool_name: call.name.to_string(),

@@ -214,9 +214,9 @@ fn detected(
 
 /// Logs approvals and conflicts of variables.
 fn approval_or_conflict(of: &PublishedEvent) {
-    if let Event::ApprovalAsked { asked } = &of.event {
-        let (tool_id, tool_name) = (asked.call.key, &*asked.call.name);
-        line!(info, of, %tool_id, tool_name, phase = asked.phase.as_str(), "tool_approval_asked");
+    if let Event::ApprovalAsked { request } = &of.event {
+        let (tool_id, tool_name) = (request.call.key, &*request.call.name);
+        line!(info, of, %tool_id, tool_name, phase = request.phase.as_str(), "tool_approval_asked");
     } else if let Event::ApprovalGiven { call, phase, verdict, waited } = &of.event {
         let (tool_id, tool_name, phase) = (call.key, &*call.name, phase.as_str());
         let (verdict, waited_ms) = (verdict.as_str(), millis(*waited));

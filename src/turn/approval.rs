@@ -180,9 +180,9 @@ impl Turn {
         }
         call.approval_requested_at = Some(now);
         call.approval_wait_before_resume = Duration::ZERO;
-        let asked = Box::new(approval_request(call, phase));
-        self.record(Record::ApprovalAsked { asked: asked.clone() });
-        self.emit(Event::ApprovalAsked { asked });
+        let request = Box::new(approval_request(call, phase));
+        self.record(Record::ApprovalAsked { request: request.clone() });
+        self.emit(Event::ApprovalAsked { request });
     }
 
     /// Records and publishes the decision of a pending approval, and applies it.

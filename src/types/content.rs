@@ -145,7 +145,7 @@ impl Image {
     /// If the text is neither.
     pub fn parse(url: &str) -> Result<Self, InvalidContent> {
         let invalid =
-            |why: &str| InvalidContent::new(format!("{:?} {why}", excerpt(url, QUOTE_CHARS)));
+            |reason: &str| InvalidContent::new(format!("{:?} {reason}", excerpt(url, QUOTE_CHARS)));
         if let Some(data) = url.strip_prefix("data:") {
             let (media_type, data) = data
                 .split_once(";base64,")
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn invalid_content_is_rejected_with_a_reason() {
         let image = |url: &str| json!([{"type": "image_url", "image_url": {"url": url}}]);
-        for (value, why) in [
+        for (value, reason) in [
             (json!(7), "is a text or a list of parts"),
             (json!([{}]), "part 0: its \"type\" is \"text\" or \"image_url\""),
             (json!([{"type": "text"}]), "part 0: its \"text\" is no text"),
@@ -359,7 +359,7 @@ mod tests {
             ),
         ] {
             let error = Content::parse(&value).unwrap_err();
-            assert_eq!(error.to_string(), why);
+            assert_eq!(error.to_string(), reason);
         }
     }
 

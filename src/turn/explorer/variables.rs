@@ -12,13 +12,13 @@ use crate::types::{ToolCall, WriteSet};
 
 /// A started call: its snapshot, and the first call that had not ended at its start.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-pub(super) struct StartedCall {
+pub(super) struct CallStartSnapshot {
     snapshot: Variables,
     /// The index of the first call that had not ended.
     first_unended: u32,
 }
 
-impl StartedCall {
+impl CallStartSnapshot {
     pub(super) fn snapshot(&self) -> &Variables {
         &self.snapshot
     }
@@ -71,7 +71,7 @@ impl World {
         let (first_unended, expected) = self.ended_prefix();
         assert!(first_unended <= key.index, "a call started that has ended");
         assert_eq!(snapshot, expected, "{key} has a wrong snapshot");
-        self.snapshots.insert(key, StartedCall { snapshot, first_unended });
+        self.snapshots.insert(key, CallStartSnapshot { snapshot, first_unended });
     }
 
     /// Checks that only successful calls write, in call order.

@@ -345,8 +345,8 @@ mod tests {
             ("https://169.254.169.254/latest/meta-data/", "169.254.169.254 is a link-local"),
             ("http://192.168.1.1/", "192.168.1.1 is a private address"),
         ] {
-            let why = refused(&tool, url).unwrap_or_else(|| panic!("{url} is not refused"));
-            assert!(why.starts_with("refused: ") && why.contains(expect), "{url}: {why}");
+            let reason = refused(&tool, url).unwrap_or_else(|| panic!("{url} is not refused"));
+            assert!(reason.starts_with("refused: ") && reason.contains(expect), "{url}: {reason}");
         }
         assert_eq!(refused(&tool, "http://1.1.1.1/"), None);
         assert_eq!(refused(&tool, "https://[2606:4700::1]/"), None);
@@ -363,8 +363,8 @@ mod tests {
             ("http://user@example.com/", "user name or password"),
             ("http://:secret@example.com/", "user name or password"),
         ] {
-            let why = refused(&tool, url).unwrap();
-            assert!(why.contains(expect), "{url}: {why}");
+            let reason = refused(&tool, url).unwrap();
+            assert!(reason.contains(expect), "{url}: {reason}");
         }
     }
 
