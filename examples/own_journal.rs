@@ -54,7 +54,7 @@ impl FileJournal {
 fn store(directory: &Path, mut batch: Batch) {
     let first = batch.entries.first().map_or(0, |entry| entry.seq.0);
     // After a failure, later records of the same log would leave a gap.
-    let stored = if batch.log_state.has_failed(first) {
+    let stored = if batch.engine_state.has_failed(first) {
         Err(io::Error::other("an earlier batch of the session failed"))
     } else {
         append_lines(directory, &batch)
@@ -62,7 +62,7 @@ fn store(directory: &Path, mut batch: Batch) {
     (batch.on_status)(match stored {
         Ok(()) => BatchStatus::Durable,
         Err(error) => {
-            batch.log_state.fail(first);
+            batch.engine_state.fail(first);
             BatchStatus::Failed(JournalError::Write(error.to_string()))
         }
     });

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::{
-    AppendStatus, Batch, BatchStatus, Journal, JournalEntry, SessionLogState, StoredSessionFilter,
+    AppendStatus, Batch, BatchStatus, EngineLogState, Journal, JournalEntry, StoredSessionFilter,
 };
 use crate::record::{Record, Seq, StopMode};
 use crate::types::{SessionId, SessionState};
@@ -99,13 +99,13 @@ fn check_contents(journal: &dyn Journal, logs: &[TestLog]) {
 /// The log of one session, with what was appended.
 struct TestLog {
     session: SessionId,
-    log_state: Arc<SessionLogState>,
+    engine_state: Arc<EngineLogState>,
     entries: Vec<Arc<JournalEntry>>,
 }
 
 impl TestLog {
     fn new(session: &SessionId) -> Self {
-        Self { session: session.clone(), log_state: Arc::default(), entries: Vec::new() }
+        Self { session: session.clone(), engine_state: Arc::default(), entries: Vec::new() }
     }
 
     /// Appends records and waits until they are durable.
@@ -126,7 +126,7 @@ impl TestLog {
         let status = journal.append(Batch {
             session: self.session.clone(),
             entries,
-            log_state: Arc::clone(&self.log_state),
+            engine_state: Arc::clone(&self.engine_state),
             urgent: true,
             // The receiver is gone after a failed check.
             on_status: Box::new(move |status| drop(sender.send(status))),
