@@ -113,7 +113,7 @@ pub mod wire;
 pub use builder::HostBuilder;
 pub use record::StopMode;
 pub use runtime::{
-    ApprovalQuestion, CallReport, CurrentRun, Host, HostCounts, HostError, ModelStatus,
+    ApprovalQuestion, CallReport, CurrentRun, ErrorKind, Host, HostCounts, HostError, ModelStatus,
     OpenSession, PendingApproval, QueuedInput, RunEvent, RunFailed, RunReport, RunRequest,
     SessionHandle, SessionQuery, SessionSnapshot, SessionState, SessionSummary, StartedRun,
 };
@@ -138,8 +138,11 @@ pub mod events {
     pub use crate::telemetry::{FeedItem, Subscription};
 }
 
-/// Tests of tools without a host.
+/// A model without a socket, and tests of tools and journals without a host.
+#[cfg(feature = "testing")]
 pub mod testing {
+    pub use crate::journal::check_journal;
+    pub use crate::runtime::model::FakeModel;
     pub use crate::tool::testing::{TestedCall, ToolTest};
 }
 

@@ -836,3 +836,9 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_engine_keeps_the_contract_of_a_journal() {
+    let dir = TestDir::new();
+    callsheet::testing::check_journal(|| open(&dir));
+}

@@ -4,6 +4,8 @@
 //! records of one session. It numbers them, so that the session and its accumulator can append
 //! concurrently without a gap, and tracks which of them are durable.
 
+#[cfg(feature = "testing")]
+mod check;
 mod error;
 #[doc(hidden)]
 pub mod export;
@@ -26,6 +28,9 @@ pub use crate::record::JournalEntry;
 pub use crate::record::Record;
 #[doc(hidden)]
 pub use crate::transcript::{Breach, Invariant};
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use check::check_journal;
 pub use error::JournalError;
 #[doc(hidden)]
 pub use log::{PendingRecord, SessionLog, Urgency};
@@ -40,6 +45,9 @@ use crate::types::{SessionId, SessionState};
 
 /// A storage engine for records. All methods except `append`, `flush` and `status` may block on a
 /// disk.
+///
+/// `examples/own_journal.rs` is an engine in 120 lines. [`check_journal`](crate::testing::check_journal)
+/// tests an engine.
 pub trait Journal: Send + Sync + fmt::Debug {
     /// Appends a batch atomically. Batches of one session are stored in the order of the calls.
     /// Never blocks: an engine that uses a disk queues the batch and reports its status later, from
@@ -189,6 +197,24 @@ pub struct StoredSessionInfo {
     pub touched: u64,
 }
 
+impl StoredSessionInfo {
+    /// Derives it from all stored entries of a session. `None` if they do not begin with the
+    /// session's opening.
+    #[must_use]
+    pub fn from_entries(id: &SessionId, entries: &[Arc<JournalEntry>]) -> Option<Self> {
+        let (first, last) = (entries.first()?, entries.last()?);
+        let Record::SessionOpened { agent, .. } = &first.record else { return None };
+        Some(Self {
+            id: id.clone(),
+            agent: agent.clone(),
+            state: state_after(entries).unwrap_or(SessionState::Idle),
+            seq: last.seq,
+            opened: first.time,
+            touched: last.time,
+        })
+    }
+}
+
 /// A filter for stored sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredSessionFilter {
@@ -200,6 +226,16 @@ pub struct StoredSessionFilter {
     pub state: Option<SessionState>,
     /// Sessions whose last record is older: Unix time in milliseconds.
     pub touched_before: Option<u64>,
+}
+
+impl StoredSessionFilter {
+    /// Returns true if a session has the state and the age of the filter. `after` and `limit`
+    /// belong to the list, not to a session.
+    #[must_use]
+    pub fn matches(&self, session: &StoredSessionInfo) -> bool {
+        self.state.is_none_or(|state| session.state == state)
+            && self.touched_before.is_none_or(|time| session.touched < time)
+    }
 }
 
 /// The status of an engine.

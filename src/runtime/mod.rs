@@ -99,7 +99,7 @@ pub use crate::event::StatsReport;
 pub use crate::turn::BreakerState;
 pub use crate::types::SessionState;
 pub use agent::AgentRules;
-pub use error::HostError;
+pub use error::{ErrorKind, HostError};
 pub use handle::{ReportFuture, SessionHandle, StartedRun};
 pub use list::{SessionQuery, SessionSummary};
 pub use model_limiter::ModelStatus;

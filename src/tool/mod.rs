@@ -63,6 +63,7 @@ mod registry;
 mod schema;
 mod source;
 mod spec;
+#[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing;
 mod typed;
