@@ -109,7 +109,7 @@ impl ModelConfig {
     }
 
     /// Creates a model that the program implements itself. It has no address.
-    pub(crate) fn of_source(name: &str) -> Self {
+    pub(crate) fn for_source(name: &str) -> Self {
         Self::new(BaseUrl("http://model-source.invalid".to_owned()), name)
     }
 

@@ -82,7 +82,7 @@ impl SessionEvents {
     }
 
     /// Keeps only the events of one run.
-    pub(super) fn of_run(self, run: RunId) -> Self {
+    pub(super) fn only_run(self, run: RunId) -> Self {
         let Self { start, items } = self;
         let items = items.filter(move |item| {
             let is_other = matches!(item, FeedItem::Event(event) if event.run != run);
