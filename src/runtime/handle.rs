@@ -74,6 +74,12 @@ impl SessionHandle {
         }
     }
 
+    /// Returns whether the session's host accepts sessions and runs. It does until it shuts down.
+    #[must_use]
+    pub fn is_host_ready(&self) -> bool {
+        self.link.is_ready()
+    }
+
     /// Starts a run with a user's input: see [`RunRequest`]. Idempotent: if
     /// [`RunRequest::request`] was seen before, returns the run that was started then.
     ///
@@ -95,7 +101,8 @@ impl SessionHandle {
         let log = Arc::clone(&accepted_by.log);
         let report = stored_sessions::told(self.clone(), id.clone(), report, Arc::clone(&log));
         let report = ReportFuture::new(report);
-        Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, log })
+        let session = self.clone();
+        Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, session, log })
     }
 
     /// Starts a run and waits for its end.
@@ -161,10 +168,7 @@ impl SessionHandle {
     /// # Errors
     /// If no event with that id exists, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<SessionEvents, HostError> {
-        let from = |live: &AwakeSession| {
-            SessionEvents::from(&live.feed_access, &self.id, &live.agent, after)
-        };
-        self.with_awake(from).await?.0
+        self.with_awake(|live| SessionEvents::from(self, live, after)).await?.0
     }
 
     /// Returns a run's events from its first record, at `seq`, and all events after the run.
@@ -181,7 +185,7 @@ impl SessionHandle {
     /// # Errors
     /// If the session is closed.
     pub async fn watch_from_now(&self) -> Result<SessionEvents, HostError> {
-        Ok(self.with_awake(|live| SessionEvents::from_now(&live.feed_access)).await?.0)
+        Ok(self.with_awake(|live| SessionEvents::from_now(self, live)).await?.0)
     }
 
     /// Gives the tools of this session's later runs a value, which replaces one of the same type. It
@@ -369,10 +373,27 @@ pub struct StartedRun {
     /// The report, when the run is over. Dropping it does not stop the run. A waiting run that never starts,
     /// because the session was closed or the host shut down, has no report.
     pub report: ReportFuture,
+    session: SessionHandle,
     log: Arc<SessionLog>,
 }
 
 impl StartedRun {
+    /// Returns the session of the run.
+    #[must_use]
+    pub fn session(&self) -> &SessionHandle {
+        &self.session
+    }
+
+    /// Waits until the request for the run is durable, and returns all of its events, also if
+    /// `events` has only a part of them.
+    ///
+    /// # Errors
+    /// If the request cannot be stored, or the session is closed.
+    pub async fn into_all_events(self) -> Result<SessionEvents, HostError> {
+        self.log.wait_durable(self.seq).await?;
+        self.session.watch_run(self.run_id, self.seq).await
+    }
+
     /// Waits until the request for the run is durable.
     ///
     /// # Errors

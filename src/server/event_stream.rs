@@ -3,18 +3,21 @@
 //! All events that are ready are joined into one write. Closing a stream does not stop the run.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use futures::stream::BoxStream;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 
-use super::state::AppState;
+use super::state::ServerOptions;
 use crate::event::{Event, EventId};
-use crate::runtime::{Host, SessionEvents};
-use crate::telemetry::{FeedItem, Subscription, journal_failed};
+use crate::runtime::{HostError, SessionEvents, SessionHandle, StartedRun};
+use crate::telemetry::{FeedItem, journal_failed};
+use crate::types::Seq;
 
 /// Size at which joined events are written.
 const WRITE_BYTES_MAX: usize = 64 * 1024;
@@ -23,32 +26,104 @@ const WRITE_BYTES_MAX: usize = 64 * 1024;
 const SESSION_CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
                               \"message\":\"the session is closed\",\"transient\":false}";
 
-/// Streams the events of a new run, until the run ends or the server shuts down.
-pub(super) fn run(events: Subscription, state: &AppState) -> Response {
-    let position = StreamPosition { last: events.start(), ends_with_run: true };
-    respond(writes(events, position, StreamSettings::new(state)))
+/// Answers with the events of a run or a session as Server-Sent Events, as the API does. The events of
+/// a run end with the run, those of a session when it is closed, and both when the host shuts down.
+///
+/// ```
+/// use axum::extract::State;
+/// use callsheet::prelude::*;
+/// use callsheet::server::{EventStream, sse};
+///
+/// async fn ask(State(host): State<Host>, question: String) -> Result<EventStream, HostError> {
+///     let session = host.open_session(OpenSession::default()).await?;
+///     Ok(sse(session.start_run(question).await?))
+/// }
+/// ```
+pub fn sse(events: impl Into<EventStream>) -> EventStream {
+    events.into()
 }
 
-/// Streams the events of a run that an earlier request with the same `Idempotency-Key` started.
-pub(super) fn past_run(events: SessionEvents, state: &AppState) -> Response {
-    let position = StreamPosition { last: events.start(), ends_with_run: true };
-    respond(writes(events, position, StreamSettings::new(state)))
+/// A response with events as Server-Sent Events: see [`sse`].
+#[must_use = "a response does nothing unless it is returned"]
+pub struct EventStream {
+    items: BoxStream<'static, FeedItem>,
+    position: StreamPosition,
+    settings: StreamSettings,
 }
 
-/// Streams the events of a session, until it is closed or the server shuts down.
-pub(super) fn session(events: SessionEvents, state: &AppState) -> Response {
-    let position = StreamPosition { last: events.start(), ends_with_run: false };
-    respond(writes(events, position, StreamSettings::new(state)))
+impl EventStream {
+    /// Sets the time without an event after which the stream sends a comment: 15 seconds by default.
+    pub fn keep_alive(mut self, interval: Duration) -> Self {
+        self.settings.keep_alive = interval;
+        self
+    }
+
+    /// Ends the stream when `closing` is cancelled, too.
+    pub(super) fn until(mut self, closing: &CancellationToken) -> Self {
+        self.settings.closing = closing.clone();
+        self
+    }
+
+    /// Ends the stream with the run of its events.
+    pub(super) fn of_run(mut self) -> Self {
+        self.position.ends_with_run = true;
+        self
+    }
+
+    fn new(items: BoxStream<'static, FeedItem>, last: EventId, session: SessionHandle) -> Self {
+        let settings = StreamSettings {
+            keep_alive: ServerOptions::default().keep_alive,
+            closing: CancellationToken::new(),
+            session: Some(session),
+        };
+        Self { items, position: StreamPosition { last, ends_with_run: false }, settings }
+    }
 }
 
-fn respond(writes: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
-    let mut response = Response::new(Body::from_stream(writes));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // Without this header nginx buffers events.
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
+impl From<SessionEvents> for EventStream {
+    fn from(events: SessionEvents) -> Self {
+        let (last, session) = (events.start(), events.session().clone());
+        Self::new(events.boxed(), last, session)
+    }
+}
+
+impl From<StartedRun> for EventStream {
+    fn from(run: StartedRun) -> Self {
+        let session = run.session().clone();
+        if run.events_are_complete {
+            let last = run.events.start();
+            return Self::new(run.events.boxed(), last, session).of_run();
+        }
+        let last = EventId { seq: Seq(run.seq.0.saturating_sub(1)), bytes: 0 };
+        let items = futures::stream::once(run.into_all_events()).flat_map(|events| match events {
+            Ok(events) => events.boxed(),
+            Err(HostError::Journal(error)) => {
+                futures::stream::iter([FeedItem::Failed(error)]).boxed()
+            }
+            // The session was closed. The stream says so at its end.
+            Err(_) => futures::stream::empty().boxed(),
+        });
+        Self::new(items.boxed(), last, session).of_run()
+    }
+}
+
+impl IntoResponse for EventStream {
+    fn into_response(self) -> Response {
+        let Self { items, position, settings } = self;
+        let mut response = Response::new(Body::from_stream(writes(items, position, settings)));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        // Without this header nginx buffers events.
+        headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+        response
+    }
+}
+
+impl fmt::Debug for EventStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventStream").field("position", &self.position).finish_non_exhaustive()
+    }
 }
 
 /// Settings of a stream: its keep-alive interval, and the signals that end it without an event.
@@ -56,23 +131,19 @@ fn respond(writes: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'stati
 struct StreamSettings {
     keep_alive: Duration,
     closing: CancellationToken,
-    /// The host. When it shuts down, its subscriptions end although the sessions are not closed.
-    host: Option<Host>,
+    /// The session. When its host shuts down, the events end although the session is not closed.
+    session: Option<SessionHandle>,
 }
 
 impl StreamSettings {
-    fn new(state: &AppState) -> Self {
-        let host = Some(state.host.clone());
-        Self { keep_alive: state.options.keep_alive, closing: state.closing.clone(), host }
-    }
-
     /// Returns true if the events ended because the host shuts down. The session is not closed then.
     fn is_host_shutdown(&self, next: Option<&FeedItem>) -> bool {
-        next.is_none() && self.host.as_ref().is_some_and(|host| !host.is_ready())
+        next.is_none() && self.session.as_ref().is_some_and(|session| !session.is_host_ready())
     }
 }
 
 /// The position of a client in the events.
+#[derive(Debug)]
 struct StreamPosition {
     /// Id of the last event that was written; a client reconnects with it.
     last: EventId,
@@ -156,7 +227,7 @@ mod tests {
     use crate::event::samples::published;
     use crate::event::{Event, RunStats};
     use crate::telemetry::{Feed, Telemetry};
-    use crate::types::{RunEnd, Seq};
+    use crate::types::RunEnd;
 
     const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
@@ -187,7 +258,7 @@ mod tests {
         let writes = {
             let position = StreamPosition { last: EventId::default(), ends_with_run: true };
             let settings =
-                StreamSettings { keep_alive: KEEP_ALIVE, closing: closing.clone(), host: None };
+                StreamSettings { keep_alive: KEEP_ALIVE, closing: closing.clone(), session: None };
             writes(feed.subscribe(8), position, settings)
         };
         let texts = writes.map(|bytes| {
