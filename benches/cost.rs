@@ -27,7 +27,7 @@ use callsheet::journal::{
     GroupCommit, Journal, JournalObserver, MemoryJournal, SqliteJournal, SqliteOptions,
 };
 use callsheet::load::cpu_time;
-use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};
+use callsheet::runtime::{Host, OpenSession, SessionHandle};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{Execution, RunEnd};
 use futures::future::join_all;
@@ -153,7 +153,8 @@ impl World {
                 Arc::new(SqliteJournal::open(&dir.0, options).unwrap())
             }
         };
-        let host = Host::start_on(HostSetup { config, tools }, journal).await.unwrap();
+        let host =
+            Host::builder().config(config).tools(tools).journal(journal).start().await.unwrap();
         let (times, cpu, counted) = (Vec::new(), Duration::ZERO, (0, 0));
         Self { name, host, counter, _dir: dir, times, cpu, counted }
     }

@@ -23,7 +23,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use axum::body::{Body, Bytes};
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
-use callsheet::runtime::{Host, HostSetup, OpenSession};
+use callsheet::runtime::{Host, OpenSession};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{Execution, RunEnd};
 use futures::stream;
@@ -208,7 +208,7 @@ async fn host(base_url: &str, mode: Mode, execution: Execution, marks: &Marks) -
     agent.early_start = mode.early;
     let mut tools = ToolRegistry::new();
     tools.register(WorkTool(marks.clone())).unwrap();
-    Host::start(HostSetup { config, tools }).await.unwrap()
+    Host::builder().config(config).tools(tools).start().await.unwrap()
 }
 
 /// Returns the times from the request to the first start and to the last result.

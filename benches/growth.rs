@@ -30,7 +30,7 @@ use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern
 use callsheet::load::cpu_time;
 use callsheet::message::Message;
 use callsheet::runtime::model::{ModelClient, ModelRequest};
-use callsheet::runtime::{Host, HostSetup, OpenSession};
+use callsheet::runtime::{Host, OpenSession};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{RunEnd, Wire};
 use callsheet::wire::ToolDefinition;
@@ -121,7 +121,7 @@ async fn host(model: ModelConfig, marks: &Marks) -> Host {
     agent.limits.repeat_limit = None;
     let mut tools = ToolRegistry::new();
     tools.register(WorkTool(marks.clone())).unwrap();
-    Host::start(HostSetup { config, tools }).await.unwrap()
+    Host::builder().config(config).tools(tools).start().await.unwrap()
 }
 
 /// The measurements of one turn.

@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use axum::body::Bytes;
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::event::Event;
-use callsheet::runtime::{Host, HostSetup, OpenSession};
+use callsheet::runtime::{Host, OpenSession};
 use callsheet::telemetry::{FeedItem, Metrics, Telemetry};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::RunEnd;
@@ -96,7 +96,7 @@ async fn host(base_url: &str) -> Host {
     config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("*")];
     let mut tools = ToolRegistry::new();
     tools.register(WorkTool).unwrap();
-    Host::start(HostSetup { config, tools }).await.unwrap()
+    Host::builder().config(config).tools(tools).start().await.unwrap()
 }
 
 /// Returns the events of one run.

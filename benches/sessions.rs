@@ -24,8 +24,7 @@ use callsheet::journal::{
 use callsheet::load::memory;
 use callsheet::record::{Record, Seq};
 use callsheet::rehearsal::{Rehearsal, RehearsalOptions, Response, Script};
-use callsheet::runtime::{Host, HostSetup, OpenSession, SessionQuery};
-use callsheet::tool::ToolRegistry;
+use callsheet::runtime::{Host, OpenSession, SessionQuery};
 use callsheet::types::{Content, Execution, RunEnd, RunId, SessionId};
 use futures::StreamExt;
 use futures::future::join_all;
@@ -101,7 +100,7 @@ async fn host(model: &Rehearsal, dir: &Path) -> Host {
     config.host.data_dir = dir.to_owned();
     config.host.idle_after = Some(IDLE);
     config.agents.values_mut().for_each(|agent| agent.tools.clear());
-    Host::start(HostSetup { config, tools: ToolRegistry::new() }).await.unwrap()
+    Host::builder().config(config).start().await.unwrap()
 }
 
 fn id(at: usize) -> SessionId {

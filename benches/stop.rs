@@ -30,7 +30,7 @@ use callsheet::message::Message;
 use callsheet::record::StopMode;
 use callsheet::response::{ResponseAssembler, ResponseLimits};
 use callsheet::runtime::model::{ModelClient, ModelRequest};
-use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};
+use callsheet::runtime::{Host, OpenSession, SessionHandle};
 use callsheet::telemetry::FeedItem;
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::RunEnd;
@@ -145,7 +145,7 @@ async fn host(model: ModelConfig, marks: &Marks) -> Host {
     agent.tools = vec![ToolPattern::new("*")];
     let mut tools = ToolRegistry::new();
     tools.register(WaitTool(marks.clone())).unwrap();
-    Host::start(HostSetup { config, tools }).await.unwrap()
+    Host::builder().config(config).tools(tools).start().await.unwrap()
 }
 
 /// The time from the stop to the last result, and the session, which is closed later.

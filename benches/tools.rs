@@ -21,7 +21,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use axum::body::Bytes;
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
-use callsheet::runtime::{Host, HostSetup, OpenSession, RunReport};
+use callsheet::runtime::{Host, OpenSession, RunReport};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{Execution, RunEnd};
 use criterion::{Criterion, SamplingMode};
@@ -106,7 +106,7 @@ async fn host(base_url: &str, rounds: u64, execution: Execution) -> Host {
     agent.execution = execution;
     let mut tools = ToolRegistry::new();
     tools.register(Compute { rounds }).unwrap();
-    Host::start(HostSetup { config, tools }).await.unwrap()
+    Host::builder().config(config).tools(tools).start().await.unwrap()
 }
 
 /// Runs once in a new session. Returns the elapsed time.

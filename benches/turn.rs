@@ -25,7 +25,7 @@ use callsheet::load::{cpu_time, raise_open_files};
 use callsheet::message::{Message, ResponseMessage};
 use callsheet::response::{ParsedArguments, ResponseAssembler, ResponseLimits, parse_arguments};
 use callsheet::runtime::model::{ModelClient, ModelRequest};
-use callsheet::runtime::{Host, HostSetup, OpenSession};
+use callsheet::runtime::{Host, OpenSession};
 use callsheet::tool::testing::tool_context;
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{CallKey, Execution, RunEnd, ToolCall};
@@ -112,7 +112,7 @@ async fn host(base_url: &str, execution: Execution) -> Host {
     let agent = config.agents.get_mut("default").unwrap();
     agent.tools = vec![ToolPattern::new("*")];
     agent.execution = execution;
-    Host::start(HostSetup { config, tools: registry() }).await.unwrap()
+    Host::builder().config(config).tools(registry()).start().await.unwrap()
 }
 
 /// Runs once in each of `sessions` new sessions concurrently. Returns the elapsed time and the CPU

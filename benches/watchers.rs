@@ -19,10 +19,9 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig};
 use callsheet::load::{cpu_time, memory, raise_open_files};
-use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};
+use callsheet::runtime::{Host, OpenSession, SessionHandle};
 use callsheet::server::{self, ServerOptions};
 use callsheet::telemetry::FeedItem;
-use callsheet::tool::ToolRegistry;
 use callsheet::types::RunEnd;
 use futures::StreamExt as _;
 use provider::{end, event, serve, stream};
@@ -71,7 +70,7 @@ async fn host(deltas: usize, pause: Duration) -> Host {
     let base_url = provider(deltas, pause).await;
     config.use_model("bench", ModelConfig::new(BaseUrl::parse(&base_url).unwrap(), "m"));
     config.agents.values_mut().for_each(|agent| agent.tools.clear());
-    Host::start(HostSetup { config, tools: ToolRegistry::new() }).await.unwrap()
+    Host::builder().config(config).start().await.unwrap()
 }
 
 /// Returns the resident memory in kilobytes.

@@ -5,11 +5,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use callsheet::config::{BaseUrl, Config, DEFAULT_AGENT, ModelConfig, ToolPattern};
-use callsheet::rehearsal::{Rehearsal, RehearsalOptions};
-use callsheet::runtime::{Host, HostSetup, OpenSession};
+use callsheet::prelude::*;
 use callsheet::tool::testing::ToolTest;
-use callsheet::tool::{ToolContext, ToolError, ToolRegistry, ToolSpec, TypedTool};
 use serde_json::json;
 
 /// The arguments of a call.
@@ -74,15 +71,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(test.call(json!({ "article": "bolt" })).await.error().message(), "cancelled");
 
     // In a host, with the offline rehearsal model.
-    let model = Rehearsal::start(RehearsalOptions::default()).await?;
-    let mut config = Config::default();
-    config.use_model("main", ModelConfig::new(BaseUrl::parse(&model.base_url())?, "rehearsal"));
-    if let Some(agent) = config.agents.get_mut(DEFAULT_AGENT) {
-        agent.tools = vec![ToolPattern::new("stock")];
-    }
-    let mut tools = ToolRegistry::new();
-    tools.register(lookup)?;
-    let host = Host::start(HostSetup { config, tools }).await?;
+    let host = Host::builder().tool(lookup).start().await?;
     let open = OpenSession::default().with_extension(Customer("acme"));
     let session = host.open_session(open).await?;
     let report = session.run("What is the stock of the article \"bolt\"?").await?;

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use crate::config::{AgentConfig, Config, DEFAULT_AGENT, JournalEngine, ModelConfig, ToolPattern};
 use crate::journal::Journal;
-use crate::runtime::{Host, HostError, HostSetup};
-use crate::tool::{RegistryError, Tool, ToolRegistry};
+use crate::runtime::model::ModelSource;
+use crate::runtime::{Host, HostError, HostSetup, ModelSources, ToolSources};
+use crate::tool::{RegistryError, Tool, ToolRegistry, ToolSource};
 
 impl Host {
     /// Returns a builder of a host. Without further calls it has one agent, called `default`, without
@@ -38,12 +39,15 @@ impl Host {
 /// host.shutdown().await;
 /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
 /// ```
+#[derive(Clone)]
 #[must_use = "a builder does nothing until it is started"]
 pub struct HostBuilder {
     config: Config,
     tools: ToolRegistry,
     /// The names of the tools that every agent is offered.
     offered: Vec<String>,
+    tool_sources: ToolSources,
+    model_sources: ModelSources,
     journal: Option<Arc<dyn Journal>>,
     /// The first error of a call before the start.
     error: Option<RegistryError>,
@@ -51,8 +55,15 @@ pub struct HostBuilder {
 
 impl HostBuilder {
     fn new(config: Config) -> Self {
-        let tools = ToolRegistry::new();
-        Self { config, tools, offered: Vec::new(), journal: None, error: None }
+        Self {
+            config,
+            tools: ToolRegistry::new(),
+            offered: Vec::new(),
+            tool_sources: ToolSources::default(),
+            model_sources: ModelSources::default(),
+            journal: None,
+            error: None,
+        }
     }
 
     /// Starts from a configuration, such as that of a file. Replaces what was set before, except for
@@ -64,6 +75,13 @@ impl HostBuilder {
     /// Adds a model under a name of one's own.
     pub fn model(mut self, name: impl Into<String>, model: ModelConfig) -> Self {
         self.config.models.insert(name.into(), model);
+        self
+    }
+
+    /// Adds a model that the program implements itself. [`HostBuilder::model`] with the same name sets
+    /// its limits: time limits, attempts, permits, circuit breaker.
+    pub fn model_source(mut self, name: impl Into<String>, source: impl ModelSource) -> Self {
+        self.model_sources.0.insert(name.into(), Arc::new(source));
         self
     }
 
@@ -86,6 +104,12 @@ impl HostBuilder {
         if let Err(error) = self.tools.register(tool) {
             self.error.get_or_insert(error);
         }
+        self
+    }
+
+    /// Adds a source of tools, which is read when a run starts. Every agent offers its tools.
+    pub fn tool_source(mut self, source: impl ToolSource) -> Self {
+        self.tool_sources.0.push(Arc::new(source));
         self
     }
 
@@ -114,9 +138,12 @@ impl HostBuilder {
     /// If two tools have the same name, an agent names a model or a tool that does not exist, a
     /// limit is invalid, or the journal cannot be opened.
     pub async fn start(self) -> Result<Host, HostError> {
-        let Self { mut config, tools, offered, journal, error } = self;
+        let Self { mut config, tools, offered, tool_sources, model_sources, journal, error } = self;
         if let Some(error) = error {
             return Err(HostError::Config(error.to_string()));
+        }
+        for name in model_sources.0.keys() {
+            config.models.entry(name.clone()).or_insert_with(|| ModelConfig::of_source(name));
         }
         if config.agents.is_empty() {
             let model = only_model(&config)?;
@@ -128,8 +155,8 @@ impl HostBuilder {
             agent.tools.extend(missing);
         }
         let kept = start_rehearsal(&mut config).await?;
-        let setup = HostSetup { config, tools };
-        Host::start_keeping(setup, journal, kept).await
+        let setup = HostSetup::new(config, tools);
+        Host::start(HostSetup { tool_sources, model_sources, journal, kept, ..setup }).await
     }
 }
 

@@ -42,17 +42,19 @@ pub mod turn;
 pub mod types;
 pub mod wire;
 
-/// The examples of the README, of `docs/embedding.md` and of `docs/tools.md`, compiled and run as tests.
+pub use runtime::model;
+
 /// The names that a program with a host of its own uses.
 pub mod prelude {
     pub use crate::builder::HostBuilder;
     pub use crate::config::{AgentConfig, ApiKey, BaseUrl, Config, Limits, ModelConfig, Wire};
     pub use crate::runtime::{
-        Host, HostError, OpenSession, RunFailed, RunReport, RunRequest, SessionHandle,
+        Host, HostError, OpenSession, RunEvent, RunFailed, RunReport, RunRequest, SessionHandle,
     };
-    pub use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+    pub use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, TypedTool};
 }
 
+/// The examples of the README, of `docs/embedding.md` and of `docs/tools.md`, compiled and run as tests.
 #[cfg(doctest)]
 mod documents {
     #[doc = include_str!("../README.md")]

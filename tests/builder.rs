@@ -2,9 +2,19 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use callsheet::message::Message;
+use callsheet::model::{ModelReply, ModelRequest, ModelSource, ModelStream};
 use callsheet::prelude::*;
 use callsheet::server::{ServerOptions, serve};
+use callsheet::tool::{ApprovalPolicy, ToolSource, ToolSourceContext};
+use callsheet::types::{ProviderError, ProviderErrorKind};
+use callsheet::wire::Delta;
+use serde_json::json;
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 struct CountWordsInput {
@@ -96,5 +106,150 @@ async fn an_address_that_others_reach_needs_a_token() {
     let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
     let refused = serve(listener, host.clone(), ServerOptions::default()).unwrap_err();
     assert!(refused.to_string().ends_with("is not loopback and needs ServerOptions::token"));
+    host.shutdown().await;
+}
+
+/// A model that calls `report` until it has a result, and then repeats the result.
+struct Reporter;
+
+impl ModelSource for Reporter {
+    fn respond(&self, request: ModelRequest) -> ModelStream {
+        let answer = match request.messages.last().map(|message| &**message) {
+            Some(Message::Tool { content, .. }) => ModelReply::text(&**content),
+            _ => {
+                let name =
+                    request.tools.iter().map(|tool| &tool.name).find(|t| t.contains("report"));
+                ModelReply::call(name.cloned().unwrap_or_default(), json!({}))
+            }
+        };
+        answer.into_stream()
+    }
+}
+
+/// Offers a tool that is different in each session and has a different name in each run.
+#[derive(Default)]
+struct Reports(AtomicU32);
+
+impl ToolSource for Reports {
+    fn tools(&self, run: &ToolSourceContext<'_>) -> Vec<Arc<dyn Tool>> {
+        let text = format!("report of {} for {}", run.session, run.agent);
+        let number = self.0.fetch_add(1, Ordering::Relaxed);
+        let spec = ToolSpec::named(format!("report_{number}"), "Returns the report.");
+        let report = spec.into_tool(move |(): (), _| {
+            let text = text.clone();
+            async move { Ok(text) }
+        });
+        let invalid = ToolSpec::named("no name", "").into_tool(async |(): (), _| Ok(1));
+        vec![Arc::new(report), Arc::new(invalid)]
+    }
+}
+
+#[tokio::test]
+async fn models_and_tools_of_sources_are_used() {
+    let sources = Host::builder().model_source("own", Reporter).tool_source(Reports::default());
+    let host = sources.start().await.unwrap();
+    let session = host.open_session("demo").await.unwrap();
+    let mut names = Vec::new();
+    for _ in 0..2 {
+        let report = session.run("Report.").await.unwrap();
+        assert_eq!(report.text().unwrap(), "report of demo for default");
+        names.push(report.calls[0].tool_name.clone());
+    }
+    assert_ne!(names[0], names[1]);
+    host.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_failing_model_source_is_retried_and_a_panic_is_not() {
+    let requests = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&requests);
+    let model = move |request: ModelRequest| -> ModelStream {
+        let number = counted.fetch_add(1, Ordering::SeqCst);
+        let input = format!("{:?}", request.messages.last());
+        assert!(!input.contains("panic"), "as requested");
+        match number {
+            0 => {
+                let error = ProviderError::new(ProviderErrorKind::Transport, "it broke");
+                Box::pin(futures::stream::iter([Ok(vec![Delta::Text("a".into())]), Err(error)]))
+            }
+            _ => ModelReply::text("whole").into_stream(),
+        }
+    };
+    let host = Host::builder().model_source("own", model).start().await.unwrap();
+    let session = host.open_session("demo").await.unwrap();
+    let mut run = session.start_run("go").await.unwrap();
+    let mut seen = String::new();
+    while let Some(event) = run.next_event().await.unwrap() {
+        match event {
+            RunEvent::Text(text) => seen.push_str(&text),
+            RunEvent::AttemptVoided { reason } => seen = format!("[{reason}]"),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(seen, "[it broke]whole");
+    assert_eq!(run.report.await.unwrap().text().unwrap(), "whole");
+    let report = session.run("panic").await.unwrap();
+    assert!(report.text().unwrap_err().to_string().ends_with("the model source panicked"));
+    assert_eq!(requests.load(Ordering::SeqCst), 3);
+    host.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_silent_model_source_reaches_its_time_limit() {
+    let limits = ModelConfig {
+        first_event_timeout: Duration::from_millis(20),
+        max_attempts: 1,
+        ..unreachable_model()
+    };
+    let silent = |_: ModelRequest| -> ModelStream { Box::pin(futures::stream::pending()) };
+    let host = Host::builder().model("own", limits).model_source("own", silent).start();
+    let host = host.await.unwrap();
+    let session = host.open_session("demo").await.unwrap();
+    let report = session.run("go").await.unwrap();
+    let failed = report.text().unwrap_err().to_string();
+    assert_eq!(failed, "the run ended as failed: the model was silent for 20ms");
+}
+
+#[tokio::test]
+async fn an_approval_is_answered_on_its_event_and_the_events_end_with_the_run() {
+    let agent = AgentConfig::new("rehearsal");
+    let count = ToolSpec::named("count_words", "Counts the words of a text.")
+        .approval(ApprovalPolicy::BEFORE)
+        .into_tool(async |input: CountWordsInput, _| Ok(input.text.split_whitespace().count()));
+    let host = Host::builder().agent("default", agent).tool(count).start().await.unwrap();
+    let session = host.open_session("demo").await.unwrap();
+    for approved in [true, false] {
+        let mut run = session.start_run(PROMPT).await.unwrap();
+        let mut results = Vec::new();
+        while let Some(event) = run.next_event().await.unwrap() {
+            match event {
+                RunEvent::ApprovalRequested(question) => {
+                    assert_eq!(question.approval.tool_name, "count_words");
+                    assert_eq!(*question.approval.input, json!({"text": "one two three"}));
+                    match approved {
+                        true => question.approve().await.unwrap(),
+                        false => question.reject("not today").await.unwrap(),
+                    }
+                }
+                RunEvent::CallEnded(call) => results.push(call.result),
+                _ => {}
+            }
+        }
+        assert_eq!(results.len(), 1);
+        assert!(results[0].contains(if approved { "3" } else { "not today" }), "{results:?}");
+        assert_eq!(run.report.await.unwrap().run_end.as_str(), "answered");
+        assert!(run.events_are_complete);
+    }
+    // A run that was requested before: its events come from the journal.
+    let request = RunRequest::from("Say hello.").with_idempotency_key("again");
+    let text = session.run(request.clone()).await.unwrap().text;
+    let mut again = session.start_run(request).await.unwrap();
+    let mut seen = String::new();
+    while let Some(event) = again.next_event().await.unwrap() {
+        if let RunEvent::Text(text) = event {
+            seen.push_str(&text);
+        }
+    }
+    assert_eq!(seen, text);
     host.shutdown().await;
 }

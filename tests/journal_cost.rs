@@ -15,7 +15,7 @@ use callsheet::journal::{
 };
 use callsheet::record::{Record, Seq};
 use callsheet::rehearsal::{Call, Rehearsal, Response, Script};
-use callsheet::runtime::{Host, HostSetup, OpenSession};
+use callsheet::runtime::{Host, OpenSession};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{Execution, RunEnd, SessionId};
 use futures::future::join_all;
@@ -230,7 +230,7 @@ async fn world(name: &str, is_pure: bool, execution: Execution, script: Vec<Resp
     tools.register(WorkTool { is_pure }).unwrap();
     let journal = Counted::new(name);
     let shared = Arc::clone(&journal) as Arc<dyn Journal>;
-    let host = Host::start_on(HostSetup { config, tools }, shared).await.unwrap();
+    let host = Host::builder().config(config).tools(tools).journal(shared).start().await.unwrap();
     World { host, journal, _model: model }
 }
 

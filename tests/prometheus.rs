@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use callsheet::config::ToolPattern;
+use callsheet::builder::HostBuilder;
 use callsheet::rehearsal::Rehearsal;
-use callsheet::runtime::{HostError, HostSetup};
+use callsheet::runtime::HostError;
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use client::{HttpConnection, HttpResponse};
 use futures::future::join_all;
@@ -176,7 +176,7 @@ fn script() -> Value {
     json!({"responses": responses})
 }
 
-fn setup(directory: &HostDirectory, backup: &Rehearsal) -> HostSetup {
+fn setup(directory: &HostDirectory, backup: &Rehearsal) -> HostBuilder {
     let (main, backup) = (directory.model.base_url(), backup.base_url());
     let rest = format!(
         r#"
@@ -216,14 +216,9 @@ fn setup(directory: &HostDirectory, backup: &Rehearsal) -> HostSetup {
         approval = "before"
         "#
     );
-    let mut setup = directory.setup("idle_after = \"100ms\"", &rest);
     let read = Arc::new(Semaphore::new(0));
-    setup.tools.register(Late(Arc::clone(&read))).unwrap();
-    setup.tools.register(Peek(read)).unwrap();
-    for agent in setup.config.agents.values_mut() {
-        agent.tools.extend(["late", "peek"].map(ToolPattern::new));
-    }
-    setup
+    let setup = directory.setup("idle_after = \"100ms\"", &rest);
+    setup.tool(Late(Arc::clone(&read))).tool(Peek(read))
 }
 
 /// Starts a host that resumes a run of a crashed host.

@@ -10,7 +10,7 @@ use super::signals::Signals;
 use super::{images, output, watch};
 use crate::config::{Config, DEFAULT_AGENT, JournalEngine, REHEARSAL, ToolPattern};
 use crate::journal::JournalReader;
-use crate::runtime::{Host, HostSetup, OpenSession, RunRequest};
+use crate::runtime::{Host, OpenSession, RunRequest};
 use crate::telemetry::{self, LogFormat};
 use crate::tool::ToolRegistry;
 use crate::types::{Execution, RunEnd, SessionId};
@@ -92,7 +92,8 @@ pub(super) async fn main(args: RunArgs) -> Result<ExitCode, CommandError> {
         let line = "the offline rehearsal model answers";
         output::to_stderr(&format!("callsheet: {line}{when}; it is not a real model\n"));
     }
-    let host = Host::start(HostSetup { config, tools }).await.map_err(setup::start_error)?;
+    let host =
+        Host::builder().config(config).tools(tools).start().await.map_err(setup::start_error)?;
     let session = match (&args.session, stored_agent) {
         (Some(id), Some(_)) => host.session(&session_id(id)?),
         (id, _) => {

@@ -12,7 +12,7 @@ use super::output;
 use super::setup::{self, LoadedConfig, ModelArgs};
 use super::signals::Signals;
 use crate::config::{Config, JournalEngine, parse_listen};
-use crate::runtime::{Host, HostSetup};
+use crate::runtime::Host;
 use crate::server::{self, ServerOptions};
 use crate::telemetry::{self, LogFormat};
 
@@ -61,7 +61,8 @@ pub(super) async fn main(args: ServeArgs) -> Result<ExitCode, CommandError> {
     let rehearsal = setup::start_rehearsal(&mut config).await?;
     let options = ServerOptions::from(&config.host);
     let configured = config.clone();
-    let host = Host::start(HostSetup { config, tools }).await.map_err(setup::start_error)?;
+    let host =
+        Host::builder().config(config).tools(tools).start().await.map_err(setup::start_error)?;
     let server = server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
     output::to_stderr(&banner(&configured, server.addr(), &source));
 

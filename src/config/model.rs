@@ -107,6 +107,11 @@ impl ModelConfig {
         Self::new(base_url, super::REHEARSAL)
     }
 
+    /// Creates a model that the program implements itself. It has no address.
+    pub(crate) fn of_source(name: &str) -> Self {
+        Self::new(BaseUrl("http://model-source.invalid".to_owned()), name)
+    }
+
     pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
         let wire = section.read("wire", |value| values::word(value, &Wire::WORDS));
         let base_url = section.read("base_url", base_url);

@@ -26,7 +26,7 @@ use crate::config::{
 };
 use crate::event::RunStats;
 use crate::journal::unix_ms;
-use crate::runtime::{Host, HostError, HostSetup, OpenSession, RunReport, SessionHandle};
+use crate::runtime::{Host, HostError, OpenSession, RunReport, SessionHandle};
 use crate::tool::ToolRegistry;
 
 /// The prompt of every run. A scripted service may match it.
@@ -166,7 +166,7 @@ async fn start(
     config.agents.insert(DEFAULT_AGENT.to_owned(), agent);
     let mut tools = ToolRegistry::new();
     tools.register(WorkTool(Arc::clone(timings)))?;
-    Ok(Host::start(HostSetup { config, tools }).await?)
+    Ok(Host::builder().config(config).tools(tools).start().await?)
 }
 
 impl LoadTest {

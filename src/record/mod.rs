@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 
 pub use crate::message::ResponseMessage;
 pub use entry::{JournalEntry, RECORD_VERSION, UnreadableRecord};
@@ -83,6 +84,16 @@ pub struct RequestKey {
     pub key: String,
     /// The SHA-256 of the request, in hex digits. The same key with another request is an error.
     pub digest: String,
+}
+
+impl RequestKey {
+    /// Creates the key of a request with this text.
+    #[must_use]
+    pub fn new(key: impl Into<String>, request: &str) -> Self {
+        let digest = Sha256::digest(request);
+        let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        Self { key: key.into(), digest }
+    }
 }
 
 /// A segment of a response in the order in which watchers received it.

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::caps::Caps;
 use super::error::HostError;
 use super::model::ModelRequest;
-use super::models::{Model, ModelChain};
+use super::models::{Model, ModelChain, ModelSources};
 use crate::config::{AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolPattern};
 use crate::message::MessageList;
 use crate::telemetry::Telemetry;
-use crate::tool::{RegisteredTool, ToolRegistry, ToolSpec};
+use crate::tool::{RegisteredTool, Tool, ToolRegistry, ToolSpec};
 use crate::turn::TurnRules;
 use crate::wire::{ToolChoice, ToolDefinition};
 
@@ -138,6 +139,31 @@ impl Agent {
         }))
     }
 
+    /// Returns the agent with further tools, which it offers besides its own.
+    pub(super) fn with_tools(&self, tools: Vec<Arc<dyn Tool>>, caps: &Caps) -> Self {
+        let mut registry = ToolRegistry::clone(&self.registry);
+        let mut offered = BTreeMap::clone(&self.tools);
+        for tool in tools {
+            let name = tool.spec().name;
+            if let Err(error) = registry.register(tool) {
+                tracing::warn!(agent = &*self.name, %error, "tool_not_offered");
+            } else if let Some(tool) = registry.tool(&name) {
+                caps.add(&tool.spec);
+                offered.insert(name, tool.clone());
+            }
+        }
+        Self {
+            name: Arc::clone(&self.name),
+            models: Arc::clone(&self.models),
+            rules: Arc::new(TurnRules { tools: specs(&offered), ..TurnRules::clone(&self.rules) }),
+            configured: Arc::clone(&self.configured),
+            allow_overrides: self.allow_overrides,
+            blank: ModelRequest { tools: definitions(&offered), ..self.blank.clone() },
+            tools: Arc::new(offered),
+            registry: Arc::new(registry),
+        }
+    }
+
     /// Returns the agent with the recorded overrides of a run. If the configuration does not allow
     /// them any more, returns the agent without overrides.
     pub(super) fn with_recorded(self: &Arc<Self>, asked: &RunOverrides) -> Arc<Self> {
@@ -209,7 +235,7 @@ impl AgentRules {
     /// If a configured model has an invalid address, key or header.
     pub fn new(config: &Config, mut tools: ToolRegistry) -> Result<Self, HostError> {
         tools.apply_overrides(&config.tools);
-        let models = Arc::new(Model::all(config, &Telemetry::new(&[]))?);
+        let models = Arc::new(Model::all(config, &ModelSources::default(), &Telemetry::new(&[]))?);
         Ok(Self { agents: Agent::all(config, tools, &models)? })
     }
 

@@ -3,27 +3,39 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use parking_lot::RwLock;
 use ractor::ActorId;
 
 use super::fair_semaphore::{FairSemaphore, PermitRequest};
 use super::gauge::Gauge;
 use crate::tool::ToolRegistry;
+use crate::tool::ToolSpec;
 use crate::turn::PermitReply;
 
 /// The semaphores of the tools that have a limit (`max_concurrent`). Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct Caps {
-    tools: Arc<BTreeMap<String, Arc<FairSemaphore>>>,
+    tools: Arc<RwLock<BTreeMap<String, Arc<FairSemaphore>>>>,
+    waiting: Gauge,
 }
 
 impl Caps {
     /// Creates the semaphores of these tools. `waiting` counts the calls that wait.
     pub(super) fn new(tools: &ToolRegistry, waiting: &Gauge) -> Self {
-        let caps = tools.iter().filter_map(|(name, tool)| {
-            let max = tool.spec.max_concurrent?;
-            Some((name.to_owned(), FairSemaphore::new(max, waiting.clone())))
-        });
-        Self { tools: Arc::new(caps.collect()) }
+        let caps = Self { tools: Arc::default(), waiting: waiting.clone() };
+        for (_, tool) in tools.iter() {
+            caps.add(&tool.spec);
+        }
+        caps
+    }
+
+    /// Adds the semaphore of a tool, unless there is one of this name.
+    pub(super) fn add(&self, tool: &ToolSpec) {
+        let Some(max) = tool.max_concurrent else { return };
+        if !self.tools.read().contains_key(&tool.name) {
+            let semaphore = FairSemaphore::new(max, self.waiting.clone());
+            self.tools.write().entry(tool.name.clone()).or_insert(semaphore);
+        }
     }
 
     /// Requests a permit of a tool for a call of a session, as [`FairSemaphore::request`] does. A
@@ -34,7 +46,9 @@ impl Caps {
         session: ActorId,
         granted: impl FnOnce() + Send + 'static,
     ) -> (PermitReply, Option<PermitRequest>) {
-        let Some(semaphore) = self.tools.get(tool) else { return (PermitReply::Granted, None) };
+        let Some(semaphore) = self.tools.read().get(tool).cloned() else {
+            return (PermitReply::Granted, None);
+        };
         let (reply, request) = semaphore.request(session, granted);
         (reply, Some(request))
     }
@@ -43,7 +57,7 @@ impl Caps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+    use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput};
 
     struct Capped(&'static str, Option<u32>);
 

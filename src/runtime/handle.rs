@@ -17,6 +17,7 @@ use super::ids;
 use super::message::{RunAccepted, SessionMessage};
 use super::report::RunReport;
 use super::request::RunRequest;
+use super::run_events::{RunEvent, RunEventReader};
 use super::session_events::SessionEvents;
 use super::snapshot::SessionSnapshot;
 use super::stored_sessions;
@@ -101,8 +102,19 @@ impl SessionHandle {
         let log = Arc::clone(&accepted_by.log);
         let report = stored_sessions::told(self.clone(), id.clone(), report, Arc::clone(&log));
         let report = ReportFuture::new(report);
+        let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
+        let reader = RunEventReader::new(self.clone(), id.clone(), before);
         let session = self.clone();
-        Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, session, log })
+        Ok(StartedRun {
+            run_id: id,
+            seq,
+            events_are_complete,
+            events,
+            report,
+            session,
+            log,
+            reader,
+        })
     }
 
     /// Starts a run and waits for its end.
@@ -168,7 +180,7 @@ impl SessionHandle {
     /// # Errors
     /// If no event with that id exists, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<SessionEvents, HostError> {
-        self.with_awake(|live| SessionEvents::from(self, live, after)).await?.0
+        self.with_awake(|live| SessionEvents::from(&self.link, &self.id, live, after)).await?.0
     }
 
     /// Returns a run's events from its first record, at `seq`, and all events after the run.
@@ -185,7 +197,7 @@ impl SessionHandle {
     /// # Errors
     /// If the session is closed.
     pub async fn watch_from_now(&self) -> Result<SessionEvents, HostError> {
-        Ok(self.with_awake(|live| SessionEvents::from_now(self, live)).await?.0)
+        Ok(self.with_awake(|live| SessionEvents::from_now(&self.link, live)).await?.0)
     }
 
     /// Gives the tools of this session's later runs a value, which replaces one of the same type. It
@@ -375,6 +387,7 @@ pub struct StartedRun {
     pub report: ReportFuture,
     session: SessionHandle,
     log: Arc<SessionLog>,
+    reader: RunEventReader,
 }
 
 impl StartedRun {
@@ -392,6 +405,39 @@ impl StartedRun {
     pub async fn into_all_events(self) -> Result<SessionEvents, HostError> {
         self.log.wait_durable(self.seq).await?;
         self.session.watch_run(self.run_id, self.seq).await
+    }
+
+    /// Returns the run's next event, or `None` after the last one. All of the run's events are
+    /// returned, even to a slow reader and for a run that was requested before; text may come in
+    /// larger parts then.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// let mut run = session.start_run("Say hello.").await?;
+    /// while let Some(event) = run.next_event().await? {
+    ///     match event {
+    ///         RunEvent::Text(text) => print!("{text}"),
+    ///         RunEvent::ApprovalRequested(question) => question.approve().await?,
+    ///         _ => {}
+    ///     }
+    /// }
+    /// let report = run.report.await?;
+    /// # assert_eq!(report.run_end.as_str(), "answered");
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// If the session is closed, or its journal fails.
+    pub async fn next_event(&mut self) -> Result<Option<RunEvent>, HostError> {
+        if !std::mem::replace(&mut self.events_are_complete, true) {
+            self.reader.read_stored().await?;
+        }
+        self.reader.next(&mut self.events).await
     }
 
     /// Waits until the request for the run is durable.

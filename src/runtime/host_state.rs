@@ -1,6 +1,7 @@
 //! The state that a host and its sessions share.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,12 +21,14 @@ use super::gauge::{CountGuard, Gauges};
 use super::models::Model;
 use crate::journal::Journal;
 use crate::telemetry::Telemetry;
+use crate::tool::ToolSource;
 use crate::types::{RunId, SessionId, SessionState};
 
 /// The configuration, the journal and the index of sessions of one host.
 #[derive(Debug)]
 pub(super) struct HostState {
     pub(super) agents: BTreeMap<String, Arc<Agent>>,
+    pub(super) tool_sources: ToolSources,
     pub(super) models: Arc<BTreeMap<String, Arc<Model>>>,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) telemetry: Telemetry,
@@ -60,6 +63,16 @@ pub(super) struct HostState {
     pub(super) alarms: Mutex<BTreeSet<(u64, SessionId)>>,
     /// The values of the embedding program for tools.
     pub(super) extensions: ExtensionsBySession,
+}
+
+/// The sources of tools that are read at each run's start.
+#[derive(Clone, Default)]
+pub(crate) struct ToolSources(pub(crate) Vec<Arc<dyn ToolSource>>);
+
+impl fmt::Debug for ToolSources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tool sources", self.0.len())
+    }
 }
 
 /// A request that waits for a session to be awake.

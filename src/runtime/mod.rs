@@ -34,7 +34,7 @@
 //! | `host_state`, `host_ref` | the state that the sessions of a host share; finding and waking a session |
 //! | `session/`, `session_start`, `awake_session` | the session actor; the values that it starts with; a session in memory |
 //! | `handle`, `request`, `report`, `snapshot`, `list`, `extensions` | the public interface of a session, and its parameters and results; values of the embedding program for tools |
-//! | `session_events`, `publish` | the events of a session, past and live; publishing to watchers, metrics and logs |
+//! | `session_events`, `run_events`, `publish` | the events of a session, past and live; the events of a run for a program; publishing to watchers, metrics and logs |
 //! | `run_actors`, `message` | the actors of a run; every message between actors |
 //! | `accumulator/`, `stream` | the owner of the turn; the reader of the model's responses |
 //! | `supervisor`, `tool`, `blocking` | the supervisor of tool calls; one call; the threads of tools that block |
@@ -69,6 +69,7 @@ mod recovery;
 mod report;
 mod request;
 mod run_actors;
+mod run_events;
 mod session;
 mod session_events;
 mod session_start;
@@ -101,6 +102,7 @@ pub use list::{SessionQuery, SessionSummary};
 pub use model_limiter::ModelStatus;
 pub use report::{CallReport, RunFailed, RunReport};
 pub use request::RunRequest;
+pub use run_events::{ApprovalQuestion, RunEvent};
 pub use session_events::SessionEvents;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 
@@ -120,8 +122,10 @@ use gauge::Gauges;
 use host::HostActor;
 use host_ref::HostRef;
 use host_state::HostState;
+pub(crate) use host_state::ToolSources;
 use message::{HostMessage, SessionMessage};
 use models::Model;
+pub(crate) use models::ModelSources;
 use publish::Publisher;
 use recovery::{READS_MAX, blocking, open_journal, recover, unfinished};
 use session_start::{SessionOrigin, SessionStart};
@@ -146,12 +150,27 @@ struct HostInner {
 }
 
 /// The parts of a host.
-#[derive(Clone, Debug)]
-pub struct HostSetup {
+#[derive(Debug)]
+pub(crate) struct HostSetup {
     /// The configuration.
-    pub config: Config,
+    pub(crate) config: Config,
     /// The registered tools. An agent offers those that its `tools` patterns name.
-    pub tools: ToolRegistry,
+    pub(crate) tools: ToolRegistry,
+    /// The tools that are read at each run's start.
+    pub(crate) tool_sources: ToolSources,
+    /// The models that the program implements, by their names in the configuration.
+    pub(crate) model_sources: ModelSources,
+    /// The journal. `None`: the configured one.
+    pub(crate) journal: Option<Arc<dyn Journal>>,
+    /// A value that lives as long as the host.
+    pub(crate) kept: Box<dyn Any + Send + Sync>,
+}
+
+impl HostSetup {
+    pub(crate) fn new(config: Config, tools: ToolRegistry) -> Self {
+        let (tool_sources, model_sources) = (ToolSources::default(), ModelSources::default());
+        Self { config, tools, tool_sources, model_sources, journal: None, kept: Box::new(()) }
+    }
 }
 
 /// The options of a new session.
@@ -170,11 +189,32 @@ pub struct OpenSession {
 }
 
 impl OpenSession {
+    /// Names the session's agent.
+    #[must_use]
+    pub fn with_agent(mut self, agent: impl Into<String>) -> Self {
+        self.agent = Some(agent.into());
+        self
+    }
+
     /// Gives the tools of the session's runs a value, which replaces one of the same type.
     #[must_use]
     pub fn with_extension<T: Send + Sync + 'static>(mut self, value: T) -> Self {
         self.extensions.insert(value);
         self
+    }
+}
+
+/// A session with this id.
+impl From<&str> for OpenSession {
+    fn from(id: &str) -> Self {
+        Self { id: Some(id.to_owned()), ..Self::default() }
+    }
+}
+
+/// A session with this id.
+impl From<String> for OpenSession {
+    fn from(id: String) -> Self {
+        Self { id: Some(id), ..Self::default() }
     }
 }
 
@@ -202,31 +242,13 @@ pub struct HostCounts {
 }
 
 impl Host {
-    /// Starts a host on the configured journal. Applies the configuration's overrides of tools.
-    /// [`Host::builder`] is the shorter way in a program.
-    /// Continues runs that the last host left unfinished, unless the journal's `resume` is `manual`.
+    /// Starts a host. Applies the configuration's overrides of tools. Continues runs that the last
+    /// host left unfinished, unless the journal's `resume` is `manual`.
     ///
     /// # Errors
     /// If the configuration is invalid ([`Config::check`]), or the journal cannot be opened.
-    pub async fn start(setup: HostSetup) -> Result<Self, HostError> {
-        Self::start_keeping(setup, None, Box::new(())).await
-    }
-
-    /// Starts a host on the given journal.
-    ///
-    /// # Errors
-    /// If the configuration is invalid, or the journal cannot be read.
-    pub async fn start_on(setup: HostSetup, journal: Arc<dyn Journal>) -> Result<Self, HostError> {
-        Self::start_keeping(setup, Some(journal), Box::new(())).await
-    }
-
-    /// Starts a host that keeps a value as long as it lives.
-    pub(crate) async fn start_keeping(
-        setup: HostSetup,
-        journal: Option<Arc<dyn Journal>>,
-        kept: Box<dyn Any + Send + Sync>,
-    ) -> Result<Self, HostError> {
-        let HostSetup { config, mut tools } = setup;
+    pub(crate) async fn start(setup: HostSetup) -> Result<Self, HostError> {
+        let HostSetup { config, mut tools, tool_sources, model_sources, journal, kept } = setup;
         let started = Instant::now();
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
         let registered: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -241,13 +263,14 @@ impl Host {
             Some(journal) => journal,
             None => open_journal(&config, &telemetry).await?,
         };
-        let models = Arc::new(Model::all(&config, &telemetry)?);
+        let models = Arc::new(Model::all(&config, &model_sources, &telemetry)?);
         let agents = Agent::all(&config, tools, &models)?;
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
         let stored = Arc::clone(&journal);
         let (stored, unfinished) = blocking(move || unfinished(&*stored)).await??;
         let shared = Arc::new(HostState {
             agents,
+            tool_sources,
             journal,
             telemetry,
             models,
@@ -291,7 +314,11 @@ impl Host {
     /// # Errors
     /// If the agent does not exist, the id is taken or invalid, the messages are not a valid
     /// history, or the host is full or shutting down.
-    pub async fn open_session(&self, open: OpenSession) -> Result<SessionHandle, HostError> {
+    pub async fn open_session(
+        &self,
+        open: impl Into<OpenSession>,
+    ) -> Result<SessionHandle, HostError> {
+        let open = open.into();
         let link = &self.inner.link;
         let agent = self.agent(open.agent)?;
         let id = session_id(open.id)?;
@@ -332,7 +359,11 @@ impl Host {
     ///
     /// # Errors
     /// As [`Self::open_session`], except that the id may be taken.
-    pub async fn get_or_open_session(&self, open: OpenSession) -> Result<SessionHandle, HostError> {
+    pub async fn get_or_open_session(
+        &self,
+        open: impl Into<OpenSession>,
+    ) -> Result<SessionHandle, HostError> {
+        let open = open.into();
         let id = open.id.clone();
         match (self.open_session(open).await, id) {
             (Err(HostError::SessionExists), Some(id)) => Ok(self.session(&session_id(Some(id))?)),

@@ -1,24 +1,35 @@
 //! The configured models, and the order in which a run uses them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
 use super::error::HostError;
-use super::model::{ModelClient, ModelRequest};
+use super::model::{ModelClient, ModelRequest, ModelService, ModelSource};
 use super::model_limiter::{ModelLimiter, ModelStatus};
 use crate::config::{Config, ModelConfig};
 use crate::telemetry::Telemetry;
 use crate::turn::{ModelPlan, ModelPlans};
 use crate::types::ModelOrigin;
 
+/// The models that the program implements itself, by name.
+#[derive(Clone, Default)]
+pub(crate) struct ModelSources(pub(crate) BTreeMap<String, Arc<dyn ModelSource>>);
+
+impl fmt::Debug for ModelSources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
 /// A configured model.
 #[derive(Debug)]
 pub(super) struct Model {
     /// Its name in the configuration.
     pub(super) name: String,
-    pub(super) client: ModelClient,
+    pub(super) service: ModelService,
     pub(super) limiter: Arc<ModelLimiter>,
     plan: ModelPlan,
     max_output_tokens: Option<u32>,
@@ -32,11 +43,24 @@ impl Model {
     /// connections, its permits and its circuit breaker.
     pub(super) fn all(
         config: &Config,
+        sources: &ModelSources,
         telemetry: &Telemetry,
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let models = config.models.iter().map(|(name, model)| {
             let limiter = ModelLimiter::new(model, telemetry.metrics().model(name));
-            let model = Self::new(name, model, limiter)?;
+            let service = match sources.0.get(name) {
+                Some(source) => {
+                    let (source, config) = (Arc::clone(source), Arc::new(model.clone()));
+                    ModelService::Source { source, config }
+                }
+                None => {
+                    let client = ModelClient::new(model);
+                    ModelService::Http(
+                        client.map_err(|e| HostError::Config(format!("{name}: {e}")))?,
+                    )
+                }
+            };
+            let model = Self::new(name, model, service, limiter);
             Ok((name.clone(), Arc::new(model)))
         });
         models.collect()
@@ -45,13 +69,12 @@ impl Model {
     fn new(
         name: &str,
         config: &ModelConfig,
+        service: ModelService,
         limiter: Arc<ModelLimiter>,
-    ) -> Result<Self, HostError> {
-        let client =
-            ModelClient::new(config).map_err(|e| HostError::Config(format!("{name}: {e}")))?;
-        Ok(Self {
+    ) -> Self {
+        Self {
             name: name.to_owned(),
-            client,
+            service,
             limiter,
             plan: ModelPlan {
                 origin: Arc::new(ModelOrigin { wire: config.wire, model: config.model.clone() }),
@@ -62,7 +85,7 @@ impl Model {
             temperature: config.temperature,
             extra_body: config.extra_body.clone(),
             omit_body: config.omit_body.clone(),
-        })
+        }
     }
 
     /// Returns its current status.

@@ -28,6 +28,30 @@ pub struct RunRequest {
 }
 
 impl RunRequest {
+    /// Gives the request an idempotency key. A later request of the session with the same key starts
+    /// no second run: it returns the run that the first one started, also after a restart of the
+    /// host. The same key with another input or other overrides is an error.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// let request = RunRequest::from("Say hello.").with_idempotency_key("greeting-1");
+    /// let first = session.run(request.clone()).await?;
+    /// let second = session.run(request).await?;
+    /// assert_eq!(first.run_id, second.run_id);
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn with_idempotency_key(mut self, key: impl Into<String>) -> Self {
+        let request = serde_json::json!({ "input": self.input, "overrides": self.overrides });
+        self.request = Some(RequestKey::new(key, &request.to_string()));
+        self
+    }
+
     /// Gives the tools of this run a value, which replaces one of the same type.
     ///
     /// ```

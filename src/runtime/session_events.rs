@@ -14,7 +14,7 @@ use futures::{Stream, StreamExt as _};
 
 use super::awake_session::AwakeSession;
 use super::error::HostError;
-use super::handle::SessionHandle;
+use super::host_ref::HostRef;
 use super::publish::SUBSCRIBER_EVENTS_MAX;
 use crate::event::{EventId, PublishedEvent};
 use crate::journal::{Journal, JournalEntry, JournalError};
@@ -33,7 +33,7 @@ const PAGE: usize = 256;
 pub struct SessionEvents {
     start: EventId,
     items: BoxStream<'static, FeedItem>,
-    session: SessionHandle,
+    host: HostRef,
 }
 
 impl SessionEvents {
@@ -43,14 +43,16 @@ impl SessionEvents {
         self.start
     }
 
-    /// Returns the session.
+    /// Returns whether the host accepts sessions and runs. If it does not, it shuts down, and the
+    /// events end although the session is not closed.
     #[must_use]
-    pub fn session(&self) -> &SessionHandle {
-        &self.session
+    pub fn is_host_ready(&self) -> bool {
+        self.host.is_ready()
     }
 
     pub(super) fn from(
-        session: &SessionHandle,
+        host: &HostRef,
+        session: &SessionId,
         live: &AwakeSession,
         after: EventId,
     ) -> Option<Result<Self, HostError>> {
@@ -69,25 +71,25 @@ impl SessionEvents {
             feed: Arc::downgrade(&feed),
             pending: Some(pending),
             journal: Arc::clone(&live.feed_access.journal),
-            session: session.id().clone(),
+            session: session.clone(),
             after,
-            past: PastEvents::new(session.id().clone(), &live.agent, turn),
+            past: PastEvents::new(session.clone(), &live.agent, turn),
             read,
             target: last_to_read(after, &position),
             ready: VecDeque::new(),
             live: None,
         };
-        Some(Ok(Self { start: after, items: read_by(reader).boxed(), session: session.clone() }))
+        Some(Ok(Self { start: after, items: read_by(reader).boxed(), host: host.clone() }))
     }
 
-    pub(super) fn from_now(session: &SessionHandle, live: &AwakeSession) -> Option<Self> {
+    pub(super) fn from_now(host: &HostRef, live: &AwakeSession) -> Option<Self> {
         let (feed, _pending) = live.feed_access.begin_subscription()?;
         // With the last possible position, the snapshot contains no text of the running attempt.
         let (subscription, snapshot) = feed
             .subscribe_from(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
         let states = snapshot.open_calls.into_iter().map(FeedItem::Event);
         let items = futures::stream::iter(states).chain(subscription).boxed();
-        Some(Self { start: snapshot.position.delivered, items, session: session.clone() })
+        Some(Self { start: snapshot.position.delivered, items, host: host.clone() })
     }
 
     /// Keeps only the events of one run.

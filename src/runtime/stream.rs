@@ -10,7 +10,7 @@ use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 use super::gauge::{CountGuard, Gauges};
 use super::message::{AccumulatorMessage, AccumulatorRef, StreamMessage};
-use super::model::{Exchange, ExchangeCache, ModelRequest};
+use super::model::{ExchangeCache, ModelExchange, ModelRequest};
 use super::model_limiter::{Admission, BreakerPermitGuard};
 use super::models::Model;
 use super::task::OwnedTask;
@@ -118,7 +118,7 @@ impl ReadLoop {
                 Ok(admission) => admission,
                 Err(error) => return self.ended(ExchangeEnd::Failed(error), None),
             };
-        let mut exchange = self.exchange(&plan, &request).with_trace(self.trace.clone());
+        let mut exchange = self.exchange(&plan, &request);
         drop(request);
         let end = loop {
             let batch = match exchange.next().await {
@@ -147,12 +147,13 @@ impl ReadLoop {
 
     /// Creates the exchange of an attempt. The turn's request is for its first model and that model's
     /// configured streaming, and is adapted to any other.
-    fn exchange(&self, plan: &AttemptPlan, request: &Arc<ModelRequest>) -> Exchange {
+    fn exchange(&self, plan: &AttemptPlan, request: &Arc<ModelRequest>) -> ModelExchange {
         let mut cache = self.cache.lock();
+        let trace = self.trace.clone();
         if plan.model == 0 && request.stream == plan.streamed {
-            return self.model.client.next_exchange(request, &mut cache);
+            return self.model.service.next_exchange(request, &mut cache, trace);
         }
         let request = self.model.adapt(ModelRequest::clone(request), plan.streamed);
-        self.model.client.next_exchange(&request, &mut cache)
+        self.model.service.next_exchange(&request, &mut cache, trace)
     }
 }

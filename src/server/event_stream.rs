@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::state::ServerOptions;
 use crate::event::{Event, EventId};
-use crate::runtime::{HostError, SessionEvents, SessionHandle, StartedRun};
+use crate::runtime::{HostError, SessionEvents, StartedRun};
 use crate::telemetry::{FeedItem, journal_failed};
 use crate::types::Seq;
 
@@ -46,7 +46,7 @@ pub fn sse(events: impl Into<EventStream>) -> EventStream {
 /// A response with events as Server-Sent Events: see [`sse`].
 #[must_use = "a response does nothing unless it is returned"]
 pub struct EventStream {
-    items: BoxStream<'static, FeedItem>,
+    items: BoxStream<'static, StreamItem>,
     position: StreamPosition,
     settings: StreamSettings,
 }
@@ -70,11 +70,10 @@ impl EventStream {
         self
     }
 
-    fn new(items: BoxStream<'static, FeedItem>, last: EventId, session: SessionHandle) -> Self {
+    fn new(items: BoxStream<'static, StreamItem>, last: EventId) -> Self {
         let settings = StreamSettings {
             keep_alive: ServerOptions::default().keep_alive,
             closing: CancellationToken::new(),
-            session: Some(session),
         };
         Self { items, position: StreamPosition { last, ends_with_run: false }, settings }
     }
@@ -82,29 +81,56 @@ impl EventStream {
 
 impl From<SessionEvents> for EventStream {
     fn from(events: SessionEvents) -> Self {
-        let (last, session) = (events.start(), events.session().clone());
-        Self::new(events.boxed(), last, session)
+        let last = events.start();
+        Self::new(with_end(events, SessionEvents::is_host_ready).boxed(), last)
     }
 }
 
 impl From<StartedRun> for EventStream {
     fn from(run: StartedRun) -> Self {
-        let session = run.session().clone();
         if run.events_are_complete {
-            let last = run.events.start();
-            return Self::new(run.events.boxed(), last, session).of_run();
+            let (last, session) = (run.events.start(), run.session().clone());
+            let items = with_end(run.events, move |_| session.is_host_ready());
+            return Self::new(items.boxed(), last).of_run();
         }
         let last = EventId { seq: Seq(run.seq.0.saturating_sub(1)), bytes: 0 };
-        let items = futures::stream::once(run.into_all_events()).flat_map(|events| match events {
-            Ok(events) => events.boxed(),
-            Err(HostError::Journal(error)) => {
-                futures::stream::iter([FeedItem::Failed(error)]).boxed()
-            }
-            // The session was closed. The stream says so at its end.
-            Err(_) => futures::stream::empty().boxed(),
+        let items = futures::stream::once(run.into_all_events());
+        let items = items.flat_map(|events| match events {
+            Ok(events) => with_end(events, SessionEvents::is_host_ready).boxed(),
+            Err(HostError::Journal(error)) => one(StreamItem::Feed(FeedItem::Failed(error))),
+            Err(HostError::ShuttingDown) => futures::stream::empty().boxed(),
+            Err(_) => one(StreamItem::SessionClosed),
         });
-        Self::new(items.boxed(), last, session).of_run()
+        Self::new(items.boxed(), last).of_run()
     }
+}
+
+fn one(item: StreamItem) -> BoxStream<'static, StreamItem> {
+    futures::stream::iter([item]).boxed()
+}
+
+/// An item of a stream.
+enum StreamItem {
+    Feed(FeedItem),
+    /// The last item, if the session was closed and its host does not shut down.
+    SessionClosed,
+}
+
+/// Adds [`StreamItem::SessionClosed`] to events that end with their session. The events also end when
+/// the host shuts down, although the session is not closed then.
+fn with_end<S: Stream<Item = FeedItem> + Unpin + Send>(
+    events: S,
+    is_host_ready: impl Fn(&S) -> bool + Send,
+) -> impl Stream<Item = StreamItem> + Send {
+    let state = Some((events, is_host_ready));
+    futures::stream::unfold(state, async |state| {
+        let (mut events, is_host_ready) = state?;
+        match events.next().await {
+            Some(item) => Some((StreamItem::Feed(item), Some((events, is_host_ready)))),
+            None if is_host_ready(&events) => Some((StreamItem::SessionClosed, None)),
+            None => None,
+        }
+    })
 }
 
 impl IntoResponse for EventStream {
@@ -126,20 +152,11 @@ impl fmt::Debug for EventStream {
     }
 }
 
-/// Settings of a stream: its keep-alive interval, and the signals that end it without an event.
+/// Settings of a stream: its keep-alive interval, and a signal that ends it without an event.
 #[derive(Clone)]
 struct StreamSettings {
     keep_alive: Duration,
     closing: CancellationToken,
-    /// The session. When its host shuts down, the events end although the session is not closed.
-    session: Option<SessionHandle>,
-}
-
-impl StreamSettings {
-    /// Returns true if the events ended because the host shuts down. The session is not closed then.
-    fn is_host_shutdown(&self, next: Option<&FeedItem>) -> bool {
-        next.is_none() && self.session.as_ref().is_some_and(|session| !session.is_host_ready())
-    }
 }
 
 /// The position of a client in the events.
@@ -152,7 +169,7 @@ struct StreamPosition {
 
 /// Turns events into writes. All events that are ready go into one write.
 fn writes(
-    events: impl Stream<Item = FeedItem> + Unpin + Send + 'static,
+    events: impl Stream<Item = StreamItem> + Unpin + Send + 'static,
     position: StreamPosition,
     settings: StreamSettings,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
@@ -163,22 +180,18 @@ fn writes(
             let first = tokio::select! {
                 // Events that are ready are still written when the server shuts down.
                 biased;
-                first = events.next() => first,
+                first = events.next() => first?,
                 () = settings.closing.cancelled() => return None,
                 () = tokio::time::sleep(settings.keep_alive) => {
                     let comment = Bytes::from_static(b": alive\n\n");
                     return Some((Ok(comment), Some((events, position))));
                 }
             };
-            if settings.is_host_shutdown(first.as_ref()) {
-                return None;
-            }
             let mut text = String::new();
-            let mut ended = position.append(&mut text, first.as_ref());
+            let mut ended = position.append(&mut text, &first);
             while !ended && text.len() < WRITE_BYTES_MAX && !settings.closing.is_cancelled() {
                 let Some(next) = events.next().now_or_never() else { break };
-                ended = settings.is_host_shutdown(next.as_ref())
-                    || position.append(&mut text, next.as_ref());
+                ended = next.is_none_or(|next| position.append(&mut text, &next));
             }
             Some((Ok(Bytes::from(text)), (!ended).then_some((events, position))))
         }
@@ -186,26 +199,25 @@ fn writes(
 }
 
 impl StreamPosition {
-    /// Appends the text of an item, or of the end of the session if there is none. Returns true if
-    /// the stream ends after it.
-    fn append(&mut self, text: &mut String, item: Option<&FeedItem>) -> bool {
+    /// Appends the text of an item. Returns true if the stream ends after it.
+    fn append(&mut self, text: &mut String, item: &StreamItem) -> bool {
         match item {
-            Some(FeedItem::Event(published)) => {
+            StreamItem::Feed(FeedItem::Event(published)) => {
                 self.last = published.id.unwrap_or(self.last);
                 text.push_str(published.stream_text());
                 self.ends_with_run && matches!(published.event, Event::RunEnded { .. })
             }
-            Some(FeedItem::Lagged) => {
+            StreamItem::Feed(FeedItem::Lagged) => {
                 let json = format!("{{\"type\":\"resync\",\"id\":\"{}\"}}", self.last);
                 append_event(text, "resync", &json);
                 true
             }
-            Some(FeedItem::Failed(error)) => {
+            StreamItem::Feed(FeedItem::Failed(error)) => {
                 let event = journal_failed(error);
                 append_event(text, event.kind, &event.json);
                 true
             }
-            None => {
+            StreamItem::SessionClosed => {
                 append_event(text, "error", SESSION_CLOSED);
                 true
             }
@@ -257,9 +269,8 @@ mod tests {
         let closing = CancellationToken::new();
         let writes = {
             let position = StreamPosition { last: EventId::default(), ends_with_run: true };
-            let settings =
-                StreamSettings { keep_alive: KEEP_ALIVE, closing: closing.clone(), session: None };
-            writes(feed.subscribe(8), position, settings)
+            let settings = StreamSettings { keep_alive: KEEP_ALIVE, closing: closing.clone() };
+            writes(with_end(feed.subscribe(8), |_| true).boxed(), position, settings)
         };
         let texts = writes.map(|bytes| {
             let Ok(bytes) = bytes;

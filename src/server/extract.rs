@@ -10,7 +10,6 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header, request::Parts
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use sha2::{Digest as _, Sha256};
 
 use super::error::ApiError;
 use super::state::AppState;
@@ -106,9 +105,7 @@ fn request_key(
         ApiError::bad_request("invalid_request", message)
     })?;
     let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-    let digest = Sha256::digest(format!("{} {body}", uri.path()));
-    let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(Some(RequestKey { key: key.to_owned(), digest }))
+    Ok(Some(RequestKey::new(key, &format!("{} {body}", uri.path()))))
 }
 
 /// A query without parameters that its type does not have.

@@ -61,6 +61,7 @@ mod output;
 mod overrides;
 mod registry;
 mod schema;
+mod source;
 mod spec;
 pub mod testing;
 mod typed;
@@ -83,6 +84,7 @@ pub use extensions::Extensions;
 pub use output::ToolOutput;
 pub use registry::{RegisteredTool, RegistryError, ToolRegistry};
 pub use schema::{InputSchema, InvalidSchema};
+pub use source::{ToolSource, ToolSourceContext};
 pub use spec::ToolSpec;
 pub use typed::TypedTool;
 

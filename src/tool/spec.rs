@@ -47,22 +47,26 @@ impl ToolSpec {
     /// Describes a tool with effects whose arguments are `Input`. The defaults are safe for any
     /// tool: it starts only after the response has finished, and never runs twice.
     #[must_use]
-    pub fn new<Input: JsonSchema>(name: &str, description: &str) -> Self {
+    pub fn new<Input: JsonSchema>(name: impl Into<String>, description: impl Into<String>) -> Self {
         Self::with_schema(name, description, InputSchema::of::<Input>())
     }
 
     /// Describes a typed tool or a closure as [`Self::new`] does. Its input type gives the schema.
     #[must_use]
-    pub fn named(name: &str, description: &str) -> Self {
+    pub fn named(name: impl Into<String>, description: impl Into<String>) -> Self {
         Self::new::<()>(name, description)
     }
 
     /// Describes a tool as [`Self::new`] does, with an existing JSON schema.
     #[must_use]
-    pub fn with_schema(name: &str, description: &str, input: InputSchema) -> Self {
+    pub fn with_schema(
+        name: impl Into<String>,
+        description: impl Into<String>,
+        input: InputSchema,
+    ) -> Self {
         Self {
-            name: name.to_owned(),
-            description: description.to_owned(),
+            name: name.into(),
+            description: description.into(),
             input,
             effect: ToolEffect::Some,
             start: StartPolicy::OnFinish,

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use callsheet::config::{BaseUrl, Config, JournalEngine};
 use callsheet::rehearsal::{Rehearsal, Script};
-use callsheet::runtime::{Host, HostSetup};
+use callsheet::runtime::Host;
 use callsheet::server::{self, ServerHandle, ServerOptions};
 use callsheet::tool::{BuiltinOptions, builtin};
 use serde_json::Value;
@@ -40,7 +40,7 @@ impl Service {
         let http_get_allow = http_get_allow.unwrap_or_default();
         let builtin_options = BuiltinOptions { http_get_allow, ..BuiltinOptions::default() };
         let tools = builtin(&builtin_options).unwrap();
-        let host = Host::start(HostSetup { config, tools }).await.unwrap();
+        let host = Host::builder().config(config).tools(tools).start().await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = server::serve(listener, host.clone(), options).unwrap();
         Self { host, server, model }

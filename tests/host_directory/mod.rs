@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use callsheet::builder::HostBuilder;
 use callsheet::config::{BaseUrl, Config, ToolPattern};
 use callsheet::journal::{
     Breach, JournalEntry, JournalError, JournalReader, StoredSessionFilter, verify,
 };
 use callsheet::record::Seq;
 use callsheet::rehearsal::{Rehearsal, Script};
-use callsheet::runtime::{Host, HostError, HostSetup};
+use callsheet::runtime::{Host, HostError};
 use callsheet::server::{self, ServerHandle, ServerOptions};
 use callsheet::tool::{Calculator, SetVariable};
 use callsheet::types::SessionId;
@@ -61,7 +62,7 @@ impl HostDirectory {
     }
 
     /// Makes the setup of a host: `host` are lines of `[host]`, `rest` are other sections.
-    pub(crate) fn setup(&self, host: &str, rest: &str) -> HostSetup {
+    pub(crate) fn setup(&self, host: &str, rest: &str) -> HostBuilder {
         let dir = self.dir.display();
         let text = format!("[host]\ndata_dir = \"{dir}\"\n{host}\n{rest}");
         let mut config = Config::parse(&text, "test.toml", &|_| None).unwrap();
@@ -72,7 +73,7 @@ impl HostDirectory {
         for agent in config.agents.values_mut() {
             agent.tools = tools.iter().map(|(name, _)| ToolPattern::new(name)).collect();
         }
-        HostSetup { config, tools }
+        Host::builder().config(config).tools(tools)
     }
 
     pub(crate) async fn start(&self, host: &str, rest: &str) -> HostServer {
@@ -145,8 +146,8 @@ pub(crate) struct HostServer {
 }
 
 impl HostServer {
-    pub(crate) async fn start(setup: HostSetup) -> Result<Self, HostError> {
-        let host = within(Host::start(setup)).await?;
+    pub(crate) async fn start(setup: HostBuilder) -> Result<Self, HostError> {
+        let host = within(setup.start()).await?;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = server::serve(listener, host.clone(), ServerOptions::default()).unwrap();
         Ok(Self { host, server })

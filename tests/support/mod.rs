@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use callsheet::config::{BaseUrl, Config, JournalEngine};
 use callsheet::rehearsal::{ReceivedRequest, Rehearsal, Script};
-use callsheet::runtime::{Host, HostCounts, HostSetup, OpenSession, RunReport, SessionHandle};
+use callsheet::runtime::{Host, HostCounts, OpenSession, RunReport, SessionHandle};
 use callsheet::telemetry::{FeedItem, Subscription};
 use callsheet::tool::ToolRegistry;
 use callsheet::types::{Execution, Wire};
@@ -42,7 +42,7 @@ pub(crate) async fn world(
     let agent = config.agents.get_mut("default").unwrap();
     agent.tools = tools.iter().map(|(name, _)| callsheet::config::ToolPattern::new(name)).collect();
     change(&mut config);
-    let host = Host::start(HostSetup { config, tools }).await.unwrap();
+    let host = Host::builder().config(config).tools(tools).start().await.unwrap();
     let session = host.open_session(OpenSession::default()).await.unwrap();
     World { model, host, session }
 }

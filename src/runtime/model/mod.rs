@@ -8,7 +8,9 @@
 mod error;
 mod exchange;
 mod response;
+mod source;
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +25,17 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Request, RequestBuilder, Url};
 
 pub use crate::wire::ModelRequest;
-pub(super) use exchange::Exchange;
 pub use response::{ModelResponse, RequestedCall};
+pub use source::{ModelReply, ModelSource, ModelStream};
 
 use crate::config::ModelConfig;
 use crate::response::ExchangeEnd;
 use crate::tls;
 use crate::types::ProviderError;
+use crate::types::TraceContext;
 use crate::wire::{Delta, Framing, HeadCache, KeyHeader, PayloadTemplates, RequestCache, Wire};
+use exchange::Exchange;
+use source::SourceExchange;
 
 /// Data that a session's exchanges reuse: bytes of the previous request, and templates of
 /// responses.
@@ -42,8 +47,71 @@ pub(super) struct ExchangeCache {
 
 impl ExchangeCache {
     /// Stores the templates of a finished exchange.
-    pub(super) fn keep_templates(&mut self, exchange: Exchange) {
-        self.templates = exchange.into_templates();
+    pub(super) fn keep_templates(&mut self, exchange: ModelExchange) {
+        match exchange {
+            ModelExchange::Http(exchange) => self.templates = exchange.into_templates(),
+            ModelExchange::Source(_) => {}
+        }
+    }
+}
+
+/// The service of a model: an HTTP service, or a model that the program implements.
+#[derive(Clone)]
+pub(super) enum ModelService {
+    Http(ModelClient),
+    Source { source: Arc<dyn ModelSource>, config: Arc<ModelConfig> },
+}
+
+impl ModelService {
+    /// Returns a session's next exchange. It starts when it is polled.
+    pub(super) fn next_exchange(
+        &self,
+        request: &ModelRequest,
+        cache: &mut ExchangeCache,
+        trace: Option<TraceContext>,
+    ) -> ModelExchange {
+        match self {
+            Self::Http(client) => {
+                ModelExchange::Http(client.next_exchange(request, cache).with_trace(trace))
+            }
+            Self::Source { source, config } => {
+                let first_limit = match request.stream {
+                    true => config.first_event_timeout,
+                    false => config.answer_timeout,
+                };
+                let source = Arc::clone(source);
+                let exchange =
+                    SourceExchange::new(source, request, first_limit, config.idle_timeout);
+                ModelExchange::Source(Box::new(exchange))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for ModelService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Http(client) => client.fmt(f),
+            Self::Source { .. } => f.write_str("ModelSource"),
+        }
+    }
+}
+
+/// A request to a model and its response.
+#[derive(Debug)]
+pub(super) enum ModelExchange {
+    Http(Exchange),
+    Source(Box<SourceExchange>),
+}
+
+impl ModelExchange {
+    /// Returns the deltas that arrived together. Batches are never empty. After an error, returns
+    /// `None`.
+    pub(super) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
+        match self {
+            Self::Http(exchange) => exchange.next().await,
+            Self::Source(exchange) => exchange.next().await,
+        }
     }
 }
 

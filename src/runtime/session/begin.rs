@@ -87,10 +87,12 @@ impl SessionActorState {
         let first_of_turn = |(last, entries): &(Seq, Vec<JournalEntry>)| {
             entries.first().map_or(*last, |first| Seq(first.seq.0.saturating_sub(1)))
         };
+        let mut agents = RunAgents::new(agent);
+        agents.read_tool_sources(&id, &shared);
         let mut state = Self {
             id,
             session,
-            agents: RunAgents::new(agent),
+            agents,
             shared,
             link,
             publisher,

@@ -234,6 +234,9 @@ impl SessionActorState {
             RunAdmission::Start => true,
             RunAdmission::Queue => false,
         };
+        if starts {
+            self.agents.read_tool_sources(&self.id, &self.shared);
+        }
         let agent = self.agents.own().with(&overrides)?;
         let slot = if starts { Some(self.shared.acquire_run_slot()?) } else { None };
         if starts {

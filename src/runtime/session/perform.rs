@@ -26,6 +26,9 @@ impl SessionActorState {
     pub(super) async fn perform(&mut self, myself: &ActorRef<SessionMessage>) -> Option<Seq> {
         let mut first = None;
         loop {
+            if self.run.is_none() {
+                self.agents.read_tool_sources(&self.id, &self.shared);
+            }
             let (now, agents) = (self.now(), &self.agents);
             let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
             let Some(effect) = self.session.poll(now, &rules_of) else { break };

@@ -14,6 +14,7 @@ use crate::record::Seq;
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
 use crate::runtime::gauge::CountGuard;
+use crate::runtime::host_state::{HostState, ToolSources};
 use crate::runtime::message::{
     AccumulatorMessage, ReportResult, SessionMessage, ToolSupervisorRef,
 };
@@ -21,9 +22,9 @@ use crate::runtime::report::CallReport;
 use crate::runtime::run_actors::RunActors;
 use crate::runtime::snapshot::PendingApproval;
 use crate::telemetry::TracedRun;
-use crate::tool::Extensions;
+use crate::tool::{Extensions, ToolSourceContext};
 use crate::turn::{TurnRecord, TurnRules};
-use crate::types::{Content, RunId, RunTrace, TraceContext};
+use crate::types::{Content, RunId, RunTrace, SessionId, TraceContext};
 
 /// The caller of a run that waits in the queue.
 pub(super) struct RunCaller {
@@ -51,6 +52,8 @@ impl RunCaller {
 /// The agent of a session, and the agent with the overrides of the current run.
 #[derive(Clone)]
 pub(super) struct RunAgents {
+    configured: Arc<Agent>,
+    /// The configured agent with the tools of the host's tool sources.
     own: Arc<Agent>,
     current: (RunOverrides, Arc<Agent>),
 }
@@ -58,7 +61,19 @@ pub(super) struct RunAgents {
 impl RunAgents {
     pub(super) fn new(own: Arc<Agent>) -> Self {
         let current = (RunOverrides::default(), Arc::clone(&own));
-        Self { own, current }
+        Self { configured: Arc::clone(&own), own, current }
+    }
+
+    /// Reads the host's tool sources. The next run has their tools.
+    pub(super) fn read_tool_sources(&mut self, session: &SessionId, host: &HostState) {
+        let ToolSources(sources) = &host.tool_sources;
+        if sources.is_empty() {
+            return;
+        }
+        let run = ToolSourceContext { session, agent: &self.configured.name };
+        let tools = sources.iter().flat_map(|source| source.tools(&run)).collect();
+        self.own = Arc::new(self.configured.with_tools(tools, &host.caps));
+        self.current = (RunOverrides::default(), Arc::clone(&self.own));
     }
 
     /// Returns the agent without overrides.

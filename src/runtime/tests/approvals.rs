@@ -213,7 +213,7 @@ async fn a_rejected_result_is_only_in_the_journal() {
     });
     let journal = Arc::new(crate::journal::MemoryJournal::new());
     let setup = setup(&provider, registry([pay]), |_| ());
-    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let host = start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
     let asked = question(&mut run.events).await;

@@ -46,7 +46,7 @@ async fn killed_at(record: usize) -> (Vec<&'static str>, bool) {
     let armed = Armed::default();
     let trap = trap(&armed);
     let setup = setup(&provider, registry([put, echo("echo")]), |_| ());
-    let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
+    let host = start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the model is asked", || provider.count() == 1).await;
@@ -97,7 +97,7 @@ async fn cut_off_at_the_death(stopped: bool) -> RunEnd {
         let limits = &mut config.agents.get_mut("default").unwrap().limits;
         limits.run_timeout = Some(Duration::from_secs(60));
     });
-    let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
+    let host = start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the stream is open", || provider.open() == 1).await;
@@ -129,7 +129,7 @@ async fn a_turn_that_failed_before_the_death_is_not_retried() {
     let armed = Armed::default();
     let trap = trap(&armed);
     let setup = setup(&provider, ToolRegistry::new(), |_| ());
-    let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
+    let host = start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the model is asked", || provider.count() == 1).await;

@@ -140,7 +140,7 @@ async fn stopped_in_time(url: &str, service: &mut Service) {
     config.journal.engine = JournalEngine::Memory;
     config.use_model("test", asking(url));
     config.agents.values_mut().for_each(|agent| agent.tools.clear());
-    let host = Host::start(HostSetup { config, tools: ToolRegistry::new() }).await.unwrap();
+    let host = Host::start(HostSetup::new(config, ToolRegistry::new())).await.unwrap();
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     timeout(SOON, service.connected.recv()).await.expect("it connects").unwrap();

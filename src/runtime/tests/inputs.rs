@@ -64,7 +64,7 @@ async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
     let moment = Arc::new(Moment::default());
     let journal = moment.engine();
     let setup = setup(&provider, ToolRegistry::new(), |_| ());
-    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let host = start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let steer = {
         let actor = session.link.shared.awake(session.id()).unwrap().actor.clone();
@@ -104,7 +104,7 @@ async fn an_actors_death_neither_loses_nor_doubles_an_input() {
         .await;
         let journal = Arc::new(MemoryJournal::new());
         let setup = setup(&provider, ToolRegistry::new(), |_| ());
-        let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+        let host = start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
         let session = session(&host).await;
         let run = session.start_run("go").await.unwrap();
         until("the stream is open", || provider.open() == 1).await;
@@ -127,7 +127,7 @@ async fn an_input_at_any_time_is_in_the_history_once() {
     let provider = Provider::new(|n, _| Reply::Sse(answer_with(&format!("answer {n}")))).await;
     let journal = Arc::new(MemoryJournal::new());
     let setup = setup(&provider, ToolRegistry::new(), |_| ());
-    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let host = start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let (mut delivered, mut late) = (0, 0);
     for n in 0..60_u64 {
@@ -167,7 +167,7 @@ async fn queued_inputs_are_recorded_in_order() {
     .await;
     let journal = Arc::new(MemoryJournal::new());
     let setup = setup(&provider, ToolRegistry::new(), |_| ());
-    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let host = start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let first = session.start_run("go").await.unwrap();
     until("the stream is open", || provider.open() == 1).await;
@@ -209,7 +209,7 @@ async fn an_actors_death_during_initial_calls_repeats_no_effect() {
         });
         let journal = Arc::new(MemoryJournal::new());
         let setup = setup(&provider, registry([pay, echo("echo")]), |_| ());
-        let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+        let host = start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
         let calls = ["pay", "echo"].map(|name| {
             json!({"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}})
         });

@@ -63,13 +63,17 @@ async fn host(provider: &Provider, tools: ToolRegistry, change: impl FnOnce(&mut
     Host::start(setup(provider, tools, change)).await.unwrap()
 }
 
+async fn start_on(setup: HostSetup, journal: Arc<dyn Journal>) -> Result<Host, HostError> {
+    Host::start(HostSetup { journal: Some(journal), ..setup }).await
+}
+
 fn setup(provider: &Provider, tools: ToolRegistry, change: impl FnOnce(&mut Config)) -> HostSetup {
     let mut config = Config::default();
     config.journal.engine = JournalEngine::Memory;
     config.use_model("test", model(provider));
     config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("*")];
     change(&mut config);
-    HostSetup { config, tools }
+    HostSetup::new(config, tools)
 }
 
 fn model(provider: &Provider) -> ModelConfig {

@@ -288,7 +288,7 @@ async fn a_call_with_effects_waits_until_its_intent_is_durable() {
         }
     });
     let setup = setup(&provider, registry([pay]), |_| ());
-    let host = Host::start_on(setup, journal as Arc<dyn Journal>).await.unwrap();
+    let host = start_on(setup, journal as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the call is intended", || held.lock().is_some()).await;

@@ -192,7 +192,7 @@ async fn check(responses: Vec<ScriptedResponse>, breaks_at: usize, delays: Vec<u
             crate::types::Execution::Parallel { max: 2 };
     });
     let journal = Arc::clone(&engine) as Arc<dyn Journal>;
-    let host = Host::start_on(setup, journal).await.unwrap();
+    let host = start_on(setup, journal).await.unwrap();
     let over = Arc::new(AtomicBool::new(false));
     let storing = spawn({
         let (engine, over) = (Arc::clone(&engine), Arc::clone(&over));
@@ -294,7 +294,7 @@ async fn events_are_delivered_when_durable_and_never_after_a_failure() {
     let (engine, waiting) = late();
     let journal = Arc::clone(&engine) as Arc<dyn Journal>;
     let setup = setup(&provider, ToolRegistry::new(), |_| ());
-    let host = Host::start_on(setup, journal).await.unwrap();
+    let host = start_on(setup, journal).await.unwrap();
     let opening = spawn({
         let host = host.clone();
         async move { session(&host).await }

@@ -1,0 +1,177 @@
+//! Models that a program implements itself.
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{FutureExt as _, Stream, StreamExt as _};
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::{ModelRequest, error};
+use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind};
+use crate::wire::{CallDelta, CallKind, Delta};
+
+/// The deltas of a response, in batches that arrived together. An error is the last item.
+pub type ModelStream = Pin<Box<dyn Stream<Item = Result<Vec<Delta>, ProviderError>> + Send>>;
+
+/// A model that a program implements itself: a local model, a service with a protocol of its own, or a
+/// test. Retries, time limits, permits and circuit breaker are the host's, as for every model.
+///
+/// ```
+/// use callsheet::model::{ModelReply, ModelRequest, ModelSource, ModelStream};
+/// use callsheet::prelude::*;
+///
+/// struct Parrot;
+///
+/// impl ModelSource for Parrot {
+///     fn respond(&self, request: ModelRequest) -> ModelStream {
+///         ModelReply::text(format!("I was sent {} messages.", request.messages.len())).into_stream()
+///     }
+/// }
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let host = Host::builder().model_source("parrot", Parrot).start().await?;
+/// let session = host.open_session("demo").await?;
+/// assert_eq!(session.run("Hello.").await?.text()?, "I was sent 1 messages.");
+/// host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+pub trait ModelSource: Send + Sync + 'static {
+    /// Returns the response to a request. The stream is dropped when the response is not needed any
+    /// more. A response needs a [`Delta::Finish`]; without one it counts as broken, and is retried.
+    fn respond(&self, request: ModelRequest) -> ModelStream;
+}
+
+impl<F> ModelSource for F
+where
+    F: Fn(ModelRequest) -> ModelStream + Send + Sync + 'static,
+{
+    fn respond(&self, request: ModelRequest) -> ModelStream {
+        self(request)
+    }
+}
+
+impl<T: ModelSource + ?Sized> ModelSource for Arc<T> {
+    fn respond(&self, request: ModelRequest) -> ModelStream {
+        (**self).respond(request)
+    }
+}
+
+/// A whole response of a [`ModelSource`]: a text, or tool calls.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelReply {
+    deltas: Vec<Delta>,
+    calls: u64,
+}
+
+impl ModelReply {
+    /// Makes a response with a text.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self { deltas: vec![Delta::Text(text.into())], calls: 0 }
+    }
+
+    /// Makes a response with a tool call. `arguments` is a JSON object.
+    pub fn call(name: impl Into<String>, arguments: Value) -> Self {
+        Self { deltas: Vec::new(), calls: 0 }.and_call(name, arguments)
+    }
+
+    /// Adds a tool call. `arguments` is a JSON object.
+    #[must_use]
+    pub fn and_call(mut self, name: impl Into<String>, arguments: Value) -> Self {
+        self.deltas.push(Delta::Call(CallDelta {
+            index: Some(self.calls),
+            id: None,
+            name: Some(name.into()),
+            arguments: Some(arguments.to_string()),
+            kind: CallKind::Function,
+            begins: true,
+        }));
+        self.calls += 1;
+        self
+    }
+
+    /// Returns the response as a stream of one batch.
+    #[must_use]
+    pub fn into_stream(mut self) -> ModelStream {
+        let kind = if self.calls > 0 { FinishKind::ToolCalls } else { FinishKind::Stop };
+        self.deltas.push(Delta::Finish(FinishReason {
+            kind,
+            raw: if self.calls > 0 { "tool_calls" } else { "stop" }.into(),
+        }));
+        Box::pin(futures::stream::once(std::future::ready(Ok(self.deltas))))
+    }
+}
+
+/// One response of a [`ModelSource`], with the time limits of its model.
+pub(in crate::runtime) struct SourceExchange {
+    source: Arc<dyn ModelSource>,
+    state: SourceExchangeState,
+    /// The time limit of the next batch.
+    time_limit: Duration,
+    idle_timeout: Duration,
+}
+
+enum SourceExchangeState {
+    Unsent(Box<ModelRequest>),
+    Response(ModelStream),
+    Over,
+}
+
+impl SourceExchange {
+    pub(super) fn new(
+        source: Arc<dyn ModelSource>,
+        request: &ModelRequest,
+        first_limit: Duration,
+        idle_timeout: Duration,
+    ) -> Self {
+        let state = SourceExchangeState::Unsent(Box::new(request.clone()));
+        Self { source, state, time_limit: first_limit, idle_timeout }
+    }
+
+    /// Returns the next batch that is not empty. After an error, returns `None`.
+    pub(super) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
+        let source = Arc::clone(&self.source);
+        let mut stream = match std::mem::replace(&mut self.state, SourceExchangeState::Over) {
+            SourceExchangeState::Unsent(request) => {
+                match std::panic::catch_unwind(AssertUnwindSafe(|| source.respond(*request))) {
+                    Ok(stream) => stream,
+                    Err(_) => return Some(Err(panicked())),
+                }
+            }
+            SourceExchangeState::Response(stream) => stream,
+            SourceExchangeState::Over => return None,
+        };
+        loop {
+            let next = AssertUnwindSafe(stream.next()).catch_unwind();
+            match timeout(self.time_limit, next).await {
+                Err(_) => {
+                    return Some(Err(error::silence("the model was silent", self.time_limit)));
+                }
+                Ok(Err(_)) => return Some(Err(panicked())),
+                Ok(Ok(None)) => return None,
+                Ok(Ok(Some(Err(error)))) => return Some(Err(error)),
+                Ok(Ok(Some(Ok(batch)))) if batch.is_empty() => {}
+                Ok(Ok(Some(Ok(batch)))) => {
+                    self.time_limit = self.idle_timeout;
+                    self.state = SourceExchangeState::Response(stream);
+                    return Some(Ok(batch));
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for SourceExchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SourceExchange").finish_non_exhaustive()
+    }
+}
+
+fn panicked() -> ProviderError {
+    let mut error = ProviderError::new(ProviderErrorKind::Malformed, "the model source panicked");
+    error.retryable = Some(false);
+    error
+}

@@ -1,0 +1,193 @@
+//! The events of a run, for a program that drives it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures::StreamExt as _;
+
+use super::error::HostError;
+use super::handle::SessionHandle;
+use super::report::CallReport;
+use super::session_events::SessionEvents;
+use super::snapshot::PendingApproval;
+use crate::event::{Event, EventId, PublishedEvent};
+use crate::telemetry::{FeedItem, Subscription};
+use crate::turn::ApprovalDecision;
+use crate::types::{CallKey, Judgement, RunId, Verdict};
+
+/// An event of a run. [`SessionHandle::watch`] returns every event, in the form of the HTTP API.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RunEvent {
+    /// A part of the model's text.
+    Text(String),
+    /// A part of the model's reasoning.
+    Thinking(String),
+    /// The response of the current turn broke. Its text and calls so far are void; the next
+    /// attempt, if there is one, starts anew.
+    AttemptVoided {
+        /// The reason.
+        reason: String,
+    },
+    /// A tool call started.
+    CallStarted {
+        /// The id of the call for clients.
+        tool_id: String,
+        /// The tool's name.
+        tool_name: String,
+        /// The first 200 characters of its arguments.
+        input_summary: String,
+    },
+    /// A tool reported progress.
+    CallProgressed {
+        /// The id of the call for clients.
+        tool_id: String,
+        /// The tool's message.
+        text: String,
+    },
+    /// A tool call waits for a decision. The run waits until the question is answered or expires.
+    ApprovalRequested(ApprovalQuestion),
+    /// A tool call has its result.
+    CallEnded(Box<CallReport>),
+}
+
+/// A tool call that waits for approval.
+#[derive(Clone)]
+pub struct ApprovalQuestion {
+    /// The call, with its arguments.
+    pub approval: PendingApproval,
+    key: CallKey,
+    session: SessionHandle,
+}
+
+impl ApprovalQuestion {
+    /// Allows the call, or its result.
+    ///
+    /// # Errors
+    /// If another decision was made before, or the session is closed.
+    pub async fn approve(&self) -> Result<(), HostError> {
+        self.decide(Verdict::Approved, None).await
+    }
+
+    /// Rejects the call, or its result. The model reads the reason.
+    ///
+    /// # Errors
+    /// If another decision was made before, or the session is closed.
+    pub async fn reject(&self, reason: impl Into<String>) -> Result<(), HostError> {
+        self.decide(Verdict::Rejected, Some(reason.into())).await
+    }
+
+    async fn decide(&self, verdict: Verdict, message: Option<String>) -> Result<(), HostError> {
+        let decision = ApprovalDecision {
+            phase: Some(self.approval.phase),
+            judgement: Judgement { verdict, message },
+            arguments_sha256: self.approval.arguments_sha256.clone(),
+        };
+        self.session.decide(self.key, decision).await
+    }
+}
+
+impl fmt::Debug for ApprovalQuestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.approval.fmt(f)
+    }
+}
+
+/// Reads the events of one run up to its end. A reader that was too slow continues from the journal.
+#[derive(Debug)]
+pub(super) struct RunEventReader {
+    run: RunId,
+    session: SessionHandle,
+    /// The position of the last event.
+    position: EventId,
+    /// Stored events, if the live ones are not complete.
+    stored: Option<SessionEvents>,
+    has_ended: bool,
+}
+
+impl RunEventReader {
+    /// Creates a reader of the events after `start`. They are read from the journal first if the live
+    /// ones are not complete.
+    pub(super) fn new(session: SessionHandle, run: RunId, start: EventId) -> Self {
+        Self { run, session, position: start, stored: None, has_ended: false }
+    }
+
+    /// Reads the events after the last one from the journal, and then live ones.
+    pub(super) async fn read_stored(&mut self) -> Result<(), HostError> {
+        let events = self.session.watch(self.position).await?;
+        self.stored = Some(events.of_run(self.run.clone()));
+        Ok(())
+    }
+
+    pub(super) async fn next(
+        &mut self,
+        live: &mut Subscription,
+    ) -> Result<Option<RunEvent>, HostError> {
+        while !self.has_ended {
+            let item = match &mut self.stored {
+                Some(stored) => stored.next().await,
+                None => live.next().await,
+            };
+            match item {
+                Some(FeedItem::Event(published)) => {
+                    self.position = published.id.unwrap_or(self.position);
+                    self.has_ended = matches!(published.event, Event::RunEnded { .. });
+                    if let Some(event) = self.event(&published) {
+                        return Ok(Some(event));
+                    }
+                }
+                Some(FeedItem::Lagged) => self.read_stored().await?,
+                Some(FeedItem::Failed(error)) => return Err(error.into()),
+                None => self.has_ended = true,
+            }
+        }
+        Ok(None)
+    }
+
+    fn event(&self, published: &Arc<PublishedEvent>) -> Option<RunEvent> {
+        match &published.event {
+            Event::TextReceived { text } => Some(RunEvent::Text(text.clone())),
+            Event::ThinkingReceived { text } => Some(RunEvent::Thinking(text.clone())),
+            Event::AttemptStarted { reason, .. } | Event::AttemptVoided { reason, .. } => {
+                Some(RunEvent::AttemptVoided { reason: reason.clone() })
+            }
+            Event::CallStarted { call, input_summary, .. } => Some(RunEvent::CallStarted {
+                tool_id: call.key.to_string(),
+                tool_name: call.name.to_string(),
+                input_summary: input_summary.clone(),
+            }),
+            Event::CallProgressed { key, text } => {
+                Some(RunEvent::CallProgressed { tool_id: key.to_string(), text: text.clone() })
+            }
+            Event::ApprovalAsked { asked } => Some(RunEvent::ApprovalRequested(ApprovalQuestion {
+                approval: PendingApproval::new((**asked).clone(), published.timestamp_ms),
+                key: asked.call.key,
+                session: self.session.clone(),
+            })),
+            Event::CallEnded { result, .. } => {
+                let call = CallReport::new(self.run.clone(), None, (**result).clone());
+                Some(RunEvent::CallEnded(Box::new(call)))
+            }
+            Event::RunStarted { .. }
+            | Event::InputQueued { .. }
+            | Event::RunSteered { .. }
+            | Event::TurnStarted
+            | Event::CallOpened { .. }
+            | Event::CallDetected { .. }
+            | Event::ArgumentsAnomalyFound { .. }
+            | Event::CallWaiting { .. }
+            | Event::ApprovalGiven { .. }
+            | Event::ConflictFound { .. }
+            | Event::CallDiscarded { .. }
+            | Event::ServiceCallChanged { .. }
+            | Event::OutcomeLate { .. }
+            | Event::ResultReleased { .. }
+            | Event::ResponseEnded { .. }
+            | Event::AttemptEnded { .. }
+            | Event::TurnEnded { .. }
+            | Event::LimitReached { .. }
+            | Event::HistoryRepaired { .. }
+            | Event::RunEnded { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Tools that are not known when the host starts.
+
+use std::sync::Arc;
+
+use super::Tool;
+use crate::types::SessionId;
+
+/// A source of tools that may change while the host runs, such as a directory of plugins or the
+/// permissions of a user. It is read when a run starts, and the run keeps the tools that it had then.
+///
+/// The agent offers these tools besides its own. A tool with an invalid name, or with the name of
+/// another tool, is left out and logged as `tool_not_offered`. Metrics count their calls with the
+/// tool label `other`.
+///
+/// ```
+/// use std::sync::Arc;
+/// use callsheet::prelude::*;
+/// use callsheet::tool::{ToolSource, ToolSourceContext};
+///
+/// struct Reports;
+///
+/// impl ToolSource for Reports {
+///     fn tools(&self, run: &ToolSourceContext<'_>) -> Vec<Arc<dyn Tool>> {
+///         let name = format!("report_of_{}", run.session);
+///         let tool = ToolSpec::named(name, "Returns the report of this session.")
+///             .into_tool(async |(): (), _| Ok("all is well"));
+///         vec![Arc::new(tool)]
+///     }
+/// }
+/// ```
+pub trait ToolSource: Send + Sync + 'static {
+    /// Returns the tools of a run that is about to start. Called on the session's own task: it must
+    /// not block.
+    fn tools(&self, run: &ToolSourceContext<'_>) -> Vec<Arc<dyn Tool>>;
+}
+
+/// The run for which a [`ToolSource`] is read.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ToolSourceContext<'a> {
+    /// The session's id.
+    pub session: &'a SessionId,
+    /// The agent's name.
+    pub agent: &'a str,
+}
