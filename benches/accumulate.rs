@@ -57,6 +57,7 @@ fn appended(deltas: &[Delta]) -> (String, Vec<String>) {
             | Delta::Error(_)
             | Delta::Problem(_)
             | Delta::Done => {}
+            _ => {}
         }
     }
     (text, calls)

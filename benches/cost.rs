@@ -149,7 +149,12 @@ impl World {
             Some((durability, dir)) => {
                 let observer = Arc::clone(&counter) as Arc<dyn JournalObserver>;
                 let holder = String::new();
-                let options = SqliteOptions { durability, holder, observer, queue_max: 65_536 };
+                let options = SqliteOptions::default().with(|new| {
+                    new.durability = durability;
+                    new.holder = holder;
+                    new.observer = observer;
+                    new.queue_max = 65_536;
+                });
                 Arc::new(SqliteJournal::open(&dir.0, options).unwrap())
             }
         };

@@ -187,7 +187,7 @@ fn request(messages: &[Arc<Message>]) -> ModelRequest {
         description: spec.description.clone(),
         schema: spec.input.as_value().clone(),
     };
-    ModelRequest { tools: Arc::new([tool]), ..ModelRequest::new("m", messages.to_vec().into()) }
+    ModelRequest::new("m", messages.to_vec().into()).with(|new| new.tools = Arc::new([tool]))
 }
 
 fn main() {

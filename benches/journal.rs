@@ -77,7 +77,12 @@ impl Sessions {
     async fn open(durability: Durability, sessions: usize) -> Self {
         let dir = BenchDir::new(&format!("{durability:?}-{sessions}"));
         let (observer, queue_max) = (Arc::new(NoObserver), 100_000);
-        let options = SqliteOptions { durability, holder: String::new(), observer, queue_max };
+        let options = SqliteOptions::default().with(|new| {
+            new.durability = durability;
+            new.holder = String::new();
+            new.observer = observer;
+            new.queue_max = queue_max;
+        });
         let journal: Arc<dyn Journal> = Arc::new(SqliteJournal::open(&dir.0, options).unwrap());
         let opened = Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() };
         let logs: Vec<SessionLog> = (0..sessions)
@@ -85,7 +90,7 @@ impl Sessions {
             .map(|id| SessionLog::new(id, Arc::clone(&journal), Seq(0), |_| ()))
             .collect();
         for log in &logs {
-            log.append(vec![opened.clone()], Urgency::Lazy, || ());
+            log.append(vec![opened.clone()], Urgency::Deferrable, || ());
         }
         join_all(logs.iter().map(|log| log.wait_durable(Seq(1)))).await;
         Self { logs, _dir: dir }

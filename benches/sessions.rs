@@ -90,7 +90,10 @@ async fn model() -> Rehearsal {
     let mut response = Response::text("Done.");
     response.repeat = true;
     let script = Script::of([response]);
-    let options = RehearsalOptions { script, keep_requests: 0, ..RehearsalOptions::default() };
+    let options = RehearsalOptions::default().with(|new| {
+        new.script = script;
+        new.keep_requests = 0;
+    });
     Rehearsal::start(options).await.unwrap()
 }
 
@@ -208,7 +211,7 @@ async fn many(count: usize) -> Vec<Row> {
     let before = resident_kb();
     let began = Instant::now();
     let opened = futures::stream::iter(0..count).map(|at| {
-        let open = OpenSession { id: Some(id(at).to_string()), ..OpenSession::default() };
+        let open = OpenSession::default().with(|new| new.id = Some(id(at).to_string()));
         host_.open_session(open)
     });
     opened.buffer_unordered(AT_ONCE).for_each(async |session| drop(session.unwrap())).await;
@@ -266,7 +269,7 @@ async fn wake(host: &Host, count: usize) -> Vec<Row> {
 }
 
 async fn lists(host: &Host, bare: &Bare, count: usize) -> [Row; 2] {
-    let page = SessionQuery { limit: 100, ..SessionQuery::default() };
+    let page = SessionQuery::default().with(|new| new.limit = 100);
     let began = Instant::now();
     assert_eq!(host.sessions(page).await.unwrap().len(), 100);
     let some = ms(began.elapsed());
@@ -284,7 +287,12 @@ async fn lists(host: &Host, bare: &Bare, count: usize) -> [Row; 2] {
 async fn killed(dir: &Path) {
     let observer = Arc::new(Nobody);
     let (durability, holder) = (Durability::Relaxed, String::new());
-    let options = SqliteOptions { durability, holder, observer, queue_max: 100_000 };
+    let options = SqliteOptions::default().with(|new| {
+        new.durability = durability;
+        new.holder = holder;
+        new.observer = observer;
+        new.queue_max = 100_000;
+    });
     let journal: Arc<dyn Journal> = Arc::new(SqliteJournal::open(dir, options).unwrap());
     let mut logs = Vec::new();
     for at in 0..RECOVERED {
@@ -302,7 +310,7 @@ async fn killed(dir: &Path) {
                 trace: None,
             });
         }
-        log.append(records, Urgency::Lazy, || ());
+        log.append(records, Urgency::Deferrable, || ());
         logs.push(log);
     }
     for log in &logs {

@@ -3,6 +3,8 @@
 //! The program approves small payments and rejects large ones. A program with users would ask one of
 //! them instead; the run waits, even over a restart of the host.
 
+#![expect(clippy::wildcard_enum_match_arm, reason = "events that the program does not need")]
+
 use callsheet::prelude::*;
 use callsheet::tool::ApprovalPolicy;
 

@@ -14,7 +14,6 @@ use crate::tool::{RegistryError, Tool, ToolRegistry, ToolSource};
 impl Host {
     /// Returns a builder of a host. Without further calls it has one agent, called `default`, without
     /// tools, on the offline rehearsal model, and a journal in memory.
-    #[must_use]
     pub fn builder() -> HostBuilder {
         let mut config = Config::default();
         config.models.clear();

@@ -2,65 +2,168 @@
 //! session the host reads the model's response as a stream, runs every tool call as a supervised
 //! actor, and sends the results back to the model in call order.
 //!
-//! # Where to begin
+//! # Host agents
 //!
-//! - To host agents: [`runtime::Host`], [`runtime::SessionHandle`].
-//! - To write a tool: [`tool::Tool`].
-//! - To serve the HTTP API: [`server`].
-//! - To ask a model without a host: [`runtime::model::ModelClient`].
-//! - To decode a recorded response: [`response::decode_body`].
-//! - To find the code of a rule (a limit, a retry, a timeout, an approval): the tables on the first
-//!   pages of [`turn`], [`session`], [`runtime`], [`response`] and [`telemetry`].
+//! A [`Host`] runs sessions. It has models, agents, tools and a journal, which [`Host::builder`] sets.
+//! Without a model it uses an offline one for tests, the rehearsal model.
 //!
-//! The rest of this page is `docs/architecture.md`.
+//! ```
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! use callsheet::prelude::*;
 //!
-#![doc = include_str!("../docs/architecture.md")]
+//! let host = Host::builder().start().await?;
+//! let session = host.get_or_open_session("demo").await?;
+//! println!("{}", session.run("Say hello.").await?.text()?);
+//! host.shutdown().await;
+//! # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+//! ```
+//!
+//! [`StartedRun::next_event`] returns the events of a run while it goes on. [`server`] serves the HTTP
+//! API.
+//!
+//! # Write a tool
+//!
+//! A tool is a name, a description and an async function. [`ToolSpec`](tool::ToolSpec) has its other
+//! properties, [`TypedTool`](tool::TypedTool) is for tools with state, and
+//! [`ToolTest`](testing::ToolTest) tests a tool without a host.
+//!
+//! ```
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! use callsheet::prelude::*;
+//!
+//! #[derive(serde::Deserialize, schemars::JsonSchema)]
+//! struct Text {
+//!     /// The text to count.
+//!     text: String,
+//! }
+//!
+//! let count_words = ToolSpec::named("count_words", "Counts the words of a text.")
+//!     .pure()
+//!     .into_tool(async |input: Text, _| Ok(input.text.split_whitespace().count()));
+//! let host = Host::builder().tool(count_words).start().await?;
+//! # host.shutdown().await;
+//! # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+//! ```
+//!
+//! # Ask a model
+//!
+//! [`ModelClient`](model::ModelClient) sends one request to a model, without a host, tools or retries.
+//!
+//! ```no_run
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! use callsheet::model::{Message, ModelClient, ModelRequest};
+//! use callsheet::prelude::*;
+//!
+//! let base_url = BaseUrl::parse("http://127.0.0.1:11434/v1")?;
+//! let client = ModelClient::new(&ModelConfig::new(base_url, "qwen3"))?;
+//! let request = ModelRequest::new("qwen3", vec![Message::user("Say hello.")].into());
+//! println!("{}", client.complete(&request).await?.text);
+//! # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+//! ```
+//!
+//! # More
+//!
+//! `docs/embedding.md` describes a host in a program, `docs/architecture.md` the code. The modules that
+//! this documentation does not show are for this crate's own binary, tests and benches. They may change
+//! in every version.
 
-pub mod builder;
-#[cfg(feature = "cli")]
-pub mod cli;
 pub mod config;
-pub mod context;
-pub mod event;
 pub mod journal;
-#[cfg(feature = "load")]
-pub mod load;
-pub mod message;
-pub mod record;
 #[cfg(feature = "rehearsal")]
 pub mod rehearsal;
-pub mod response;
-pub mod runtime;
 #[cfg(feature = "server")]
 pub mod server;
-pub mod session;
-pub mod telemetry;
-pub mod tls;
 pub mod tool;
+
+#[doc(hidden)]
+pub mod builder;
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+pub mod cli;
+#[doc(hidden)]
+pub mod context;
+#[doc(hidden)]
+pub mod event;
+#[cfg(feature = "load")]
+#[doc(hidden)]
+pub mod load;
+#[doc(hidden)]
+pub mod message;
+#[doc(hidden)]
+pub mod record;
+#[doc(hidden)]
+pub mod response;
+#[doc(hidden)]
+pub mod runtime;
+#[doc(hidden)]
+pub mod session;
+#[doc(hidden)]
+pub mod telemetry;
+#[doc(hidden)]
+pub mod tls;
+#[doc(hidden)]
 pub mod transcript;
+#[doc(hidden)]
 pub mod turn;
+#[doc(hidden)]
 pub mod types;
+#[doc(hidden)]
 pub mod wire;
 
-pub use runtime::model;
+pub use builder::HostBuilder;
+pub use record::StopMode;
+pub use runtime::{
+    ApprovalQuestion, CallReport, CurrentRun, ErrorKind, Host, HostCounts, HostError, ModelStatus,
+    OpenSession, PendingApproval, QueuedInput, RunEvent, RunFailed, RunReport, RunRequest,
+    SessionHandle, SessionQuery, SessionSnapshot, SessionState, SessionSummary, StartedRun,
+};
+pub use types::{Content, ContentPart, Image, RunEnd, RunError, RunId, Seq, SessionId, ToolStatus};
+
+/// Requests to models and their responses, without a host; models of one's own.
+pub mod model {
+    pub use crate::message::{Message, MessageList, ResponseMessage};
+    pub use crate::response::decode_body;
+    pub use crate::runtime::model::{
+        InvalidModel, ModelClient, ModelReply, ModelRequest, ModelResponse, ModelSource,
+        ModelStream, RequestedCall,
+    };
+    pub use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
+    pub use crate::wire::{CallDelta, CallKind, Delta, ToolChoice, ToolDefinition, Wire};
+}
+
+/// The events of a session, in the form of the HTTP API.
+pub mod events {
+    pub use crate::event::{EventId, PublicEvent, PublishedEvent};
+    pub use crate::runtime::SessionEvents;
+    pub use crate::telemetry::{FeedItem, Subscription};
+}
+
+/// A model without a socket, and tests of tools and journals without a host.
+#[cfg(feature = "testing")]
+pub mod testing {
+    pub use crate::journal::check_journal;
+    pub use crate::runtime::model::FakeModel;
+    pub use crate::tool::testing::{TestedCall, ToolTest};
+}
 
 /// The names that a program with a host of its own uses.
 pub mod prelude {
-    pub use crate::builder::HostBuilder;
-    pub use crate::config::{AgentConfig, ApiKey, BaseUrl, Config, Limits, ModelConfig, Wire};
-    pub use crate::runtime::{
-        Host, HostError, OpenSession, RunEvent, RunFailed, RunReport, RunRequest, SessionHandle,
-    };
+    pub use crate::config::{AgentConfig, ApiKey, BaseUrl, ModelConfig};
     pub use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, TypedTool};
+    pub use crate::{
+        Host, HostBuilder, HostError, OpenSession, RunEvent, RunReport, RunRequest, SessionHandle,
+    };
 }
 
-/// The examples of the README, of `docs/embedding.md` and of `docs/tools.md`, compiled and run as tests.
+/// The examples of the documents, compiled and run as tests.
 #[cfg(doctest)]
 mod documents {
-    #[doc = include_str!("../README.md")]
-    struct Readme;
+    #[doc = include_str!("../docs/architecture.md")]
+    struct Architecture;
     #[doc = include_str!("../docs/embedding.md")]
     struct Embedding;
+    #[doc = include_str!("../README.md")]
+    struct Readme;
     #[doc = include_str!("../docs/tools.md")]
     struct Tools;
 }

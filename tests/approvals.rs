@@ -50,7 +50,7 @@ async fn scripted(
     let control = CallControl::new();
     let world = world(script, registry(&control), |config| {
         for (tool, approval) in asking {
-            let change = ToolOverride { approval: Some(*approval), ..ToolOverride::default() };
+            let change = ToolOverride::default().with(|new| new.approval = Some(*approval));
             config.tools.insert((*tool).to_owned(), change);
         }
         change(config);
@@ -184,11 +184,10 @@ async fn a_rejected_call_never_runs_and_the_model_gets_the_reason() {
 #[tokio::test]
 async fn an_expired_approval_counts_as_a_rejection() {
     let api = api([call("writes", "a")], &[], |config| {
-        let change = ToolOverride {
-            approval: Some(ApprovalPolicy::BEFORE),
-            approval_timeout: Some(Duration::from_millis(20)),
-            ..ToolOverride::default()
-        };
+        let change = ToolOverride::default().with(|new| {
+            new.approval = Some(ApprovalPolicy::BEFORE);
+            new.approval_timeout = Some(Duration::from_millis(20));
+        });
         config.tools.insert("writes".to_owned(), change);
     })
     .await;
@@ -340,7 +339,7 @@ async fn a_waiting_call_delays_only_calls_that_depend_on_its_start() {
     let calls = [call("writes", "w"), call("quick", "q"), call("slow_write", "x")];
     let api = api(calls, &[("writes", ApprovalPolicy::BEFORE)], |config| {
         parallel(1)(config);
-        let alone = ToolOverride { exclusive: Some(true), ..ToolOverride::default() };
+        let alone = ToolOverride::default().with(|new| new.exclusive = Some(true));
         config.tools.insert("slow_write".to_owned(), alone);
     })
     .await;
@@ -506,9 +505,11 @@ async fn a_run_may_remove_approvals_if_its_agent_allows_it() {
         config.agents.get_mut("default").unwrap().allow_overrides = true;
     })
     .await;
-    let overrides =
-        RunOverrides { approval: Some(ApprovalPolicy::NEVER), ..RunOverrides::default() };
-    let request = RunRequest { input: "go".into(), overrides, ..RunRequest::default() };
+    let overrides = RunOverrides::default().with(|new| new.approval = Some(ApprovalPolicy::NEVER));
+    let request = RunRequest::default().with(|new| {
+        new.input = "go".into();
+        new.overrides = overrides;
+    });
     let report = within(api.world.session.run(request)).await.unwrap();
     assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
     assert_eq!(report.calls[0].approval, None);

@@ -1,5 +1,5 @@
 //! A host that a program builds: tools are offered, mistakes are errors, and no file appears unasked.
-#![expect(clippy::unwrap_used, reason = "a test")]
+#![expect(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "a test")]
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use callsheet::config::Limits;
 use callsheet::message::Message;
 use callsheet::model::{ModelReply, ModelRequest, ModelSource, ModelStream};
 use callsheet::prelude::*;
@@ -39,7 +40,7 @@ const PROMPT: &str = "Count the words of \"one two three\".";
 
 fn unreachable_model() -> ModelConfig {
     let base_url = BaseUrl::parse("http://127.0.0.1:9/v1").unwrap();
-    ModelConfig { max_attempts: 1, ..ModelConfig::new(base_url, "m") }
+    ModelConfig::new(base_url, "m").with(|new| new.max_attempts = 1)
 }
 
 #[tokio::test]
@@ -65,7 +66,7 @@ async fn mistakes_are_errors_of_the_start() {
     );
     let found = error(Host::builder().tool(CountWords).tool(CountWords)).await;
     assert!(found.contains("\"count_words\": another tool has this name"), "{found}");
-    let no_turns = Limits { max_turns: Some(0), ..Limits::default() };
+    let no_turns = Limits::default().with(|new| new.max_turns = Some(0));
     let found = error(Host::builder().agent("a", AgentConfig::new("rehearsal").limits(no_turns)));
     assert_eq!(found.await, "start the host: agents.a.limits.max_turns: must be at least 1");
     let models = Host::builder().model("a", unreachable_model()).model("b", unreachable_model());
@@ -90,7 +91,7 @@ async fn a_session_continues_after_a_restart() {
     let mut lengths = Vec::new();
     for _ in 0..2 {
         let host = Host::builder().sqlite(&directory).start().await.unwrap();
-        let open = OpenSession { id: Some("demo".to_owned()), ..OpenSession::default() };
+        let open = OpenSession::default().with(|new| new.id = Some("demo".to_owned()));
         let session = host.get_or_open_session(open).await.unwrap();
         let report = session.run("hello").await.unwrap();
         lengths.push((report.context_messages().len(), report.all_messages().len()));
@@ -196,11 +197,10 @@ async fn a_failing_model_source_is_retried_and_a_panic_is_not() {
 
 #[tokio::test]
 async fn a_silent_model_source_reaches_its_time_limit() {
-    let limits = ModelConfig {
-        first_event_timeout: Duration::from_millis(20),
-        max_attempts: 1,
-        ..unreachable_model()
-    };
+    let limits = unreachable_model().with(|new| {
+        new.first_event_timeout = Duration::from_millis(20);
+        new.max_attempts = 1;
+    });
     let silent = |_: ModelRequest| -> ModelStream { Box::pin(futures::stream::pending()) };
     let host = Host::builder().model("own", limits).model_source("own", silent).start();
     let host = host.await.unwrap();

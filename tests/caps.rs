@@ -33,7 +33,7 @@ fn one_at_a_time(config: &mut Config) {
     parallel(64)(config);
     for tool in ["waits", "slow_write", "blocks"] {
         let max_concurrent = NonZeroU32::new(1);
-        let change = ToolOverride { max_concurrent, ..ToolOverride::default() };
+        let change = ToolOverride::default().with(|new| new.max_concurrent = max_concurrent);
         config.tools.insert(tool.into(), change);
     }
     let agent = config.agents.get_mut("default").unwrap();
@@ -152,7 +152,7 @@ async fn the_tool_timeout_does_not_include_the_wait_for_a_permit() {
     .await;
     let holding = world.session.start_run("hold").await.unwrap();
     control.until_logged("start a").await;
-    let open = OpenSession { agent: Some("hurried".into()), ..OpenSession::default() };
+    let open = OpenSession::default().with(|new| new.agent = Some("hurried".into()));
     let hurried = world.host.open_session(open).await.unwrap();
     let mut run = hurried.start_run("hurry").await.unwrap();
     until_event(&mut run.events, |event| event["status"] == "timeout").await;
@@ -240,7 +240,10 @@ async fn a_tool_that_panics_or_hangs_releases_its_permit() {
         for tool in ["panics", "hangs"] {
             let max_concurrent = NonZeroU32::new(1);
             let timeout = Some(Duration::from_millis(20));
-            let change = ToolOverride { max_concurrent, timeout, ..ToolOverride::default() };
+            let change = ToolOverride::default().with(|new| {
+                new.max_concurrent = max_concurrent;
+                new.timeout = timeout;
+            });
             config.tools.insert(tool.into(), change);
         }
         config.agents.get_mut("default").unwrap().limits.cancel_grace = Duration::from_millis(20);

@@ -188,7 +188,7 @@ async fn after_a_started_effect_the_turn_has_no_fallback() {
     let answers = [broken, Response::text("Done.")];
     let two = two(answers, [Response::text("Not I.")], registry(&control), |config| {
         model(config, "rehearsal").max_attempts = 1;
-        let early = ToolOverride { start: Some(StartPolicy::OnSeal), ..ToolOverride::default() };
+        let early = ToolOverride::default().with(|new| new.start = Some(StartPolicy::OnSeal));
         config.tools.insert("writes".into(), early);
     })
     .await;

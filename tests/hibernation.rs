@@ -362,7 +362,7 @@ async fn waking_neither_loses_nor_doubles_requests() {
         let runs = (0..6).map(|n| {
             let input = format!("round {round} input {n}");
             let session = served.host.session(&id("s"));
-            let request = RunRequest { queue: true, ..RunRequest::from(input) };
+            let request = RunRequest::from(input).with(|new| new.queue = true);
             async move { session.run(request).await.unwrap().run_id }
         });
         let looks = (0..6).map(|_| served.get("/v1/sessions/s"));

@@ -20,6 +20,7 @@ fn frame(wire: Wire, event: &Value) -> String {
         | Wire::OpenaiResponses
         | Wire::AnthropicMessages
         | Wire::GeminiGenerate => format!("data: {event}\n\n"),
+        _ => unreachable!("no test data for this wire format"),
     }
 }
 
@@ -33,6 +34,7 @@ fn text(wire: Wire, text: &str) -> Value {
             "delta": {"type": "text_delta", "text": text}}),
         Wire::GeminiGenerate => json!({"candidates": [{"content": {"parts": [{"text": text}]}}]}),
         Wire::OllamaChat => json!({"message": {"content": text}, "done": false}),
+        _ => unreachable!("no test data for this wire format"),
     }
 }
 
@@ -50,6 +52,7 @@ fn thinking(wire: Wire, text: &str) -> Value {
             json!({"candidates": [{"content": {"parts": [{"text": text, "thought": true}]}}]})
         }
         Wire::OllamaChat => json!({"message": {"thinking": text}, "done": false}),
+        _ => unreachable!("no test data for this wire format"),
     }
 }
 
@@ -68,6 +71,7 @@ fn call(wire: Wire, index: usize) -> Value {
             {"functionCall": {"name": "f", "args": {}}}]}}]}),
         Wire::OllamaChat => json!({"message": {"tool_calls": [
             {"function": {"name": "f", "arguments": {}}}]}, "done": false}),
+        _ => unreachable!("no test data for this wire format"),
     }
 }
 
@@ -84,6 +88,7 @@ fn arguments(wire: Wire, piece: &str) -> Option<Value> {
             {"partialArgs": [{"jsonPath": "$.a", "stringValue": piece, "willContinue": true}],
             "willContinue": true}}]}}]})),
         Wire::OllamaChat => None,
+        _ => unreachable!("no test data for this wire format"),
     }
 }
 
@@ -104,6 +109,7 @@ fn returned_data(wire: Wire, index: usize, bytes: usize) -> Option<Vec<Value>> {
         Wire::GeminiGenerate => Some(vec![json!({"candidates": [{"content": {"parts": [
             {"text": "", "thoughtSignature": data}]}}]})]),
         Wire::OllamaChat => None,
+        _ => unreachable!("no test data for this wire format"),
     }
 }
 
@@ -231,6 +237,7 @@ fn endless_arguments_are_cut_and_reported() {
             | Wire::OpenaiResponses
             | Wire::AnthropicMessages
             | Wire::OllamaChat => call(wire, 0),
+            _ => unreachable!("no test data for this wire format"),
         };
         let begin = std::iter::once(frame(wire, &begin));
         let events = begin.chain(std::iter::repeat_n(frame(wire, &piece), 50_000));
@@ -277,6 +284,7 @@ fn deep_nesting_is_harmless() {
                     | Wire::OpenaiResponses
                     | Wire::AnthropicMessages
                     | Wire::GeminiGenerate => format!("data: {event}\n\n"),
+                    _ => unreachable!("no test data for this wire format"),
                 };
                 check(wire, "deep nesting", std::iter::once(framed), 64 * MIB);
             }

@@ -80,6 +80,7 @@ impl StepsResult {
         let results = self.report.run_messages().iter().filter_map(|message| match &**message {
             Message::Tool { content, .. } => Some(&**content),
             Message::User { .. } | Message::Assistant { .. } => None,
+            _ => None,
         });
         results.collect()
     }

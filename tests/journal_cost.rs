@@ -80,7 +80,12 @@ impl Counted {
         let counts = Arc::new(Counts::default());
         let observer = Arc::clone(&counts) as Arc<dyn JournalObserver>;
         let (durability, holder) = (Durability::Strict, String::new());
-        let options = SqliteOptions { durability, holder, observer, queue_max: 10_000 };
+        let options = SqliteOptions::default().with(|new| {
+            new.durability = durability;
+            new.holder = holder;
+            new.observer = observer;
+            new.queue_max = 10_000;
+        });
         let sqlite = SqliteJournal::open(&dir, options).unwrap();
         Arc::new(Self { sqlite, lazy: Mutex::default(), counts, dir })
     }

@@ -306,7 +306,7 @@ async fn a_thousand_sessions_are_listed_page_by_page() {
     let served = directory.start("idle_after = \"1ms\"\nmax_sessions = 1000", rest).await;
     let opened = futures::stream::iter(0..1000).map(|n| {
         let id = Some(format!("s{n:03}"));
-        served.host.open_session(OpenSession { id, ..OpenSession::default() })
+        served.host.open_session(OpenSession::default().with(|new| new.id = id))
     });
     let opened: Vec<_> = within(opened.buffer_unordered(100).collect()).await;
     assert!(opened.iter().all(Result::is_ok));

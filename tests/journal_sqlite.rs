@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use callsheet::config::Durability;
 use callsheet::journal::{
-    AppendStatus, Batch, BatchStatus, GroupCommit, Journal, JournalEntry, JournalError,
-    JournalObserver, JournalReader, MemoryJournal, SessionLog, SessionLogState, SqliteJournal,
+    AppendStatus, Batch, BatchStatus, EngineLogState, GroupCommit, Journal, JournalEntry,
+    JournalError, JournalObserver, JournalReader, MemoryJournal, SessionLog, SqliteJournal,
     SqliteOptions, StoredSessionFilter, Urgency,
 };
 use callsheet::record::{Record, Seq, StopMode};
@@ -119,12 +119,12 @@ fn gated() -> (Arc<Groups>, Meeting) {
 }
 
 fn options() -> SqliteOptions {
-    SqliteOptions {
-        durability: Durability::Strict,
-        holder: "listening on 127.0.0.1:7700".to_owned(),
-        observer: Arc::new(Groups::default()),
-        queue_max: 100_000,
-    }
+    SqliteOptions::default().with(|new| {
+        new.durability = Durability::Strict;
+        new.holder = "listening on 127.0.0.1:7700".to_owned();
+        new.observer = Arc::new(Groups::default());
+        new.queue_max = 100_000;
+    })
 }
 
 fn open(dir: &TestDir) -> Arc<SqliteJournal> {
@@ -157,7 +157,7 @@ fn log(journal: &Arc<SqliteJournal>, session: &str, last: u64) -> SessionLog {
 /// Appends records like a session's log, and collects the status of each batch.
 struct Raw {
     session: SessionId,
-    log_state: Arc<SessionLogState>,
+    engine_state: Arc<EngineLogState>,
     statuses: Receiver<(u64, BatchStatus)>,
     status_sender: std::sync::mpsc::Sender<(u64, BatchStatus)>,
 }
@@ -165,7 +165,7 @@ struct Raw {
 impl Raw {
     fn new(session: &str) -> Self {
         let (status_sender, statuses) = channel();
-        Self { session: id(session), log_state: Arc::default(), statuses, status_sender }
+        Self { session: id(session), engine_state: Arc::default(), statuses, status_sender }
     }
 
     fn batch(&self, seq: u64, record: Record, urgent: bool) -> Batch {
@@ -178,7 +178,7 @@ impl Raw {
                 displayed_bytes: 0,
                 record,
             })],
-            log_state: Arc::clone(&self.log_state),
+            engine_state: Arc::clone(&self.engine_state),
             urgent,
             on_status: Box::new(move |control| status_sender.send((seq, control)).unwrap()),
         }
@@ -222,11 +222,11 @@ fn filled(dir: &TestDir) -> Vec<(SessionId, Vec<JournalEntry>)> {
     let mut random = random();
     let logs: Vec<SessionLog> = (0..6).map(|at| log(&journal, &format!("s{at}"), 0)).collect();
     for log in &logs {
-        log.append(vec![opened()], Urgency::Lazy, || ());
+        log.append(vec![opened()], Urgency::Deferrable, || ());
     }
     for at in 0..120 {
         let text = "word ".repeat(random(900) as usize);
-        logs[at % logs.len()].append(vec![steered(&text)], Urgency::Lazy, || ());
+        logs[at % logs.len()].append(vec![steered(&text)], Urgency::Deferrable, || ());
     }
     logs.iter().for_each(|log| block_on(log.wait_durable(log.last_seq())).unwrap());
     let sessions = journal.list(&StoredSessionFilter::default()).unwrap();
@@ -247,13 +247,13 @@ fn nothing_of_a_removed_session_remains_on_the_disk() {
     let logs: Vec<SessionLog> =
         (0..sessions).map(|session| log(&journal, &name(session), 0)).collect();
     for log in &logs {
-        log.append(vec![opened()], Urgency::Lazy, || ());
+        log.append(vec![opened()], Urgency::Deferrable, || ());
     }
     for _ in 0..sessions * 20 {
         let session = random(sessions);
         let length = [20, 200, 1_000, 3_000, 9_000][random(5) as usize];
         let text = name(session).repeat(length / 10);
-        logs[session as usize].append(vec![steered(&text)], Urgency::Lazy, || ());
+        logs[session as usize].append(vec![steered(&text)], Urgency::Deferrable, || ());
     }
     logs.iter().for_each(|log| block_on(log.wait_durable(log.last_seq())).unwrap());
     let mut left: Vec<u64> = (0..sessions).collect();
@@ -477,8 +477,7 @@ fn many_batches_share_one_transaction() {
     let dir = TestDir::new();
     let (groups, mut meeting) = gated();
     let journal =
-        SqliteJournal::open(&dir.0, SqliteOptions { observer: groups.clone(), ..options() })
-            .unwrap();
+        SqliteJournal::open(&dir.0, options().with(|new| new.observer = groups.clone())).unwrap();
     let first = Raw::new("first");
     first.append(&journal, 1);
     meeting.arrived.recv().unwrap();
@@ -520,7 +519,7 @@ fn lazy_batches_are_stored_with_the_next_urgent_one_or_after_a_delay() {
 #[test]
 fn relaxed_batches_are_written_then_durable_in_order() {
     let dir = TestDir::new();
-    let relaxed = SqliteOptions { durability: Durability::Relaxed, ..options() };
+    let relaxed = options().with(|new| new.durability = Durability::Relaxed);
     let journal = SqliteJournal::open(&dir.0, relaxed).unwrap();
     let raw = Raw::new("a");
     (1..=3).for_each(|seq| raw.append(&journal, seq));
@@ -548,9 +547,14 @@ fn relaxed_batches_are_written_then_durable_in_order() {
 fn batches_beyond_the_queue_limit_fail_and_leave_no_gap() {
     let dir = TestDir::new();
     let (groups, mut meeting) = gated();
-    let journal =
-        SqliteJournal::open(&dir.0, SqliteOptions { observer: groups, queue_max: 2, ..options() })
-            .unwrap();
+    let journal = SqliteJournal::open(
+        &dir.0,
+        options().with(|new| {
+            new.observer = groups;
+            new.queue_max = 2;
+        }),
+    )
+    .unwrap();
     let (raw, other) = (Raw::new("a"), Raw::new("b"));
     raw.append(&journal, 1);
     // The batch is stored, but its status is not reported.
@@ -563,8 +567,8 @@ fn batches_beyond_the_queue_limit_fail_and_leave_no_gap() {
         assert_eq!(raw.next(), (seq, BatchStatus::Durable));
     }
     raw.append(&journal, 5);
-    let why = "a record of session a before 5 was not stored".to_owned();
-    assert_eq!(raw.next(), (5, BatchStatus::Failed(JournalError::Write(why))));
+    let reason = "a record of session a before 5 was not stored".to_owned();
+    assert_eq!(raw.next(), (5, BatchStatus::Failed(JournalError::Write(reason))));
     other.append(&journal, 1);
     assert_eq!(other.next(), (1, BatchStatus::Durable));
     assert_eq!(journal.read(&id("a"), Seq(0)).unwrap().len(), 3);
@@ -574,8 +578,7 @@ fn batches_beyond_the_queue_limit_fail_and_leave_no_gap() {
 fn an_invalid_batch_fails_alone() {
     let dir = TestDir::new();
     let (groups, mut meeting) = gated();
-    let journal =
-        SqliteJournal::open(&dir.0, SqliteOptions { observer: groups, ..options() }).unwrap();
+    let journal = SqliteJournal::open(&dir.0, options().with(|new| new.observer = groups)).unwrap();
     let (gap, large, good) = (Raw::new("gap"), Raw::new("large"), Raw::new("good"));
     gap.append(&journal, 1);
     meeting.arrived.recv().unwrap();
@@ -592,10 +595,10 @@ fn an_invalid_batch_fails_alone() {
     unknown.append(&journal, 4);
     drop(meeting.go_on.take());
     assert_eq!(gap.next(), (1, BatchStatus::Durable));
-    let failed = |raw: &Raw, why: &str| {
+    let failed = |raw: &Raw, reason: &str| {
         let (_, control) = raw.next();
         let BatchStatus::Failed(JournalError::Write(text)) = control else { panic!("{control:?}") };
-        assert!(text.contains(why), "{text}");
+        assert!(text.contains(reason), "{text}");
     };
     failed(&gap, "record 3 of session gap does not follow the last one, 1");
     // A new log can append it.
@@ -621,8 +624,8 @@ fn a_removed_session_accepts_no_more_records() {
     other.append(&journal, 1);
     assert_eq!(other.next(), (1, BatchStatus::Durable));
     raw.append(&journal, 2);
-    let why = "session a has been removed".to_owned();
-    assert_eq!(raw.next(), (2, BatchStatus::Failed(JournalError::Write(why))));
+    let reason = "session a has been removed".to_owned();
+    assert_eq!(raw.next(), (2, BatchStatus::Failed(JournalError::Write(reason))));
     assert_eq!(journal.read(&id("a"), Seq(0)).unwrap().len(), 1);
 }
 
@@ -639,7 +642,7 @@ fn concurrent_appends_keep_order_without_gaps() {
             let logs = &logs;
             scope.spawn(move || {
                 for at in 0..100 {
-                    let urgency = if at % 3 == 0 { Urgency::Urgent } else { Urgency::Lazy };
+                    let urgency = if at % 3 == 0 { Urgency::Urgent } else { Urgency::Deferrable };
                     let records = vec![steered("x"); 1 + at % 2];
                     logs[(thread + at) % logs.len()].append(records, urgency, || ());
                 }
@@ -698,7 +701,7 @@ fn commands_read_a_live_journal_and_one_of_a_stopped_host() {
     check(&JournalReader::open(&dir.0).unwrap());
 }
 
-/// The process that the next test kills. It is no test by itself.
+/// The process that the next test kills. It is not a test by itself.
 #[test]
 fn child() {
     let Some(dir) = std::env::var_os("CALLSHEET_TEST_DIR") else { return };
@@ -832,4 +835,10 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn the_engine_keeps_the_contract_of_a_journal() {
+    let dir = TestDir::new();
+    callsheet::testing::check_journal(|| open(&dir));
 }

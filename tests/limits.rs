@@ -48,7 +48,10 @@ async fn limited(
 
 fn request_with(overrides: Value) -> RunRequest {
     let overrides: RunOverrides = serde_json::from_value(overrides).expect("overrides");
-    RunRequest { input: "go".into(), overrides, ..RunRequest::default() }
+    RunRequest::default().with(|new| {
+        new.input = "go".into();
+        new.overrides = overrides;
+    })
 }
 
 /// Runs once, and returns `limit value maximum action` of each limit event.

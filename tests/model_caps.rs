@@ -40,7 +40,7 @@ async fn capped(
 
 async fn another(world: &World, agent: Option<&str>) -> SessionHandle {
     let agent = agent.map(str::to_owned);
-    world.host.open_session(OpenSession { agent, ..OpenSession::default() }).await.unwrap()
+    world.host.open_session(OpenSession::default().with(|new| new.agent = agent)).await.unwrap()
 }
 
 fn model(world: &World) -> ModelStatus {

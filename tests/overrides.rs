@@ -3,7 +3,7 @@
 
 mod support;
 
-use callsheet::config::{ModelConfig, RunOverrides};
+use callsheet::config::RunOverrides;
 use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{HostError, RunRequest};
 use callsheet::types::RunEnd;
@@ -13,7 +13,10 @@ use support::{World, events, parallel, within, world};
 
 fn request_with(overrides: Value) -> RunRequest {
     let overrides: RunOverrides = serde_json::from_value(overrides).expect("overrides");
-    RunRequest { input: "go".into(), overrides, ..RunRequest::default() }
+    RunRequest::default().with(|new| {
+        new.input = "go".into();
+        new.overrides = overrides;
+    })
 }
 
 async fn calling_twice() -> (World, CallControl) {
@@ -104,7 +107,7 @@ async fn three_models(responses: impl IntoIterator<Item = Response>, may_raise: 
     world(Script::of(responses), registry(&CallControl::new()), |config| {
         let plain = config.models["rehearsal"].clone();
         for name in ["backup", "other"] {
-            let model = ModelConfig { model: format!("{name}-model"), ..plain.clone() };
+            let model = plain.clone().with(|new| new.model = format!("{name}-model"));
             config.models.insert(name.to_owned(), model);
         }
         let agent = config.agents.get_mut("default").expect("the agent");

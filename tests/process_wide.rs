@@ -1,5 +1,4 @@
 //! A host changes nothing that belongs to the whole process. This test runs in a process of its own.
-#![expect(clippy::unwrap_used, reason = "a test")]
 
 use callsheet::prelude::*;
 use callsheet::tool::{BuiltinOptions, builtin};

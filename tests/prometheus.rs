@@ -75,8 +75,8 @@ async fn every_expression_has_data() {
     let mut silent = Vec::new();
     for Expression { place, text } in expressions.iter().chain(&lists).chain(&rules) {
         let query = substituted(text, RATE_INTERVAL, RANGE);
-        if let Err(why) = prometheus.data(&query).await {
-            silent.push(format!("{place}: {why}: {query}"));
+        if let Err(reason) = prometheus.data(&query).await {
+            silent.push(format!("{place}: {reason}: {query}"));
         }
     }
     assert!(silent.is_empty(), "{} without data:\n{}", silent.len(), silent.join("\n"));

@@ -14,7 +14,7 @@ use support::tools::{CallControl, registry};
 use support::{World, events, within, world};
 
 fn queued(input: &str) -> RunRequest {
-    RunRequest { queue: true, ..RunRequest::from(input) }
+    RunRequest::from(input).with(|new| new.queue = true)
 }
 
 /// Starts a world whose first response waits for the test; later ones follow at once.
@@ -92,7 +92,7 @@ async fn an_invalid_input_is_refused_when_it_is_queued() {
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let overrides = serde_json::from_value(json!({"tools": ["nope"]})).expect("overrides");
-    let request = RunRequest { overrides, ..queued("b") };
+    let request = queued("b").with(|new| new.overrides = overrides);
     let refused = world.session.start_run(request).await.expect_err("no such tool");
     assert_eq!(refused.code(), "unknown_tool");
     let refused = world.session.start_run(queued(" ")).await.expect_err("nothing to say");
@@ -108,7 +108,7 @@ async fn overrides_apply_only_to_their_queued_run() {
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let overrides = serde_json::from_value(json!({"tools": ["quick"]})).expect("overrides");
-    let request = RunRequest { overrides, ..queued("b") };
+    let request = queued("b").with(|new| new.overrides = overrides);
     let second = world.session.start_run(request).await.expect("room");
     let third = world.session.start_run(queued("c")).await.expect("room");
     world.model.release("first");

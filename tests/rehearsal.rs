@@ -422,11 +422,10 @@ async fn a_gate_holds_the_stream_until_it_is_released() {
 
 #[tokio::test]
 async fn pauses_between_chunks_are_kept() {
-    let options = RehearsalOptions {
-        chunk_delay: Duration::from_millis(10),
-        script: Script::of([Response::text("a b c").delay(At::Finish, 30)]),
-        ..RehearsalOptions::default()
-    };
+    let options = RehearsalOptions::default().with(|new| {
+        new.chunk_delay = Duration::from_millis(10);
+        new.script = Script::of([Response::text("a b c").delay(At::Finish, 30)]);
+    });
     let server = Rehearsal::start(options).await.unwrap();
     let started = tokio::time::Instant::now();
     post(&server, &ask("hi", true)).await.bytes().await.unwrap();
@@ -462,7 +461,7 @@ async fn a_shutdown_ends_every_connection() {
 
 #[tokio::test]
 async fn only_the_last_requests_are_kept() {
-    let options = RehearsalOptions { keep_requests: 2, ..RehearsalOptions::default() };
+    let options = RehearsalOptions::default().with(|new| new.keep_requests = 2);
     let server = Rehearsal::start(options).await.unwrap();
     for _ in 0..3 {
         read(&server, &ask("hi", false)).await;

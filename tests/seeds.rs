@@ -39,7 +39,7 @@ async fn seeded(
 ) -> (World, SessionHandle, CallControl) {
     let control = CallControl::new();
     let world = world(script, registry(&control), change).await;
-    let open = OpenSession { messages, ..OpenSession::default() };
+    let open = OpenSession::default().with(|new| new.messages = messages);
     let session = world.host.open_session(open).await.expect("a session");
     (world, session, control)
 }
@@ -82,7 +82,7 @@ async fn the_history_of_one_session_can_open_another() {
     world.run("go").await;
     let messages = history(&world.session).await;
     assert_eq!(messages[3]["metadata"]["kind"], "tool_error");
-    let open = OpenSession { messages: messages.clone(), ..OpenSession::default() };
+    let open = OpenSession::default().with(|new| new.messages = messages.clone());
     let other = world.host.open_session(open).await.expect("a session");
     assert_eq!(history(&other).await, messages);
     within(other.run("again")).await.expect("a report");
@@ -207,12 +207,17 @@ async fn generated_ids_do_not_collide_with_ids_of_the_messages() {
 async fn invalid_messages_open_no_session() {
     let control = CallControl::new();
     let world = world(Script::default(), registry(&control), |_| ()).await;
-    let open = |messages| OpenSession { id: Some("s".into()), messages, ..OpenSession::default() };
+    let open = |messages| {
+        OpenSession::default().with(|new| {
+            new.id = Some("s".into());
+            new.messages = messages;
+        })
+    };
     let refused = world.host.open_session(open(vec![answer("a", "x")])).await.expect_err("refuse");
     assert!(matches!(refused, HostError::InvalidMessages(_)));
     assert_eq!(
         refused.to_string(),
-        "messages[0]: it is the result of \"a\", and no call directly before it has that id"
+        "messages[0]: tool_call_id \"a\" must be the id of a call in the last assistant message"
     );
     world.host.open_session(open(vec![user("hi")])).await.expect("the id is free");
 }
@@ -246,9 +251,9 @@ async fn opening_messages_work_over_http() {
                 answer("a", "")
             ]),
             "invalid_messages",
-            "messages[0]: call \\\"b\\\" has no result",
+            "messages[0]: call \\\"b\\\" must have a result",
         ),
-        (json!(["hi"]), "invalid_messages", "messages[0]: a message is an object"),
+        (json!(["hi"]), "invalid_messages", "messages[0]: must be an object"),
         (json!({"role": "user"}), "invalid_request", "expected a sequence"),
         (json!("hi"), "invalid_request", "expected a sequence"),
     ] {

@@ -8,11 +8,10 @@ use client::{Service, post};
 use serde_json::json;
 
 async fn service() -> Service {
-    let options = ServerOptions {
-        allowed_hosts: vec!["host.example".to_owned()],
-        body_bytes_max: 1000,
-        ..ServerOptions::default()
-    };
+    let options = ServerOptions::default().with(|new| {
+        new.allowed_hosts = vec!["host.example".to_owned()];
+        new.body_bytes_max = 1000;
+    });
     Service::start_with(json!({}), "", options).await
 }
 
@@ -63,7 +62,7 @@ async fn a_foreign_origin_is_forbidden_and_gets_no_cors_headers() {
 async fn with_a_token_every_path_but_health_checks_needs_it() {
     let env = |_: &str| Some("token-1".to_owned());
     let token = Some(ApiKey::from_env("T", &env).unwrap());
-    let options = ServerOptions { token, ..ServerOptions::default() };
+    let options = ServerOptions::default().with(|new| new.token = token);
     let service = Service::start_with(json!({}), "", options).await;
     for path in ["/healthz", "/readyz"] {
         assert_eq!(service.get(path).await.status, 200, "{path}");

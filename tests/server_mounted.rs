@@ -9,9 +9,9 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::response::IntoResponse as _;
 use axum::routing::{get, post as post_to};
+use callsheet::SessionId;
 use callsheet::prelude::*;
 use callsheet::server::{self, EventStream, Guard};
-use callsheet::types::SessionId;
 use client::{HttpConnection, HttpResponse, parse_events, post};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -176,8 +176,7 @@ async fn watch(State(host): State<Host>, Path(id): Path<String>) -> Result<Event
 #[tokio::test]
 async fn handlers_of_the_program_answer_with_events_and_errors_of_the_api() {
     let host = host().await;
-    let open = OpenSession { id: Some("s".to_owned()), ..OpenSession::default() };
-    host.open_session(open).await.unwrap();
+    host.open_session("s").await.unwrap();
     let app = Router::new()
         .route("/ask/{id}", post_to(ask))
         .route("/watch/{id}", get(watch))
@@ -220,10 +219,7 @@ async fn handlers_of_the_program_answer_with_events_and_errors_of_the_api() {
 async fn the_events_of_a_repeated_request_are_complete() {
     let host = host().await;
     let session = host.open_session(OpenSession::default()).await.unwrap();
-    let request = || RunRequest {
-        request: Some(callsheet::record::RequestKey { key: "k".into(), digest: "d".into() }),
-        ..RunRequest::from("hello")
-    };
+    let request = || RunRequest::from("hello").with_idempotency_key("k");
     session.run(request()).await.unwrap();
     let run = session.start_run(request()).await.unwrap();
     let body = server::sse(run).into_response().into_body();

@@ -31,12 +31,12 @@ impl Folder {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("sessions-{name}"));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
-        let options = SqliteOptions {
-            durability: Durability::Strict,
-            holder: "a test".to_owned(),
-            observer: Arc::new(NoListener),
-            queue_max: 1_000,
-        };
+        let options = SqliteOptions::default().with(|new| {
+            new.durability = Durability::Strict;
+            new.holder = "a test".to_owned();
+            new.observer = Arc::new(NoListener);
+            new.queue_max = 1_000;
+        });
         let journal = Arc::new(SqliteJournal::open(&path.join("callsheet-data"), options).unwrap());
         Self { path, journal }
     }

@@ -68,7 +68,7 @@ impl Server {
 
 fn options(allow: &[&str]) -> HttpGetOptions {
     let allow = allow.iter().map(|rule| rule.parse().unwrap()).collect();
-    HttpGetOptions { allow, ..HttpGetOptions::default() }
+    HttpGetOptions::default().with(|new| new.allow = allow)
 }
 
 /// Makes a DNS lookup that returns the same addresses for every name.
@@ -317,7 +317,7 @@ async fn a_silent_server_times_out() {
         .route("/stalling", get(stalling));
     let server = Server::start(routes).await;
     let total_timeout = Duration::from_millis(200);
-    let options = HttpGetOptions { total_timeout, ..options(&["127.0.0.1"]) };
+    let options = options(&["127.0.0.1"]).with(|new| new.total_timeout = total_timeout);
     let tool = HttpGet::new(options).unwrap();
     for path in ["/silent", "/stalling"] {
         let started = Instant::now();

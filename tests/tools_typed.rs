@@ -198,7 +198,7 @@ async fn a_run_sees_its_own_values_and_those_of_its_session() {
     assert_eq!(run("go".into()).await, "acme 8");
     // A queued run keeps its values until it starts.
     let first = RunRequest::from("go").with_extension(User(1));
-    let second = RunRequest { queue: true, ..RunRequest::from("go").with_extension(User(2)) };
+    let second = RunRequest::from("go").with_extension(User(2)).with(|new| new.queue = true);
     let first = session.start_run(first).await.unwrap().report;
     let second = session.start_run(second).await.unwrap().report;
     assert_eq!(result(&within(first).await.unwrap()), "acme 1");

@@ -252,7 +252,7 @@ async fn a_history_of_another_wire_is_accepted() {
         json!({"role": "user", "content": "b"}),
         json!({"role": "assistant", "content": null, "tool_calls": calls}),
     ];
-    let open = OpenSession { messages, ..OpenSession::default() };
+    let open = OpenSession::default().with(|new| new.messages = messages);
     let session = world.host.open_session(open).await.unwrap();
     let report = within(session.run("go")).await.unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "All done."));

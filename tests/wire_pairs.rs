@@ -23,6 +23,7 @@ fn responses(name: &str, wire: Wire) -> [Response; 3] {
         Wire::OpenaiChat | Wire::GeminiGenerate | Wire::OllamaChat => {
             ("functions.quick:0".to_owned(), format!("{name} {long}{long}"))
         }
+        _ => unreachable!("no test data for this wire format"),
     };
     let calls = [
         Call::new("quick", json!({"id": "1"})).id(&short),
@@ -58,8 +59,8 @@ async fn world_with_two_models(from: Wire, to: Wire, stream: bool) -> World {
 }
 
 async fn run(world: &World, input: &str, model: &str) -> RunReport {
-    let overrides = RunOverrides { model: Some(model.to_owned()), ..RunOverrides::default() };
-    let request = RunRequest { overrides, ..input.into() };
+    let overrides = RunOverrides::default().with(|new| new.model = Some(model.to_owned()));
+    let request = RunRequest::from(input).with(|new| new.overrides = overrides);
     within(world.session.run(request)).await.unwrap()
 }
 

@@ -59,9 +59,9 @@ impl ApprovalPrompts {
 
     /// Updates the pending approvals from an event.
     pub(super) fn handle_event(&mut self, event: &Event) {
-        if let Event::ApprovalAsked { asked } = event {
+        if let Event::ApprovalAsked { request } = event {
             if !self.closed {
-                self.pending.push_back((**asked).clone());
+                self.pending.push_back((**request).clone());
             }
         } else if let Event::ApprovalGiven { call, phase, .. } = event {
             self.pending.retain(|request| (request.call.key, request.phase) != (call.key, *phase));
@@ -208,10 +208,10 @@ mod tests {
     use super::*;
     use crate::event::CallLabel;
 
-    fn asked(index: u32, phase: ApprovalPhase) -> Event {
+    fn request(index: u32, phase: ApprovalPhase) -> Event {
         let key = CallKey { turn: 1, attempt: 1, index };
         Event::ApprovalAsked {
-            asked: Box::new(ApprovalRequest {
+            request: Box::new(ApprovalRequest {
                 call: CallLabel { key, provider_id: None, name: "pay".into() },
                 phase,
                 arguments: serde_json::json!({"amount": index}).into(),
@@ -249,18 +249,18 @@ mod tests {
     #[test]
     fn an_approval_that_is_decided_elsewhere_is_not_prompted() {
         let mut prompts = ApprovalPrompts::new(ApprovalMode::Ask);
-        prompts.handle_event(&asked(0, ApprovalPhase::Before));
-        prompts.handle_event(&asked(1, ApprovalPhase::Before));
+        prompts.handle_event(&request(0, ApprovalPhase::Before));
+        prompts.handle_event(&request(1, ApprovalPhase::Before));
         prompts.handle_event(&given(1));
         assert_eq!(prompts.pending.len(), 1);
         prompts.prompted = Some((CallKey { turn: 1, attempt: 1, index: 0 }, ApprovalPhase::Before));
-        prompts.handle_event(&asked(1, ApprovalPhase::After));
+        prompts.handle_event(&request(1, ApprovalPhase::After));
         assert!(prompts.is_prompting());
         prompts.handle_event(&given(0));
         assert!(!prompts.is_prompting());
         assert_eq!(prompts.pending.len(), 1);
         prompts.close();
-        prompts.handle_event(&asked(2, ApprovalPhase::Before));
+        prompts.handle_event(&request(2, ApprovalPhase::Before));
         assert_eq!(prompts.next_prompt(), None);
     }
 }

@@ -76,9 +76,9 @@ impl RunProgress {
                 None
             }
             // The prompt itself is shown by `ApprovalPrompts`.
-            Event::ApprovalAsked { asked } => {
-                let input = asked.arguments.to_string();
-                self.update(&asked.call, &input, CallActivity::Waiting(WaitingFor::Approval));
+            Event::ApprovalAsked { request } => {
+                let input = request.arguments.to_string();
+                self.update(&request.call, &input, CallActivity::Waiting(WaitingFor::Approval));
                 None
             }
             Event::ApprovalGiven { call, phase, verdict, waited: _ } => {
@@ -338,18 +338,18 @@ mod tests {
 
     #[test]
     fn approval_questions_are_complete_and_decisions_are_one_line() {
-        let mut asked = ApprovalRequest {
+        let mut request = ApprovalRequest {
             call: label(0),
             phase: ApprovalPhase::Before,
             arguments: json!({"text": format!("{}\u{9b}", "long ".repeat(100))}).into(),
             arguments_sha256: String::new(),
             output_summary: None,
         };
-        let text = approval_question(&asked);
+        let text = approval_question(&request);
         assert!(text.len() > 500 && text.ends_with(" \"}: may it run?"), "{text}");
-        asked.phase = ApprovalPhase::After;
-        asked.output_summary = Some("no\non".to_owned());
-        let text = approval_question(&asked);
+        request.phase = ApprovalPhase::After;
+        request.output_summary = Some("no\non".to_owned());
+        let text = approval_question(&request);
         assert!(text.ends_with("answered: no on\n  may the model see it?"), "{text}");
         let shown = |event: &Event| match RunProgress::default().handle_event(Duration::ZERO, event)
         {

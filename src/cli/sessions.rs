@@ -9,7 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use super::error::CommandError;
 use super::output::{self, count_of};
 use super::screen::{is_coloured, terminal_columns};
-use super::setup;
+use super::setup::{self, CONFIG_HELP, DATA_DIR_HELP};
 use crate::journal::export::{self, TimelineStyle};
 use crate::journal::{
     JournalError, JournalReader, StoredSessionFilter, StoredSessionInfo, unfinished, verify,
@@ -62,11 +62,9 @@ pub(super) enum SessionsCommand {
 /// Flags that locate the journal.
 #[derive(Debug, clap::Args)]
 pub(super) struct JournalLocation {
-    /// The data directory [default: data_dir of the configuration]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help = DATA_DIR_HELP)]
     data_dir: Option<PathBuf>,
-    /// The configuration file [default: ./callsheet.toml, if it exists]
-    #[arg(long, value_name = "FILE", conflicts_with = "data_dir")]
+    #[arg(long, value_name = "FILE", conflicts_with = "data_dir", help = CONFIG_HELP)]
     config: Option<PathBuf>,
 }
 
@@ -92,7 +90,7 @@ struct OpenJournal {
 }
 
 /// Runs a subcommand.
-pub(super) fn main(command: &SessionsCommand) -> Result<ExitCode, CommandError> {
+pub(super) fn run(command: &SessionsCommand) -> Result<ExitCode, CommandError> {
     match command {
         SessionsCommand::List { location, limit, state, json } => {
             list(&location.open()?, *limit, *state, *json)?;

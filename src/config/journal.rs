@@ -7,6 +7,7 @@ use super::values;
 
 /// The configuration of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct JournalConfig {
     /// The storage engine.
     pub engine: JournalEngine,
@@ -20,6 +21,7 @@ pub struct JournalConfig {
 
 /// A storage engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum JournalEngine {
     /// In a SQLite database in the data directory.
     Sqlite,

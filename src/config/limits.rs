@@ -8,6 +8,7 @@ use super::values;
 /// The limits of a run and its turns. `None` means no limit, except for the hard limits of the
 /// decoder. Each limit that is reached is published as the event `limit_reached`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Limits {
     /// Maximum number of turns of a run. Default: 10. When it is reached, the model is asked once
     /// more, for an answer without calls. That request is not counted.
@@ -132,6 +133,7 @@ impl Default for Limits {
 
 /// The handling of calls above `max_tool_calls_per_turn`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum OnExcess {
     /// As many calls as the limit again are not run, and their results say so. Further calls are
     /// removed.

@@ -18,33 +18,45 @@ mod values;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-pub use crate::types::{UnknownWire, Wire};
+pub use crate::types::Execution;
+#[doc(hidden)]
+pub use crate::types::UnknownWire;
+pub use crate::types::Wire;
 pub use agent::{AgentConfig, ToolPattern};
-pub use host::{HostConfig, TOKEN_ENV, parse_listen};
+pub use host::HostConfig;
+#[doc(hidden)]
+pub use host::{TOKEN_ENV, parse_listen};
 pub use journal::{Durability, JournalConfig, JournalEngine, Resume};
 pub use limits::{Limits, OnExcess};
 pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig};
-pub use overrides::{LimitOverrides, OverrideTooHigh, RunOverrides};
+#[doc(hidden)]
+pub use overrides::OverrideTooHigh;
+pub use overrides::{LimitOverrides, RunOverrides};
 pub use source::{ConfigError, ConfigErrors};
 pub use tools::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};
+#[doc(hidden)]
 pub use values::parse_duration;
 
 use source::{ConfigSource, Origins};
 use values::Parsed;
 
 /// The name of the built-in offline model. The file must not define a model of this name.
+#[doc(hidden)]
 pub const REHEARSAL: &str = "rehearsal";
 
 /// The name of the agent of a configuration without agents.
 pub const DEFAULT_AGENT: &str = "default";
 
 /// The environment variable that overrides `multi_tool_calls` of every agent.
+#[doc(hidden)]
 pub const MULTI_TOOL_CALLS_ENV: &str = "CALLSHEET_MULTI_TOOL_CALLS";
 
 /// The environment variable that overrides `stream` of every model.
+#[doc(hidden)]
 pub const STREAM_ENV: &str = "CALLSHEET_STREAM";
 
 /// The environment variable that turns the fast path of decoding off for every model, by `off`.
+#[doc(hidden)]
 pub const FAST_PATH_ENV: &str = "CALLSHEET_FAST_PATH";
 
 /// The whole configuration of a host.
@@ -52,6 +64,7 @@ pub const FAST_PATH_ENV: &str = "CALLSHEET_FAST_PATH";
 /// [`Config::default`] is the configuration of an empty file: one agent that uses the offline
 /// rehearsal model. Its address is set by [`Config::set_rehearsal`] after it has started.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Config {
     /// The host.
     pub host: HostConfig,
@@ -137,10 +150,13 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns whether an agent uses the offline rehearsal model, which must then be started.
+    /// Returns whether an agent uses the offline rehearsal model and its address is not set yet. It
+    /// must be started then.
     #[must_use]
     pub fn needs_rehearsal(&self) -> bool {
+        let is_set = |model: &ModelConfig| !model.base_url.is_nowhere();
         self.agents.values().any(AgentConfig::asks_rehearsal)
+            && !self.models.get(REHEARSAL).is_some_and(is_set)
     }
 
     /// Sets the address of the offline rehearsal model.
@@ -230,7 +246,7 @@ fn fast_path(source: &ConfigSource<'_>, env: &dyn Fn(&str) -> Option<String>) ->
         None | Some("on") => true,
         Some("off") => false,
         Some(other) => {
-            source.complain_of_env(FAST_PATH_ENV, format!("is on or off, not {other:?}"));
+            source.complain_of_env(FAST_PATH_ENV, format!("must be on or off, not {other:?}"));
             true
         }
     }
@@ -246,7 +262,19 @@ fn switch(
     let parsed: Parsed<bool> = match text.as_str() {
         "true" => Ok(true),
         "false" => Ok(false),
-        other => Err(format!("is true or false, not {other:?}")),
+        other => Err(format!("must be true or false, not {other:?}")),
     };
     parsed.map_err(|message| source.complain_of_env(name, message)).ok()
 }
+
+crate::types::impl_with!(
+    AgentConfig,
+    Config,
+    HostConfig,
+    JournalConfig,
+    LimitOverrides,
+    Limits,
+    ModelConfig,
+    RunOverrides,
+    ToolOverride
+);

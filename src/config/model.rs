@@ -13,6 +13,7 @@ use crate::types::Wire;
 
 /// The configuration of one model: address, wire format and time limits.
 #[derive(Clone, PartialEq)]
+#[non_exhaustive]
 pub struct ModelConfig {
     /// The wire format.
     pub wire: Wire,
@@ -115,12 +116,12 @@ impl ModelConfig {
     pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
         let wire = section.read("wire", |value| values::word(value, &Wire::WORDS));
         let base_url = section.read("base_url", base_url);
-        let model = section.read("model", values::filled_text);
+        let model = section.read("model", values::non_empty_string);
         for (key, missing) in [("base_url", base_url.is_none()), ("model", model.is_none())] {
             section.require(key, missing);
         }
         let api_key = section.read("api_key_env", |value| {
-            let name = values::filled_text(value)?;
+            let name = values::non_empty_string(value)?;
             ApiKey::from_env(&name, env).map_err(|error| error.to_string())
         });
         let default =
@@ -188,7 +189,8 @@ impl BaseUrl {
     /// If the text is not an http or https URL with a host, or if it has a query, a fragment or
     /// credentials.
     pub fn parse(text: &str) -> Result<Self, InvalidBaseUrl> {
-        let invalid = |why: &str| InvalidBaseUrl { text: text.to_owned(), why: why.to_owned() };
+        let invalid =
+            |reason: &str| InvalidBaseUrl { text: text.to_owned(), reason: reason.to_owned() };
         // The HTTP client uses the same parser, so both agree.
         let url = reqwest::Url::parse(text).map_err(|error| invalid(&error.to_string()))?;
         if !matches!(url.scheme(), "http" | "https") {
@@ -197,7 +199,7 @@ impl BaseUrl {
         if !url.username().is_empty() || url.password().is_some() {
             return Err(InvalidBaseUrl {
                 text: "what is given".to_owned(),
-                why: "it brings a login; keys come from api_key_env".to_owned(),
+                reason: "it brings a login; keys come from api_key_env".to_owned(),
             });
         }
         if url.query().is_some() || url.fragment().is_some() {
@@ -234,10 +236,10 @@ impl fmt::Display for BaseUrl {
 
 /// The text is not a valid base URL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a base URL such as \"https://api.example.com/v1\": {why}")]
+#[error("{text:?} is not a base URL such as \"https://api.example.com/v1\": {reason}")]
 pub struct InvalidBaseUrl {
     text: String,
-    why: String,
+    reason: String,
 }
 
 /// A secret. `Debug` does not print it; only [`ApiKey::reveal`] returns it.
@@ -250,7 +252,8 @@ impl ApiKey {
     /// # Errors
     /// If the variable is not set, is empty, or contains characters that a header cannot have.
     pub fn from_env(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, InvalidKey> {
-        let invalid = |why| InvalidKey { origin: format!("the environment variable {name}"), why };
+        let invalid =
+            |reason| InvalidKey { origin: format!("the environment variable {name}"), reason };
         let secret = env(name).ok_or_else(|| invalid("is not set"))?;
         Self::checked(&secret).map_err(invalid)
     }
@@ -260,7 +263,8 @@ impl ApiKey {
     /// # Errors
     /// If the secret is empty, or contains characters that a header cannot have.
     pub fn new(secret: &str) -> Result<Self, InvalidKey> {
-        Self::checked(secret).map_err(|why| InvalidKey { origin: "the API key".to_owned(), why })
+        Self::checked(secret)
+            .map_err(|reason| InvalidKey { origin: "the API key".to_owned(), reason })
     }
 
     fn checked(secret: &str) -> Result<Self, &'static str> {
@@ -289,11 +293,11 @@ impl fmt::Debug for ApiKey {
 
 /// The error of an API key that is missing or cannot be sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{origin} {why}")]
+#[error("{origin} {reason}")]
 pub struct InvalidKey {
     /// The place where the key was looked for.
     origin: String,
-    why: &'static str,
+    reason: &'static str,
 }
 
 fn base_url(value: &DeValue<'_>) -> Parsed<BaseUrl> {
@@ -305,12 +309,12 @@ fn temperature(value: &DeValue<'_>) -> Parsed<f64> {
     if (0.0..=2.0).contains(&number) {
         Ok(number)
     } else {
-        Err(format!("is a number from 0 to 2, not {number}"))
+        Err(format!("must be a number from 0 to 2, not {number}"))
     }
 }
 
 fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
-    let table = value.as_table().ok_or_else(|| values::not("a table", value))?;
+    let table = value.as_table().ok_or_else(|| values::wrong_type("a table", value))?;
     let mut headers = BTreeMap::new();
     for (name, value) in table {
         let name = name.get_ref().to_ascii_lowercase();
@@ -334,7 +338,7 @@ fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
 const OURS: [&str; 6] = ["model", "messages", "input", "contents", "tools", "stream"];
 
 fn omitted(value: &DeValue<'_>) -> Parsed<String> {
-    let field = values::filled_text(value)?;
+    let field = values::non_empty_string(value)?;
     if OURS.contains(&field.as_str()) {
         return Err(format!("{field} cannot be left out"));
     }

@@ -17,6 +17,7 @@ use crate::types::Execution;
 /// The changes of one run to its agent's configuration. `None` means no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct RunOverrides {
     /// The execution mode of tool calls.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,6 +45,7 @@ pub struct RunOverrides {
 /// The limits of one run, by configuration key. 0 means no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct LimitOverrides {
     /// See [`Limits::max_turns`].
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -82,12 +84,12 @@ pub struct LimitOverrides {
 
 /// The overrides of a run exceed its agent's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: {asked} is more than the agent allows ({highest})")]
+#[error("{key}: {requested} is more than the agent allows ({highest})")]
 pub struct OverrideTooHigh {
     /// The configuration key.
     pub key: &'static str,
     /// The requested value.
-    pub asked: String,
+    pub requested: String,
     /// The highest value that the agent allows.
     pub highest: String,
 }
@@ -109,8 +111,8 @@ impl RunOverrides {
             Execution::Parallel { max } => max,
         };
         match self.execution {
-            Some(asked) if may_raise || permits(asked) <= permits(own) => Ok(asked),
-            Some(asked) => Err(too_high("execution", asked, own)),
+            Some(requested) if may_raise || permits(requested) <= permits(own) => Ok(requested),
+            Some(requested) => Err(too_high("execution", requested, own)),
             None => Ok(own),
         }
     }
@@ -122,7 +124,7 @@ impl RunOverrides {
     pub fn multi_tool_calls(&self, own: bool, may_raise: bool) -> Result<bool, OverrideTooHigh> {
         match self.multi_tool_calls {
             Some(true) if !own && !may_raise => Err(too_high("multi_tool_calls", true, own)),
-            Some(asked) => Ok(asked),
+            Some(requested) => Ok(requested),
             None => Ok(own),
         }
     }
@@ -142,7 +144,7 @@ impl RunOverrides {
                 Err(too_high("approval", ApprovalPolicy::NEVER, format!("{tool}: {own}")))
             }
             Some(ApprovalPolicy::NEVER) => Ok(ApprovalPolicy::NEVER),
-            Some(asked) => Ok(own.and(asked)),
+            Some(requested) => Ok(own.and(requested)),
             None => Ok(own),
         }
     }
@@ -160,13 +162,15 @@ impl LimitOverrides {
     /// # Errors
     /// If a limit exceeds the agent's and `may_raise` is false. Names the first one.
     pub fn apply(&self, own: &Limits, may_raise: bool) -> Result<Limits, OverrideTooHigh> {
-        let number = |key, asked, own| lower(key, asked, own, may_raise, |n: u32| n.to_string());
-        let time = |key, asked, own| {
-            lower(key, asked, own, may_raise, |time: Duration| format!("{time:?}"))
+        let number =
+            |key, requested, own| lower(key, requested, own, may_raise, |n: u32| n.to_string());
+        let time = |key, requested, own| {
+            lower(key, requested, own, may_raise, |time: Duration| format!("{time:?}"))
         };
-        let size = |key, asked: Option<NonZeroUsize>, own| {
-            let asked = asked.map(NonZeroUsize::get);
-            let size = lower(key, asked, Some(own), may_raise, |bytes: usize| bytes.to_string())?;
+        let size = |key, requested: Option<NonZeroUsize>, own| {
+            let requested = requested.map(NonZeroUsize::get);
+            let size =
+                lower(key, requested, Some(own), may_raise, |bytes: usize| bytes.to_string())?;
             Ok(size.unwrap_or(own))
         };
         Ok(Limits {
@@ -220,27 +224,31 @@ impl LimitOverrides {
 /// Applies one limit. `None` and the type's zero mean no limit, the highest value.
 fn lower<T: Copy + Default + PartialOrd>(
     key: &'static str,
-    asked: Option<T>,
+    requested: Option<T>,
     own: Option<T>,
     may_raise: bool,
     format: impl Fn(T) -> String,
 ) -> Result<Option<T>, OverrideTooHigh> {
-    let Some(asked) = asked else { return Ok(own) };
-    let asked = Some(asked).filter(|asked| *asked != T::default());
-    let fits = match (asked, own) {
+    let Some(requested) = requested else { return Ok(own) };
+    let requested = Some(requested).filter(|requested| *requested != T::default());
+    let fits = match (requested, own) {
         (_, None) => true,
         (None, Some(_)) => false,
-        (Some(asked), Some(own)) => asked <= own,
+        (Some(requested), Some(own)) => requested <= own,
     };
     if fits || may_raise {
-        return Ok(asked);
+        return Ok(requested);
     }
     let format = |limit: Option<T>| limit.map_or("no limit".to_owned(), &format);
-    Err(OverrideTooHigh { key, asked: format(asked), highest: format(own) })
+    Err(OverrideTooHigh { key, requested: format(requested), highest: format(own) })
 }
 
-fn too_high(key: &'static str, asked: impl ToString, highest: impl ToString) -> OverrideTooHigh {
-    OverrideTooHigh { key, asked: asked.to_string(), highest: highest.to_string() }
+fn too_high(
+    key: &'static str,
+    requested: impl ToString,
+    highest: impl ToString,
+) -> OverrideTooHigh {
+    OverrideTooHigh { key, requested: requested.to_string(), highest: highest.to_string() }
 }
 
 /// Serialises time limits as texts.
@@ -251,7 +259,7 @@ mod time {
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let wrong = |why| serde::de::Error::custom(format!("this limit {why}"));
+        let wrong = |reason| serde::de::Error::custom(format!("this limit {reason}"));
         values::parse_duration(&text).map(Some).map_err(wrong)
     }
 
@@ -330,15 +338,15 @@ mod tests {
     #[test]
     fn concurrency_and_switches_may_only_be_reduced() {
         let own = Execution::Parallel { max: 4 };
-        let asked = |text: &str| parsed(&format!(r#"{{"execution": "{text}"}}"#)).unwrap();
-        assert_eq!(asked("sequential").execution(own, false), Ok(Execution::Sequential));
-        assert_eq!(asked("parallel:4").execution(own, false), Ok(own));
-        let error = asked("parallel:5").execution(own, false).unwrap_err();
+        let requested = |text: &str| parsed(&format!(r#"{{"execution": "{text}"}}"#)).unwrap();
+        assert_eq!(requested("sequential").execution(own, false), Ok(Execution::Sequential));
+        assert_eq!(requested("parallel:4").execution(own, false), Ok(own));
+        let error = requested("parallel:5").execution(own, false).unwrap_err();
         assert_eq!(
             error.to_string(),
             "execution: parallel:5 is more than the agent allows (parallel:4)"
         );
-        assert!(asked("parallel").execution(Execution::Sequential, true).is_ok());
+        assert!(requested("parallel").execution(Execution::Sequential, true).is_ok());
         let on = parsed(r#"{"multi_tool_calls": true}"#).unwrap();
         assert!(on.multi_tool_calls(false, false).is_err());
         assert_eq!(on.multi_tool_calls(false, true), Ok(true));
@@ -346,9 +354,9 @@ mod tests {
 
     #[test]
     fn approvals_may_only_be_added() {
-        let asked = |text: &str| parsed(&format!(r#"{{"approval": "{text}"}}"#)).unwrap();
+        let requested = |text: &str| parsed(&format!(r#"{{"approval": "{text}"}}"#)).unwrap();
         let both = ApprovalPolicy { before: true, after: true };
-        for (asked_for, own, may_raise, expect) in [
+        for (word, own, may_raise, expect) in [
             ("before", ApprovalPolicy::NEVER, false, Ok(ApprovalPolicy::BEFORE)),
             ("before", ApprovalPolicy::AFTER, false, Ok(both)),
             ("after", ApprovalPolicy::AFTER, true, Ok(ApprovalPolicy::AFTER)),
@@ -361,9 +369,9 @@ mod tests {
                 Err("approval: never is more than the agent allows (pay: before and after)"),
             ),
         ] {
-            let found = asked(asked_for).approval("pay", own, may_raise);
+            let found = requested(word).approval("pay", own, may_raise);
             let found = found.map_err(|error| error.to_string());
-            assert_eq!(found, expect.map_err(str::to_owned), "{asked_for} {own}");
+            assert_eq!(found, expect.map_err(str::to_owned), "{word} {own}");
         }
         assert_eq!(RunOverrides::default().approval("pay", both, false), Ok(both));
     }
@@ -372,7 +380,7 @@ mod tests {
     fn invalid_values_are_reported_by_key() {
         for (json, part) in [
             (r#"{"executoin": "sequential"}"#, "unknown field `executoin`"),
-            (r#"{"execution": "fast"}"#, "execution is \"sequential\""),
+            (r#"{"execution": "fast"}"#, "execution must be \"sequential\""),
             (r#"{"limits": {"max_turn": 1}}"#, "unknown field `max_turn`"),
             (r#"{"limits": {"tool_timeout": "soon"}}"#, "soon"),
             (r#"{"limits": {"max_result_bytes": 0}}"#, "expected a nonzero"),

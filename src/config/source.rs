@@ -188,7 +188,7 @@ impl<'s, 't> Section<'s, 't> {
     ) -> Option<Vec<T>> {
         let value = self.value(key)?;
         let Some(items) = value.get_ref().as_array() else {
-            let message = values::not("a list", value.get_ref());
+            let message = values::wrong_type("a list", value.get_ref());
             self.source.complain(Some(value.span().start), &self.key(key), message);
             return None;
         };
@@ -209,7 +209,7 @@ impl<'s, 't> Section<'s, 't> {
         let table = self.value(key).and_then(|value| {
             let table = value.get_ref().as_table();
             if table.is_none() {
-                let message = values::not("a table", value.get_ref());
+                let message = values::wrong_type("a table", value.get_ref());
                 self.source.complain(Some(value.span().start), &self.key(key), message);
             }
             table
@@ -225,7 +225,7 @@ impl<'s, 't> Section<'s, 't> {
             let path = group.key(name.get_ref());
             self.source.locate(&path, name.span().start);
             let Some(table) = value.get_ref().as_table() else {
-                let message = values::not("a table", value.get_ref());
+                let message = values::wrong_type("a table", value.get_ref());
                 self.source.complain(Some(value.span().start), &path, message);
                 continue;
             };

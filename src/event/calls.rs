@@ -144,6 +144,7 @@ impl ArgumentsAnomaly {
 /// The reason why a sealed call waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum WaitingFor {
     /// The response must complete.
     Finish,

@@ -30,6 +30,7 @@ use crate::types::{
 
 /// One observable fact.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Event {
     /// A run started.
     RunStarted {
@@ -128,7 +129,7 @@ pub enum Event {
     /// A call needs approval and waits for it.
     ApprovalAsked {
         /// The request.
-        asked: Box<ApprovalRequest>,
+        request: Box<ApprovalRequest>,
     },
     /// An approval was decided, or expired.
     ApprovalGiven {

@@ -190,7 +190,7 @@ pub(crate) fn every() -> Vec<Event> {
         },
         Event::CallProgressed { key: key(), text: "half".into() },
         Event::ApprovalAsked {
-            asked: Box::new(ApprovalRequest {
+            request: Box::new(ApprovalRequest {
                 call: call.clone(),
                 phase: ApprovalPhase::Before,
                 arguments: serde_json::json!({"zone": "Asia/Tokyo"}).into(),

@@ -17,12 +17,12 @@ pub enum JournalError {
         holder: String,
     },
     /// The journal cannot be opened.
-    #[error("open the journal {}: {why}", .path.display())]
+    #[error("open the journal {}: {reason}", .path.display())]
     Open {
         /// The file or directory.
         path: PathBuf,
         /// The problem, and what to do.
-        why: String,
+        reason: String,
     },
     /// The disk is full.
     #[error("write the journal: the disk is full")]

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::{
-    AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, SessionLogState, unix_ms,
+    AppendStatus, Batch, BatchStatus, EngineLogState, Journal, JournalEntry, JournalError, unix_ms,
 };
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
@@ -18,15 +18,16 @@ use crate::types::SessionId;
 pub struct SessionLog {
     session: SessionId,
     journal: Arc<dyn Journal>,
-    log_state: Arc<SessionLogState>,
+    engine_state: Arc<EngineLogState>,
     /// Locked during the engine's `append`, so that it receives the records in order.
-    sequence: Mutex<Sequence>,
+    state: Mutex<LogState>,
     durability: Arc<DurabilityTracker>,
 }
 
+/// The appended records, durable or not.
 #[derive(Debug)]
-struct Sequence {
-    last: Seq,
+struct LogState {
+    last_seq: Seq,
     closed: bool,
     /// The recent entries, for [`SessionLog::entries_since`].
     recent: Vec<Arc<JournalEntry>>,
@@ -40,8 +41,10 @@ struct DurabilityTracker {
 
 #[derive(Debug, Default)]
 struct DurabilityState {
-    durable: Seq,
+    /// All records up to this one are durable.
+    durable_seq: Seq,
     failed: Option<JournalError>,
+    /// The callers of [`SessionLog::wait_durable`], each with the record that it waits for.
     waiting: Vec<(Seq, oneshot::Sender<Result<(), JournalError>>)>,
 }
 
@@ -69,7 +72,7 @@ pub enum Urgency {
     /// The batch is stored as soon as possible.
     Urgent,
     /// The batch may be stored with the next urgent one, or after a short delay.
-    Lazy,
+    Deferrable,
 }
 
 impl SessionLog {
@@ -81,75 +84,80 @@ impl SessionLog {
         last: Seq,
         listener: impl Fn(Result<Seq, JournalError>) + Send + Sync + 'static,
     ) -> Self {
-        let state = Mutex::new(DurabilityState { durable: last, ..DurabilityState::default() });
+        let durability = DurabilityState { durable_seq: last, ..DurabilityState::default() };
         Self {
             session,
             journal,
-            log_state: Arc::default(),
-            sequence: Mutex::new(Sequence { last, closed: false, recent: Vec::new() }),
-            durability: Arc::new(DurabilityTracker { state, listener: Box::new(listener) }),
+            engine_state: Arc::default(),
+            state: Mutex::new(LogState { last_seq: last, closed: false, recent: Vec::new() }),
+            durability: Arc::new(DurabilityTracker {
+                state: Mutex::new(durability),
+                listener: Box::new(listener),
+            }),
         }
     }
 
     /// Appends records with the current time: see [`Self::append_at`].
-    pub fn append<N: Into<PendingRecord>>(
+    pub fn append<R: Into<PendingRecord>>(
         &self,
-        records: Vec<N>,
+        records: Vec<R>,
         urgency: Urgency,
-        acknowledge: impl FnOnce() + Send + 'static,
+        on_stored: impl FnOnce() + Send + 'static,
     ) -> (Seq, AppendStatus) {
-        self.append_at(unix_ms(), records, urgency, acknowledge)
+        self.append_at(unix_ms(), records, urgency, on_stored)
     }
 
-    /// Appends records as one batch, and returns the number of the last one. `time` is the time of
-    /// the records and their events, as Unix time in milliseconds.
+    /// Appends records as one batch, and returns the number of the last one. `time_ms` is the
+    /// time of the records and their events, as Unix time in milliseconds.
     ///
     /// If the returned status is [`AppendStatus::Durable`], the records are durable already, and
-    /// `acknowledge` is dropped. If it is [`AppendStatus::Queued`], the engine stores them later and
-    /// then calls `acknowledge` once: with `durability = "strict"` when they survive a crash of the
+    /// `on_stored` is dropped. If it is [`AppendStatus::Queued`], the engine stores them later and
+    /// then calls `on_stored` once: with `durability = "strict"` when they survive a crash of the
     /// machine, with `"relaxed"` when they survive a crash of the process.
     ///
-    /// If they cannot be stored, or the log is closed, `acknowledge` is never called.
-    pub fn append_at<N: Into<PendingRecord>>(
+    /// If they cannot be stored, or the log is closed, `on_stored` is never called.
+    pub fn append_at<R: Into<PendingRecord>>(
         &self,
-        time: u64,
-        records: impl IntoIterator<Item = N>,
+        time_ms: u64,
+        records: impl IntoIterator<Item = R>,
         urgency: Urgency,
-        acknowledge: impl FnOnce() + Send + 'static,
+        on_stored: impl FnOnce() + Send + 'static,
     ) -> (Seq, AppendStatus) {
         let mut records = records.into_iter().peekable();
-        let mut sequence = self.sequence.lock();
+        let mut state = self.state.lock();
         if records.peek().is_none() {
-            return (sequence.last, AppendStatus::Durable);
+            return (state.last_seq, AppendStatus::Durable);
         }
-        if sequence.closed {
-            return (sequence.last, AppendStatus::Queued);
+        if state.closed {
+            // The records are dropped. A caller that waits for `on_stored` waits for ever, as if the
+            // process had ended here.
+            return (state.last_seq, AppendStatus::Queued);
         }
         let mut entries = Vec::with_capacity(records.size_hint().0);
         for record in records {
             let PendingRecord { record, displayed_bytes } = record.into();
-            sequence.last.0 += 1;
+            state.last_seq.0 += 1;
             entries.push(Arc::new(JournalEntry {
-                seq: sequence.last,
-                time,
+                seq: state.last_seq,
+                time: time_ms,
                 displayed_bytes,
                 record,
             }));
         }
-        sequence.recent.extend(entries.iter().cloned());
-        let last = sequence.last;
+        state.recent.extend(entries.iter().cloned());
+        let last = state.last_seq;
         let durability = Arc::clone(&self.durability);
-        let mut acknowledge = Some(acknowledge);
+        let mut on_stored = Some(on_stored);
         let appended = self.journal.append(Batch {
             session: self.session.clone(),
             entries,
-            log_state: Arc::clone(&self.log_state),
+            engine_state: Arc::clone(&self.engine_state),
             urgent: urgency == Urgency::Urgent,
             on_status: Box::new(move |status| {
                 if !matches!(status, BatchStatus::Failed(_))
-                    && let Some(acknowledge) = acknowledge.take()
+                    && let Some(on_stored) = on_stored.take()
                 {
-                    acknowledge();
+                    on_stored();
                 }
                 durability.update(last, status);
             }),
@@ -163,29 +171,29 @@ impl SessionLog {
     /// Closes the log. Records that were appended before are still stored; to wait for them, use
     /// [`Self::wait_durable`]. Later appends have no effect.
     pub fn close(&self) {
-        self.sequence.lock().closed = true;
+        self.state.lock().closed = true;
     }
 
     /// Closes the log if all appended records are durable. Returns whether they are, and does
     /// nothing if they are not.
     #[must_use]
     pub fn close_if_durable(&self) -> bool {
-        let mut sequence = self.sequence.lock();
-        let is_durable = self.durable_seq() == sequence.last;
-        sequence.closed |= is_durable;
+        let mut state = self.state.lock();
+        let is_durable = self.durable_seq() == state.last_seq;
+        state.closed |= is_durable;
         is_durable
     }
 
     /// Returns the sequence number of the last record; 0 before the first.
     #[must_use]
     pub fn last_seq(&self) -> Seq {
-        self.sequence.lock().last
+        self.state.lock().last_seq
     }
 
     /// Returns the sequence number up to which all records are durable.
     #[must_use]
     pub fn durable_seq(&self) -> Seq {
-        self.durability.state.lock().durable
+        self.durability.state.lock().durable_seq
     }
 
     /// Returns the error after which no more records can be stored, if any.
@@ -201,7 +209,7 @@ impl SessionLog {
     pub async fn wait_durable(&self, up_to: Seq) -> Result<(), JournalError> {
         let receiver = {
             let mut state = self.durability.state.lock();
-            if state.durable >= up_to {
+            if state.durable_seq >= up_to {
                 return Ok(());
             }
             if let Some(error) = &state.failed {
@@ -219,30 +227,30 @@ impl SessionLog {
     /// [`Self::trim_recent`] has removed are missing.
     #[must_use]
     pub fn entries_since(&self, after: Seq) -> Vec<Arc<JournalEntry>> {
-        let sequence = self.sequence.lock();
-        let first = sequence.recent.partition_point(|entry| entry.seq <= after);
-        sequence.recent.iter().skip(first).cloned().collect()
+        let state = self.state.lock();
+        let first = state.recent.partition_point(|entry| entry.seq <= after);
+        state.recent.iter().skip(first).cloned().collect()
     }
 
     /// Inserts entries, which were read from the journal, in front of the recent entries.
     pub fn prepend_recent(&self, entries: impl IntoIterator<Item = JournalEntry>) {
-        let mut sequence = self.sequence.lock();
+        let mut state = self.state.lock();
         let mut recent: Vec<_> = entries.into_iter().map(Arc::new).collect();
-        recent.append(&mut sequence.recent);
-        sequence.recent = recent;
+        recent.append(&mut state.recent);
+        state.recent = recent;
     }
 
     /// Appends copies of another session's entries, which keep their numbers and times. The log must
     /// be empty.
     pub fn import(&self, entries: Vec<JournalEntry>) {
-        let mut sequence = self.sequence.lock();
+        let mut state = self.state.lock();
         let Some(last) = entries.last().map(|entry| entry.seq) else { return };
-        sequence.last = last;
+        state.last_seq = last;
         let durability = Arc::clone(&self.durability);
         let appended = self.journal.append(Batch {
             session: self.session.clone(),
             entries: entries.into_iter().map(Arc::new).collect(),
-            log_state: Arc::clone(&self.log_state),
+            engine_state: Arc::clone(&self.engine_state),
             urgent: false,
             on_status: Box::new(move |status| durability.update(last, status)),
         });
@@ -253,13 +261,13 @@ impl SessionLog {
 
     /// Removes the entries up to `up_to` from the recent entries. The journal keeps them.
     pub fn trim_recent(&self, up_to: Seq) {
-        let mut sequence = self.sequence.lock();
-        let first = sequence.recent.partition_point(|entry| entry.seq <= up_to);
-        if first == sequence.recent.len() {
+        let mut state = self.state.lock();
+        let first = state.recent.partition_point(|entry| entry.seq <= up_to);
+        if first == state.recent.len() {
             // Releases the buffer, so that an idle session uses no memory for it.
-            sequence.recent = Vec::new();
+            state.recent = Vec::new();
         } else {
-            sequence.recent.drain(..first);
+            state.recent.drain(..first);
         }
     }
 }
@@ -277,10 +285,10 @@ impl DurabilityTracker {
         let mut done = Vec::new();
         {
             let mut state = self.state.lock();
-            if state.durable >= up_to || state.failed.is_some() {
+            if state.durable_seq >= up_to || state.failed.is_some() {
                 return;
             }
-            state.durable = up_to;
+            state.durable_seq = up_to;
             if !state.waiting.is_empty() {
                 done.extend(state.waiting.extract_if(.., |(seq, _)| *seq <= up_to));
             }

@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 
 use super::{
     AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, StoredSessionFilter,
-    StoredSessionInfo, state_after,
+    StoredSessionInfo,
 };
-use crate::record::{Record, Seq};
-use crate::types::{SessionId, SessionState};
+use crate::record::Seq;
+use crate::types::SessionId;
 
 /// Stores records in memory. Every batch counts as durable at once.
 #[derive(Debug, Default)]
@@ -55,7 +55,9 @@ impl Journal for MemoryJournal {
 
     fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
         let sessions = self.sessions.lock();
-        Ok(sessions.get(session).and_then(|entries| stored(session, entries)))
+        Ok(sessions
+            .get(session)
+            .and_then(|entries| StoredSessionInfo::from_entries(session, entries)))
     }
 
     fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError> {
@@ -64,9 +66,8 @@ impl Journal for MemoryJournal {
         let limit = if listing.limit == 0 { usize::MAX } else { listing.limit };
         Ok(sessions
             .range::<SessionId, _>((begin, Bound::Unbounded))
-            .filter_map(|(id, entries)| stored(id, entries))
-            .filter(|stored| listing.state.is_none_or(|state| stored.state == state))
-            .filter(|stored| listing.touched_before.is_none_or(|time| stored.touched < time))
+            .filter_map(|(id, entries)| StoredSessionInfo::from_entries(id, entries))
+            .filter(|stored| listing.matches(stored))
             .take(limit)
             .collect())
     }
@@ -90,24 +91,11 @@ impl Journal for MemoryJournal {
     }
 }
 
-fn stored(id: &SessionId, entries: &[Arc<JournalEntry>]) -> Option<StoredSessionInfo> {
-    let (first, last) = (entries.first()?, entries.last()?);
-    let Record::SessionOpened { agent, .. } = &first.record else { return None };
-    Some(StoredSessionInfo {
-        id: id.clone(),
-        agent: agent.clone(),
-        state: state_after(entries).unwrap_or(SessionState::Idle),
-        seq: last.seq,
-        opened: first.time,
-        touched: last.time,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::journal::{SessionLog, Urgency};
-    use crate::record::StopMode;
+    use crate::record::{Record, StopMode};
 
     fn log(journal: &Arc<MemoryJournal>, id: &str) -> SessionLog {
         let journal = Arc::clone(journal) as Arc<dyn Journal>;

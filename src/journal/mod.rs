@@ -4,7 +4,10 @@
 //! records of one session. It numbers them, so that the session and its accumulator can append
 //! concurrently without a gap, and tracks which of them are durable.
 
+#[cfg(feature = "testing")]
+mod check;
 mod error;
+#[doc(hidden)]
 pub mod export;
 mod log;
 mod memory;
@@ -22,25 +25,35 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 pub use crate::record::JournalEntry;
+pub use crate::record::Record;
+#[doc(hidden)]
 pub use crate::transcript::{Breach, Invariant};
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use check::check_journal;
 pub use error::JournalError;
+#[doc(hidden)]
 pub use log::{PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;
 #[cfg(feature = "sqlite")]
 pub use sqlite::{JournalReader, SqliteJournal, SqliteOptions};
+#[doc(hidden)]
 pub use verify::{unfinished, verify};
 
-use crate::record::{Record, Seq};
+use crate::record::Seq;
 use crate::types::{SessionId, SessionState};
 
 /// A storage engine for records. All methods except `append`, `flush` and `status` may block on a
 /// disk.
+///
+/// `examples/own_journal.rs` is an engine in 120 lines. [`check_journal`](crate::testing::check_journal)
+/// tests an engine.
 pub trait Journal: Send + Sync + fmt::Debug {
     /// Appends a batch atomically. Batches of one session are stored in the order of the calls.
     /// Never blocks: an engine that uses a disk queues the batch and reports its status later, from
     /// a thread of its own. If the queue is full, it reports the failure at once.
     ///
-    /// After a batch has failed, all later batches with the same [`SessionLogState`] fail.
+    /// After a batch has failed, all later batches with the same [`EngineLogState`] fail.
     fn append(&self, batch: Batch) -> AppendStatus;
 
     /// Stores all queued batches soon, including those that are not urgent.
@@ -110,7 +123,7 @@ pub struct Batch {
     /// Its next records, without a gap.
     pub entries: Vec<Arc<JournalEntry>>,
     /// The engine's state of the session's log.
-    pub log_state: Arc<SessionLogState>,
+    pub engine_state: Arc<EngineLogState>,
     /// True if a run or a client waits for it.
     pub urgent: bool,
     /// Receives its status.
@@ -134,7 +147,7 @@ pub enum BatchStatus {
 
 /// The state that an engine keeps for one [`SessionLog`].
 #[derive(Debug, Default)]
-pub struct SessionLogState {
+pub struct EngineLogState {
     /// The engine's number of the session. 0 if it is unknown.
     #[cfg(feature = "sqlite")]
     number: AtomicI64,
@@ -142,7 +155,7 @@ pub struct SessionLogState {
     failed: AtomicU64,
 }
 
-impl SessionLogState {
+impl EngineLogState {
     /// Marks the records from this one on as not stored. An engine calls it for the first record of
     /// a batch that fails.
     pub fn fail(&self, from: u64) {
@@ -184,6 +197,24 @@ pub struct StoredSessionInfo {
     pub touched: u64,
 }
 
+impl StoredSessionInfo {
+    /// Derives it from all stored entries of a session. `None` if they do not begin with the
+    /// session's opening.
+    #[must_use]
+    pub fn from_entries(id: &SessionId, entries: &[Arc<JournalEntry>]) -> Option<Self> {
+        let (first, last) = (entries.first()?, entries.last()?);
+        let Record::SessionOpened { agent, .. } = &first.record else { return None };
+        Some(Self {
+            id: id.clone(),
+            agent: agent.clone(),
+            state: state_after(entries).unwrap_or(SessionState::Idle),
+            seq: last.seq,
+            opened: first.time,
+            touched: last.time,
+        })
+    }
+}
+
 /// A filter for stored sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredSessionFilter {
@@ -197,8 +228,19 @@ pub struct StoredSessionFilter {
     pub touched_before: Option<u64>,
 }
 
+impl StoredSessionFilter {
+    /// Returns true if a session has the state and the age of the filter. `after` and `limit`
+    /// belong to the list, not to a session.
+    #[must_use]
+    pub fn matches(&self, session: &StoredSessionInfo) -> bool {
+        self.state.is_none_or(|state| session.state == state)
+            && self.touched_before.is_none_or(|time| session.touched < time)
+    }
+}
+
 /// The status of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct JournalStatus {
     /// Number of queued batches.
     pub queued: usize,
@@ -219,6 +261,7 @@ pub trait JournalObserver: Send + Sync + fmt::Debug {
 
 /// Batches that one transaction stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GroupCommit {
     /// Number of batches.
     pub batches: usize,
@@ -252,6 +295,7 @@ fn state_after(entries: &[Arc<JournalEntry>]) -> Option<SessionState> {
 
 /// Returns the Unix time in milliseconds.
 #[must_use]
+#[doc(hidden)]
 pub fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

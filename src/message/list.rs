@@ -39,6 +39,12 @@ impl From<Vec<Arc<Message>>> for MessageList {
     }
 }
 
+impl From<Vec<Message>> for MessageList {
+    fn from(messages: Vec<Message>) -> Self {
+        messages.into_iter().map(Arc::new).collect()
+    }
+}
+
 impl<const N: usize> From<[Arc<Message>; N]> for MessageList {
     fn from(messages: [Arc<Message>; N]) -> Self {
         Self::from(Vec::from(messages))

@@ -21,6 +21,7 @@ pub use request_parts::RequestPart;
 ///
 /// As JSON it is in the Chat Completions form with `metadata`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Message {
     /// A user's message.
     User {
@@ -40,6 +41,13 @@ pub enum Message {
         /// Further data of the result: a JSON object.
         metadata: Value,
     },
+}
+
+impl Message {
+    /// Makes a user's message.
+    pub fn user(content: impl Into<Content>) -> Self {
+        Self::User { content: content.into() }
+    }
 }
 
 /// A model's message.

@@ -50,14 +50,14 @@ struct Versioned {
 
 /// An error of reading a stored record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("read record {} of session {session}: {why}", .seq.0)]
+#[error("read record {} of session {session}: {reason}", .seq.0)]
 pub struct UnreadableRecord {
     /// The session.
     pub session: SessionId,
     /// The record's sequence number.
     pub seq: Seq,
     /// The problem.
-    pub why: String,
+    pub reason: String,
 }
 
 impl JournalEntry {
@@ -87,7 +87,7 @@ impl JournalEntry {
         time: u64,
         body: &str,
     ) -> Result<Self, UnreadableRecord> {
-        let why = match serde_json::from_str(body) {
+        let reason = match serde_json::from_str(body) {
             Ok(StoredRecordOwned { v: RECORD_VERSION, shown, record }) => {
                 return Ok(Self { seq, time, displayed_bytes: shown, record });
             }
@@ -97,7 +97,7 @@ impl JournalEntry {
                 Ok(Versioned { .. }) | Err(_) => format!("{error} in {}", excerpt(body, 80)),
             },
         };
-        Err(UnreadableRecord { session: session.clone(), seq, why })
+        Err(UnreadableRecord { session: session.clone(), seq, reason })
     }
 }
 

@@ -116,8 +116,8 @@ pub struct PartialResponse {
     /// Text, thinking and sealed calls, including the call that starts.
     pub message: ResponseMessage,
     /// The segments that watchers received, as in [`Record::ResponseEnded`].
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub shown: Vec<DisplayedSegment>,
+    #[serde(rename = "shown", skip_serializing_if = "Vec::is_empty", default)]
+    pub displayed_segments: Vec<DisplayedSegment>,
 }
 
 /// A fact that must survive a crash.
@@ -125,6 +125,7 @@ pub struct PartialResponse {
 /// Its JSON form is an object with a `type` and fields. Readers reject unknown fields.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[non_exhaustive]
 pub enum Record {
     /// The session was opened.
     SessionOpened {
@@ -231,8 +232,8 @@ pub enum Record {
         dropped_calls: Vec<Arc<str>>,
         /// The segments in the order in which watchers received them. Empty if that is the
         /// message's reasoning and then its text.
-        #[serde(skip_serializing_if = "Vec::is_empty", default)]
-        shown: Vec<DisplayedSegment>,
+        #[serde(rename = "shown", skip_serializing_if = "Vec::is_empty", default)]
+        displayed_segments: Vec<DisplayedSegment>,
     },
     /// A call with effects is about to start.
     CallIntended {
@@ -261,7 +262,8 @@ pub enum Record {
     /// A call needs approval.
     ApprovalAsked {
         /// The request.
-        asked: Box<ApprovalRequest>,
+        #[serde(rename = "asked")]
+        request: Box<ApprovalRequest>,
     },
     /// An approval was decided, or expired.
     ApprovalGiven {
@@ -324,7 +326,7 @@ pub enum Record {
         #[serde(skip_serializing_if = "Option::is_none", default)]
         request: Option<RequestKey>,
     },
-    /// A client asked the run to stop.
+    /// A client requested that the run stops.
     StopAsked {
         /// The mode.
         mode: StopMode,

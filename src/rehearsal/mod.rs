@@ -42,20 +42,26 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
+#[doc(hidden)]
 pub use http::REHEARSAL_HEADER;
+#[doc(hidden)]
 pub use improviser::improvise;
+#[doc(hidden)]
 pub use openai_chat::{Refusal, check};
-pub use requests::{Ended, ReceivedRequest};
-pub use script::{
-    At, Call, Delay, Finish, Hold, InvalidScript, RawChunk, Response, SCRIPT_NAMES, Script, Then,
-    When,
-};
+#[doc(hidden)]
+pub use requests::Ended;
+pub use requests::ReceivedRequest;
+#[doc(hidden)]
+pub use script::{At, Delay, Hold, RawChunk, SCRIPT_NAMES, Then, When};
+pub use script::{Call, Finish, InvalidScript, Response, Script};
+#[doc(hidden)]
 pub use service::MODEL;
 
 use requests::RehearsalState;
 
 /// The options of a rehearsal server.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct RehearsalOptions {
     /// The address to listen on; port 0 selects a free port.
     pub listen: SocketAddr,
@@ -202,3 +208,5 @@ impl Drop for Rehearsal {
         self.state.stop.cancel();
     }
 }
+
+crate::types::impl_with!(RehearsalOptions);

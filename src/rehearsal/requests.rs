@@ -16,6 +16,7 @@ use crate::types::Wire;
 
 /// A request that the server has received.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct ReceivedRequest {
     /// Its number, from 1 since the server's start.
     pub number: u64,

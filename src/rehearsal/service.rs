@@ -16,7 +16,7 @@ pub(super) trait ProviderService {
     ///
     /// # Errors
     /// The provider's refusal of the first fault.
-    fn read(&self, asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal>;
+    fn read(&self, request: &ProviderRequest<'_>) -> Result<Value, RequestRefusal>;
 
     /// Returns the chunks of an answer as a stream.
     fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk>;

@@ -321,7 +321,7 @@ mod tests {
         check(&[('0', "a", "f", ""), ('0', "a", "f", "{}"), ('1', "b", "f", r#"{"x":1}"#)], &two);
         // An index in use, with a new id and a name.
         check(&[('0', "a", "f", "{"), ('0', "", "", "}"), ('0', "b", "f", r#"{"x":1}"#)], &two);
-        // Another id on every piece is no new call without a name.
+        // Another id on every piece is not a new call without a name.
         check(&[('0', "a", "f", "{"), ('0', "z", "", "}"), ('1', "b", "f", r#"{"x":1}"#)], &two);
         // The same id under another index.
         check(

@@ -91,32 +91,32 @@ impl Agent {
     ///
     /// # Errors
     /// If the overrides exceed what the agent allows, or name an unknown model or tool.
-    pub(super) fn with(self: &Arc<Self>, asked: &RunOverrides) -> Result<Arc<Self>, HostError> {
-        if *asked == RunOverrides::default() {
+    pub(super) fn with(self: &Arc<Self>, overrides: &RunOverrides) -> Result<Arc<Self>, HostError> {
+        if *overrides == RunOverrides::default() {
             return Ok(Arc::clone(self));
         }
         let (own, may_raise) = (&*self.rules, self.allow_overrides);
-        let tools = match &asked.tools {
+        let tools = match &overrides.tools {
             None => Arc::clone(&self.tools),
             Some(names) => Arc::new(self.subset(names)?),
         };
-        let multi_tool_calls = asked.multi_tool_calls(own.multi_tool_calls, may_raise)?;
-        let models = match &asked.model {
+        let multi_tool_calls = overrides.multi_tool_calls(own.multi_tool_calls, may_raise)?;
+        let models = match &overrides.model {
             None => Arc::clone(&self.models),
             Some(name) => Arc::new(self.models_starting_with(name)?),
         };
-        let plans = models.plans(asked.stream);
+        let plans = models.plans(overrides.stream);
         let mut specs = specs(&tools);
         for (name, spec) in &mut specs {
-            let approval = asked.approval(name, spec.approval, may_raise)?;
+            let approval = overrides.approval(name, spec.approval, may_raise)?;
             if approval != spec.approval {
                 Arc::make_mut(spec).approval = approval;
             }
         }
         let rules = TurnRules {
             tools: specs,
-            limits: asked.limits.apply(&own.limits, may_raise)?,
-            execution: asked.execution(own.execution, may_raise)?,
+            limits: overrides.limits.apply(&own.limits, may_raise)?,
+            execution: overrides.execution(own.execution, may_raise)?,
             multi_tool_calls,
             models: Arc::new(plans),
             ..own.clone()
@@ -166,8 +166,8 @@ impl Agent {
 
     /// Returns the agent with the recorded overrides of a run. If the configuration does not allow
     /// them any more, returns the agent without overrides.
-    pub(super) fn with_recorded(self: &Arc<Self>, asked: &RunOverrides) -> Arc<Self> {
-        self.with(asked).unwrap_or_else(|error| {
+    pub(super) fn with_recorded(self: &Arc<Self>, overrides: &RunOverrides) -> Arc<Self> {
+        self.with(overrides).unwrap_or_else(|error| {
             tracing::warn!(agent = &*self.name, %error, "overrides_not_taken");
             Arc::clone(self)
         })
@@ -181,8 +181,8 @@ impl Agent {
         };
         let is_own = self.models.iter().any(|own| own.name == name);
         if !is_own && !self.allow_overrides {
-            let (asked, highest) = (name.to_owned(), self.models.names());
-            return Err(OverrideTooHigh { key: "model", asked, highest }.into());
+            let (requested, highest) = (name.to_owned(), self.models.names());
+            return Err(OverrideTooHigh { key: "model", requested, highest }.into());
         }
         Ok(self.models.starting_with(model))
     }
@@ -197,9 +197,12 @@ impl Agent {
             }
             if !is_own && !self.allow_overrides {
                 let highest = self.tools.keys().cloned().collect::<Vec<_>>().join(", ");
-                return Err(
-                    OverrideTooHigh { key: "tools", asked: pattern.text.clone(), highest }.into()
-                );
+                return Err(OverrideTooHigh {
+                    key: "tools",
+                    requested: pattern.text.clone(),
+                    highest,
+                }
+                .into());
             }
         }
         if self.allow_overrides {

@@ -113,7 +113,74 @@ impl From<JournalError> for HostError {
     }
 }
 
+/// The kind of a [`HostError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The configuration is wrong.
+    Config,
+    /// The request is wrong: the same request fails again.
+    InvalidRequest,
+    /// The session, record or approval does not exist.
+    NotFound,
+    /// The request does not fit the session's state.
+    Conflict,
+    /// A limit of the host is reached.
+    Busy,
+    /// The journal cannot be read or written.
+    Journal,
+    /// The host shuts down.
+    Closed,
+}
+
 impl HostError {
+    /// Returns the kind of the error.
+    ///
+    /// ```
+    /// use callsheet::{ErrorKind, HostError};
+    ///
+    /// let error = HostError::RunInProgress;
+    /// assert_eq!((error.kind(), error.is_transient()), (ErrorKind::Conflict, true));
+    /// ```
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Config(_) => ErrorKind::Config,
+            Self::UnknownAgent(_)
+            | Self::InvalidSessionId
+            | Self::InvalidMessages(_)
+            | Self::TooHigh(_)
+            | Self::UnknownTool(_)
+            | Self::UnknownModel { .. }
+            | Self::EmptyInput
+            | Self::KeyReused => ErrorKind::InvalidRequest,
+            Self::NoSuchSession(_)
+            | Self::NoSuchRecord { .. }
+            | Self::UnknownEventId { .. }
+            | Self::Approval(ApprovalError::NotAsked)
+            | Self::SessionClosed => ErrorKind::NotFound,
+            Self::SessionExists
+            | Self::AgentGone(_)
+            | Self::RunInProgress
+            | Self::NoRun
+            | Self::Suspended
+            | Self::NotSuspended
+            | Self::Approval(_) => ErrorKind::Conflict,
+            Self::Full(_) | Self::QueueFull(_) => ErrorKind::Busy,
+            Self::Journal(_) | Self::Rebuild(_) => ErrorKind::Journal,
+            Self::ShuttingDown => ErrorKind::Closed,
+        }
+    }
+
+    /// Returns true if the same request may succeed later.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        if let Self::Journal(error) = self {
+            return error.is_transient();
+        }
+        *self == Self::RunInProgress || self.kind() == ErrorKind::Busy
+    }
+
     /// Returns the error code for clients.
     #[must_use]
     pub fn code(&self) -> &'static str {

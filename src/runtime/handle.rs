@@ -100,7 +100,8 @@ impl SessionHandle {
             events = self.subscribe_to(&id).await?;
         }
         let log = Arc::clone(&accepted_by.log);
-        let report = stored_sessions::told(self.clone(), id.clone(), report, Arc::clone(&log));
+        let report =
+            stored_sessions::await_report(self.clone(), id.clone(), report, Arc::clone(&log));
         let report = ReportFuture::new(report);
         let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
         let reader = RunEventReader::new(self.clone(), id.clone(), before);
@@ -125,7 +126,7 @@ impl SessionHandle {
         // No subscription is made, because only the report is needed.
         let (accepted, accepted_by) = self.accept(&ids::run_id(), &request.into()).await?;
         let RunAccepted { id, seq: _, report } = accepted;
-        stored_sessions::told(self.clone(), id, report, Arc::clone(&accepted_by.log)).await
+        stored_sessions::await_report(self.clone(), id, report, Arc::clone(&accepted_by.log)).await
     }
 
     /// Starts a run, or finds the run that the same request started first. Returns the session that
@@ -372,6 +373,7 @@ impl fmt::Debug for SessionHandle {
 
 /// A run that was started or waits for the run before it.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct StartedRun {
     /// The run's id.
     pub run_id: RunId,

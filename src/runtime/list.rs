@@ -17,6 +17,7 @@ const PAGE: usize = 1000;
 
 /// A filter of sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SessionQuery {
     /// Only sessions after this id.
     pub after: Option<SessionId>,
@@ -28,6 +29,7 @@ pub struct SessionQuery {
 
 /// A session in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct SessionSummary {
     /// Its id.
     pub id: SessionId,

@@ -27,8 +27,8 @@ use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
 use crate::tool::Extensions;
 use crate::turn::{
-    ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason, LiveCalls,
-    PermitReply, ToolCompletion, TurnRecord, TurnSpec,
+    ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason, PermitReply,
+    StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
 };
 use crate::types::{CallKey, Content, RunId, RunTrace, ToolCall, TraceContext};
 use crate::wire::Delta;
@@ -143,7 +143,7 @@ pub(super) enum AccumulatorMessage {
     /// The turn's timer has fired.
     TimerFired,
     /// Cancel the turn.
-    Cancel { why: CancelReason },
+    Cancel { reason: CancelReason },
     /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
 }
@@ -158,7 +158,7 @@ pub(super) enum ToolSupervisorMessage {
         accumulator: AccumulatorRef,
         completions: CompletionQueue,
         resumed_turn: Option<u32>,
-        reply: RpcReplyPort<LiveCalls>,
+        reply: RpcReplyPort<StartedCalls>,
     },
     /// The grace period of a cancelled call is over.
     GraceOver { call: ActorId },

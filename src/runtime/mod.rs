@@ -78,6 +78,9 @@ mod stored_sessions;
 mod stream;
 mod supervisor;
 mod task;
+
+crate::types::impl_with!(OpenSession, RunRequest, SessionQuery);
+
 #[cfg(test)]
 mod tests;
 mod tool;
@@ -96,7 +99,7 @@ pub use crate::event::StatsReport;
 pub use crate::turn::BreakerState;
 pub use crate::types::SessionState;
 pub use agent::AgentRules;
-pub use error::HostError;
+pub use error::{ErrorKind, HostError};
 pub use handle::{ReportFuture, SessionHandle, StartedRun};
 pub use list::{SessionQuery, SessionSummary};
 pub use model_limiter::ModelStatus;
@@ -175,6 +178,7 @@ impl HostSetup {
 
 /// The options of a new session.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct OpenSession {
     /// The agent's name. `None`: `default`, or the only agent.
     pub agent: Option<String>,
@@ -221,6 +225,7 @@ impl From<String> for OpenSession {
 /// Counts of the live objects of a host. When no run is open and the tools of the last runs have ended,
 /// all counts except `sessions`, `awake` and `abandoned_threads` return to 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HostCounts {
     /// Sessions, awake or hibernating.
     pub sessions: usize,

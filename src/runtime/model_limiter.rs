@@ -36,6 +36,7 @@ pub(super) struct ModelLimiter {
 
 /// The current status of a configured model.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ModelStatus {
     /// Its name in the configuration.
     pub name: String,

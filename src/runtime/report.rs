@@ -14,6 +14,7 @@ use crate::types::{
 
 /// A run that is over.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct RunReport {
     /// The run's id.
     pub run_id: RunId,
@@ -40,6 +41,7 @@ pub struct RunReport {
 /// A run that ended without an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the run ended as {}{}", .run_end.as_str(), reason_text(.error.as_ref()))]
+#[non_exhaustive]
 pub struct RunFailed {
     /// The reason of its end.
     pub run_end: RunEnd,
@@ -58,9 +60,10 @@ impl RunReport {
     /// If the run ended for another reason than an answer. [`RunReport::text`](field@Self::text) has
     /// the part that exists.
     pub fn text(&self) -> Result<&str, RunFailed> {
-        match self.run_end {
-            RunEnd::Answered => Ok(&self.text),
-            run_end => Err(RunFailed { run_end, error: self.error.clone() }),
+        if self.run_end == RunEnd::Answered {
+            Ok(&self.text)
+        } else {
+            Err(RunFailed { run_end: self.run_end, error: self.error.clone() })
         }
     }
 
@@ -104,6 +107,7 @@ impl Serialize for Messages {
 
 /// One call of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct CallReport {
     /// The run's id.
     pub run_id: RunId,

@@ -9,6 +9,7 @@ use crate::types::{Content, TraceContext};
 ///
 /// A plain text is a request without overrides.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct RunRequest {
     /// The user's text and images.
     pub input: Content,

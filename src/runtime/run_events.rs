@@ -159,11 +159,13 @@ impl RunEventReader {
             Event::CallProgressed { key, text } => {
                 Some(RunEvent::CallProgressed { tool_id: key.to_string(), text: text.clone() })
             }
-            Event::ApprovalAsked { asked } => Some(RunEvent::ApprovalRequested(ApprovalQuestion {
-                approval: PendingApproval::new((**asked).clone(), published.timestamp_ms),
-                key: asked.call.key,
-                session: self.session.clone(),
-            })),
+            Event::ApprovalAsked { request } => {
+                Some(RunEvent::ApprovalRequested(ApprovalQuestion {
+                    approval: PendingApproval::new((**request).clone(), published.timestamp_ms),
+                    key: request.call.key,
+                    session: self.session.clone(),
+                }))
+            }
             Event::CallEnded { result, .. } => {
                 let call = CallReport::new(self.run.clone(), None, (**result).clone());
                 Some(RunEvent::CallEnded(Box::new(call)))

@@ -14,6 +14,7 @@ use crate::types::{ApprovalPhase, Content, RunId, SessionId, SessionState, Usage
 
 /// A snapshot of a session.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct SessionSnapshot {
     /// The session's id.
     pub id: SessionId,
@@ -38,6 +39,7 @@ pub struct SessionSnapshot {
 
 /// A run in progress.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct CurrentRun {
     /// The run's id.
     pub run_id: RunId,
@@ -54,6 +56,7 @@ pub struct CurrentRun {
 
 /// A call that waits for a decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct PendingApproval {
     /// The id of the call for clients.
     pub tool_id: String,
@@ -72,8 +75,8 @@ pub struct PendingApproval {
 }
 
 impl PendingApproval {
-    pub(super) fn new(asked: ApprovalRequest, asked_at: u64) -> Self {
-        let ApprovalRequest { call, phase, arguments, arguments_sha256, output_summary } = asked;
+    pub(super) fn new(request: ApprovalRequest, asked_at: u64) -> Self {
+        let ApprovalRequest { call, phase, arguments, arguments_sha256, output_summary } = request;
         Self {
             tool_id: call.key.to_string(),
             tool_name: call.name.to_string(),
@@ -88,6 +91,7 @@ impl PendingApproval {
 
 /// An input that waits for the current run to end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct QueuedInput {
     /// The run that will start with the input.
     pub run_id: RunId,

@@ -34,14 +34,14 @@ impl SessionHandle {
 
 /// Returns the report of a run when it is over and durable. The session delivers it to the caller that
 /// started the run.
-pub(super) async fn told(
+pub(super) async fn await_report(
     session: SessionHandle,
     run: RunId,
-    told: Option<oneshot::Receiver<ReportResult>>,
+    receiver: Option<oneshot::Receiver<ReportResult>>,
     log: Arc<SessionLog>,
 ) -> Result<RunReport, HostError> {
-    let Some(told) = told else { return report(session, run).await };
-    let (report, upto) = told.await.unwrap_or_else(|_| Err(session.link.shared.gone()))?;
+    let Some(receiver) = receiver else { return report(session, run).await };
+    let (report, upto) = receiver.await.unwrap_or_else(|_| Err(session.link.shared.gone()))?;
     log.wait_durable(upto).await?;
     Ok(report)
 }
@@ -56,7 +56,8 @@ async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostErr
         }
         loop {
             match events.next().await {
-                Some(FeedItem::Event(told)) if !matches!(told.event, Event::RunEnded { .. }) => {}
+                Some(FeedItem::Event(published))
+                    if !matches!(published.event, Event::RunEnded { .. }) => {}
                 Some(_) => break,
                 None => return Err(session.link.shared.gone()),
             }
@@ -111,7 +112,7 @@ pub(super) async fn decided(
     let records = || entries.iter().map(|entry| &entry.record);
     let given = records().rev().find_map(|record| {
         let Record::ApprovalGiven { key: of, phase, verdict, .. } = record else { return None };
-        let is_meant = *of == key && decision.phase.is_none_or(|asked| asked == *phase);
+        let is_meant = *of == key && decision.phase.is_none_or(|decided| decided == *phase);
         is_meant.then_some(*verdict)
     });
     let Some(given) = given else { return Err(ApprovalError::NotAsked.into()) };

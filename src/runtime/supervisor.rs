@@ -24,7 +24,7 @@ use super::tool::{OutcomeSlot, ToolActor, ToolSetup, failed};
 use crate::context::VariablesTransaction;
 use crate::event::Event;
 use crate::tool::{ProgressCallback, SharedVariableView, ToolContext, ToolContextParts};
-use crate::turn::{CallStartState, LiveCall, LiveCalls, ToolCompletion};
+use crate::turn::{CallStartState, StartedCall, StartedCalls, ToolCompletion};
 use crate::types::{CallKey, FailureKind, RunId, SessionId, ToolOutcome, VariablesUse, excerpt};
 
 /// The number of progress texts that one call may send; further ones are dropped.
@@ -52,7 +52,7 @@ pub(super) struct ToolSupervisorState {
     gauges: Gauges,
     running: Vec<RunningCall>,
     /// The ends of the calls of the current turn, for an accumulator that attaches later.
-    ended: Vec<(CallKey, LiveCall)>,
+    ended: Vec<(CallKey, StartedCall)>,
     accumulator: Option<(AccumulatorRef, CompletionQueue)>,
     /// The turn that the first accumulator resumed. Another supervisor may have started calls of
     /// it.
@@ -123,9 +123,9 @@ impl Actor for ToolSupervisor {
                 }
             }
             ToolSupervisorMessage::Attach { accumulator, completions, resumed_turn, reply } => {
-                let live = state.attach((accumulator, completions), resumed_turn);
+                let started = state.attach((accumulator, completions), resumed_turn);
                 // The accumulator may have died.
-                let _ = reply.send(live);
+                let _ = reply.send(started);
             }
             ToolSupervisorMessage::GraceOver { call } => {
                 let is_it = |running: &&mut RunningCall| running.actor.get_id() == call;
@@ -177,16 +177,16 @@ impl ToolSupervisorState {
         &mut self,
         accumulator: (AccumulatorRef, CompletionQueue),
         resumed_turn: Option<u32>,
-    ) -> LiveCalls {
+    ) -> StartedCalls {
         if self.accumulator.replace(accumulator).is_none() {
             self.inherited_turn = resumed_turn;
-            return LiveCalls::default();
+            return StartedCalls::default();
         }
-        let running = self.running.iter().map(|running| (running.key, running.live(None)));
+        let running = self.running.iter().map(|running| (running.key, running.as_started(None)));
         let ended = self.ended.iter().cloned();
         // A call may run again, so that its earlier end is of no use.
         let calls = ended.chain(running).filter(|(key, _)| Some(key.turn) == resumed_turn);
-        LiveCalls { calls: calls.collect(), is_complete: self.inherited_turn != resumed_turn }
+        StartedCalls { calls: calls.collect(), is_complete: self.inherited_turn != resumed_turn }
     }
 
     async fn start(&mut self, start: Box<StartTool>, myself: &ToolSupervisorRef) {
@@ -309,12 +309,12 @@ impl ToolSupervisorState {
         let Some(running) = found.map(|at| self.running.swap_remove(at)) else { return };
         let outcome = running.slot.lock().take().unwrap_or_else(died);
         let used = running.view.lock().take();
-        let call = running.live(Some(ToolCompletion { outcome, used }));
+        let call = running.as_started(Some(ToolCompletion { outcome, variables: used }));
         self.report(running.key, call);
     }
 
     /// Hands the end of a call to the accumulator.
-    fn report(&mut self, key: CallKey, call: LiveCall) {
+    fn report(&mut self, key: CallKey, call: StartedCall) {
         if let (Some((accumulator, queue)), Some(completion)) =
             (&self.accumulator, &call.completion)
         {
@@ -342,13 +342,13 @@ impl ToolSupervisorState {
 
 impl RunningCall {
     /// Returns the call as an accumulator that attaches needs it.
-    fn live(&self, completion: Option<ToolCompletion>) -> LiveCall {
-        LiveCall { state: self.state.clone(), elapsed: self.started.elapsed(), completion }
+    fn as_started(&self, completion: Option<ToolCompletion>) -> StartedCall {
+        StartedCall { state: self.state.clone(), elapsed: self.started.elapsed(), completion }
     }
 }
 
 /// Returns a call that could not be started, with its outcome.
-fn not_started(state: CallStartState, outcome: ToolOutcome) -> LiveCall {
-    let completion = ToolCompletion { outcome, used: VariablesUse::default() };
-    LiveCall { state, elapsed: Duration::ZERO, completion: Some(completion) }
+fn not_started(state: CallStartState, outcome: ToolOutcome) -> StartedCall {
+    let completion = ToolCompletion { outcome, variables: VariablesUse::default() };
+    StartedCall { state, elapsed: Duration::ZERO, completion: Some(completion) }
 }

@@ -4,8 +4,7 @@
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::runtime::HostError;
-use crate::turn::ApprovalError;
+use crate::runtime::{ErrorKind, HostError};
 
 /// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,33 +71,21 @@ impl HostError {
     /// Returns the HTTP status of the API's answer.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        match self {
-            Self::UnknownAgent(_)
-            | Self::InvalidSessionId
-            | Self::InvalidMessages(_)
-            | Self::TooHigh(_)
-            | Self::UnknownTool(_)
-            | Self::UnknownModel { .. }
-            | Self::NoSuchRecord { .. }
-            | Self::UnknownEventId { .. }
-            | Self::EmptyInput => StatusCode::BAD_REQUEST,
-            Self::NoSuchSession(_)
-            | Self::SessionClosed
-            | Self::Approval(ApprovalError::NotAsked) => StatusCode::NOT_FOUND,
-            Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::Journal(error) if error.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
-            Self::SessionExists
-            | Self::AgentGone(_)
-            | Self::RunInProgress
-            | Self::NoRun
-            | Self::Suspended
-            | Self::NotSuspended
-            | Self::Approval(_) => StatusCode::CONFLICT,
-            Self::Full(_) | Self::QueueFull(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Config(_) | Self::Journal(_) | Self::Rebuild(_) => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
+        if *self == Self::KeyReused {
+            return StatusCode::UNPROCESSABLE_ENTITY;
+        }
+        // The position is a parameter of the request, not its path.
+        if matches!(self, Self::NoSuchRecord { .. } | Self::UnknownEventId { .. }) {
+            return StatusCode::BAD_REQUEST;
+        }
+        match self.kind() {
+            ErrorKind::InvalidRequest => StatusCode::BAD_REQUEST,
+            ErrorKind::Journal if self.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::Busy => StatusCode::TOO_MANY_REQUESTS,
+            ErrorKind::Closed => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::Config | ErrorKind::Journal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 }

@@ -126,3 +126,5 @@ impl Drop for ServerHandle {
         self.task.abort();
     }
 }
+
+crate::types::impl_with!(ServerOptions);

@@ -11,6 +11,7 @@ use crate::runtime::Host;
 
 /// Access rules and limits of a server.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ServerOptions {
     /// Host names that requests may use besides loopback names and the server's own address.
     pub allowed_hosts: Vec<String>,

@@ -10,7 +10,7 @@ use super::run::{FollowUp, RunNext, TurnPlan};
 use crate::config::RunOverrides;
 use crate::event::{CallLabel, Event, RunStats};
 use crate::record::{Record, RequestKey};
-use crate::turn::{InitialCallsTurn, LimitHit, TurnRules, TurnSpec};
+use crate::turn::{InitialCallsStart, LimitHit, TurnRules, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
 
 /// Returns the rules of a run with these overrides.
@@ -129,18 +129,18 @@ impl Session {
         let started = self.run_start_record(queued, None, &rules_of(&queued.overrides));
         let ended = self.record_of(&queued.run_id, record, vec![event]);
         self.record(vec![started, ended]);
-        let (run_id, why) = (queued.run_id.clone(), super::SessionRefusal::ShuttingDown);
-        self.outbox.push_back(SessionEffect::RunRefused { run_id, why });
+        let (run_id, reason) = (queued.run_id.clone(), super::SessionRefusal::ShuttingDown);
+        self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
     }
 
     /// Returns the turn of the calls that the session was opened with, while they are open.
-    fn initial_calls(&self, rules: &TurnRules) -> Option<InitialCallsTurn> {
+    fn initial_calls(&self, rules: &TurnRules) -> Option<InitialCallsStart> {
         let calls = self.history.initial_calls()?;
-        Some(InitialCallsTurn::new(self.turn + 1, calls, rules))
+        Some(InitialCallsStart::new(self.turn + 1, calls, rules))
     }
 
-    fn initial_calls_records(&self, run: &RunId, calls: InitialCallsTurn) -> Vec<SessionRecord> {
-        let InitialCallsTurn { response, limit } = calls;
+    fn initial_calls_records(&self, run: &RunId, calls: InitialCallsStart) -> Vec<SessionRecord> {
+        let InitialCallsStart { response, limit } = calls;
         let mut events = vec![Event::TurnStarted];
         if let Record::ResponseEnded { message, .. } = &response {
             events.extend(message.calls.iter().map(|call| {

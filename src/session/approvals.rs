@@ -24,9 +24,9 @@ pub fn open_approvals<'a>(
         match record {
             // A new attempt voids the calls of the one before.
             Record::AttemptStarted { .. } => open.clear(),
-            Record::ApprovalAsked { asked } => {
-                let approval = OpenApproval { request: (**asked).clone(), asked_at: *time };
-                open.insert(asked.call.key, approval);
+            Record::ApprovalAsked { request } => {
+                let approval = OpenApproval { request: (**request).clone(), asked_at: *time };
+                open.insert(request.call.key, approval);
             }
             Record::ApprovalGiven { key, .. } => {
                 open.remove(key);

@@ -79,7 +79,7 @@ pub enum SessionEffect {
         /// The run.
         run_id: RunId,
         /// The reason.
-        why: SessionRefusal,
+        reason: SessionRefusal,
     },
     /// No run is in progress and none follows: release the session's place among the host's runs.
     ReleaseSlot,

@@ -113,11 +113,11 @@ impl Session {
     /// Stops the current run. A stop that changes nothing leaves no record.
     pub fn handle_stop(&mut self, mode: StopMode) {
         let Some(run) = self.run.as_ref().filter(|run| !run.is_stopping(mode)) else { return };
-        let why = run.cancel.unwrap_or(CancelReason::Stop);
+        let reason = run.cancel.unwrap_or(CancelReason::Stop);
         let record = self.record_of(&run.id, Record::StopAsked { mode }, Vec::new());
         self.record(vec![record]);
         if mode == StopMode::Now && !self.suspended {
-            self.outbox.push_back(SessionEffect::CancelTurn(why));
+            self.outbox.push_back(SessionEffect::CancelTurn(reason));
         }
     }
 
@@ -158,14 +158,14 @@ impl Session {
     pub fn handle_shutdown(&mut self, now: bool) {
         self.shutting_down = true;
         for queued in &self.queue {
-            let (run_id, why) = (queued.run_id.clone(), SessionRefusal::ShuttingDown);
-            self.outbox.push_back(SessionEffect::RunRefused { run_id, why });
+            let (run_id, reason) = (queued.run_id.clone(), SessionRefusal::ShuttingDown);
+            self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
         }
         let Some(run) = self.run.as_deref_mut().filter(|_| !self.suspended) else { return };
-        let why = *run.cancel.get_or_insert(CancelReason::Shutdown);
+        let reason = *run.cancel.get_or_insert(CancelReason::Shutdown);
         // A turn that waits only for people would wait for too long.
         if now || run.turn().is_some_and(super::OpenTurn::is_resting) {
-            self.outbox.push_back(SessionEffect::CancelTurn(why));
+            self.outbox.push_back(SessionEffect::CancelTurn(reason));
         }
     }
 
@@ -180,8 +180,8 @@ impl Session {
         if let RunStage::Turn(turn) = &mut run.stage {
             turn.set_resting(now, rests);
         }
-        if let Some(why) = run.cancel.filter(|_| rests) {
-            self.outbox.push_back(SessionEffect::CancelTurn(why));
+        if let Some(reason) = run.cancel.filter(|_| rests) {
+            self.outbox.push_back(SessionEffect::CancelTurn(reason));
         }
     }
 
@@ -216,8 +216,8 @@ impl Session {
             self.lifecycle = Lifecycle::Closing;
         }
         for QueuedRun { run_id, .. } in std::mem::take(&mut self.queue) {
-            let why = SessionRefusal::Closed;
-            self.outbox.push_back(SessionEffect::RunRefused { run_id, why });
+            let reason = SessionRefusal::Closed;
+            self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
         }
         self.handle_stop(StopMode::Now);
     }

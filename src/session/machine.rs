@@ -240,7 +240,7 @@ impl Session {
             Record::CallReported { key, .. } | Record::ApprovalGiven { key, .. } => {
                 self.apply_turn_record(key.turn)?;
             }
-            Record::ApprovalAsked { asked } => self.apply_turn_record(asked.call.key.turn)?,
+            Record::ApprovalAsked { request } => self.apply_turn_record(request.call.key.turn)?,
         }
         Ok(())
     }

@@ -214,9 +214,9 @@ fn detected(
 
 /// Logs approvals and conflicts of variables.
 fn approval_or_conflict(of: &PublishedEvent) {
-    if let Event::ApprovalAsked { asked } = &of.event {
-        let (tool_id, tool_name) = (asked.call.key, &*asked.call.name);
-        line!(info, of, %tool_id, tool_name, phase = asked.phase.as_str(), "tool_approval_asked");
+    if let Event::ApprovalAsked { request } = &of.event {
+        let (tool_id, tool_name) = (request.call.key, &*request.call.name);
+        line!(info, of, %tool_id, tool_name, phase = request.phase.as_str(), "tool_approval_asked");
     } else if let Event::ApprovalGiven { call, phase, verdict, waited } = &of.event {
         let (tool_id, tool_name, phase) = (call.key, &*call.name, phase.as_str());
         let (verdict, waited_ms) = (verdict.as_str(), millis(*waited));
@@ -651,7 +651,10 @@ mod tests {
         check(Some("warn"), Some("debug"), "warn");
         check(Some(""), Some("debug"), "debug");
         let broken = filter(|_| Some("a=b=c".to_owned())).unwrap_err().to_string();
-        assert!(broken.starts_with("set up logs: CALLSHEET_LOG is no valid filter: "), "{broken}");
+        assert!(
+            broken.starts_with("set up logs: CALLSHEET_LOG is not a valid filter: "),
+            "{broken}"
+        );
         assert_eq!("json".parse::<LogFormat>().ok(), Some(LogFormat::Json));
         assert_eq!("text".parse::<LogFormat>().ok(), Some(LogFormat::Text));
         assert!("xml".parse::<LogFormat>().is_err());

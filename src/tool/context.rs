@@ -160,7 +160,7 @@ impl ToolContext {
         let Some(value) = self.parts.variables.lock().get(name) else { return Ok(None) };
         serde_json::from_value(value).map(Some).map_err(|error| {
             let message = format!("the variable {name:?} cannot be read: {error}");
-            ToolError::from(error).shown(message)
+            ToolError::from(error).with_message(message)
         })
     }
 

@@ -11,7 +11,7 @@ const SOURCE_TEXT_CHARS_MAX: usize = 200;
 /// The error of a call that failed. The model reads its message after `Error: `.
 ///
 /// `?` converts every error. The message is then the text of that error, without those of its
-/// sources and cut at 200 characters; the log has the whole chain. [`shown`](Self::shown) replaces
+/// sources and cut at 200 characters; the log has the whole chain. [`with_message`](Self::with_message) replaces
 /// the message for the model:
 ///
 /// ```
@@ -27,7 +27,7 @@ const SOURCE_TEXT_CHARS_MAX: usize = 200;
 /// assert_eq!(port("").unwrap_err().message(), "the port is missing");
 /// assert_eq!(port("eighty").unwrap_err().message(), "invalid digit found in string");
 ///
-/// let error = port("eighty").unwrap_err().shown("give the port as a number");
+/// let error = port("eighty").unwrap_err().with_message("give the port as a number");
 /// assert_eq!(error.message(), "give the port as a number");
 /// assert!(error.source().is_some());
 /// ```
@@ -48,7 +48,7 @@ impl ToolError {
 
     /// Replaces the message for the model. The source stays for the log.
     #[must_use]
-    pub fn shown(self, message: impl Into<String>) -> Self {
+    pub fn with_message(self, message: impl Into<String>) -> Self {
         Self { message: message.into(), ..self }
     }
 
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(error.to_string(), "query \"x\"");
         let chain = "query \"x\": invalid digit found in string";
         assert_eq!(error.source_chain().as_deref(), Some(chain));
-        let error = error.shown("no such query");
+        let error = error.with_message("no such query");
         assert_eq!(error.message(), "no such query");
         assert_eq!(error.source_chain().as_deref(), Some(chain));
         assert!(error.source().is_some_and(<dyn Error>::is::<QueryError>));
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_tool_error_becomes_a_boxed_error_with_its_source() {
-        let boxed: Box<dyn Error> = query("x").unwrap_err().shown("no").into();
+        let boxed: Box<dyn Error> = query("x").unwrap_err().with_message("no").into();
         assert_eq!(boxed.to_string(), "no");
         assert!(boxed.source().is_some_and(<dyn Error>::is::<QueryError>));
     }

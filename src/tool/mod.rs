@@ -63,6 +63,8 @@ mod registry;
 mod schema;
 mod source;
 mod spec;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
 pub mod testing;
 mod typed;
 
@@ -72,17 +74,21 @@ use async_trait::async_trait;
 
 pub use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
 #[cfg(feature = "tools")]
+pub use builtin::{AllowRule, BuiltinError, BuiltinOptions, InvalidAllowRule, builtin};
+#[cfg(feature = "tools")]
+#[doc(hidden)]
 pub use builtin::{
-    AllowRule, BuiltinError, BuiltinOptions, Calculator, Clock, DnsLookup, GetVariable,
-    HttpClientError, HttpGet, HttpGetOptions, InvalidAllowRule, READ_BYTES_MAX, ReadFile,
-    SetVariable, builtin,
+    Calculator, Clock, DnsLookup, GetVariable, HttpClientError, HttpGet, HttpGetOptions,
+    READ_BYTES_MAX, ReadFile, SetVariable,
 };
 pub use context::ToolContext;
 pub(crate) use context::{ProgressCallback, SharedVariableView, ToolContextParts};
 pub use error::ToolError;
 pub use extensions::Extensions;
 pub use output::ToolOutput;
-pub use registry::{RegisteredTool, RegistryError, ToolRegistry};
+#[doc(hidden)]
+pub use registry::RegisteredTool;
+pub use registry::{RegistryError, ToolRegistry};
 pub use schema::{InputSchema, InvalidSchema};
 pub use source::{ToolSource, ToolSourceContext};
 pub use spec::ToolSpec;

@@ -13,6 +13,7 @@ const APPROVAL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Name and schema of a tool for the model, and its policy for the schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct ToolSpec {
     /// The name: `[a-zA-Z0-9_-]{1,64}`, which every provider accepts.
     pub name: String,

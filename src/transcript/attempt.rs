@@ -73,7 +73,7 @@ pub struct AttemptResponse<'a> {
     /// The names of calls that were decoded but are not kept.
     pub dropped_calls: &'a [Arc<str>],
     /// The order in which watchers were shown its text and thinking.
-    pub shown: &'a [DisplayedSegment],
+    pub displayed_segments: &'a [DisplayedSegment],
 }
 
 /// The records of a call, each list in their order.
@@ -210,9 +210,9 @@ impl<'a> CallTranscript<'a> {
     #[must_use]
     pub fn name(&self) -> Option<&'a str> {
         let intended = self.intents.first().map(|intent| &*intent.call.name);
-        let asked = || self.questions.first().map(|asked| &*asked.request.call.name);
+        let question = || self.questions.first().map(|question| &*question.request.call.name);
         let ended = || self.outcomes.first().map(|ended| &*ended.label.name);
-        intended.or_else(asked).or_else(ended)
+        intended.or_else(question).or_else(ended)
     }
 
     /// All its records, list by list.

@@ -17,6 +17,7 @@ pub struct Breach {
 
 /// An invariant of a session's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Invariant {
     /// Records are numbered from 1 without gaps.
     Numbering,

@@ -102,7 +102,7 @@ impl<'a> Transcript<'a> {
                 finish_reason,
                 usage,
                 dropped_calls,
-                shown,
+                displayed_segments,
             } => {
                 let response = AttemptResponse {
                     at,
@@ -111,7 +111,7 @@ impl<'a> Transcript<'a> {
                     finish_reason: finish_reason.as_ref(),
                     usage: *usage,
                     dropped_calls,
-                    shown,
+                    displayed_segments,
                 };
                 self.add_response(*turn, *attempt, response);
             }
@@ -126,7 +126,7 @@ impl<'a> Transcript<'a> {
                     call.reports.push(RecordedReport { at, outcome, reads, writes });
                 }
             }
-            Record::ApprovalAsked { asked: request } => {
+            Record::ApprovalAsked { request } => {
                 if let Some(call) = self.open_call(at, request.call.key, Invariant::Approval) {
                     call.questions.push(RecordedQuestion { at, request });
                 }

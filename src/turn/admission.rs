@@ -29,7 +29,7 @@ pub(super) enum CallRetention {
     /// The call is kept.
     Keep,
     /// The call exceeds `max_tool_calls_per_turn`. It is kept and answered without running.
-    KeepExcess,
+    AnswerExcess,
     /// The call is dropped: it is not the first one without `multi_tool_calls`, or the request is
     /// the last one of the run.
     Drop,
@@ -48,13 +48,13 @@ pub(super) fn decide_retention(index: u32, spec: &TurnSpec) -> CallRetention {
     }
     match retention_by_rules(index, &spec.rules) {
         // All calls before a kept call are kept, so that `index` is the number of kept calls.
-        CallRetention::Keep | CallRetention::KeepExcess
+        CallRetention::Keep | CallRetention::AnswerExcess
             if spec.budget.calls_left.is_some_and(|left| index >= left) =>
         {
             CallRetention::OverBudget
         }
         other @ (CallRetention::Keep
-        | CallRetention::KeepExcess
+        | CallRetention::AnswerExcess
         | CallRetention::Drop
         | CallRetention::DropExcess
         | CallRetention::OverBudget
@@ -71,7 +71,7 @@ pub(super) fn retention_by_rules(index: u32, rules: &TurnRules) -> CallRetention
         (None, _) => CallRetention::Keep,
         (Some(maximum), _) if index < maximum => CallRetention::Keep,
         (Some(maximum), OnExcess::Answer) if index < maximum.saturating_mul(2) => {
-            CallRetention::KeepExcess
+            CallRetention::AnswerExcess
         }
         (Some(_), OnExcess::Answer | OnExcess::Truncate) => CallRetention::DropExcess,
         (Some(_), OnExcess::Fail) => CallRetention::Fail,

@@ -39,7 +39,7 @@ impl Turn {
     /// # Errors
     /// If the call has no such approval, the decision is about other arguments, it does not say
     /// which of two approvals it decides, or the approval has another decision. The turn is
-    /// unchanged then. A repetition of the same decision is no error.
+    /// unchanged then. A repetition of the same decision is not an error.
     pub(super) fn apply_decision(
         &mut self,
         key: CallKey,
@@ -180,9 +180,9 @@ impl Turn {
         }
         call.approval_requested_at = Some(now);
         call.approval_wait_before_resume = Duration::ZERO;
-        let asked = Box::new(approval_request(call, phase));
-        self.record(Record::ApprovalAsked { asked: asked.clone() });
-        self.emit(Event::ApprovalAsked { asked });
+        let request = Box::new(approval_request(call, phase));
+        self.record(Record::ApprovalAsked { request: request.clone() });
+        self.emit(Event::ApprovalAsked { request });
     }
 
     /// Records and publishes the decision of a pending approval, and applies it.

@@ -210,7 +210,7 @@ impl ServiceSignal {
                 | ProviderErrorKind::Transport
                 | ProviderErrorKind::InStream
                 | ProviderErrorKind::Malformed => Self::Failed,
-                // A response that is too large is no sign of a failing service.
+                // A response that is too large is not a sign of a failing service.
                 ProviderErrorKind::Status
                 | ProviderErrorKind::TooLarge
                 | ProviderErrorKind::Unavailable => Self::Unknown,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::live_calls::{CallStartState, LastWriters, LiveCall};
+use super::started_calls::{CallStartState, LastWriters, StartedCall};
 use crate::event::{CallLabel, WaitingFor};
 use crate::tool::ToolSpec;
 use crate::transcript::RecordedOutcome;
@@ -212,13 +212,16 @@ impl TurnCall {
 
     /// Returns the state that the call's supervisor keeps.
     pub(super) fn start_state(&self) -> CallStartState {
-        let (early, rerun) = (self.early, self.notes.conflict);
-        CallStartState { snapshot: self.snapshot.clone(), early, rerun }
+        CallStartState {
+            snapshot: self.snapshot.clone(),
+            is_early: self.early,
+            is_rerun: self.notes.conflict,
+        }
     }
 
     /// Returns the running call as its supervisor keeps it.
-    pub(super) fn live(&self) -> LiveCall {
-        LiveCall { state: self.start_state(), elapsed: self.ran_before, completion: None }
+    pub(super) fn as_started(&self) -> StartedCall {
+        StartedCall { state: self.start_state(), elapsed: self.ran_before, completion: None }
     }
 
     /// Returns whether the tool has answered and the outcome is not decided.

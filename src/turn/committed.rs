@@ -30,7 +30,7 @@ pub struct TurnRecord {
 
 impl TurnRecord {
     /// Returns whether the service paused its response. It continues when it is sent the message back,
-    /// so that an empty message is no pause.
+    /// so that an empty message is not a pause.
     #[must_use]
     pub fn is_paused(&self) -> bool {
         let paused = |finish: &FinishReason| finish.kind == FinishKind::Pause;

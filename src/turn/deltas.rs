@@ -99,8 +99,8 @@ impl Turn {
             TurnStage::AwaitingResponse => admission::decide_retention(key.index, &self.spec),
         };
         match retention {
-            CallRetention::Keep | CallRetention::KeepExcess => {
-                call.is_excess = retention == CallRetention::KeepExcess;
+            CallRetention::Keep | CallRetention::AnswerExcess => {
+                call.is_excess = retention == CallRetention::AnswerExcess;
                 self.emit(Event::CallOpened { call: call.label() });
             }
             CallRetention::Drop
@@ -114,7 +114,7 @@ impl Turn {
         self.calls.push(call);
         match retention {
             CallRetention::Keep | CallRetention::Drop => {}
-            CallRetention::KeepExcess => self.record_excess_call("answered"),
+            CallRetention::AnswerExcess => self.record_excess_call("answered"),
             CallRetention::DropExcess => self.record_excess_call("truncated"),
             CallRetention::Fail => {
                 self.record_excess_call("failed");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::committed::TurnRecord;
-use super::live_calls::CallStartState;
+use super::started_calls::CallStartState;
 use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
@@ -58,7 +58,7 @@ pub struct CallStart {
     pub variables: Variables,
     /// The idempotency key: the same when the call runs again after a crash.
     pub idempotency_key: String,
-    /// The state to give back in a [`LiveCall`](super::LiveCall).
+    /// The state to give back in a [`StartedCall`](super::StartedCall).
     pub state: CallStartState,
 }
 

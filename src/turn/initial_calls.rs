@@ -1,8 +1,9 @@
-//! The turn of the unanswered calls with which a session was opened. It makes no request to a model.
+//! Initial calls: the unanswered calls of a session's initial messages. They are run in a turn that
+//! makes no request to a model.
 //!
-//! Such a turn starts like a turn that is resumed right after its response, so that the rules for
-//! calls are the same. Only the retention of calls (`multi_tool_calls`, `max_tool_calls_per_turn`),
-//! which is decided when a call opens, is applied here.
+//! Such a turn starts like a turn that is resumed right after its response, so that the same rules
+//! apply to its calls. Only the rules that decide when a call opens whether it is kept
+//! (`multi_tool_calls`, `max_tool_calls_per_turn`) are applied here.
 
 use std::sync::Arc;
 
@@ -12,56 +13,58 @@ use super::spec::TurnRules;
 use crate::record::{Record, ResponseDisposition, ResponseMessage};
 use crate::types::Usage;
 
-/// The first record of a turn of initial calls.
+/// The records at the start of a turn of initial calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InitialCallsTurn {
+pub struct InitialCallsStart {
     /// The record of a response that ended well, for [`Turn::resume`](super::Turn::resume).
     pub response: Record,
     /// The limit that the calls exceed, if any. It is not recorded yet.
     pub limit: Option<LimitHit>,
 }
 
-impl InitialCallsTurn {
-    /// Returns the turn with the number `turn` and the calls of this message.
+impl InitialCallsStart {
+    /// Returns the start of the turn with the number `turn` and the calls of this message.
     #[must_use]
     pub fn new(turn: u32, message: &ResponseMessage, rules: &TurnRules) -> Self {
         let mut response = ResponseMessage { calls: Vec::new(), ..message.clone() };
-        let (mut dropped_calls, mut ending, mut excess) =
-            (Vec::new(), ResponseDisposition::Well, None);
+        let mut dropped_calls = Vec::new();
+        let mut disposition = ResponseDisposition::Well;
+        let mut limit_action = None;
         for call in &message.calls {
             match admission::retention_by_rules(call.key.index, rules) {
                 CallRetention::Keep => response.calls.push(call.clone()),
-                CallRetention::KeepExcess => {
+                CallRetention::AnswerExcess => {
                     response.calls.push(call.clone());
-                    excess.get_or_insert("answered");
+                    limit_action.get_or_insert("answered");
                 }
                 CallRetention::Drop | CallRetention::OverBudget => {
                     dropped_calls.push(call.name.clone())
                 }
                 CallRetention::DropExcess => {
                     dropped_calls.push(call.name.clone());
-                    excess.get_or_insert("truncated");
+                    limit_action.get_or_insert("truncated");
                 }
                 CallRetention::Fail => {
                     dropped_calls.push(call.name.clone());
-                    excess.get_or_insert("failed");
-                    ending = ResponseDisposition::Excess;
+                    limit_action.get_or_insert("failed");
+                    disposition = ResponseDisposition::Excess;
                 }
             }
         }
-        let limit = excess.zip(rules.limits.max_tool_calls_per_turn).map(|(action, maximum)| {
-            let (value, maximum) = (message.calls.len() as u64, u64::from(maximum));
-            LimitHit { limit: "max_tool_calls_per_turn", value, maximum, action, note: None }
-        });
+        let limit =
+            limit_action.zip(rules.limits.max_tool_calls_per_turn).map(|(action, maximum)| {
+                let (value, maximum) = (message.calls.len() as u64, u64::from(maximum));
+                LimitHit { limit: "max_tool_calls_per_turn", value, maximum, action, note: None }
+            });
         let record = Record::ResponseEnded {
             turn,
             attempt: 1,
-            ending,
+            ending: disposition,
             message: Arc::new(response),
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls,
-            shown: Vec::new(),
+            displayed_segments: Vec::new(),
         };
         Self { response: record, limit }
     }
@@ -90,14 +93,21 @@ mod tests {
         ResponseMessage { calls: calls.collect(), ..ResponseMessage::default() }
     }
 
-    /// The names of started calls, the names of dropped calls, whether the turn failed, the statuses
-    /// of the results after a cancellation, and the action of the limit.
-    type Observed = (Vec<Arc<str>>, Vec<Arc<str>>, bool, Vec<ToolStatus>, Option<&'static str>);
+    /// The end of a turn of initial calls that was cancelled after its calls had started.
+    #[derive(Debug, Default, PartialEq, Eq)]
+    struct CancelledTurn {
+        /// The names of the calls.
+        started: Vec<Arc<str>>,
+        dropped: Vec<Arc<str>>,
+        has_failed: bool,
+        statuses: Vec<ToolStatus>,
+        limit_action: Option<&'static str>,
+    }
 
-    fn run_and_cancel(names: &[&str], change: impl FnOnce(&mut TurnRules)) -> Observed {
+    fn run_and_cancel(names: &[&str], change: impl FnOnce(&mut TurnRules)) -> CancelledTurn {
         let mut rules = rules(Execution::Parallel { max: 8 });
         change(&mut rules);
-        let initial_response = InitialCallsTurn::new(1, &message(names), &rules);
+        let initial_response = InitialCallsStart::new(1, &message(names), &rules);
         let tokens_left = rules.limits.max_tokens_per_run;
         let budget = Budget { tokens_left, calls_left: rules.limits.max_tool_calls_per_run };
         let spec = TurnSpec { budget, ..spec(rules) };
@@ -120,18 +130,16 @@ mod tests {
             }
         }
         let record = committed.expect("the turn is over");
-        let statuses = record.results.iter().map(|result| result.outcome.status).collect();
-        let failed = matches!(record.end, TurnEnd::Failed(_));
-        (
+        CancelledTurn {
             started,
-            record.dropped_calls,
-            failed,
-            statuses,
-            initial_response.limit.map(|hit| hit.action),
-        )
+            dropped: record.dropped_calls,
+            has_failed: matches!(record.end, TurnEnd::Failed(_)),
+            statuses: record.results.iter().map(|result| result.outcome.status).collect(),
+            limit_action: initial_response.limit.map(|hit| hit.action),
+        }
     }
 
-    fn texts(names: &[&str]) -> Vec<Arc<str>> {
+    fn names(names: &[&str]) -> Vec<Arc<str>> {
         names.iter().map(|name| (*name).into()).collect()
     }
 
@@ -147,43 +155,59 @@ mod tests {
         use ToolStatus::{Cancelled, Failed};
         assert_eq!(
             run_and_cancel(&["pure", "nope", "effect"], |_| ()),
-            (texts(&["pure", "effect"]), vec![], false, vec![Cancelled, Failed, Cancelled], None)
+            CancelledTurn {
+                started: names(&["pure", "effect"]),
+                statuses: vec![Cancelled, Failed, Cancelled],
+                ..CancelledTurn::default()
+            }
         );
     }
 
     #[test]
     fn multi_tool_calls_and_max_tool_calls_per_turn_apply() {
         use ToolStatus::{Cancelled, Refused};
-        let names = ["pure", "quick", "effect"];
+        let calls = ["pure", "quick", "effect"];
         assert_eq!(
-            run_and_cancel(&names, |rules| rules.multi_tool_calls = false),
-            (texts(&["pure"]), texts(&["quick", "effect"]), false, vec![Cancelled], None)
+            run_and_cancel(&calls, |rules| rules.multi_tool_calls = false),
+            CancelledTurn {
+                started: names(&["pure"]),
+                dropped: names(&["quick", "effect"]),
+                statuses: vec![Cancelled],
+                ..CancelledTurn::default()
+            }
         );
         assert_eq!(
-            run_and_cancel(&names, limited(OnExcess::Answer)),
-            (
-                texts(&["pure"]),
-                texts(&["effect"]),
-                false,
-                vec![Cancelled, Refused],
-                Some("answered")
-            )
+            run_and_cancel(&calls, limited(OnExcess::Answer)),
+            CancelledTurn {
+                started: names(&["pure"]),
+                dropped: names(&["effect"]),
+                statuses: vec![Cancelled, Refused],
+                limit_action: Some("answered"),
+                ..CancelledTurn::default()
+            }
         );
         assert_eq!(
-            run_and_cancel(&names, limited(OnExcess::Truncate)),
-            (
-                texts(&["pure"]),
-                texts(&["quick", "effect"]),
-                false,
-                vec![Cancelled],
-                Some("truncated")
-            )
+            run_and_cancel(&calls, limited(OnExcess::Truncate)),
+            CancelledTurn {
+                started: names(&["pure"]),
+                dropped: names(&["quick", "effect"]),
+                statuses: vec![Cancelled],
+                limit_action: Some("truncated"),
+                ..CancelledTurn::default()
+            }
         );
         assert_eq!(
-            run_and_cancel(&names, limited(OnExcess::Fail)),
-            (vec![], texts(&["quick", "effect"]), true, vec![Refused], Some("failed"))
+            run_and_cancel(&calls, limited(OnExcess::Fail)),
+            CancelledTurn {
+                dropped: names(&["quick", "effect"]),
+                has_failed: true,
+                statuses: vec![Refused],
+                limit_action: Some("failed"),
+                ..CancelledTurn::default()
+            }
         );
     }
+
     #[test]
     fn initial_calls_use_no_budget_and_excess_calls_do_not_run() {
         use ToolStatus::{Cancelled, Refused};
@@ -193,7 +217,12 @@ mod tests {
         };
         assert_eq!(
             run_and_cancel(&["pure", "quick"], one),
-            (texts(&["pure"]), vec![], false, vec![Cancelled, Refused], Some("answered"))
+            CancelledTurn {
+                started: names(&["pure"]),
+                statuses: vec![Cancelled, Refused],
+                limit_action: Some("answered"),
+                ..CancelledTurn::default()
+            }
         );
     }
 }

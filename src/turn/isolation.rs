@@ -13,8 +13,8 @@
 //! applied in call order, so that the later call wins, whichever tool answered first.
 
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
-use super::live_calls::LastWriters;
 use super::schedule::StartGate;
+use super::started_calls::LastWriters;
 use super::{Turn, TurnStage, model_messages};
 use crate::context::Variables;
 use crate::event::{ConflictResolution, Event};

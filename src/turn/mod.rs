@@ -25,7 +25,7 @@
 //! | texts that the model receives about calls that did not run | `model_messages` |
 //! | order of all decisions after an event, commit | `step` |
 //! | host crash during a call: outcome unknown, or rerun of an idempotent tool | `resume` |
-//! | running calls that a resumed turn attaches to | `live_calls` |
+//! | running calls that a resumed turn attaches to | `started_calls` |
 //! | unanswered calls of a new session | `initial_calls` |
 //! | rules, models and budget of a turn, idempotency key of a tool call | `spec` |
 //! | inputs and effects of a turn | `effect` |
@@ -54,7 +54,6 @@ pub(crate) mod fixtures;
 mod identical_calls;
 mod initial_calls;
 mod isolation;
-mod live_calls;
 mod model_messages;
 mod reassembly;
 pub(crate) mod replay;
@@ -64,6 +63,7 @@ mod retry;
 mod run_limits;
 mod schedule;
 mod spec;
+mod started_calls;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -81,12 +81,12 @@ pub use effect::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, PermitReply,
     TurnAction, TurnEnd,
 };
-pub use initial_calls::InitialCallsTurn;
-pub use live_calls::{CallStartState, LiveCall, LiveCalls, ToolCompletion};
+pub use initial_calls::InitialCallsStart;
 pub use replay::Difference;
 pub use run_limits::LimitHit;
 pub(crate) use run_limits::{MAX_CALLS, MAX_TOKENS};
 pub use spec::{Budget, ModelPlan, ModelPlans, TurnRules, TurnSpec};
+pub use started_calls::{CallStartState, StartedCall, StartedCalls, ToolCompletion};
 
 use crate::event::{CallLabel, Event};
 use crate::record::{ResponseDisposition, ResponseMessage};
@@ -230,7 +230,7 @@ impl Turn {
         self.clock.advance(now);
         match self.position(key) {
             Some(index) if self.calls.get(index).is_some_and(TurnCall::is_running) => {
-                self.handle_tool_report(index, completion.outcome, completion.used);
+                self.handle_tool_report(index, completion.outcome, completion.variables);
                 self.advance();
             }
             Some(index) => {
@@ -260,7 +260,7 @@ impl Turn {
     ///
     /// # Errors
     /// If the call has no such approval, the decision is about other arguments, or the approval has
-    /// another decision. The turn is unchanged then. A repetition of the same decision is no error.
+    /// another decision. The turn is unchanged then. A repetition of the same decision is not an error.
     pub fn handle_approval(
         &mut self,
         now: Duration,

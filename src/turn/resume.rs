@@ -16,10 +16,10 @@ use std::time::Duration;
 use super::admission::{self, CallRetention};
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::effect::{CancelReason, TurnAction};
-use super::live_calls::{LiveCall, LiveCalls};
 use super::retry::RetryPolicy;
 use super::run_limits::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
 use super::spec::TurnSpec;
+use super::started_calls::{StartedCall, StartedCalls};
 use super::{Turn, TurnStage, model_messages};
 use crate::event::Event;
 use crate::record::{
@@ -38,7 +38,7 @@ struct RecordedTurn<'t, 'a> {
     attempt: &'t AttemptTranscript<'a>,
     /// The reason to end the turn early.
     cancelled: Option<CancelReason>,
-    live: LiveCalls,
+    started: StartedCalls,
 }
 
 impl Turn {
@@ -52,7 +52,7 @@ impl Turn {
         now: u64,
         cancel: Option<CancelReason>,
     ) -> Self {
-        Self::resume_with(spec, entries, now, cancel, LiveCalls::default())
+        Self::resume_with(spec, entries, now, cancel, StartedCalls::default())
     }
 
     /// Resumes a turn like [`Self::resume`], under the tool supervisor that has started its calls.
@@ -63,7 +63,7 @@ impl Turn {
         entries: &[E],
         now: u64,
         cancel: Option<CancelReason>,
-        live: LiveCalls,
+        started: StartedCalls,
     ) -> Self {
         let transcript = Transcript::read(entries.iter().map(Borrow::borrow));
         let run = transcript.runs.last();
@@ -71,7 +71,7 @@ impl Turn {
         let cancelled = run.and_then(cancel_reason).or(cancel);
         let not_started = AttemptTranscript::default();
         let attempt = turn.and_then(TurnTranscript::attempt).unwrap_or(&not_started);
-        let recorded = RecordedTurn { attempt, cancelled, live };
+        let recorded = RecordedTurn { attempt, cancelled, started };
         let model = attempt.start.map_or("", |start| start.model);
         let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed);
         let mut resumed = Self::blank(spec, retry.resumed(recorded.attempt_number(), model));
@@ -133,7 +133,7 @@ impl Turn {
             rollback: false,
             fallback: false,
         });
-        for text in displayed_text(&message, &partial.shown) {
+        for text in displayed_text(&message, &partial.displayed_segments) {
             self.emit(text.into());
         }
         self.record(Record::ResponseEnded {
@@ -144,7 +144,7 @@ impl Turn {
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls: Vec::new(),
-            shown: partial.shown.clone(),
+            displayed_segments: partial.displayed_segments.clone(),
         });
         self.emit(Event::ResponseEnded {
             names: message.calls.iter().map(|call| call.name.clone()).collect(),
@@ -172,7 +172,7 @@ impl Turn {
 
     /// Resumes a turn without a response: requests the response again.
     fn resume_without_response(&mut self, recorded: &RecordedTurn<'_, '_>) {
-        self.abort_unattached(&recorded.live);
+        self.abort_unattached(&recorded.started);
         let attempt = recorded.attempt_number();
         if attempt == 0 {
             self.request_first();
@@ -223,7 +223,7 @@ impl Turn {
                 let raw = call.raw.clone().unwrap_or_else(|| call.arguments_text());
                 admission::parse_call_arguments(&mut restored, &raw, false);
                 let retention = admission::retention_by_rules(call.key.index, &self.spec.rules);
-                restored.is_excess = retention == CallRetention::KeepExcess;
+                restored.is_excess = retention == CallRetention::AnswerExcess;
             }
             let mut decisions = transcript.into_iter().flat_map(|call| &call.decisions);
             let before = decisions.rfind(|decision| decision.phase == ApprovalPhase::Before);
@@ -233,16 +233,16 @@ impl Turn {
         }
     }
 
-    /// Resumes the calls that have no outcome. The turn attaches to live calls, reviews a report
+    /// Resumes the calls that have no outcome. The turn attaches to started calls, reviews a report
     /// without variables again, and answers a rejected call. Another call with an intent runs again
     /// if its tool is idempotent, and is answered as unknown otherwise.
     fn resume_open_calls(&mut self, recorded: &RecordedTurn<'_, '_>) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get_mut(index) else { return };
-            if let Some(live) = recorded.live.calls.get(&call.key())
-                && call.needs(live)
+            if let Some(started) = recorded.started.calls.get(&call.key())
+                && call.needs(started)
             {
-                self.attach(index, live);
+                self.attach(index, started);
                 continue;
             }
             if let CallPhase::Reported(ReportedOutcome { outcome, reads, writes }) = &call.phase
@@ -262,7 +262,7 @@ impl Turn {
             }
             let is_intended =
                 recorded.call(call.key()).is_some_and(|call| !call.intents.is_empty());
-            if !is_intended || recorded.live.is_complete {
+            if !is_intended || recorded.started.is_complete {
                 continue;
             }
             // The call may have run: a cancellation has to say so, and an identical later call must
@@ -274,30 +274,34 @@ impl Turn {
                 self.end_call(index, model_messages::host_stopped());
             }
         }
-        self.abort_unattached(&recorded.live);
+        self.abort_unattached(&recorded.started);
     }
 
     /// Continues a call under the supervisor that has started it.
-    fn attach(&mut self, index: usize, live: &LiveCall) {
+    fn attach(&mut self, index: usize, started: &StartedCall) {
         let now = self.clock.now();
-        let deadline = self.tool_deadline(index, live.elapsed);
+        let deadline = self.tool_deadline(index, started.elapsed);
         let Some(call) = self.calls.get_mut(index) else { return };
-        call.notes.conflict |= live.state.rerun;
+        call.notes.conflict |= started.state.is_rerun;
         call.phase = CallPhase::Running { deadline };
         call.started_at = Some(now);
-        call.ran_before = live.elapsed;
+        call.ran_before = started.elapsed;
         call.answered_at = None;
-        call.snapshot = live.state.snapshot.clone();
-        call.early = live.state.early;
+        call.snapshot = started.state.snapshot.clone();
+        call.early = started.state.is_early;
         self.clock.tool_started();
-        if let Some(completion) = &live.completion {
-            self.handle_tool_report(index, completion.outcome.clone(), completion.used.clone());
+        if let Some(completion) = &started.completion {
+            self.handle_tool_report(
+                index,
+                completion.outcome.clone(),
+                completion.variables.clone(),
+            );
         }
     }
 
     /// Aborts the calls that run and are not calls of the resumed turn.
-    fn abort_unattached(&mut self, live: &LiveCalls) {
-        for (key, _) in live.calls.iter().filter(|(_, live)| live.completion.is_none()) {
+    fn abort_unattached(&mut self, started: &StartedCalls) {
+        for (key, _) in started.calls.iter().filter(|(_, started)| started.completion.is_none()) {
             let call = self.position(*key).and_then(|index| self.calls.get(index));
             if !call.is_some_and(TurnCall::is_running) {
                 self.effects.perform(TurnAction::Abort(*key));
@@ -307,11 +311,12 @@ impl Turn {
 }
 
 impl TurnCall {
-    /// Returns true if the turn waits for the end of this live call: it runs, or its end was not
+    /// Returns true if the turn waits for the end of this started call: it runs, or its end was not
     /// recorded.
-    fn needs(&self, live: &LiveCall) -> bool {
-        let is_reported = self.has_undecided_report() && self.notes.conflict == live.state.rerun;
-        self.outcome().is_none() && (live.completion.is_none() || !is_reported)
+    fn needs(&self, started: &StartedCall) -> bool {
+        let is_reported =
+            self.has_undecided_report() && self.notes.conflict == started.state.is_rerun;
+        self.outcome().is_none() && (started.completion.is_none() || !is_reported)
     }
 }
 
@@ -336,7 +341,7 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
     fn approval_requests(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), u64)> {
         self.attempt.calls.iter().flat_map(|(key, call)| {
             let questions = call.questions.iter();
-            questions.map(|asked| ((*key, asked.request.phase), asked.at.time))
+            questions.map(|question| ((*key, question.request.phase), question.at.time))
         })
     }
 

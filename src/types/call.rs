@@ -87,6 +87,7 @@ impl ToolCall {
 
 /// The status of a call's outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum ToolStatus {
     /// The tool ran and returned a result.
     #[serde(rename = "success")]

@@ -10,6 +10,7 @@ mod response;
 mod trace;
 mod variables;
 mod wire;
+mod with;
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ pub use response::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, U
 pub use trace::{RunTrace, TRACEPARENT, TRACESTATE, TraceContext};
 pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};
 pub use wire::{UnknownWire, Wire};
+pub(crate) use with::impl_with;
 
 /// The id of a session: `[A-Za-z0-9_-]{1,64}`. Cloning shares it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -95,6 +97,7 @@ impl fmt::Display for Seq {
 /// The state of an open session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum SessionState {
     /// The session waits for an input.
     Idle,
@@ -122,6 +125,7 @@ impl SessionState {
 /// The reason why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum RunEnd {
     /// The model gave its final answer.
     Answered,
@@ -250,7 +254,7 @@ impl TryFrom<String> for Execution {
 
 /// The text is not an execution mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("execution is \"sequential\", \"parallel\" or \"parallel:N\" with N from 1 to 1024")]
+#[error("execution must be \"sequential\", \"parallel\" or \"parallel:N\" with N from 1 to 1024")]
 pub struct InvalidExecution;
 
 /// Returns the last position up to `index` at which a character begins, or the text's length. The

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The unified kind of a finish reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum FinishKind {
     /// The model finished its answer.
     Stop,
@@ -67,6 +68,7 @@ impl std::ops::AddAssign for Usage {
 /// The kind of error of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ProviderErrorKind {
     /// The connection could not be established.
     Connect,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// A wire format: the API of a service for requests and responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum Wire {
     /// OpenAI's Chat Completions, and the dialects of services that follow it.
     OpenaiChat,

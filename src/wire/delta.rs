@@ -6,6 +6,7 @@ use crate::types::{FinishReason, ProviderError, Usage};
 
 /// One normalised change of a response.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Delta {
     /// More of the answer's text.
     Text(String),
@@ -108,6 +109,7 @@ impl CallDelta {
 /// The kind of a call in a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum CallKind {
     /// A function call that we run.
     #[default]

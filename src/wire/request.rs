@@ -9,6 +9,7 @@ use crate::message::MessageList;
 
 /// One request to a model.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct ModelRequest {
     /// The provider's name of the model.
     pub model: String,
@@ -116,3 +117,5 @@ pub enum ToolChoice {
     /// The model must call this tool.
     Tool(Arc<str>),
 }
+
+crate::types::impl_with!(ModelRequest);

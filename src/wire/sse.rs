@@ -35,8 +35,9 @@ pub struct SseDecoder {
     name: Vec<u8>,
     data: Vec<u8>,
     data_kind: DataKind,
-    /// The last line ended with CR. A following LF belongs to it.
+    /// The last line ended with CR. If the next byte is LF, both are one line ending.
     after_cr: bool,
+    /// No line has been read yet. The first line may begin with a byte order mark.
     at_start: bool,
     failed: bool,
 }
@@ -71,7 +72,7 @@ impl SseDecoder {
     /// Reads more bytes and passes every event that they complete to `sink`.
     ///
     /// # Errors
-    /// A line or an event is too long. Every later call fails too.
+    /// If a line or an event is too long. After an error, all further calls of `push` fail too.
     pub fn push(
         &mut self,
         mut bytes: &[u8],
@@ -83,16 +84,16 @@ impl SseDecoder {
                 continue;
             }
             let Some(end) = memchr2(b'\n', b'\r', bytes) else {
-                self.check_room(self.line.len() + bytes.len())?;
+                self.check_size(self.line.len() + bytes.len())?;
                 self.line.extend_from_slice(bytes);
                 break;
             };
             let (line, rest) = bytes.split_at(end);
             self.after_cr = rest.first() == Some(&b'\r');
             bytes = rest.get(1..).unwrap_or_default();
-            self.check_room(self.line.len() + line.len())?;
+            self.check_size(self.line.len() + line.len())?;
             if self.line.is_empty() {
-                if let (Some(data), Some(b'\n')) = (self.sole_data(line), bytes.first()) {
+                if let (Some(data), Some(b'\n')) = (self.first_line_data(line), bytes.first()) {
                     // Nearly all events are one line followed by a blank one. These need no buffer.
                     self.at_start = false;
                     bytes = bytes.get(1..).unwrap_or_default();
@@ -101,11 +102,12 @@ impl SseDecoder {
                     self.read_line(line, sink)?;
                 }
             } else {
-                let mut whole = std::mem::take(&mut self.line);
-                whole.extend_from_slice(line);
-                self.read_line(&whole, sink)?;
-                whole.clear();
-                self.line = whole;
+                let mut whole_line = std::mem::take(&mut self.line);
+                whole_line.extend_from_slice(line);
+                self.read_line(&whole_line, sink)?;
+                // The buffer is kept for the next incomplete line.
+                whole_line.clear();
+                self.line = whole_line;
             }
         }
         Ok(())
@@ -114,7 +116,7 @@ impl SseDecoder {
     /// Handles the end of the body. An event without its blank line counts too.
     ///
     /// # Errors
-    /// The last event is too long.
+    /// If the last event is too long.
     pub fn finish(&mut self, sink: &mut impl FnMut(SseEvent<'_>)) -> Result<(), EventTooLong> {
         let last = std::mem::take(&mut self.line);
         if !last.is_empty() {
@@ -124,14 +126,15 @@ impl SseDecoder {
         Ok(())
     }
 
-    /// Returns the data of a `data` line that is the first line of its event.
-    fn sole_data<'a>(&self, line: &'a [u8]) -> Option<&'a [u8]> {
-        let alone = self.data_kind == DataKind::None && self.name.is_empty() && !self.after_cr;
-        let value = line.strip_prefix(b"data:").filter(|_| alone)?;
+    /// Returns the data of a `data` line that is the first line of its event and ended with LF.
+    fn first_line_data<'a>(&self, line: &'a [u8]) -> Option<&'a [u8]> {
+        let is_first_line =
+            self.data_kind == DataKind::None && self.name.is_empty() && !self.after_cr;
+        let value = line.strip_prefix(b"data:").filter(|_| is_first_line)?;
         Some(value.strip_prefix(b" ").unwrap_or(value))
     }
 
-    fn check_room(&mut self, bytes: usize) -> Result<(), EventTooLong> {
+    fn check_size(&mut self, bytes: usize) -> Result<(), EventTooLong> {
         self.failed |= bytes > self.event_bytes_max;
         let bytes_max = self.event_bytes_max;
         if self.failed { Err(EventTooLong { bytes_max }) } else { Ok(()) }
@@ -191,7 +194,7 @@ impl SseDecoder {
     }
 
     fn add_data(&mut self, value: &[u8], kind: DataKind) -> Result<(), EventTooLong> {
-        self.check_room(self.data.len() + value.len() + 1)?;
+        self.check_size(self.data.len() + value.len() + 1)?;
         if self.data_kind != DataKind::None {
             self.data.push(b'\n');
         }

@@ -38,7 +38,8 @@ impl Service {
         config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
         let http_get_allow = config.tools.get("http_get").map(|options| options.allow.clone());
         let http_get_allow = http_get_allow.unwrap_or_default();
-        let builtin_options = BuiltinOptions { http_get_allow, ..BuiltinOptions::default() };
+        let builtin_options =
+            BuiltinOptions::default().with(|new| new.http_get_allow = http_get_allow);
         let tools = builtin(&builtin_options).unwrap();
         let host = Host::builder().config(config).tools(tools).start().await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

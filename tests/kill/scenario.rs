@@ -89,11 +89,10 @@ impl fmt::Display for Statistics {
 impl Scenario {
     pub(crate) async fn new(setup: ScenarioOptions) -> Self {
         let directory = HostDirectory::new(setup.name);
-        let options = RehearsalOptions {
-            chunk_delay: Duration::from_millis(1),
-            keep_requests: 100_000,
-            ..RehearsalOptions::default()
-        };
+        let options = RehearsalOptions::default().with(|new| {
+            new.chunk_delay = Duration::from_millis(1);
+            new.keep_requests = 100_000;
+        });
         let model = Rehearsal::start(options).await.unwrap();
         let effects = Effects::start(&directory.path.join("effects.txt")).await;
         directory.write_config(&config(setup, &model.base_url(), effects.port));

@@ -86,7 +86,8 @@ impl World {
 
     /// Waits until no actor, task or tool of a run is left.
     pub(crate) async fn until_idle(&self) {
-        let idle = HostCounts { sessions: 1, awake: 1, ..HostCounts::default() };
+        let mut idle = HostCounts::default();
+        (idle.sessions, idle.awake) = (1, 1);
         within(async {
             while self.host.counts() != idle {
                 tokio::time::sleep(Duration::from_millis(2)).await;

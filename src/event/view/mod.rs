@@ -111,8 +111,8 @@ impl PublishedEvent {
             Event::RunEnded { agent: _, end, text, error, stats } => {
                 self.run_ended(*end, text, error.as_ref(), stats)
             }
-            Event::ApprovalAsked { asked } => {
-                self.single("tool_approval", &ToolApprovalView::new(asked), 512)
+            Event::ApprovalAsked { request } => {
+                self.single("tool_approval", &ToolApprovalView::new(request), 512)
             }
             Event::CallDetected { .. }
             | Event::InputQueued { .. }
@@ -302,15 +302,15 @@ struct ToolApprovalView<'a> {
 }
 
 impl<'a> ToolApprovalView<'a> {
-    fn new(asked: &'a ApprovalRequest) -> Self {
+    fn new(request: &'a ApprovalRequest) -> Self {
         Self {
-            call_index: asked.call.key.index,
-            tool_id: AsDisplay(asked.call.key),
-            tool_name: &asked.call.name,
-            phase: asked.phase,
-            input: &asked.arguments,
-            arguments_sha256: &asked.arguments_sha256,
-            output_summary: asked.output_summary.as_deref().map(summary),
+            call_index: request.call.key.index,
+            tool_id: AsDisplay(request.call.key),
+            tool_name: &request.call.name,
+            phase: request.phase,
+            input: &request.arguments,
+            arguments_sha256: &request.arguments_sha256,
+            output_summary: request.output_summary.as_deref().map(summary),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Text of a user, a model or a tool stands in a fence that is longer than any fence within it,
 //! or in a code span of that kind.
 
-use super::{counted, how_long, images, question, tokens, when, word};
+use super::{approval_question, counted, how_long, images, tokens, when, word};
 use crate::journal::JournalEntry;
 use crate::transcript::{
     AttemptResponse, AttemptTranscript, CallTranscript, RecordLocation, RecordedOutcome,
@@ -133,15 +133,16 @@ impl MarkdownLog {
     }
 
     fn add_approvals(&mut self, key: &str, call: &CallTranscript<'_>) {
-        for asked in &call.questions {
-            let name = span(&asked.request.call.name);
-            let question = question(asked.request.phase);
-            self.add(asked.at, format!("\n- Approval asked: {question} {name} ({key})\n"));
+        for question in &call.questions {
+            let name = span(&question.request.call.name);
+            let text = approval_question(question.request.phase);
+            self.add(question.at, format!("\n- Approval asked: {text} {name} ({key})\n"));
         }
         for decision in &call.decisions {
             let with = decision.message.map(|message| format!(": {}", span(message)));
             let (verdict, with) = (decision.verdict.as_str(), with.unwrap_or_default());
-            let line = format!("\n- {} ({key}) {verdict}{with}\n", question(decision.phase));
+            let line =
+                format!("\n- {} ({key}) {verdict}{with}\n", approval_question(decision.phase));
             self.add(decision.at, line);
         }
     }

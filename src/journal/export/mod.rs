@@ -88,7 +88,7 @@ fn tokens(usage: Usage) -> String {
     format!("{} + {} tokens", usage.input_tokens, usage.output_tokens)
 }
 
-fn question(phase: ApprovalPhase) -> &'static str {
+fn approval_question(phase: ApprovalPhase) -> &'static str {
     match phase {
         ApprovalPhase::Before => "may it run?",
         ApprovalPhase::After => "may its result be seen?",

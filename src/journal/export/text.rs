@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{counted, how_long, images, question, tokens, when, word};
+use super::{approval_question, counted, how_long, images, tokens, when, word};
 use crate::journal::JournalEntry;
 use crate::record::ResponseMessage;
 use crate::transcript::{
@@ -155,16 +155,16 @@ impl TextLog {
             lines.extend(writes_line("would write", report.writes));
             self.add(report.at, "reported", lines);
         }
-        for asked in &call.questions {
-            let (name, arguments) = (&asked.request.call.name, &asked.request.arguments);
-            let (question, arguments) =
-                (question(asked.request.phase), brief(&arguments.to_string()));
-            self.add(asked.at, "asks", vec![format!("{question} {key} {name} {arguments}")]);
+        for question in &call.questions {
+            let (name, arguments) = (&question.request.call.name, &question.request.arguments);
+            let (text, arguments) =
+                (approval_question(question.request.phase), brief(&arguments.to_string()));
+            self.add(question.at, "asks", vec![format!("{text} {key} {name} {arguments}")]);
         }
         for decision in &call.decisions {
             let with = decision.message.map(|message| format!(": {}", brief(message)));
             let (verdict, with) = (decision.verdict.as_str(), with.unwrap_or_default());
-            let line = format!("{} {key} {verdict}{with}", question(decision.phase));
+            let line = format!("{} {key} {verdict}{with}", approval_question(decision.phase));
             self.add(decision.at, "decided", vec![line]);
         }
         for ended in &call.outcomes {

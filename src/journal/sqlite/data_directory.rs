@@ -7,27 +7,29 @@ use std::path::{Path, PathBuf};
 use super::super::JournalError;
 
 /// Returns the path of the database in a data directory.
-pub(super) fn database(dir: &Path) -> PathBuf {
+pub(super) fn database_path(dir: &Path) -> PathBuf {
     dir.join("journal.db")
 }
 
 /// Returns the path of a database's write-ahead log.
-pub(super) fn log_of(database: &Path) -> PathBuf {
+pub(super) fn wal_path(database: &Path) -> PathBuf {
     let mut name = database.as_os_str().to_owned();
     name.push("-wal");
     PathBuf::from(name)
 }
 
 /// Creates the directory if it does not exist, accessible only to this user.
-pub(super) fn create(dir: &Path) -> Result<(), JournalError> {
-    let failed = |why: String| JournalError::Open { path: dir.to_owned(), why };
+pub(super) fn create_if_missing(dir: &Path) -> Result<(), JournalError> {
+    let open_error = |reason: String| JournalError::Open { path: dir.to_owned(), reason };
     match fs::metadata(dir) {
         Ok(found) if found.is_dir() => return Ok(()),
         Ok(_) => {
-            return Err(failed("it is not a directory: set data_dir to another path".to_owned()));
+            return Err(open_error(
+                "it is not a directory: set data_dir to another path".to_owned(),
+            ));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(failed(format!("{error}: name another data_dir"))),
+        Err(error) => return Err(open_error(format!("{error}: name another data_dir"))),
     }
     let mut builder = DirBuilder::new();
     builder.recursive(true);
@@ -36,12 +38,12 @@ pub(super) fn create(dir: &Path) -> Result<(), JournalError> {
     let hint = "create it, or name another data_dir";
     builder
         .create(dir)
-        .and_then(|()| dir.parent().map_or(Ok(()), sync))
-        .map_err(|error| failed(format!("it cannot be created ({error}): {hint}")))
+        .and_then(|()| dir.parent().map_or(Ok(()), sync_directory))
+        .map_err(|error| open_error(format!("it cannot be created ({error}): {hint}")))
 }
 
 /// Syncs the entries of a directory.
-pub(super) fn sync(dir: &Path) -> io::Result<()> {
+pub(super) fn sync_directory(dir: &Path) -> io::Result<()> {
     // The parent of `data` is "".
     let here = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     if cfg!(unix) { File::open(here)?.sync_all() } else { Ok(()) }
@@ -57,16 +59,16 @@ impl DirectoryLock {
     /// Locks the directory, and writes process id and `holder` to the lock file.
     pub(super) fn acquire(dir: &Path, holder: &str) -> Result<Self, JournalError> {
         let path = dir.join("callsheet.lock");
-        let failed = |error: &io::Error| JournalError::Open {
+        let open_error = |error: &io::Error| JournalError::Open {
             path: path.clone(),
-            why: format!(
+            reason: format!(
                 "{error}: give this user write permission for the directory and its files"
             ),
         };
         // The file is not truncated before it is locked, because it may name the current holder.
         let options =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
-        let mut lock = options.open(&path).map_err(|error| failed(&error))?;
+        let mut lock = options.open(&path).map_err(|error| open_error(&error))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -75,7 +77,7 @@ impl DirectoryLock {
                     holder: current_holder(&mut lock),
                 });
             }
-            Err(TryLockError::Error(error)) => return Err(failed(&error)),
+            Err(TryLockError::Error(error)) => return Err(open_error(&error)),
         }
         let mut text = format!("pid {}", std::process::id());
         if !holder.is_empty() {
@@ -84,7 +86,7 @@ impl DirectoryLock {
         lock.set_len(0)
             .and_then(|()| lock.rewind())
             .and_then(|()| lock.write_all(text.as_bytes()))
-            .map_err(|error| failed(&error))?;
+            .map_err(|error| open_error(&error))?;
         Ok(Self { _lock: lock })
     }
 }

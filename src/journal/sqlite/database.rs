@@ -10,7 +10,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
 
 use super::super::JournalError;
-use super::errors::{self, RESTORE};
+use super::errors::{self, RESTORE_HINT};
 use super::{data_directory, pages};
 
 /// The application id in the file: `CSHJ`.
@@ -49,41 +49,41 @@ const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// Opens the database for the writer, creates missing tables and checks it.
 pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     check_beginning(file)?;
-    let failed = |error| errors::open_error(file, &error);
+    let open_error = |error| errors::open_error(file, &error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(file, flags).map_err(failed)?;
-    connection.busy_timeout(OPEN_TIMEOUT).map_err(failed)?;
+    let mut connection = Connection::open_with_flags(file, flags).map_err(open_error)?;
+    connection.busy_timeout(OPEN_TIMEOUT).map_err(open_error)?;
     // Closing must not checkpoint the log into a damaged database.
     let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
-    connection.set_db_config(keep_log, true).map_err(failed)?;
+    connection.set_db_config(keep_log, true).map_err(open_error)?;
     let fresh = check_kind(&connection, file)?;
     check_size(&connection, file)?;
     let mode: String = connection
         .pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))
-        .map_err(failed)?;
+        .map_err(open_error)?;
     if mode != "wal" {
-        let why = format!(
+        let reason = format!(
             "its write-ahead log cannot be used here ({mode}): name a data_dir on a local disk"
         );
-        return Err(JournalError::Open { path: file.to_owned(), why });
+        return Err(JournalError::Open { path: file.to_owned(), reason });
     }
     // The tables are always durable.
-    connection.pragma_update(None, "synchronous", "full").map_err(failed)?;
-    connection.pragma_update(None, "secure_delete", true).map_err(failed)?;
-    connection.pragma_update(None, "cache_size", -32_768).map_err(failed)?;
+    connection.pragma_update(None, "synchronous", "full").map_err(open_error)?;
+    connection.pragma_update(None, "secure_delete", true).map_err(open_error)?;
+    connection.pragma_update(None, "cache_size", -32_768).map_err(open_error)?;
     // The writer does checkpoints itself when the queue is empty.
-    connection.pragma_update(None, "wal_autocheckpoint", 0).map_err(failed)?;
-    keep_plans(&connection).map_err(failed)?;
+    connection.pragma_update(None, "wal_autocheckpoint", 0).map_err(open_error)?;
+    keep_plans(&connection).map_err(open_error)?;
     if fresh {
-        create_tables(&mut connection).map_err(failed)?;
+        create_tables(&mut connection).map_err(open_error)?;
     }
-    check_ends(&connection).map_err(failed)?;
-    connection.set_db_config(keep_log, false).map_err(failed)?;
-    connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
+    check_ends(&connection).map_err(open_error)?;
+    connection.set_db_config(keep_log, false).map_err(open_error)?;
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(open_error)?;
     // From here on the writer syncs the log.
-    connection.pragma_update(None, "synchronous", "normal").map_err(failed)?;
+    connection.pragma_update(None, "synchronous", "normal").map_err(open_error)?;
     Ok(connection)
 }
 
@@ -96,7 +96,7 @@ pub(super) fn open_reading(file: &Path) -> rusqlite::Result<Connection> {
     let opened = open_reading_with_log(file);
     match opened.as_ref().map_err(rusqlite::Error::sqlite_error_code) {
         Err(Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
-            if !data_directory::log_of(file).exists() =>
+            if !data_directory::wal_path(file).exists() =>
         {
             let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
                 | OpenFlags::SQLITE_OPEN_NO_MUTEX
@@ -151,27 +151,27 @@ fn create_tables(connection: &mut Connection) -> rusqlite::Result<()> {
 /// Checks the file header. SQLite treats an empty file as an empty database, and reads others only
 /// at the first query.
 fn check_beginning(path: &Path) -> Result<(), JournalError> {
-    let failed = |why: String| Err(JournalError::Open { path: path.to_owned(), why });
+    let refused = |reason: String| Err(JournalError::Open { path: path.to_owned(), reason });
     let mut begin = Vec::new();
     match File::open(path).and_then(|file| file.take(16).read_to_end(&mut begin)) {
         Ok(0) => Ok(()),
         Ok(_) if begin == MAGIC => Ok(()),
-        Ok(_) => failed(format!("it is not a SQLite database: {RESTORE}")),
+        Ok(_) => refused(format!("it is not a SQLite database: {RESTORE_HINT}")),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => failed(format!("{error}: let this user read and write it")),
+        Err(error) => refused(format!("{error}: let this user read and write it")),
     }
 }
 
 /// Checks that the database belongs to this program. Returns whether it is new.
 pub(super) fn check_kind(connection: &Connection, file: &Path) -> Result<bool, JournalError> {
-    let failed = |error| errors::open_error(file, &error);
+    let open_error = |error| errors::open_error(file, &error);
     let number = |pragma| connection.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
-    let application = number("application_id").map_err(failed)?;
-    let version = number("user_version").map_err(failed)?;
+    let application = number("application_id").map_err(open_error)?;
+    let version = number("user_version").map_err(open_error)?;
     let tables: i64 = connection
         .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
-        .map_err(failed)?;
-    let refused = |why: String| Err(JournalError::Open { path: file.to_owned(), why });
+        .map_err(open_error)?;
+    let refused = |reason: String| Err(JournalError::Open { path: file.to_owned(), reason });
     match (application, version) {
         (0, 0) if tables == 0 => Ok(true),
         (APPLICATION_ID, SCHEMA_VERSION) => Ok(false),
@@ -179,25 +179,27 @@ pub(super) fn check_kind(connection: &Connection, file: &Path) -> Result<bool, J
             "it is of version {later}, and this program reads version {SCHEMA_VERSION}: use the \
              program that wrote it, or a later one"
         )),
-        (APPLICATION_ID, _) => refused(format!("it is damaged (version {version}): {RESTORE}")),
+        (APPLICATION_ID, _) => {
+            refused(format!("it is damaged (version {version}): {RESTORE_HINT}"))
+        }
         _ => refused("it is another program's database: name another data_dir".to_owned()),
     }
 }
 
 /// Checks that the file is complete.
 pub(super) fn check_size(connection: &Connection, file: &Path) -> Result<(), JournalError> {
-    let failed = |error| errors::open_error(file, &error);
+    let open_error = |error| errors::open_error(file, &error);
     let pages = connection
         .pragma_query_value(None, "page_count", |row| row.get::<_, u64>(0))
-        .map_err(failed)?;
-    let page_size = page_size(connection).map_err(failed)? as u64;
-    let missing = pages::are_missing(file, &data_directory::log_of(file), pages, page_size);
-    let why = match missing {
+        .map_err(open_error)?;
+    let page_size = page_size(connection).map_err(open_error)? as u64;
+    let missing = pages::are_missing(file, &data_directory::wal_path(file), pages, page_size);
+    let reason = match missing {
         Ok(false) => return Ok(()),
-        Ok(true) => format!("it is damaged (its end is cut off): {RESTORE}"),
+        Ok(true) => format!("it is damaged (its end is cut off): {RESTORE_HINT}"),
         Err(error) => format!("{error}: let this user read it"),
     };
-    Err(JournalError::Open { path: file.to_owned(), why })
+    Err(JournalError::Open { path: file.to_owned(), reason })
 }
 
 pub(super) fn page_size(connection: &Connection) -> rusqlite::Result<usize> {
@@ -221,7 +223,7 @@ fn check_ends(connection: &Connection) -> rusqlite::Result<()> {
 /// Returns the size of the database on disk in bytes.
 pub(super) fn bytes(file: &Path) -> u64 {
     let size = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
-    size(file) + size(&data_directory::log_of(file))
+    size(file) + size(&data_directory::wal_path(file))
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ pub(super) fn write_error(error: &Error) -> JournalError {
     }
 }
 
-/// Returns whether the error concerns one batch, not the database.
+/// Returns whether the error concerns one batch, not the database. An error that does not come from
+/// SQLite, such as a value that cannot be converted, belongs to its batch.
 pub(super) fn concerns_one_batch(error: &Error) -> bool {
     use ErrorCode::{ConstraintViolation, TooBig, TypeMismatch};
     let Error::SqliteFailure(failure, _) = error else { return true };
@@ -34,9 +35,9 @@ pub(super) fn read_error(file: &Path, error: &Error) -> JournalError {
 
 /// Converts an error of opening a database, with a hint.
 pub(super) fn open_error(file: &Path, error: &Error) -> JournalError {
-    let why = match error.sqlite_error_code() {
-        Some(ErrorCode::DatabaseCorrupt) => format!("it is damaged ({error}): {RESTORE}"),
-        Some(ErrorCode::NotADatabase) => format!("it is not a SQLite database: {RESTORE}"),
+    let reason = match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseCorrupt) => format!("it is damaged ({error}): {RESTORE_HINT}"),
+        Some(ErrorCode::NotADatabase) => format!("it is not a SQLite database: {RESTORE_HINT}"),
         Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
             format!("{error}: give this user write permission for the directory and its files")
         }
@@ -46,9 +47,9 @@ pub(super) fn open_error(file: &Path, error: &Error) -> JournalError {
         Some(ErrorCode::DiskFull) => "the disk is full: free some space".to_owned(),
         Some(_) | None => error.to_string(),
     };
-    JournalError::Open { path: file.to_owned(), why }
+    JournalError::Open { path: file.to_owned(), reason }
 }
 
-/// The hint for a database that cannot be used.
-pub(super) const RESTORE: &str =
+/// The hint for a database that is damaged or is not a SQLite database.
+pub(super) const RESTORE_HINT: &str =
     "restore it from a backup, or move it away to begin without sessions";

@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 
 pub use reader::JournalReader;
 
+use super::GroupCommit;
 use super::{
     AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalObserver, JournalStatus,
     StoredSessionFilter, StoredSessionInfo, state_after,
@@ -55,6 +56,7 @@ pub struct SqliteJournal {
 
 /// The options of a [`SqliteJournal`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SqliteOptions {
     /// The durability at which a batch is reported as stored.
     pub durability: Durability,
@@ -64,6 +66,26 @@ pub struct SqliteOptions {
     pub observer: Arc<dyn JournalObserver>,
     /// Maximum number of queued batches. Further batches fail.
     pub queue_max: usize,
+}
+
+impl Default for SqliteOptions {
+    /// Returns strict durability, without an observer.
+    fn default() -> Self {
+        Self {
+            durability: Durability::Strict,
+            holder: String::new(),
+            observer: Arc::new(NoObserver),
+            queue_max: 10_000,
+        }
+    }
+}
+
+/// Ignores every transaction.
+#[derive(Debug)]
+struct NoObserver;
+
+impl JournalObserver for NoObserver {
+    fn stored(&self, _: GroupCommit) {}
 }
 
 impl SqliteJournal {
@@ -83,20 +105,20 @@ impl SqliteJournal {
         pages_max: Option<u32>,
     ) -> Result<Self, JournalError> {
         let SqliteOptions { durability, holder, observer, queue_max } = options;
-        data_directory::create(dir)?;
+        data_directory::create_if_missing(dir)?;
         let lock = data_directory::DirectoryLock::acquire(dir, &holder)?;
-        let file = data_directory::database(dir);
-        let failed = |error: &rusqlite::Error| errors::open_error(&file, error);
+        let file = data_directory::database_path(dir);
+        let open_error = |error: &rusqlite::Error| errors::open_error(&file, error);
         let connection = database::open(&file)?;
         if let Some(pages) = pages_max {
             connection
                 .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
-                .map_err(|error| failed(&error))?;
+                .map_err(|error| open_error(&error))?;
         }
-        let stored = query::count(&connection).map_err(|trouble| trouble.open_error(&file))?;
+        let stored = query::count(&connection).map_err(|error| error.open_error(&file))?;
         let sessions = Arc::new(AtomicUsize::new(stored));
         let queue = Arc::new(WriteQueue::new(queue_max));
-        let store = WriteConnection::new(connection).map_err(|error| failed(&error))?;
+        let store = WriteConnection::new(connection).map_err(|error| open_error(&error))?;
         let parts = WriterParts {
             store,
             queue: Arc::clone(&queue),
@@ -105,16 +127,16 @@ impl SqliteJournal {
             durability,
             lock,
         };
-        let of_system = |error: std::io::Error| JournalError::Open {
+        let io_error = |error: std::io::Error| JournalError::Open {
             path: file.clone(),
-            why: error.to_string(),
+            reason: error.to_string(),
         };
         let writer =
-            JournalWriter::new(parts, dir, &data_directory::log_of(&file)).map_err(of_system)?;
+            JournalWriter::new(parts, dir, &data_directory::wal_path(&file)).map_err(io_error)?;
         let thread = std::thread::Builder::new()
             .name("callsheet-journal".to_owned())
             .spawn(move || writer.run())
-            .map_err(of_system)?;
+            .map_err(io_error)?;
         let readers = ReadConnections::new(file.clone());
         Ok(Self { queue, readers, sessions, file, writer: Mutex::new(Some(thread)) })
     }
@@ -135,7 +157,7 @@ impl SqliteJournal {
 }
 
 impl SqliteJournal {
-    fn ask_writer(&self, task: WriterTask) -> Result<(), JournalError> {
+    fn run_on_writer(&self, task: WriterTask) -> Result<(), JournalError> {
         let (done, answer) = sync_channel(1);
         self.queue.push_task(task, done)?;
         answer.recv().unwrap_or(Err(JournalError::Closed))
@@ -143,7 +165,7 @@ impl SqliteJournal {
 
     /// Returns whether copies of deleted rows remain. Scans the file on the calling thread.
     fn has_copies(&self, removed: &[SessionId]) -> Result<bool, JournalError> {
-        let page_size = self.readers.ask(|connection| Ok(database::page_size(connection)?))?;
+        let page_size = self.readers.run(|connection| Ok(database::page_size(connection)?))?;
         let ids: Vec<&str> = removed.iter().map(SessionId::as_str).collect();
         pages::hold_copies(&self.file, page_size, &ids)
             .map_err(|error| JournalError::Read(format!("{error} ({})", self.file.display())))
@@ -152,13 +174,14 @@ impl SqliteJournal {
 
 impl Journal for SqliteJournal {
     fn append(&self, batch: Batch) -> AppendStatus {
-        let Some(job) = job(batch) else { return AppendStatus::Durable };
-        let first = job.rows.first().map_or(0, |row| row.seq);
-        if job.log_state.has_failed(first) {
-            let why = format!("a record of session {} before {first} was not stored", job.session);
-            job.fail(&JournalError::Write(why));
+        let Some(batch) = queued_batch(batch) else { return AppendStatus::Durable };
+        let first = batch.rows.first().map_or(0, |row| row.seq);
+        if batch.engine_state.has_failed(first) {
+            let reason =
+                format!("a record of session {} before {first} was not stored", batch.session);
+            batch.fail(&JournalError::Write(reason));
         } else {
-            self.queue.push(job);
+            self.queue.push(batch);
         }
         AppendStatus::Queued
     }
@@ -173,15 +196,15 @@ impl Journal for SqliteJournal {
         after: Seq,
         limit: usize,
     ) -> Result<Vec<JournalEntry>, JournalError> {
-        self.readers.ask(|connection| query::read(connection, session, after, limit))
+        self.readers.run(|connection| query::read(connection, session, after, limit))
     }
 
     fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
-        self.readers.ask(|connection| query::find(connection, session))
+        self.readers.run(|connection| query::find(connection, session))
     }
 
     fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError> {
-        self.readers.ask(|connection| query::list(connection, listing))
+        self.readers.run(|connection| query::list(connection, listing))
     }
 
     fn count(&self) -> Result<usize, JournalError> {
@@ -190,12 +213,12 @@ impl Journal for SqliteJournal {
 
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
         for group in sessions.chunks(REMOVED_AT_ONCE) {
-            self.ask_writer(WriterTask::Remove(group.to_vec()))?;
+            self.run_on_writer(WriterTask::Remove(group.to_vec()))?;
         }
         // The write-ahead log still contains the deleted rows.
-        self.ask_writer(WriterTask::EmptyLog)?;
+        self.run_on_writer(WriterTask::EmptyLog)?;
         if !sessions.is_empty() && self.has_copies(sessions)? {
-            self.ask_writer(WriterTask::Vacuum)?;
+            self.run_on_writer(WriterTask::Vacuum)?;
         }
         Ok(())
     }
@@ -222,8 +245,8 @@ impl fmt::Debug for SqliteJournal {
 }
 
 /// Converts a batch to its stored form, on the calling thread instead of the shared writer thread.
-fn job(batch: Batch) -> Option<QueuedBatch> {
-    let Batch { session, entries, log_state, urgent, on_status } = batch;
+fn queued_batch(batch: Batch) -> Option<QueuedBatch> {
+    let Batch { session, entries, engine_state, urgent, on_status } = batch;
     let first = entries.first()?;
     let opens = if let Record::SessionOpened { agent, .. } = &first.record {
         Some(agent.clone())
@@ -238,8 +261,10 @@ fn job(batch: Batch) -> Option<QueuedBatch> {
     };
     let rows: Vec<StoredRow> = entries.iter().map(row).collect();
     let bytes = rows.iter().map(|row| row.body.len()).sum();
-    Some(QueuedBatch { session, opens, state, rows, bytes, urgent, log_state, on_status })
+    Some(QueuedBatch { session, opens, state, rows, bytes, urgent, engine_state, on_status })
 }
+
+crate::types::impl_with!(SqliteOptions);
 
 #[cfg(test)]
 mod tests;

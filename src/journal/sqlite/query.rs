@@ -72,8 +72,8 @@ pub(super) fn read(
     while let Some(row) = rows.next()? {
         let (seq, time): (u64, u64) = (row.get(0)?, row.get(1)?);
         if seq != last + 1 {
-            let why = format!("record {} of session {session} is missing", last + 1);
-            return Err(JournalError::Read(why).into());
+            let reason = format!("record {} of session {session} is missing", last + 1);
+            return Err(JournalError::Read(reason).into());
         }
         last = seq;
         let body = row.get_ref(2)?.as_str().map_err(rusqlite::Error::from)?;

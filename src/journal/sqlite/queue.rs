@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tokio::time::Instant;
 
-use super::super::{BatchCallback, BatchStatus, JournalError, SessionLogState};
+use super::super::{BatchCallback, BatchStatus, EngineLogState, JournalError};
 use crate::types::{SessionId, SessionState};
 
 /// Maximum delay of a batch that is not urgent.
@@ -31,7 +31,7 @@ pub(super) struct QueuedBatch {
     pub(super) rows: Vec<StoredRow>,
     pub(super) bytes: usize,
     pub(super) urgent: bool,
-    pub(super) log_state: Arc<SessionLogState>,
+    pub(super) engine_state: Arc<EngineLogState>,
     pub(super) on_status: BatchCallback,
 }
 
@@ -237,7 +237,7 @@ impl QueuedBatch {
     /// either.
     pub(super) fn fail(mut self, error: &JournalError) {
         if let Some(first) = self.rows.first() {
-            self.log_state.fail(first.seq);
+            self.engine_state.fail(first.seq);
         }
         self.notify(BatchStatus::Failed(error.clone()));
     }

@@ -34,9 +34,9 @@ impl ReadConnections {
     }
 
     /// Runs a query.
-    pub(super) fn ask<T>(
+    pub(super) fn run<T>(
         &self,
-        question: impl FnOnce(&Connection) -> Result<T, QueryError>,
+        query: impl FnOnce(&Connection) -> Result<T, QueryError>,
     ) -> Result<T, JournalError> {
         let idle = self.lend()?;
         // If the query panics, the permit is returned without a connection.
@@ -46,9 +46,9 @@ impl ReadConnections {
             None => database::open_reading(&self.file)
                 .map_err(|error| errors::read_error(&self.file, &error))?,
         };
-        let answer = question(&connection);
+        let result = query(&connection);
         lent.connection = Some(connection);
-        answer.map_err(|trouble| trouble.read_error(&self.file))
+        result.map_err(|error| error.read_error(&self.file))
     }
 
     /// Closes idle connections, and the others when they are returned.

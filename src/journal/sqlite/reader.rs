@@ -25,16 +25,16 @@ impl JournalReader {
     /// # Errors
     /// If there is none, or it cannot be read.
     pub fn open(dir: &Path) -> Result<Self, JournalError> {
-        let file = data_directory::database(dir);
-        let failed = |why: String| JournalError::Open { path: file.clone(), why };
+        let file = data_directory::database_path(dir);
+        let open_error = |reason: String| JournalError::Open { path: file.clone(), reason };
         if let Err(error) = fs::metadata(&file) {
-            return Err(failed(format!("{error}: name the data_dir of a host that has run")));
+            return Err(open_error(format!("{error}: name the data_dir of a host that has run")));
         }
         let readers = ReadConnections::new(file.clone());
         let connection =
             database::open_reading(&file).map_err(|error| errors::open_error(&file, &error))?;
         if database::check_kind(&connection, &file)? {
-            return Err(failed("there is nothing in it yet: start the host once".to_owned()));
+            return Err(open_error("there is nothing in it yet: start the host once".to_owned()));
         }
         database::check_size(&connection, &file)?;
         Ok(Self { readers, file })
@@ -45,7 +45,7 @@ impl JournalReader {
     /// # Errors
     /// If they cannot be read.
     pub fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<JournalEntry>, JournalError> {
-        self.readers.ask(|connection| query::read(connection, session, after, usize::MAX))
+        self.readers.run(|connection| query::read(connection, session, after, usize::MAX))
     }
 
     /// Returns a stored session.
@@ -53,7 +53,7 @@ impl JournalReader {
     /// # Errors
     /// If it cannot be read.
     pub fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
-        self.readers.ask(|connection| query::find(connection, session))
+        self.readers.run(|connection| query::find(connection, session))
     }
 
     /// Returns stored sessions in the order of their ids.
@@ -64,7 +64,7 @@ impl JournalReader {
         &self,
         listing: &StoredSessionFilter,
     ) -> Result<Vec<StoredSessionInfo>, JournalError> {
-        self.readers.ask(|connection| query::list(connection, listing))
+        self.readers.run(|connection| query::list(connection, listing))
     }
 
     /// Returns the number of stored sessions.
@@ -72,7 +72,7 @@ impl JournalReader {
     /// # Errors
     /// If it cannot be read.
     pub fn count(&self) -> Result<usize, JournalError> {
-        self.readers.ask(query::count)
+        self.readers.run(query::count)
     }
 
     /// Checks the whole database and returns its problems.
@@ -80,7 +80,7 @@ impl JournalReader {
     /// # Errors
     /// If it cannot be read at all.
     pub fn check(&self) -> Result<Vec<String>, JournalError> {
-        self.readers.ask(|connection| query::check(connection, FINDINGS_MAX))
+        self.readers.run(|connection| query::check(connection, FINDINGS_MAX))
     }
 
     /// Returns the path of the database.

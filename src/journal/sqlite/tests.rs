@@ -59,7 +59,7 @@ async fn durable_records_survive_reopening() {
         let journal = open(&dir, durability);
         let session = log(&journal, "s1", 0);
         session.append(vec![opened("writer")], Urgency::Urgent, || ());
-        session.append(vec![Record::SessionClosed], Urgency::Lazy, || ());
+        session.append(vec![Record::SessionClosed], Urgency::Deferrable, || ());
         session.wait_durable(Seq(2)).await.unwrap();
         let expected = journal.read(&id("s1"), Seq(0)).unwrap();
         assert_eq!(expected.len(), 2);
@@ -125,7 +125,7 @@ async fn the_write_ahead_log_stays_bounded() {
         // The queue is empty, so the writer checkpoints.
         session.wait_durable(Seq(at + 1)).await.unwrap();
     }
-    let log = std::fs::metadata(data_directory::log_of(&journal.file)).unwrap().len();
+    let log = std::fs::metadata(data_directory::wal_path(&journal.file)).unwrap().len();
     assert!(log < 10 << 20, "{log}");
     assert!(journal.status().bytes > 35 << 20);
 }

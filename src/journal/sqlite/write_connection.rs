@@ -60,7 +60,7 @@ impl WriteConnection {
         let transaction = self.connection.transaction_with_behavior(behavior)?;
         let mut removed = 0;
         for session in sessions {
-            let Some(number) = number_of(&transaction, session)? else { continue };
+            let Some(number) = session_number(&transaction, session)? else { continue };
             transaction
                 .prepare_cached("DELETE FROM records WHERE session = ?1")?
                 .execute([number])?;
@@ -79,15 +79,15 @@ fn insert_batch(
     batch: &QueuedBatch,
 ) -> rusqlite::Result<BatchOutcome> {
     let id = &batch.session;
-    let refused = |why: String| Ok(BatchOutcome::Refused(JournalError::Write(why)));
+    let refused = |reason: String| Ok(BatchOutcome::Refused(JournalError::Write(reason)));
     let Some(first) = batch.rows.first() else {
         return refused("a batch without records".to_owned());
     };
-    if batch.log_state.has_failed(first.seq) {
+    if batch.engine_state.has_failed(first.seq) {
         return refused(format!("a record of session {id} before {} was not stored", first.seq));
     }
-    let known = match batch.log_state.number.load(Ordering::Acquire) {
-        0 => number_of(transaction, id)?,
+    let known = match batch.engine_state.number.load(Ordering::Acquire) {
+        0 => session_number(transaction, id)?,
         number => Some(number),
     };
     let new = known.is_none();
@@ -148,7 +148,7 @@ fn insert_rows(
     Ok(())
 }
 
-fn number_of(transaction: &Transaction<'_>, id: &SessionId) -> rusqlite::Result<Option<i64>> {
+fn session_number(transaction: &Transaction<'_>, id: &SessionId) -> rusqlite::Result<Option<i64>> {
     transaction
         .prepare_cached("SELECT number FROM sessions WHERE id = ?1")?
         .query_row([id.as_str()], |row| row.get(0))

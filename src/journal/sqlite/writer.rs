@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::super::{
-    BatchCallback, BatchStatus, GroupCommit, JournalError, JournalObserver, SessionLogState,
+    BatchCallback, BatchStatus, EngineLogState, GroupCommit, JournalError, JournalObserver,
 };
 use super::data_directory::{self, DirectoryLock};
 use super::errors;
@@ -44,7 +44,7 @@ pub(super) struct JournalWriter {
 
 /// A batch that is written but not durable.
 struct UnsyncedBatch {
-    log_state: Arc<SessionLogState>,
+    engine_state: Arc<EngineLogState>,
     first: u64,
     on_status: BatchCallback,
 }
@@ -74,7 +74,7 @@ impl JournalWriter {
     pub(super) fn new(parts: WriterParts, dir: &Path, log: &Path) -> std::io::Result<Self> {
         let WriterParts { store, queue, observer, sessions, durability, lock } = parts;
         let log = File::open(log)?;
-        data_directory::sync(dir)?;
+        data_directory::sync_directory(dir)?;
         let (unsynced, unsynced_since, broken) = (Vec::new(), None, None);
         Ok(Self {
             store,
@@ -139,7 +139,7 @@ impl JournalWriter {
         let mut group = GroupCommit { batches: 0, records: 0, took };
         for (batch, outcome) in batches.iter().zip(&outcomes) {
             if let BatchOutcome::Stored { number, new } = outcome {
-                batch.log_state.number.store(*number, Ordering::Release);
+                batch.engine_state.number.store(*number, Ordering::Release);
                 group.batches += 1;
                 group.records += batch.rows.len();
                 self.sessions.fetch_add(usize::from(*new), Ordering::AcqRel);
@@ -157,8 +157,8 @@ impl JournalWriter {
                     }
                     self.unsynced_since.get_or_insert_with(Instant::now);
                     let first = batch.rows.first().map_or(0, |row| row.seq);
-                    let QueuedBatch { log_state, on_status, .. } = batch;
-                    self.unsynced.push(UnsyncedBatch { log_state, first, on_status });
+                    let QueuedBatch { engine_state, on_status, .. } = batch;
+                    self.unsynced.push(UnsyncedBatch { engine_state, first, on_status });
                 }
                 BatchOutcome::Refused(error) => self.fail(batch, &error),
             }
@@ -201,10 +201,11 @@ impl JournalWriter {
         };
         // The system dropped pages of the log that SQLite considers written. Nothing after them can
         // become durable.
-        let why = format!("its log cannot be synced ({error}): look at the disk, then start again");
-        let error = JournalError::Write(why);
+        let reason =
+            format!("its log cannot be synced ({error}): look at the disk, then start again");
+        let error = JournalError::Write(reason);
         for mut batch in unsynced {
-            batch.log_state.fail(batch.first);
+            batch.engine_state.fail(batch.first);
             queue::notify(&mut batch.on_status, BatchStatus::Failed(error.clone()));
         }
         self.broken = Some(error);
@@ -229,16 +230,15 @@ impl JournalWriter {
 
     /// Empties the write-ahead log, which still contains the deleted rows.
     fn empty_log(&self) -> Result<(), JournalError> {
-        let failed = |error: &rusqlite::Error| errors::write_error(error);
         let busy: bool = self
             .store
             .connection
             .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
-            .map_err(|error| failed(&error))?;
+            .map_err(|error| errors::write_error(&error))?;
         if busy {
-            let why = "sessions are deleted, but the write-ahead log still holds them, since another \
+            let reason = "sessions are deleted, but the write-ahead log still holds them, since another \
                        program reads the database: end that one and delete them again";
-            return Err(JournalError::Write(why.to_owned()));
+            return Err(JournalError::Write(reason.to_owned()));
         }
         self.log.sync_all().map_err(|error| JournalError::Write(error.to_string()))
     }

@@ -46,7 +46,7 @@ impl<'a> Verifier<'_, 'a> {
         let scope = key.strip_suffix(&of.to_string()).and_then(|scope| scope.strip_suffix('/'));
         let is_scoped = scope.is_some_and(|scope| !is_own || scope == self.session.as_str());
         self.require(is_scoped, at, Invariant::Intent, || {
-            format!("{key:?} is no idempotency key of {of} in this session")
+            format!("{key:?} is not the idempotency key of {of} in this session")
         });
         // An idempotent tool runs again after a crash, and is intended again.
         let is_same = call.intents.first().is_none_or(|first| {
@@ -55,8 +55,8 @@ impl<'a> Verifier<'_, 'a> {
         self.require(is_same, at, Invariant::Intent, || {
             format!("{of} is intended again, as another call")
         });
-        let mut asked = call.questions.iter().filter(|asked| asked.at.is_before(at));
-        let is_asked = asked.any(|asked| asked.request.phase == ApprovalPhase::Before);
+        let mut question = call.questions.iter().filter(|question| question.at.is_before(at));
+        let is_asked = question.any(|question| question.request.phase == ApprovalPhase::Before);
         let verdict = verdict_before(call, ApprovalPhase::Before, at);
         self.require(
             !is_asked || verdict == Some(Verdict::Approved),
@@ -79,8 +79,8 @@ impl<'a> Verifier<'_, 'a> {
     /// Checks the order of questions and decisions. A question is asked again after a crash, but
     /// not once it is decided.
     fn check_approvals(&mut self, key: CallKey, call: &CallTranscript<'a>) {
-        for asked in &call.questions {
-            let (at, phase) = (asked.at, asked.request.phase);
+        for question in &call.questions {
+            let (at, phase) = (question.at, question.request.phase);
             let is_open = verdict_before(call, phase, at).is_none();
             self.require(is_open, at, Invariant::Approval, || {
                 format!("{key} is asked about after the decision")
@@ -100,9 +100,10 @@ impl<'a> Verifier<'_, 'a> {
         }
         for decision in &call.decisions {
             let (at, phase) = (decision.at, decision.phase);
-            let mut asked = call.questions.iter().filter(|asked| asked.request.phase == phase);
+            let mut question =
+                call.questions.iter().filter(|question| question.request.phase == phase);
             self.require(
-                asked.any(|asked| asked.at.is_before(at)),
+                question.any(|question| question.at.is_before(at)),
                 at,
                 Invariant::Approval,
                 || format!("{key} is decided about without a question"),

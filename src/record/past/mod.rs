@@ -131,11 +131,11 @@ impl PastEvents {
                 }
                 return;
             }
-            Record::ResponseEnded { turn, message, shown, .. } => {
+            Record::ResponseEnded { turn, message, displayed_segments, .. } => {
                 self.turn = *turn;
                 self.calls.extend(message.calls.iter().cloned());
                 if self.held.is_some() {
-                    let text = UnsentText::new(display_order(message, shown), 0);
+                    let text = UnsentText::new(display_order(message, displayed_segments), 0);
                     self.release_with_text(text, entry.time, out);
                     return;
                 }
@@ -148,7 +148,7 @@ impl PastEvents {
                 self.calls.extend(partial.cloned());
                 return;
             }
-            Record::ApprovalAsked { asked } => Event::ApprovalAsked { asked: asked.clone() },
+            Record::ApprovalAsked { request } => Event::ApprovalAsked { request: request.clone() },
             Record::CallEnded { amended: true, .. } => return,
             Record::CallEnded {
                 call,

@@ -112,7 +112,7 @@ fn response(
         finish_reason: None,
         usage: Usage::default(),
         dropped_calls: Vec::new(),
-        shown: pieces,
+        displayed_segments: pieces,
     };
     (bytes, record)
 }

@@ -27,9 +27,9 @@ const STOP_REASONS: [(&str, &str); 4] = [
 ];
 
 impl ProviderService for Anthropic {
-    fn read(&self, asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
-        check::check(asked.body).map_err(|message| self.refusal(400, &message))?;
-        Ok(chat::request(asked.body))
+    fn read(&self, request: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
+        check::check(request.body).map_err(|message| self.refusal(400, &message))?;
+        Ok(chat::request(request.body))
     }
 
     fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {

@@ -30,8 +30,8 @@ const FINISH_REASONS: [(&str, &str); 5] = [
 ];
 
 impl ProviderService for Gemini {
-    fn read(&self, asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
-        let action = percent_decoded(asked.action);
+    fn read(&self, request: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
+        let action = percent_decoded(request.action);
         let (model, method) = action.rsplit_once(':').unwrap_or((&action, ""));
         let stream = match method {
             "streamGenerateContent" => true,
@@ -41,8 +41,8 @@ impl ProviderService for Gemini {
                 return Err(self.refusal(404, &message));
             }
         };
-        check::check(model, asked.body).map_err(|message| self.refusal(400, &message))?;
-        Ok(translate::to_chat(model, stream, asked.body))
+        check::check(model, request.body).map_err(|message| self.refusal(400, &message))?;
+        Ok(translate::to_chat(model, stream, request.body))
     }
 
     fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {

@@ -18,8 +18,8 @@ use super::service::{
 pub(super) struct Ollama;
 
 impl ProviderService for Ollama {
-    fn read(&self, asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
-        check::read(asked.body).map_err(|message| self.refusal(400, &message))
+    fn read(&self, request: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
+        check::read(request.body).map_err(|message| self.refusal(400, &message))
     }
 
     fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {

@@ -43,8 +43,9 @@ fn check_part(role: &str, part: &Value, here: &str) -> Result<(), Refusal> {
             let Some(url) = part["image_url"]["url"].as_str() else {
                 return Err(Refusal::missing(param));
             };
-            Image::parse(url).map(drop).map_err(|why| {
-                Refusal::new(format!("Invalid image URL: {why}."), param).coded("invalid_image_url")
+            Image::parse(url).map(drop).map_err(|reason| {
+                Refusal::new(format!("Invalid image URL: {reason}."), param)
+                    .coded("invalid_image_url")
             })
         }
         _ => Ok(()),

@@ -20,9 +20,9 @@ pub(super) use check::{check_function, check_name, check_tool_choice};
 pub(super) struct OpenaiChat;
 
 impl ProviderService for OpenaiChat {
-    fn read(&self, asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
-        match check(asked.body) {
-            Ok(()) => Ok(asked.body.clone()),
+    fn read(&self, request: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
+        match check(request.body) {
+            Ok(()) => Ok(request.body.clone()),
             Err(refusal) => Err(RequestRefusal { status: 400, body: refusal.body() }),
         }
     }

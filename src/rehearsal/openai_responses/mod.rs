@@ -20,9 +20,9 @@ use super::text::{hash, items};
 pub(super) struct OpenaiResponses;
 
 impl ProviderService for OpenaiResponses {
-    fn read(&self, asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
-        match check::check(asked.body) {
-            Ok(()) => Ok(form::chat_form(asked.body)),
+    fn read(&self, request: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
+        match check::check(request.body) {
+            Ok(()) => Ok(form::chat_form(request.body)),
             Err((status, refusal)) => Err(RequestRefusal { status, body: refusal.body() }),
         }
     }

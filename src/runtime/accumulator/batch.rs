@@ -60,7 +60,7 @@ impl AccumulatorSetup {
         let accumulator = myself.clone();
         let may_continue = current.turn.may_commit_early();
         let waits = current.turn.waits_for_records() && !may_continue;
-        let urgency = if waits { Urgency::Urgent } else { Urgency::Lazy };
+        let urgency = if waits { Urgency::Urgent } else { Urgency::Deferrable };
         let time = unix_ms();
         let (last, appended) = self.log.append_at(time, records.drain(..), urgency, move || {
             let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });

@@ -25,7 +25,7 @@ use super::publish::Publisher;
 use super::task::OwnedTask;
 use crate::journal::{PendingRecord, SessionLog, unix_ms};
 use crate::tool::Extensions;
-use crate::turn::{ApprovalError, AttemptPlan, Effect, LiveCalls, PermitReply, Turn};
+use crate::turn::{ApprovalError, AttemptPlan, Effect, PermitReply, StartedCalls, Turn};
 use crate::types::{ApprovalPhase, CallKey, RunId, RunTrace};
 use batch::TurnBatch;
 
@@ -130,13 +130,13 @@ impl Actor for AccumulatorActor {
     ) -> Result<(), ActorProcessingErr> {
         if let AccumulatorMessage::BeginTurn(start) = message {
             let resumed_turn = start.resume.is_some().then_some(start.spec.number);
-            let live = if state.is_attached {
-                LiveCalls::default()
+            let started = if state.is_attached {
+                StartedCalls::default()
             } else {
                 // Boxed, because the actor library moves the future with each message.
                 Box::pin(state.attach(resumed_turn, &myself)).await
             };
-            state.begin_turn(*start, live, &myself);
+            state.begin_turn(*start, started, &myself);
         } else {
             state.handle(message, &myself);
         }
@@ -155,18 +155,18 @@ impl Actor for AccumulatorActor {
 }
 
 impl CurrentTurn {
-    fn begin(start: TurnStart, live: LiveCalls) -> Self {
+    fn begin(start: TurnStart, started: StartedCalls) -> Self {
         let TurnStart { spec, run, agent, trace, extensions, request, resume, cancel } = start;
         let number = spec.number;
         let turn = match resume {
             None => {
                 let mut turn = Turn::new(spec);
-                if let Some(why) = cancel {
-                    turn.handle_cancel(Duration::ZERO, why);
+                if let Some(reason) = cancel {
+                    turn.handle_cancel(Duration::ZERO, reason);
                 }
                 turn
             }
-            Some(entries) => Turn::resume_with(spec, &entries, unix_ms(), cancel, live),
+            Some(entries) => Turn::resume_with(spec, &entries, unix_ms(), cancel, started),
         };
         let began = Instant::now();
         Self {
@@ -194,11 +194,11 @@ impl AccumulatorState {
     fn begin_turn(
         &mut self,
         start: TurnStart,
-        live: LiveCalls,
+        started: StartedCalls,
         myself: &ActorRef<AccumulatorMessage>,
     ) {
         let is_resumed = start.resume.is_some();
-        self.current = Some(CurrentTurn::begin(start, live));
+        self.current = Some(CurrentTurn::begin(start, started));
         self.perform_effects(myself);
         if is_resumed {
             let epoch = self.setup.epoch;
@@ -211,7 +211,7 @@ impl AccumulatorState {
         &mut self,
         resumed_turn: Option<u32>,
         myself: &ActorRef<AccumulatorMessage>,
-    ) -> LiveCalls {
+    ) -> StartedCalls {
         self.is_attached = true;
         let attach = |reply| ToolSupervisorMessage::Attach {
             accumulator: myself.clone(),
@@ -220,9 +220,9 @@ impl AccumulatorState {
             reply,
         };
         match self.setup.supervisor.call(attach, None).await {
-            Ok(CallResult::Success(live)) => live,
+            Ok(CallResult::Success(started)) => started,
             // The supervisor has died with its calls. The session replaces this actor too.
-            Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => LiveCalls::default(),
+            Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => StartedCalls::default(),
         }
     }
 
@@ -272,9 +272,9 @@ impl AccumulatorState {
                 let Some((current, now)) = self.now() else { return };
                 current.turn.handle_timeout(now);
             }
-            AccumulatorMessage::Cancel { why } => {
+            AccumulatorMessage::Cancel { reason } => {
                 let Some((current, now)) = self.now() else { return };
-                current.turn.handle_cancel(now, why);
+                current.turn.handle_cancel(now, reason);
             }
             AccumulatorMessage::Decide { key, decision, reply } => {
                 let Some((current, now)) = self.now() else { return };

@@ -258,17 +258,17 @@ fn framing(
     if kind.starts_with("text/event-stream") {
         return Framing::Sse;
     }
-    let asked = client.wire.framing(streamed);
+    let expected = client.wire.framing(streamed);
     let is_lines =
         ["application/x-ndjson", "application/jsonl"].iter().any(|k| kind.starts_with(k));
-    if is_lines || asked == Framing::JsonLines {
+    if is_lines || expected == Framing::JsonLines {
         return Framing::JsonLines;
     }
     let looks_plain = begin.trim_ascii_start().first().is_some_and(|byte| b"{[".contains(byte));
     if kind.starts_with("application/json") || looks_plain {
         return Framing::Json;
     }
-    asked
+    expected
 }
 
 /// Returns an error if the body begins like a web page, whatever its content type is. No wire has

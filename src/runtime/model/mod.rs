@@ -7,6 +7,8 @@
 
 mod error;
 mod exchange;
+#[cfg(feature = "testing")]
+mod fake;
 mod response;
 mod source;
 
@@ -25,6 +27,8 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Request, RequestBuilder, Url};
 
 pub use crate::wire::ModelRequest;
+#[cfg(feature = "testing")]
+pub use fake::FakeModel;
 pub use response::{ModelResponse, RequestedCall};
 pub use source::{ModelReply, ModelSource, ModelStream};
 

@@ -20,18 +20,18 @@ impl SessionActorState {
     pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
         tracing::error!(session = %self.id, %error, "journal_failed");
         self.shared.telemetry.metrics().journal().session_failed();
-        let why = HostError::Journal(error);
+        let reason = HostError::Journal(error);
         if let Some(run) = self.run.take() {
             self.shared.unwritten.lock().insert(run.id.clone(), self.id.clone());
-            run.fail(why.clone());
+            run.fail(reason.clone());
         }
         for cell in self.forget_actors().iter().flat_map(RunActors::cells) {
             cell.kill();
         }
-        self.fail_callers(&why);
+        self.fail_callers(&reason);
         for reply in self.close_replies.drain(..) {
             // The caller may be gone.
-            let _ = reply.send(Err(why.clone()));
+            let _ = reply.send(Err(reason.clone()));
         }
         self.live.leaving.store(true, Ordering::Release);
         self.log.close();

@@ -332,10 +332,10 @@ impl SessionActorState {
         &mut self,
         myself: &ActorRef<SessionMessage>,
         cell: &ActorCell,
-        why: String,
+        reason: String,
     ) {
         match self.lingering.remove(&cell.get_id()) {
-            None => Box::pin(self.recover(myself, cell.get_id(), &why)).await,
+            None => Box::pin(self.recover(myself, cell.get_id(), &reason)).await,
             Some(None) => {}
             // The message is behind the last outcomes of the supervisor.
             Some(Some(accumulator)) => {

@@ -45,13 +45,13 @@ impl SessionActorState {
                     }
                     self.begin_turn(*begin);
                 }
-                SessionEffect::CancelTurn(why) => {
-                    self.tell_accumulator(AccumulatorMessage::Cancel { why });
+                SessionEffect::CancelTurn(reason) => {
+                    self.tell_accumulator(AccumulatorMessage::Cancel { reason });
                 }
                 SessionEffect::RunEnded(summary) => self.end_run(*summary),
-                SessionEffect::RunRefused { run_id, why } => {
+                SessionEffect::RunRefused { run_id, reason } => {
                     if let Some(caller) = self.callers.get_mut(&run_id) {
-                        caller.fail(why.into());
+                        caller.fail(reason.into());
                     }
                     self.drop_ended_callers();
                 }
@@ -72,7 +72,7 @@ impl SessionActorState {
         let count = batch.len() as u64;
         let records: Vec<_> = batch.iter().map(|record| record.record.clone()).collect();
         let time = unix_ms();
-        let (last, _) = self.log.append_at(time, records, Urgency::Lazy, || ());
+        let (last, _) = self.log.append_at(time, records, Urgency::Deferrable, || ());
         let first = last.0.saturating_sub(count) + 1;
         let ends = batch.iter().any(|of| matches!(of.record, Record::RunEnded { .. }));
         for (SessionRecord { record, run_id, turn, events }, seq) in batch.into_iter().zip(first..)
@@ -219,9 +219,9 @@ impl SessionActorState {
     }
 
     /// Sends an error to all callers of queued runs, because these runs do not start.
-    pub(super) fn fail_callers(&mut self, why: &HostError) {
+    pub(super) fn fail_callers(&mut self, reason: &HostError) {
         for (_, mut caller) in self.callers.drain() {
-            caller.fail(why.clone());
+            caller.fail(reason.clone());
         }
         self.shared.update_counts();
     }

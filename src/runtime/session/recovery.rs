@@ -124,7 +124,7 @@ impl SessionActorState {
                 }
             }
             let (count, time) = (batch.len() as u64, unix_ms());
-            let (last, _) = self.log.append_at(time, batch, Urgency::Lazy, || ());
+            let (last, _) = self.log.append_at(time, batch, Urgency::Deferrable, || ());
             for (behind, event) in events {
                 let seq = Seq(last.0.saturating_sub(count) + behind);
                 let record = (behind > 0).then_some(SourceRecord { seq, time, displayed_bytes: 0 });

@@ -41,10 +41,10 @@ impl RunCaller {
     }
 
     /// Tells the caller that the run does not start.
-    pub(super) fn fail(&mut self, why: HostError) {
+    pub(super) fn fail(&mut self, reason: HostError) {
         if let Some(report) = self.report.take() {
             // The caller may be gone.
-            let _ = report.send(Err(why));
+            let _ = report.send(Err(reason));
         }
     }
 }
@@ -166,10 +166,10 @@ impl ActiveRun {
     }
 
     /// Tells the caller that the run has no report.
-    pub(super) fn fail(self, why: HostError) {
+    pub(super) fn fail(self, reason: HostError) {
         if let Some(report) = self.report {
             // The caller may be gone.
-            let _ = report.send(Err(why));
+            let _ = report.send(Err(reason));
         }
     }
 }

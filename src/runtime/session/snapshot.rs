@@ -125,10 +125,10 @@ impl SessionActorState {
     fn asked_at(&self, request: &ApprovalRequest) -> u64 {
         let after = self.run.as_ref().map_or(Seq(0), |run| run.turn_after);
         let entries = self.log.entries_since(after);
-        let asked = entries.iter().find(|entry| {
-            matches!(&entry.record, Record::ApprovalAsked { asked }
-                if asked.call.key == request.call.key && asked.phase == request.phase)
+        let recorded = entries.iter().find(|entry| {
+            matches!(&entry.record, Record::ApprovalAsked { request: recorded }
+                if recorded.call.key == request.call.key && recorded.phase == request.phase)
         });
-        asked.map_or_else(unix_ms, |entry| entry.time)
+        recorded.map_or_else(unix_ms, |entry| entry.time)
     }
 }

@@ -21,16 +21,16 @@ fn paying(approval: ApprovalPolicy) -> ToolSpec {
 
 /// Waits for the next approval request.
 async fn question(events: &mut Subscription) -> ApprovalRequest {
-    let asked = timeout(SOON, async {
+    let request = timeout(SOON, async {
         while let Some(delivery) = events.next().await {
             let FeedItem::Event(published) = delivery else { panic!("too slow") };
-            if let Event::ApprovalAsked { asked } = &published.event {
-                return ApprovalRequest::clone(asked);
+            if let Event::ApprovalAsked { request } = &published.event {
+                return ApprovalRequest::clone(request);
             }
         }
         panic!("nothing was asked");
     });
-    asked.await.expect("it is asked soon")
+    request.await.expect("it is asked soon")
 }
 
 /// Waits until the snapshot holds the approval request after the actors were replaced.
@@ -49,18 +49,18 @@ async fn standing(session: &SessionHandle) {
 
 /// Returns the number of approval requests that can be read now.
 fn questions(events: &mut Subscription) -> usize {
-    let mut asked = 0;
+    let mut request = 0;
     while let Some(Some(FeedItem::Event(published))) = events.next().now_or_never() {
-        asked += usize::from(matches!(published.event, Event::ApprovalAsked { .. }));
+        request += usize::from(matches!(published.event, Event::ApprovalAsked { .. }));
     }
-    asked
+    request
 }
 
-async fn decide(session: &SessionHandle, asked: &ApprovalRequest, verdict: Verdict) {
+async fn decide(session: &SessionHandle, request: &ApprovalRequest, verdict: Verdict) {
     let judgement = Judgement { verdict, message: None };
-    let arguments_sha256 = asked.arguments_sha256.clone();
-    let decision = ApprovalDecision { phase: Some(asked.phase), judgement, arguments_sha256 };
-    session.decide(asked.call.key, decision).await.expect("it counts");
+    let arguments_sha256 = request.arguments_sha256.clone();
+    let decision = ApprovalDecision { phase: Some(request.phase), judgement, arguments_sha256 };
+    session.decide(request.call.key, decision).await.expect("it counts");
 }
 
 /// Advances the host's clock.
@@ -79,9 +79,9 @@ async fn clocks_stop_while_a_turn_waits_only_for_approvals() {
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
     for _ in 0..2 {
-        let asked = question(&mut run.events).await;
+        let request = question(&mut run.events).await;
         pass(20 * HOUR).await;
-        decide(&session, &asked, Verdict::Approved).await;
+        decide(&session, &request, Verdict::Approved).await;
     }
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
@@ -113,8 +113,8 @@ async fn an_approval_with_an_unrepresentable_timeout_never_expires() {
     let host = host(&provider, registry([pay]), |_| ()).await;
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
-    let asked = question(&mut run.events).await;
-    decide(&session, &asked, Verdict::Approved).await;
+    let request = question(&mut run.events).await;
+    decide(&session, &request, Verdict::Approved).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(results(&report)["pay"], ("success", "paid"));
 }
@@ -150,11 +150,11 @@ async fn an_approval_request_survives_its_actors_and_does_not_count_as_run_time(
     let host = host(&provider, registry([pay]), |_| ()).await;
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
-    let asked = question(&mut run.events).await;
+    let request = question(&mut run.events).await;
     pass(20 * HOUR).await;
     kill(&session, ACCUMULATOR).await;
     standing(&session).await;
-    decide(&session, &asked, Verdict::Approved).await;
+    decide(&session, &request, Verdict::Approved).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
     assert_eq!(results(&report)["pay"], ("success", "paid"));
@@ -175,8 +175,8 @@ async fn a_decision_survives_its_actors() {
     let host = host(&provider, registry([pay]), |_| ()).await;
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
-    let asked = question(&mut run.events).await;
-    decide(&session, &asked, Verdict::Approved).await;
+    let request = question(&mut run.events).await;
+    decide(&session, &request, Verdict::Approved).await;
     until("the call runs", || begun.load(Ordering::SeqCst) == 1).await;
     kill(&session, SUPERVISOR).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
@@ -192,9 +192,9 @@ async fn a_decision_during_an_actors_death_is_not_lost() {
     let host = host(&provider, registry([pay]), |_| ()).await;
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
-    let asked = question(&mut run.events).await;
+    let request = question(&mut run.events).await;
     actors(&session).await[ACCUMULATOR].kill();
-    decide(&session, &asked, Verdict::Approved).await;
+    decide(&session, &request, Verdict::Approved).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(results(&report)["pay"], ("success", "paid"));
 }
@@ -216,12 +216,12 @@ async fn a_rejected_result_is_only_in_the_journal() {
     let host = start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
-    let asked = question(&mut run.events).await;
-    assert_eq!(asked.output_summary.as_deref(), Some("secret"));
+    let request = question(&mut run.events).await;
+    assert_eq!(request.output_summary.as_deref(), Some("secret"));
     // Its actor dies. The call does not run again, and the approval request stays.
     kill(&session, ACCUMULATOR).await;
     standing(&session).await;
-    decide(&session, &asked, Verdict::Rejected).await;
+    decide(&session, &request, Verdict::Rejected).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(begun.load(Ordering::SeqCst), 1);
     assert_eq!(report.calls[0].status.as_str(), "refused");

@@ -34,12 +34,12 @@ fn late() -> (Arc<Engine>, Waiting) {
 
 /// Stores the oldest waiting batch.
 fn store_one(engine: &Engine, waiting: &Waiting) -> bool {
-    let Some(Batch { session, entries, log_state, urgent, mut on_status }) =
+    let Some(Batch { session, entries, engine_state, urgent, mut on_status }) =
         waiting.lock().pop_front()
     else {
         return false;
     };
-    engine.store(Batch { session, entries, log_state, urgent, on_status: Box::new(|_| ()) });
+    engine.store(Batch { session, entries, engine_state, urgent, on_status: Box::new(|_| ()) });
     on_status(BatchStatus::Written);
     on_status(BatchStatus::Durable);
     true

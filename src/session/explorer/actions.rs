@@ -156,8 +156,8 @@ impl World {
             }
             Action::Call => {
                 let turn = self.turn.as_ref().unwrap().number;
-                let asked = Record::ApprovalAsked {
-                    asked: Box::new(ApprovalRequest {
+                let request = Record::ApprovalAsked {
+                    request: Box::new(ApprovalRequest {
                         call: label(&call(turn)),
                         phase: ApprovalPhase::Before,
                         arguments: call(turn).arguments,
@@ -165,7 +165,7 @@ impl World {
                         output_summary: None,
                     }),
                 };
-                self.append_turn(vec![response(turn, "", vec![call(turn)]), asked]);
+                self.append_turn(vec![response(turn, "", vec![call(turn)]), request]);
                 self.session.handle_resting(now, true);
             }
             Action::Approve => {
@@ -335,7 +335,7 @@ fn response(turn: u32, text: &str, calls: Vec<ToolCall>) -> Record {
         finish_reason: None,
         usage: usage(),
         dropped_calls: Vec::new(),
-        shown: Vec::new(),
+        displayed_segments: Vec::new(),
     }
 }
 

@@ -290,7 +290,7 @@ impl World {
 
 /// A run without what is not durable.
 fn durable(mut run: OpenRun, has_records: bool) -> OpenRun {
-    run.cancel = run.cancel.filter(|why| *why == CancelReason::Stop);
+    run.cancel = run.cancel.filter(|reason| *reason == CancelReason::Stop);
     run.stage = match run.stage {
         RunStage::Turn(turn) if has_records => RunStage::Turn(OpenTurn::new(turn.plan, None)),
         RunStage::Turn(turn) => RunStage::Ready(turn.plan),

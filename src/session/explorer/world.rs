@@ -90,7 +90,7 @@ pub(super) fn turn_of(record: &Record) -> Option<u32> {
         Record::CallIntended { call, .. } => Some(call.key.turn),
         Record::CallEnded { call, .. } => Some(call.key.turn),
         Record::CallReported { key, .. } | Record::ApprovalGiven { key, .. } => Some(key.turn),
-        Record::ApprovalAsked { asked } => Some(asked.call.key.turn),
+        Record::ApprovalAsked { request } => Some(request.call.key.turn),
         Record::SessionOpened { .. }
         | Record::SessionForked { .. }
         | Record::InputQueued { .. }
@@ -210,9 +210,9 @@ impl World {
             match effect {
                 SessionEffect::Record(batch) => self.append(batch, &rules.limits),
                 SessionEffect::BeginTurn(begin) => self.begin_turn(*begin),
-                SessionEffect::CancelTurn(why) => {
+                SessionEffect::CancelTurn(reason) => {
                     let turn = self.turn.as_mut().expect("a turn is in progress");
-                    turn.cancel.get_or_insert(why);
+                    turn.cancel.get_or_insert(reason);
                 }
                 SessionEffect::RunEnded(summary) => {
                     assert!(!self.reported.contains(&summary.run_id), "it is reported once");

@@ -36,7 +36,7 @@ impl RecordedContext {
         let recorded = messages(&self.history);
         let now = messages(&replayed.history);
         let differs =
-            |why: String| Box::new(Difference { seq: None, recorded: None, now: None, why });
+            |reason: String| Box::new(Difference { seq: None, recorded: None, now: None, reason });
         let index = recorded.iter().zip(&now).position(|(recorded, now)| recorded != now);
         let shorter = recorded.len().min(now.len());
         let index = index.or_else(|| (recorded.len() != now.len()).then_some(shorter));

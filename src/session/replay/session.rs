@@ -14,7 +14,7 @@ use crate::session::run::{FollowUp, Run, RunNext, TurnPlan};
 use crate::turn::replay::{
     Difference, ExternalInput, Mismatch, Recording, ReplayEnd, TurnReplay, same,
 };
-use crate::turn::{InitialCallsTurn, LimitHit, TurnRecord, TurnRules, TurnSpec};
+use crate::turn::{InitialCallsStart, LimitHit, TurnRecord, TurnRules, TurnSpec};
 use crate::types::{Content, RunEnd, RunId, SessionId, Usage};
 
 type ReplayRulesOf<'t> =
@@ -97,7 +97,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
 
     fn run(&mut self, id: &RunId, input: &Content, overrides: &RunOverrides) -> Result<()> {
         let rules = (self.rules_of)(&self.agent, overrides)
-            .map_err(|why| self.differs(&format!("the run could not begin: {why}"), None))?;
+            .map_err(|reason| self.differs(&format!("the run could not begin: {reason}"), None))?;
         let queued = self.queue.iter().position(|(queued, ..)| queued == id);
         let queued = queued.and_then(|place| self.queue.drain(..=place).next_back());
         let (input, overrides) = match queued {
@@ -118,7 +118,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         )?;
         self.done.runs += 1;
         let seeded = self.done.history.initial_calls();
-        let seeded = seeded.map(|calls| InitialCallsTurn::new(self.done.turns + 1, calls, &rules));
+        let seeded = seeded.map(|calls| InitialCallsStart::new(self.done.turns + 1, calls, &rules));
         self.done.history.begin_run(input.clone());
         self.recorded.history.begin_run(input);
         let machine = Run::new(&rules.limits);
@@ -145,7 +145,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
     fn turns(
         &mut self,
         mut run: ReplayedRun,
-        mut seeded: Option<InitialCallsTurn>,
+        mut seeded: Option<InitialCallsStart>,
     ) -> Result<RecordingEnd> {
         let mut plan = match seeded {
             Some(_) => Run::plan_of_initial_calls(),
@@ -195,11 +195,11 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         &mut self,
         run: &mut ReplayedRun,
         plan: TurnPlan,
-        seeded: Option<InitialCallsTurn>,
+        seeded: Option<InitialCallsStart>,
     ) -> Result<ReplayEnd> {
         self.done.turns += 1;
         let mut response = None;
-        if let Some(InitialCallsTurn { response: initial, limit }) = seeded {
+        if let Some(InitialCallsStart { response: initial, limit }) = seeded {
             if self.expect(initial.clone(), Some(run))? == RecordingEnd::Reached {
                 return Ok(ReplayEnd::Unfinished);
             }
@@ -350,11 +350,11 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         }
     }
 
-    fn differs(&self, why: &str, now: Option<Record>) -> Box<Difference> {
+    fn differs(&self, reason: &str, now: Option<Record>) -> Box<Difference> {
         let entry = self.recording.entry(self.at);
         let (recorded, seq) = (entry.map(|e| e.record.clone()), entry.map(|e| e.seq));
         let turn = self.done.turns;
-        let why = format!("{why} (run {}, turn {turn})", self.done.runs);
-        Box::new(Difference { seq, recorded, now, why })
+        let reason = format!("{reason} (run {}, turn {turn})", self.done.runs);
+        Box::new(Difference { seq, recorded, now, reason })
     }
 }

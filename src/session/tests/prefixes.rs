@@ -91,7 +91,7 @@ fn completion(call: &ToolCall) -> ToolCompletion {
     if &*call.name == "put" {
         used.writes = WriteSet([("x".into(), Arc::clone(&call.arguments))].into());
     }
-    ToolCompletion { outcome: ToolOutcome::ok(format!("{} done", call.name)), used }
+    ToolCompletion { outcome: ToolOutcome::ok(format!("{} done", call.name)), variables: used }
 }
 
 impl Life {

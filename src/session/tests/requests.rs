@@ -66,7 +66,7 @@ impl Recorded {
                     batch.iter().for_each(|made| self.append(now, &made.record));
                 }
                 SessionEffect::BeginTurn(begin) => self.began = Some(*begin),
-                SessionEffect::CancelTurn(why) => self.cancels.push(why),
+                SessionEffect::CancelTurn(reason) => self.cancels.push(reason),
                 SessionEffect::RunEnded(_)
                 | SessionEffect::RunRefused { .. }
                 | SessionEffect::ReleaseSlot

@@ -102,7 +102,7 @@ fn a_fold_gives_the_history_that_was_written_live() {
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls: Vec::new(),
-            shown: Vec::new(),
+            displayed_segments: Vec::new(),
         },
     ];
     records.extend(results.iter().rev().map(ended));
@@ -139,7 +139,7 @@ fn response(turn: u32, message: ResponseMessage) -> Record {
         finish_reason: None,
         usage: Usage::default(),
         dropped_calls: Vec::new(),
-        shown: Vec::new(),
+        displayed_segments: Vec::new(),
     }
 }
 

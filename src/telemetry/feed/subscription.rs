@@ -14,6 +14,7 @@ use crate::telemetry::Telemetry;
 
 /// An item of a subscription.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum FeedItem {
     /// The next event.
     Event(Arc<PublishedEvent>),

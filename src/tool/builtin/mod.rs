@@ -28,6 +28,7 @@ pub use variables::{GetVariable, SetVariable};
 
 /// Configuration of the built-in tools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BuiltinOptions {
     /// `read_file.root`: the directory whose files can be read. Without it `read_file` is not
     /// registered.
@@ -82,6 +83,8 @@ pub enum BuiltinError {
     #[error(transparent)]
     Register(#[from] RegistryError),
 }
+
+crate::types::impl_with!(BuiltinOptions, HttpGetOptions);
 
 #[cfg(test)]
 mod tests {

@@ -39,7 +39,7 @@ impl World {
 
     /// Returns the index of the recorded request for an approval.
     fn request_index(&self, approval: ApprovalId) -> Option<usize> {
-        let is_request = |record: &Record| matches!(record, Record::ApprovalAsked { asked } if (asked.call.key, asked.phase) == approval);
+        let is_request = |record: &Record| matches!(record, Record::ApprovalAsked { request } if (request.call.key, request.phase) == approval);
         self.log.iter().position(is_request)
     }
 
@@ -61,11 +61,11 @@ impl World {
     /// Checks after a resume that requested approvals are pending with their deadlines, or have
     /// expired.
     pub(super) fn check_pending_after_resume(&mut self, is_long: bool) {
-        let asked = self.log.iter().filter_map(|record| match record {
-            Record::ApprovalAsked { asked } => Some((asked.call.key, asked.phase)),
+        let request = self.log.iter().filter_map(|record| match record {
+            Record::ApprovalAsked { request } => Some((request.call.key, request.phase)),
             _ => None,
         });
-        for (key, phase) in asked.collect::<Vec<_>>() {
+        for (key, phase) in request.collect::<Vec<_>>() {
             let Some(call) = self.turn.calls.iter().find(|call| call.key() == key) else {
                 continue;
             };
@@ -174,7 +174,7 @@ impl World {
 
     pub(super) fn add_pending_approval(&mut self, approval: ApprovalId) {
         assert!(
-            matches!(self.log.last(), Some(Record::ApprovalAsked { asked }) if (asked.call.key, asked.phase) == approval),
+            matches!(self.log.last(), Some(Record::ApprovalAsked { request }) if (request.call.key, request.phase) == approval),
             "a request for an approval was not published right after its record"
         );
         let call = self.turn.calls.iter().find(|call| call.key() == approval.0);

@@ -16,8 +16,8 @@ impl World {
         self.log.truncate(kept);
         self.record_times.truncate(kept);
         self.running.clear();
-        self.live_calls.clear();
-        self.resume(LiveCalls::default(), is_long, scenario);
+        self.started_calls.clear();
+        self.resume(StartedCalls::default(), is_long, scenario);
     }
 
     /// The owner of the turn dies, and another one resumes it from all records under the same tool
@@ -27,16 +27,16 @@ impl World {
         if let Some(key) = ends {
             let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
             let (content, used) = run_tool(&call.call, self.snapshots[&key].snapshot());
-            let completion = ToolCompletion { outcome: ToolOutcome::ok(content), used };
+            let completion = ToolCompletion { outcome: ToolOutcome::ok(content), variables: used };
             self.tool_outcomes.insert(key, completion.outcome.clone());
-            self.live_calls.get_mut(&key).unwrap().completion = Some(completion);
+            self.started_calls.get_mut(&key).unwrap().completion = Some(completion);
             self.running.remove(&key);
         }
-        let calls = self.live_calls.clone();
-        self.resume(LiveCalls { calls, is_complete: self.crashes == 0 }, false, scenario);
+        let calls = self.started_calls.clone();
+        self.resume(StartedCalls { calls, is_complete: self.crashes == 0 }, false, scenario);
     }
 
-    fn resume(&mut self, live: LiveCalls, is_long: bool, scenario: &Scenario) {
+    fn resume(&mut self, started: StartedCalls, is_long: bool, scenario: &Scenario) {
         self.durable = self.log.len() as u64;
         if self.is_commit_recorded() {
             return;
@@ -45,7 +45,7 @@ impl World {
         self.delivered_deltas = None;
         self.awaiting_permit.clear();
         self.holding_permit.clear();
-        if live.calls.is_empty() {
+        if started.calls.is_empty() {
             self.tool_outcomes.clear();
             self.reruns.clear();
         }
@@ -66,7 +66,7 @@ impl World {
         self.approval_wait = Duration::ZERO;
         let log: Vec<_> = self.log.iter().cloned().zip(self.record_times.iter().copied()).collect();
         let spec = scenario.spec.clone();
-        self.turn = Turn::resume_with(spec, &entries(7, &log), self.start_ms, None, live);
+        self.turn = Turn::resume_with(spec, &entries(7, &log), self.start_ms, None, started);
         self.check_pending_after_resume(is_long);
     }
 

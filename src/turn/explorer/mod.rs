@@ -19,8 +19,9 @@ use std::time::Duration;
 use super::call::{CallPhase, TurnCall};
 use super::fixtures::{call, finish, model, more, rules, spec, text, usage};
 use super::{
-    AttemptPlan, CallStart, CancelReason, Effect, LiveCall, LiveCalls, ModelPlans, PermitReply,
-    ToolCompletion, Turn, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec, TurnStage,
+    AttemptPlan, CallStart, CancelReason, Effect, ModelPlans, PermitReply, StartedCall,
+    StartedCalls, ToolCompletion, Turn, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    TurnStage,
 };
 use crate::config::OnExcess;
 use crate::context::History;
@@ -127,6 +128,14 @@ fn scenario_with(name: &str, rules: TurnRules, names: &[&str]) -> Scenario {
 
 const EXECUTIONS: [Execution; 3] =
     [Execution::Sequential, Execution::Parallel { max: 2 }, Execution::Parallel { max: 8 }];
+
+/// The executions without `Parallel { max: 8 }`, under which most states arise.
+const SMALL_EXECUTIONS: [Execution; 2] = [Execution::Sequential, Execution::Parallel { max: 2 }];
+
+const PARALLEL_EXECUTIONS: [Execution; 2] =
+    [Execution::Parallel { max: 2 }, Execution::Parallel { max: 8 }];
+
+const PARALLEL_8: [Execution; 1] = [Execution::Parallel { max: 8 }];
 
 fn explore_all(scenarios: impl IntoIterator<Item = Scenario>) {
     let mut states = 0;
@@ -246,7 +255,7 @@ fn a_death_of_the_owner_at_any_time() {
     });
     let mixes: [&[&str]; 4] =
         [&["seal", "pure"], &["pure {}", "idempotent"], &["swap", "bump"], &["asked", "capped"]];
-    explore_each(&mixes, &EXECUTIONS[..2], |scenario| {
+    explore_each(&mixes, &SMALL_EXECUTIONS, |scenario| {
         scenario.owner_deaths = 1;
         scenario.breaks = 1;
         scenario.cancel = true;

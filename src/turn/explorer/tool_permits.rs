@@ -13,12 +13,12 @@ const CAPPED_MIXES: [&[&str]; 4] = [
 #[test]
 fn tool_permits_with_cancellations_and_breaks() {
     explore_each(&CAPPED_MIXES, &EXECUTIONS, |scenario| scenario.cancel = true);
-    explore_each(&CAPPED_MIXES, &EXECUTIONS[1..], |scenario| {
+    explore_each(&CAPPED_MIXES, &PARALLEL_EXECUTIONS, |scenario| {
         scenario.durable_at_once = true;
         scenario.breaks = 1;
         scenario.failures = true;
     });
-    explore_each(&CAPPED_MIXES, &EXECUTIONS[1..], |scenario| {
+    explore_each(&CAPPED_MIXES, &PARALLEL_EXECUTIONS, |scenario| {
         // More bytes for the sealed call 0 make it malformed.
         scenario.response.insert(scenario.response.len() - 1, more(0, " x"));
     });
@@ -28,7 +28,7 @@ fn tool_permits_with_cancellations_and_breaks() {
 fn tool_permits_with_crashes_and_cut_off_or_filtered_responses() {
     explore_each(&CAPPED_MIXES, &EXECUTIONS, |scenario| scenario.crashes = 1);
     for ending in [FinishKind::Length, FinishKind::ContentFilter] {
-        explore_each(&CAPPED_MIXES, &EXECUTIONS[2..], |scenario| {
+        explore_each(&CAPPED_MIXES, &PARALLEL_8, |scenario| {
             *scenario.response.last_mut().unwrap() = finish(ending);
             scenario.cancel = true;
             scenario.crashes = 1;
@@ -41,10 +41,10 @@ fn tool_permits_with_crashes_and_cut_off_or_filtered_responses() {
 fn tool_permits_with_approvals_and_reruns() {
     let mixes: [&[&str]; 3] =
         [&["set", "bump_capped"], &["add_capped", "bump_capped"], &["put", "add_capped"]];
-    explore_each(&mixes, &EXECUTIONS[2..], |scenario| {
+    explore_each(&mixes, &PARALLEL_8, |scenario| {
         scenario.cancel = true;
     });
-    explore_each(&mixes, &EXECUTIONS[2..], |scenario| {
+    explore_each(&mixes, &PARALLEL_8, |scenario| {
         scenario.durable_at_once = true;
         scenario.crashes = 1;
     });

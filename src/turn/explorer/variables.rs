@@ -12,13 +12,13 @@ use crate::types::{ToolCall, WriteSet};
 
 /// A started call: its snapshot, and the first call that had not ended at its start.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-pub(super) struct StartedCall {
+pub(super) struct CallStartSnapshot {
     snapshot: Variables,
     /// The index of the first call that had not ended.
     first_unended: u32,
 }
 
-impl StartedCall {
+impl CallStartSnapshot {
     pub(super) fn snapshot(&self) -> &Variables {
         &self.snapshot
     }
@@ -71,7 +71,7 @@ impl World {
         let (first_unended, expected) = self.ended_prefix();
         assert!(first_unended <= key.index, "a call started that has ended");
         assert_eq!(snapshot, expected, "{key} has a wrong snapshot");
-        self.snapshots.insert(key, StartedCall { snapshot, first_unended });
+        self.snapshots.insert(key, CallStartSnapshot { snapshot, first_unended });
     }
 
     /// Checks that only successful calls write, in call order.
@@ -113,7 +113,7 @@ impl World {
                 let repeats = result.outcome.status == ToolStatus::Ok && !cut_short;
                 if repeats && !call.has_effects() && !used.writes_what_it_read() {
                     let saw = |text: &str| text.split_once(" saw ").map(|(_, saw)| saw.to_owned());
-                    assert_eq!(saw(&result.outcome.content), saw(&content), "{key} is no copy");
+                    assert_eq!(saw(&result.outcome.content), saw(&content), "{key} is not a copy");
                     let mut again = variables.clone();
                     again.apply(&used.writes);
                     assert_eq!(again, variables, "{key} would have written other values");
@@ -183,7 +183,7 @@ fn explore_with_variables(
     change: impl Fn(&mut Scenario),
 ) {
     explore_each(mixes, executions, |scenario| {
-        // A call that reads a variable which was written in between is no duplicate.
+        // A call that reads a variable which was written in between is not a duplicate.
         scenario.identical_run_once = false;
         change(scenario);
     });

@@ -1,7 +1,7 @@
 //! The simulated environment of a turn, and the actions that are possible in it.
 
 use super::approvals::ApprovalId;
-use super::variables::{StartedCall, run_tool};
+use super::variables::{CallStartSnapshot, run_tool};
 use super::*;
 use crate::types::Verdict;
 
@@ -43,7 +43,7 @@ pub(super) struct World {
     pub(super) crashes: u32,
     pub(super) owner_deaths: u32,
     /// The calls that the tool supervisor has started, with their completions once they have ended.
-    pub(super) live_calls: BTreeMap<CallKey, LiveCall>,
+    pub(super) started_calls: BTreeMap<CallKey, StartedCall>,
     pub(super) cancelled: bool,
     /// True if the turn was cancelled before it had ended.
     pub(super) cancelled_before_end: bool,
@@ -53,7 +53,7 @@ pub(super) struct World {
     /// True if the action `PassTime` was used.
     pub(super) has_passed_time: bool,
     /// The snapshots of the started calls.
-    pub(super) snapshots: BTreeMap<CallKey, StartedCall>,
+    pub(super) snapshots: BTreeMap<CallKey, CallStartSnapshot>,
     /// The calls that have to run again because of a conflict.
     pub(super) reruns: BTreeSet<CallKey>,
     /// The approvals that clients see as pending.
@@ -111,7 +111,7 @@ impl World {
             breaks: 0,
             crashes: 0,
             owner_deaths: 0,
-            live_calls: BTreeMap::new(),
+            started_calls: BTreeMap::new(),
             cancelled: false,
             cancelled_before_end: false,
             now: Duration::ZERO,
@@ -221,9 +221,9 @@ impl World {
                     ToolOutcome::not_ok(status, FailureKind::ToolError, "no")
                 };
                 self.tool_outcomes.insert(key, outcome.clone());
-                let completion = ToolCompletion { outcome, used };
-                if let Some(live) = self.live_calls.get_mut(&key) {
-                    live.completion = Some(completion.clone());
+                let completion = ToolCompletion { outcome, variables: used };
+                if let Some(started) = self.started_calls.get_mut(&key) {
+                    started.completion = Some(completion.clone());
                 }
                 self.turn.handle_outcome(now, key, completion);
             }
@@ -312,7 +312,7 @@ impl World {
             self.turn.handle_outcome(
                 self.now,
                 *key,
-                ToolCompletion { outcome, used: VariablesUse::default() },
+                ToolCompletion { outcome, variables: VariablesUse::default() },
             );
             let is_published =
                 matches!(self.turn.poll(), Some(Effect::Emit(Event::OutcomeLate { .. })));
@@ -371,8 +371,12 @@ impl World {
                     assert!(!was_released, "an outcome changed after its release");
                     self.check_writes(call.key, outcome, writes);
                 }
-                if let Record::ApprovalAsked { asked } = &record {
-                    self.check_approval_request(asked.call.key, asked.phase, &scenario.spec.rules);
+                if let Record::ApprovalAsked { request } = &record {
+                    self.check_approval_request(
+                        request.call.key,
+                        request.phase,
+                        &scenario.spec.rules,
+                    );
                 }
                 self.log.push(record);
                 self.record_times.push(self.unix_ms());
@@ -402,14 +406,14 @@ impl World {
             })) => {
                 self.check_start(&call.key, scenario);
                 if scenario.owner_deaths > 0 {
-                    let live = LiveCall { state, elapsed: Duration::ZERO, completion: None };
-                    self.live_calls.insert(call.key, live);
+                    let started = StartedCall { state, elapsed: Duration::ZERO, completion: None };
+                    self.started_calls.insert(call.key, started);
                 }
                 self.check_snapshot(call.key, snapshot);
             }
             Effect::Perform(TurnAction::Abort(key)) => {
                 assert!(self.running.remove(&key), "a call that does not run was aborted");
-                self.live_calls.remove(&key);
+                self.started_calls.remove(&key);
             }
             Effect::Emit(Event::CallEnded { result, .. }) => {
                 let key = result.call.key;
@@ -430,8 +434,8 @@ impl World {
             Effect::Emit(Event::ConflictFound { call, resolution, .. }) => {
                 self.check_conflict(call.key, resolution == ConflictResolution::Rerun);
             }
-            Effect::Emit(Event::ApprovalAsked { asked }) => {
-                self.add_pending_approval((asked.call.key, asked.phase));
+            Effect::Emit(Event::ApprovalAsked { request }) => {
+                self.add_pending_approval((request.call.key, request.phase));
             }
             Effect::Emit(Event::ResultReleased { key, .. }) => {
                 assert!(matches!(

@@ -21,7 +21,7 @@ pub struct Difference {
     /// The replayed record. `None` if the replay makes no record there.
     pub now: Option<Record>,
     /// A description for people.
-    pub why: String,
+    pub reason: String,
 }
 
 /// A recorded record that differs from the replayed one.
@@ -43,7 +43,7 @@ pub(super) fn timeless(record: &Record) -> Record {
     let mut record = record.clone();
     match &mut record {
         Record::AttemptStarted { wait_ms, .. } => *wait_ms = 0,
-        Record::ResponseEnded { shown, .. } => shown.clear(),
+        Record::ResponseEnded { displayed_segments, .. } => displayed_segments.clear(),
         Record::CallEnded { started_ms, wait_ms, duration_ms, early, .. } => {
             *early = false;
             if let Some(started) = started_ms {
@@ -86,8 +86,8 @@ pub(super) fn timeless(record: &Record) -> Record {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.seq {
-            Some(Seq(seq)) => write!(f, "record {seq}: {}", self.why)?,
-            None => write!(f, "{}", self.why)?,
+            Some(Seq(seq)) => write!(f, "record {seq}: {}", self.reason)?,
+            None => write!(f, "{}", self.reason)?,
         }
         let (recorded, now) = (self.recorded.as_ref().map(json), self.now.as_ref().map(json));
         if let (Some(recorded), Some(now)) = (&recorded, &now)

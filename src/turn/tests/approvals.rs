@@ -49,12 +49,12 @@ impl Driver {
     }
 
     fn requested_approvals(&self) -> Vec<(u32, ApprovalPhase)> {
-        self.approval_requests().map(|asked| (asked.call.key.index, asked.phase)).collect()
+        self.approval_requests().map(|request| (request.call.key.index, request.phase)).collect()
     }
 
     fn approval_requests(&self) -> impl Iterator<Item = &ApprovalRequest> {
         self.events.iter().filter_map(|event| match event {
-            Event::ApprovalAsked { asked } => Some(&**asked),
+            Event::ApprovalAsked { request } => Some(&**request),
             _ => None,
         })
     }
@@ -93,7 +93,7 @@ fn a_call_runs_after_its_approval_and_its_result_is_released_after_its_review() 
     assert_eq!(driver.requested_approvals(), [(0, Before), (0, After)]);
     assert!(driver.commit.is_none());
     let summaries: Vec<_> =
-        driver.approval_requests().map(|asked| asked.output_summary.as_deref()).collect();
+        driver.approval_requests().map(|request| request.output_summary.as_deref()).collect();
     assert_eq!(summaries, [None, Some("secret")]);
     driver.decide_approval(0, Approved).assert_results(&[("both", OK, None, "secret")]);
     let notes = &driver.commit.as_ref().unwrap().results[0].notes;
@@ -310,9 +310,9 @@ fn an_approval_request_is_published_right_after_its_record_and_is_gone_with_a_vo
         matches!(
             pair,
             [
-                Effect::Record(Record::ApprovalAsked { asked: recorded }),
-                Effect::Emit(Event::ApprovalAsked { asked })
-            ] if recorded == asked
+                Effect::Record(Record::ApprovalAsked { request: recorded }),
+                Effect::Emit(Event::ApprovalAsked { request })
+            ] if recorded == request
         )
     });
     assert_eq!((published.count(), turn.pending_approvals().count()), (1, 1));

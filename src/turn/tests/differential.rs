@@ -137,7 +137,7 @@ impl Reference {
 fn tool_rules(programs: &[Program], execution: Execution) -> TurnRules {
     let schema = || InputSchema::parse(json!({"type": "object"})).unwrap();
     let tools = programs.iter().enumerate().map(|(index, program)| {
-        let tool = ToolSpec::with_schema(&format!("t{index}"), "", schema());
+        let tool = ToolSpec::with_schema(format!("t{index}"), "", schema());
         let tool = if program.pure { tool.pure() } else { tool };
         (tool.name.clone(), Arc::new(tool))
     });

@@ -8,9 +8,9 @@ mod differential;
 mod edge_cases;
 mod fallbacks;
 mod interactions;
-mod live_calls;
 mod response_content;
 mod response_end;
+mod started_calls;
 mod tool_permits;
 mod variables;
 
@@ -190,7 +190,11 @@ impl Driver {
         outcome: ToolOutcome,
         used: VariablesUse,
     ) -> &mut Self {
-        self.turn.handle_outcome(self.now, self.key(index), ToolCompletion { outcome, used });
+        self.turn.handle_outcome(
+            self.now,
+            self.key(index),
+            ToolCompletion { outcome, variables: used },
+        );
         self.perform_effects();
         self
     }

@@ -45,7 +45,7 @@ impl<'a> Scalar<'a> {
         }
     }
 
-    /// Returns the text, which may be empty. A number is no text.
+    /// Returns the text, which may be empty. A number is not text.
     pub(in crate::wire) fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),

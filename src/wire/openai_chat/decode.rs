@@ -46,7 +46,7 @@ impl PayloadDecoder for OpenaiChatDialect {
         } else if let Some(error) = groq.and_then(|groq| keyed_error(groq.error?.get())) {
             out.push(Delta::Error(error));
         } else if is_blank && !chunk.has_choices {
-            // The chunk is no answer, even if it has token counts. It may be an error without the
+            // The chunk is not an answer, even if it has token counts. It may be an error without the
             // key `error`.
             out.extend(unkeyed_error(text));
         }

@@ -182,7 +182,7 @@ fn check_turns(contents: &[Value]) -> Result<(), String> {
         let calls = |content: Option<&Value>| -> Vec<Value> {
             content.iter().flat_map(|content| of_kind(content, "functionCall")).cloned().collect()
         };
-        let asked = calls(before);
+        let unanswered = calls(before);
         let results: Vec<&Value> = of_kind(content, "functionResponse").collect();
         match before {
             None if !calls(Some(content)).is_empty() => return Err(MISPLACED_CALL.to_owned()),
@@ -193,10 +193,10 @@ fn check_turns(contents: &[Value]) -> Result<(), String> {
             }
             Some(_) | None => {}
         }
-        if asked.is_empty() && !results.is_empty() {
+        if unanswered.is_empty() && !results.is_empty() {
             return Err(MISPLACED_RESULT.to_owned());
         }
-        if asked.len() != results.len() || !all_answered(asked, &results) {
+        if unanswered.len() != results.len() || !all_answered(unanswered, &results) {
             return Err(UNPAIRED.to_owned());
         }
         before = Some(content);
@@ -208,13 +208,13 @@ fn check_turns(contents: &[Value]) -> Result<(), String> {
 }
 
 /// Returns whether each result answers a different call: matched by id if the call has one, else by name.
-fn all_answered(mut asked: Vec<Value>, results: &[&Value]) -> bool {
+fn all_answered(mut unanswered: Vec<Value>, results: &[&Value]) -> bool {
     results.iter().all(|result| {
         let is_its = |call: &Value| match call["id"].as_str() {
             Some(id) => result["id"] == id,
             None => result["id"].is_null() && result["name"] == call["name"],
         };
-        asked.iter().position(is_its).map(|found| asked.remove(found)).is_some()
+        unanswered.iter().position(is_its).map(|found| unanswered.remove(found)).is_some()
     })
 }
 
@@ -287,9 +287,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn refused(contents: Value, why: &str) {
+    fn refused(contents: Value, reason: &str) {
         let error = check("gemini-3-pro", &json!({"contents": contents})).unwrap_err();
-        assert!(error.contains(why), "{error}");
+        assert!(error.contains(reason), "{error}");
     }
 
     #[test]

@@ -96,8 +96,9 @@ fn is_type(schema: &Value, kind: &str) -> bool {
 }
 
 fn check_schema(schema: &Value, place: &str) -> Result<(), String> {
-    let wrong =
-        |field: &str, why: &str| Err(format!("* GenerateContentRequest.{place}.{field}: {why}\n"));
+    let wrong = |field: &str, reason: &str| {
+        Err(format!("* GenerateContentRequest.{place}.{field}: {reason}\n"))
+    };
     let Value::Object(members) = schema else {
         return Err(format!("Invalid value at '{place}' (type.googleapis.com/google.ai.Schema)"));
     };
@@ -203,13 +204,13 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(schema: Value, why: &str) {
+    fn check(schema: Value, reason: &str) {
         let parameters = json!({"type": "object", "properties": {"x": schema}});
         let error = checked(json!([{"name": "f", "parameters": parameters}]), Value::Null);
-        if why.is_empty() {
+        if reason.is_empty() {
             assert_eq!(error, "", "{schema}");
         }
-        assert!(error.contains(why), "{schema}: {error}");
+        assert!(error.contains(reason), "{schema}: {error}");
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl FromStr for AllowRule {
     type Err = InvalidAllowRule;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let invalid = |why| InvalidAllowRule { text: text.to_owned(), why };
+        let invalid = |reason| InvalidAllowRule { text: text.to_owned(), reason };
         if text.contains("://") {
             return Err(invalid("give only the host, without a scheme"));
         }
@@ -75,10 +75,12 @@ impl fmt::Display for AllowRule {
 
 /// An entry of `http_get.allow` is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a \"host\", a \"host:port\" or a network such as \"10.0.0.0/8\": {why}")]
+#[error(
+    "{text:?} is not a \"host\", a \"host:port\" or a network such as \"10.0.0.0/8\": {reason}"
+)]
 pub struct InvalidAllowRule {
     text: String,
-    why: &'static str,
+    reason: &'static str,
 }
 
 fn split_port(text: &str) -> Result<(&str, Option<u16>), &'static str> {
@@ -146,7 +148,7 @@ mod tests {
 
     #[test]
     fn errors_give_the_reason() {
-        for (text, why) in [
+        for (text, reason) in [
             ("", "not a host name"),
             ("*", "not a host name"),
             ("*.example.com", "not a host name"),
@@ -166,7 +168,7 @@ mod tests {
             ("host/path", "must separate an address"),
         ] {
             let error = text.parse::<AllowRule>().unwrap_err().to_string();
-            assert!(error.contains(why) && error.contains(&format!("{text:?}")), "{error}");
+            assert!(error.contains(reason) && error.contains(&format!("{text:?}")), "{error}");
         }
     }
 

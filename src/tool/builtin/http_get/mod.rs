@@ -40,6 +40,7 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Limits of `http_get` and its allowed private targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HttpGetOptions {
     /// Targets that may be reached although they are not public.
     pub allow: Vec<AllowRule>,
@@ -344,8 +345,8 @@ mod tests {
             ("https://169.254.169.254/latest/meta-data/", "169.254.169.254 is a link-local"),
             ("http://192.168.1.1/", "192.168.1.1 is a private address"),
         ] {
-            let why = refused(&tool, url).unwrap_or_else(|| panic!("{url} is not refused"));
-            assert!(why.starts_with("refused: ") && why.contains(expect), "{url}: {why}");
+            let reason = refused(&tool, url).unwrap_or_else(|| panic!("{url} is not refused"));
+            assert!(reason.starts_with("refused: ") && reason.contains(expect), "{url}: {reason}");
         }
         assert_eq!(refused(&tool, "http://1.1.1.1/"), None);
         assert_eq!(refused(&tool, "https://[2606:4700::1]/"), None);
@@ -362,8 +363,8 @@ mod tests {
             ("http://user@example.com/", "user name or password"),
             ("http://:secret@example.com/", "user name or password"),
         ] {
-            let why = refused(&tool, url).unwrap();
-            assert!(why.contains(expect), "{url}: {why}");
+            let reason = refused(&tool, url).unwrap();
+            assert!(reason.contains(expect), "{url}: {reason}");
         }
     }
 

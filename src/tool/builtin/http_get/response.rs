@@ -14,9 +14,9 @@ pub(super) async fn read(mut response: Response, bytes_max: usize) -> Result<Str
     let head = head(&response);
     // Must be read before the body: afterwards it is the length of the unread rest.
     let size = response.content_length();
-    if let Some(why) = unreadable(&response) {
+    if let Some(reason) = unreadable(&response) {
         let size = size.map_or("of unknown size".to_owned(), |bytes| format!("{bytes} bytes"));
-        return Ok(format!("{head}\n[the body is left out: {why}, {size}]"));
+        return Ok(format!("{head}\n[the body is left out: {reason}, {size}]"));
     }
     let mut body = Vec::new();
     let mut complete = true;

@@ -27,7 +27,7 @@ impl TurnReplay<'_, '_> {
                     reads: reads.0.keys().cloned().collect(),
                     writes: writes.clone(),
                 };
-                let completion = ToolCompletion { outcome: outcome.clone(), used };
+                let completion = ToolCompletion { outcome: outcome.clone(), variables: used };
                 inputs.extend(self.tool_outcome(*key, completion));
                 inputs.extend(self.up_to_seal(*key));
             }
@@ -64,8 +64,8 @@ impl TurnReplay<'_, '_> {
         let unrecorded = is_end && self.recording.cancelled(self.at).is_none();
         inputs.extend(unrecorded.then_some(ReplayInput::Cancel(CancelReason::Shutdown)));
         if self.resumed_at != Some(self.at) {
-            let live = self.live_calls();
-            inputs.extend([LiveCalls::default(), live].map(ReplayInput::Resume));
+            let started = self.started_calls();
+            inputs.extend([StartedCalls::default(), started].map(ReplayInput::Resume));
         }
         inputs
     }
@@ -119,7 +119,7 @@ impl TurnReplay<'_, '_> {
             return Some(ReplayInput::TimedOut(self.recording.timed_out(self.at)));
         }
         let used = VariablesUse::default();
-        self.tool_outcome(key, ToolCompletion { outcome: outcome.clone(), used })
+        self.tool_outcome(key, ToolCompletion { outcome: outcome.clone(), variables: used })
     }
 
     pub(super) fn call(&self, key: CallKey) -> Option<&TurnCall> {

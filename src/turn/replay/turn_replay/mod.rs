@@ -19,8 +19,8 @@ use crate::turn::call::{self, CallPhase, TurnCall};
 use crate::turn::committed::TurnRecord;
 use crate::turn::effect::DeferredEffect;
 use crate::turn::effect::{ApprovalDecision, CancelReason, Effect, PermitReply};
-use crate::turn::live_calls::{LiveCalls, ToolCompletion};
 use crate::turn::spec::TurnSpec;
+use crate::turn::started_calls::{StartedCalls, ToolCompletion};
 use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
     ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
@@ -84,7 +84,7 @@ enum ReplayInput {
     MakeDurable,
     /// The turn was resumed from its records: after a stop of the host, or under the tool
     /// supervisor that still runs these calls.
-    Resume(LiveCalls),
+    Resume(StartedCalls),
 }
 
 impl<'t, 'a> TurnReplay<'t, 'a> {
@@ -188,7 +188,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
                 return Err(mismatch);
             }
             self.at = at;
-            self.resume(LiveCalls::default());
+            self.resume(StartedCalls::default());
             match self.perform_effects() {
                 Ok(()) => return Ok(self),
                 Err(next) => at = next.at,
@@ -232,7 +232,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
                 self.turn.handle_cancel(now, reason);
             }
             ReplayInput::MakeDurable => self.make_durable(),
-            ReplayInput::Resume(live) => self.resume(live),
+            ReplayInput::Resume(started) => self.resume(started),
         }
     }
 
@@ -320,20 +320,20 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
     }
 
     /// Returns the calls that run now.
-    fn live_calls(&self) -> LiveCalls {
+    fn started_calls(&self) -> StartedCalls {
         let running = self.turn.calls.iter().filter(|call| call.is_running());
-        let calls = running.map(|call| (call.key(), call.live()));
-        LiveCalls { calls: calls.collect(), is_complete: true }
+        let calls = running.map(|call| (call.key(), call.as_started()));
+        StartedCalls { calls: calls.collect(), is_complete: true }
     }
 
-    fn resume(&mut self, live: LiveCalls) {
+    fn resume(&mut self, started: StartedCalls) {
         let first = self.recording.entry(self.first).zip(self.initial_response.as_ref());
         let first = first.map(|(entry, response)| entry.with_record(response.clone()));
         let recorded = (self.first..self.at).filter_map(|at| self.recording.entry(at)).cloned();
         let entries: Vec<_> = first.into_iter().chain(recorded).collect();
         // The turn was resumed when the next record was written.
         let now = self.recording.entry(self.at).map_or(0, |entry| entry.time);
-        self.turn = Turn::resume_with((*self.spec).clone(), &entries, now, None, live);
+        self.turn = Turn::resume_with((*self.spec).clone(), &entries, now, None, started);
         (self.records_made, self.records_durable) = (0, 0);
         self.permit_requests.clear();
         self.remaining_steps.clear();

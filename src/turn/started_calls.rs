@@ -1,4 +1,5 @@
-//! Started calls: what their supervisor keeps of them, so that a resumed turn can attach to them.
+//! The state of started calls that the tool supervisor keeps, so that a resumed turn can attach to
+//! the calls.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,26 +15,26 @@ pub struct ToolCompletion {
     /// The outcome.
     pub outcome: ToolOutcome,
     /// The reads and writes of session variables.
-    pub used: VariablesUse,
+    pub variables: VariablesUse,
 }
 
-/// What is decided at the start of a call and is in no record. Its supervisor keeps it.
+/// The state of a call that is decided at its start and is in no record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CallStartState {
-    /// The last writer of each variable in its snapshot, as far as calls of this turn wrote it.
+    /// The last writer of each variable in its snapshot that calls of this turn wrote.
     pub(super) snapshot: LastWriters,
     /// True if it started before the response had ended.
-    pub(super) early: bool,
+    pub(super) is_early: bool,
     /// True if it runs again because of a conflict.
-    pub(super) rerun: bool,
+    pub(super) is_rerun: bool,
 }
 
 /// The calls of a turn that its tool supervisor has started, when the turn is resumed under the
 /// same supervisor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct LiveCalls {
+pub struct StartedCalls {
     /// The calls that run, and the ended calls whose completions the turn may have missed.
-    pub calls: BTreeMap<CallKey, LiveCall>,
+    pub calls: BTreeMap<CallKey, StartedCall>,
     /// True if the supervisor has received every start of the turn. A call that is not in `calls` was
     /// then never started.
     pub is_complete: bool,
@@ -41,7 +42,7 @@ pub struct LiveCalls {
 
 /// A call that was started before its turn was resumed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct LiveCall {
+pub struct StartedCall {
     /// Its state at its start.
     pub state: CallStartState,
     /// The time since its start, or from its start to its end.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::turn::call::TurnCall;
-use crate::turn::{CallStartState, LiveCall, LiveCalls};
+use crate::turn::{CallStartState, StartedCall, StartedCalls};
 
 /// Replaces the owner of the turn. Its running calls have run for `elapsed`; `completion` is the end
 /// of the first one that the turn has missed.
@@ -11,12 +11,12 @@ fn replace_owner(driver: &mut Driver, elapsed: Duration, completion: Option<Tool
     let live = |(at, call): (usize, &TurnCall)| {
         let state: CallStartState = call.start_state();
         let completion = completion.clone().filter(|_| at == 0);
-        (call.key(), LiveCall { state, elapsed, completion })
+        (call.key(), StartedCall { state, elapsed, completion })
     };
     let calls = running.enumerate().map(live).collect();
     let log: Vec<_> = driver.log.iter().map(|record| (record.clone(), 0)).collect();
     let spec = driver.turn.spec.as_ref().clone();
-    let live = LiveCalls { calls, is_complete: true };
+    let live = StartedCalls { calls, is_complete: true };
     driver.turn = Turn::resume_with(spec, &entries(0, &log), 0, None, live);
     driver.now = Duration::ZERO;
     driver.records = 0;
@@ -25,7 +25,7 @@ fn replace_owner(driver: &mut Driver, elapsed: Duration, completion: Option<Tool
 }
 
 fn paid() -> ToolCompletion {
-    ToolCompletion { outcome: ToolOutcome::ok("paid"), used: VariablesUse::default() }
+    ToolCompletion { outcome: ToolOutcome::ok("paid"), variables: VariablesUse::default() }
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_call_that_runs_again_because_of_a_conflict_does_so_once() {
     driver.finish_call_using_x(1, "old", false).finish_call_using_x(0, "set", true);
     driver.assert_started(&["pure#0", "pure#1", "pure#1"]);
     let read = VariablesUse { reads: ["x".into()].into(), ..VariablesUse::default() };
-    let completion = ToolCompletion { outcome: ToolOutcome::ok("new"), used: read };
+    let completion = ToolCompletion { outcome: ToolOutcome::ok("new"), variables: read };
     replace_owner(&mut driver, Duration::ZERO, Some(completion));
     driver.assert_started(&[]);
     driver.assert_results(&[("pure", OK, None, "set"), ("pure", OK, None, "new")]);

@@ -1,0 +1,180 @@
+//! A journal that the program implements: `cargo run --example own_journal`.
+//!
+//! Each session is a text file with one record in a line. A thread writes the files, because `append`
+//! must not block. A journal in a database looks the same, with statements instead of files.
+
+#![expect(clippy::disallowed_types, reason = "the standard library's lock needs no further crate")]
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+use callsheet::journal::{
+    AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, JournalStatus,
+    StoredSessionFilter, StoredSessionInfo,
+};
+use callsheet::prelude::*;
+use callsheet::{Seq, SessionId};
+
+/// A directory with a file for each session.
+#[derive(Debug)]
+struct FileJournal {
+    directory: PathBuf,
+    /// The queue of the writing thread. `None` once the journal is closed.
+    queue: Mutex<Option<mpsc::Sender<Batch>>>,
+    writer: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl FileJournal {
+    fn open(directory: &Path) -> io::Result<Self> {
+        fs::create_dir_all(directory)?;
+        let (queue, batches) = mpsc::channel();
+        let written = directory.to_owned();
+        let writer = std::thread::spawn(move || {
+            for batch in batches {
+                store(&written, batch);
+            }
+        });
+        let (queue, writer) = (Mutex::new(Some(queue)), Mutex::new(Some(writer)));
+        Ok(Self { directory: directory.to_owned(), queue, writer })
+    }
+
+    fn ids(&self) -> io::Result<Vec<SessionId>> {
+        let mut ids = Vec::new();
+        for file in fs::read_dir(&self.directory)? {
+            ids.extend(file?.file_name().to_str().and_then(|name| SessionId::parse(name).ok()));
+        }
+        ids.sort();
+        Ok(ids)
+    }
+}
+
+/// Stores a batch and reports its status.
+fn store(directory: &Path, mut batch: Batch) {
+    let first = batch.entries.first().map_or(0, |entry| entry.seq.0);
+    // After a failure, later records of the same log would leave a gap.
+    let stored = if batch.engine_state.has_failed(first) {
+        Err(io::Error::other("an earlier batch of the session failed"))
+    } else {
+        append_lines(directory, &batch)
+    };
+    (batch.on_status)(match stored {
+        Ok(()) => BatchStatus::Durable,
+        Err(error) => {
+            batch.engine_state.fail(first);
+            BatchStatus::Failed(JournalError::Write(error.to_string()))
+        }
+    });
+}
+
+fn append_lines(directory: &Path, batch: &Batch) -> io::Result<()> {
+    let path = directory.join(batch.session.as_str());
+    let mut file = File::options().create(true).append(true).open(path)?;
+    let line = |entry: &Arc<JournalEntry>| format!("{} {}\n", entry.time, entry.body());
+    file.write_all(batch.entries.iter().map(line).collect::<String>().as_bytes())?;
+    file.sync_data()
+}
+
+fn read_error(error: io::Error) -> JournalError {
+    JournalError::Read(error.to_string())
+}
+
+impl Journal for FileJournal {
+    fn append(&self, mut batch: Batch) -> AppendStatus {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*queue {
+            // The thread runs until the queue is dropped.
+            Some(queue) => drop(queue.send(batch)),
+            None => (batch.on_status)(BatchStatus::Failed(JournalError::Closed)),
+        }
+        AppendStatus::Queued
+    }
+
+    fn flush(&self) {}
+
+    fn read_some(
+        &self,
+        session: &SessionId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Vec<JournalEntry>, JournalError> {
+        let text = match fs::read_to_string(self.directory.join(session.as_str())) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(read_error(error)),
+        };
+        let lines = text.lines().zip(1..).filter(|(_, seq)| Seq(*seq) > after).take(limit);
+        let entries = lines.map(|(line, seq)| {
+            let (time, body) = line.split_once(' ').unwrap_or_default();
+            let time = time.parse().unwrap_or_default();
+            Ok(JournalEntry::read(session, Seq(seq), time, body)?)
+        });
+        entries.collect()
+    }
+
+    fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
+        let entries = self.read(session, Seq(0))?.into_iter().map(Arc::new).collect::<Vec<_>>();
+        Ok(StoredSessionInfo::from_entries(session, &entries))
+    }
+
+    fn list(&self, filter: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError> {
+        let mut found = Vec::new();
+        let ids = self.ids().map_err(read_error)?;
+        for id in ids.iter().filter(|id| filter.after.as_ref().is_none_or(|after| *id > after)) {
+            found.extend(self.find(id)?.filter(|stored| filter.matches(stored)));
+        }
+        found.truncate(if filter.limit == 0 { usize::MAX } else { filter.limit });
+        Ok(found)
+    }
+
+    fn count(&self) -> Result<usize, JournalError> {
+        Ok(self.ids().map_err(read_error)?.len())
+    }
+
+    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
+        for session in sessions {
+            match fs::remove_file(self.directory.join(session.as_str())) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(JournalError::Write(error.to_string()));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> JournalStatus {
+        JournalStatus::default()
+    }
+
+    fn close(&self) {
+        drop(self.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // The thread stores what is queued, and ends.
+        writer.map(std::thread::JoinHandle::join);
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let directory = std::env::temp_dir().join(format!("callsheet-files-{}", std::process::id()));
+
+    callsheet::testing::check_journal(|| match FileJournal::open(&directory.join("check")) {
+        Ok(journal) => Arc::new(journal),
+        Err(error) => panic!("{error}"),
+    });
+
+    let files = directory.join("sessions");
+    for prompt in ["Say hello.", "Say it again."] {
+        let journal = Arc::new(FileJournal::open(&files)?);
+        let host = Host::builder().journal(journal).start().await?;
+        let session = host.get_or_open_session("demo").await?;
+        let report = session.run(prompt).await?;
+        println!("{} (after {} messages)", report.text()?, report.context_messages().len());
+        host.shutdown().await;
+    }
+    print!("{}", fs::read_to_string(files.join("demo"))?);
+    fs::remove_dir_all(&directory)?;
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! Checks of a storage engine that a program implements.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::{
+    AppendStatus, Batch, BatchStatus, EngineLogState, Journal, JournalEntry, StoredSessionFilter,
+};
+use crate::record::{Record, Seq, StopMode};
+use crate::types::{SessionId, SessionState};
+
+/// Time limit for the status of a batch.
+const STATUS_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Checks that a storage engine keeps the contract of [`Journal`]: order, durability, reading, listing
+/// and deletion. `open` opens the engine; it is called again after the first one was closed, and must
+/// then return the same data, unless [`Journal::is_in_memory`] is true. The journal must be empty.
+///
+/// ```
+/// use std::sync::Arc;
+/// use callsheet::journal::MemoryJournal;
+///
+/// callsheet::testing::check_journal(|| Arc::new(MemoryJournal::new()));
+/// ```
+///
+/// # Panics
+/// If the engine breaks the contract. The message says how.
+pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
+    let journal = open();
+    assert_eq!(journal.count(), Ok(0), "the journal must be empty");
+    let [a, b] = [session("check-a"), session("check-b")];
+    let mut logs = [TestLog::new(&a), TestLog::new(&b)];
+    let opening = || Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() };
+    let stop = || Record::StopAsked { mode: StopMode::Now };
+    for log in &mut logs {
+        log.append(&*journal, vec![opening()]);
+        log.append(&*journal, vec![stop(), stop()]);
+    }
+    let [log, _] = &mut logs;
+    log.append(&*journal, (0..100).map(|_| stop()).collect());
+    check_contents(&*journal, &logs);
+
+    let listed = |filter: &StoredSessionFilter| -> Vec<SessionId> {
+        let sessions = journal.list(filter).unwrap_or_else(|error| panic!("list: {error}"));
+        sessions.into_iter().map(|stored| stored.id).collect()
+    };
+    let all = StoredSessionFilter::default();
+    assert!(listed(&all).iter().eq([&a, &b]), "list is in the order of the ids");
+    let first = StoredSessionFilter { limit: 1, ..StoredSessionFilter::default() };
+    assert!(listed(&first).iter().eq([&a]), "list respects limit");
+    let later = StoredSessionFilter { after: Some(a), ..StoredSessionFilter::default() };
+    assert!(listed(&later).iter().eq([&b]), "list respects after");
+    let running = StoredSessionFilter {
+        state: Some(SessionState::Running),
+        ..StoredSessionFilter::default()
+    };
+    assert!(listed(&running).is_empty(), "list respects state");
+    let old = StoredSessionFilter { touched_before: Some(1), ..StoredSessionFilter::default() };
+    assert!(listed(&old).is_empty(), "list respects touched_before");
+
+    journal.remove(&[b.clone(), session("unknown")]).unwrap_or_else(|e| panic!("remove: {e}"));
+    assert_eq!(journal.find(&b), Ok(None), "a removed session is not found");
+    assert_eq!(journal.read(&b, Seq(0)), Ok(Vec::new()), "a removed session has no records");
+    assert_eq!(journal.count(), Ok(1), "a removed session does not count");
+    journal.close();
+    if journal.is_in_memory() {
+        return;
+    }
+    drop(journal);
+    let journal = open();
+    let [log, _] = logs;
+    check_contents(&*journal, &[log]);
+    journal.close();
+}
+
+fn session(id: &str) -> SessionId {
+    SessionId::parse(id).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn check_contents(journal: &dyn Journal, logs: &[TestLog]) {
+    assert_eq!(journal.count(), Ok(logs.len()), "count returns the number of sessions");
+    for TestLog { session, entries, .. } in logs {
+        let read = |after: u64, limit| {
+            let entries = journal.read_some(session, Seq(after), limit);
+            entries.unwrap_or_else(|error| panic!("read_some: {error}"))
+        };
+        let expected: Vec<JournalEntry> = entries.iter().map(|e| JournalEntry::clone(e)).collect();
+        assert_eq!(read(0, usize::MAX), expected, "all entries are read back unchanged");
+        assert_eq!(read(1, 1), expected[1..2], "read_some respects after and limit");
+        assert_eq!(read(expected.len() as u64, 9), [], "nothing follows the last entry");
+        let found = journal.find(session).unwrap_or_else(|error| panic!("find: {error}"));
+        let last = found.map(|found| (found.agent, found.seq.0));
+        let expected = ("default".to_owned(), expected.len() as u64);
+        assert_eq!(last, Some(expected), "find returns the agent and the last record");
+    }
+}
+
+/// The log of one session, with what was appended.
+struct TestLog {
+    session: SessionId,
+    engine_state: Arc<EngineLogState>,
+    entries: Vec<Arc<JournalEntry>>,
+}
+
+impl TestLog {
+    fn new(session: &SessionId) -> Self {
+        Self { session: session.clone(), engine_state: Arc::default(), entries: Vec::new() }
+    }
+
+    /// Appends records and waits until they are durable.
+    fn append(&mut self, journal: &dyn Journal, records: Vec<Record>) {
+        let first = self.entries.len() as u64 + 1;
+        let entries: Vec<_> = (first..)
+            .zip(records)
+            .map(|(seq, record)| JournalEntry {
+                seq: Seq(seq),
+                time: seq,
+                displayed_bytes: 0,
+                record,
+            })
+            .map(Arc::new)
+            .collect();
+        self.entries.extend(entries.iter().cloned());
+        let (sender, statuses) = mpsc::channel();
+        let status = journal.append(Batch {
+            session: self.session.clone(),
+            entries,
+            engine_state: Arc::clone(&self.engine_state),
+            urgent: true,
+            // The receiver is gone after a failed check.
+            on_status: Box::new(move |status| drop(sender.send(status))),
+        });
+        if status == AppendStatus::Durable {
+            return;
+        }
+        loop {
+            match statuses.recv_timeout(STATUS_WAIT_MAX) {
+                Ok(BatchStatus::Written) => {}
+                Ok(BatchStatus::Durable) => return,
+                Ok(BatchStatus::Failed(error)) => panic!("append: {error}"),
+                Err(_) => panic!("no status of an urgent batch in {STATUS_WAIT_MAX:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! A model for the tests of an embedding program.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{ModelReply, ModelRequest, ModelSource, ModelStream};
+use crate::types::{ProviderError, ProviderErrorKind};
+
+/// A model that gives prepared replies in order, without a socket, and keeps the requests. Cloning
+/// shares both.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::model::ModelReply;
+/// use callsheet::prelude::*;
+/// use callsheet::testing::FakeModel;
+/// use serde_json::json;
+///
+/// let model = FakeModel::replies([
+///     ModelReply::call("double", json!({ "n": 21 })),
+///     ModelReply::text("It is 42."),
+/// ]);
+///
+/// #[derive(serde::Deserialize, schemars::JsonSchema)]
+/// struct Number { n: i64 }
+/// let double = ToolSpec::named("double", "Doubles a number.")
+///     .into_tool(async |number: Number, _| Ok(number.n * 2));
+///
+/// let host = Host::builder().model_source("fake", model.clone()).tool(double).start().await?;
+/// let report = host.open_session("test").await?.run("What is twice 21?").await?;
+/// assert_eq!(report.text()?, "It is 42.");
+/// assert_eq!(report.calls[0].result, "42");
+/// assert_eq!(model.requests().len(), 2);
+/// host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct FakeModel {
+    state: Arc<Mutex<FakeModelState>>,
+}
+
+#[derive(Debug, Default)]
+struct FakeModelState {
+    replies: VecDeque<ModelReply>,
+    requests: Vec<ModelRequest>,
+}
+
+impl FakeModel {
+    /// Makes a model with these replies. A request after the last one fails, and is not retried.
+    #[must_use]
+    pub fn replies(replies: impl IntoIterator<Item = ModelReply>) -> Self {
+        let replies = replies.into_iter().collect();
+        Self { state: Arc::new(Mutex::new(FakeModelState { replies, requests: Vec::new() })) }
+    }
+
+    /// Returns the requests so far.
+    #[must_use]
+    pub fn requests(&self) -> Vec<ModelRequest> {
+        self.state.lock().requests.clone()
+    }
+}
+
+impl ModelSource for FakeModel {
+    fn respond(&self, request: ModelRequest) -> ModelStream {
+        let mut state = self.state.lock();
+        state.requests.push(request);
+        match state.replies.pop_front() {
+            Some(reply) => reply.into_stream(),
+            None => {
+                let message = "the fake model has no reply left";
+                let mut error = ProviderError::new(ProviderErrorKind::Malformed, message);
+                error.retryable = Some(false);
+                Box::pin(futures::stream::once(std::future::ready(Err(error))))
+            }
+        }
+    }
+}
