@@ -150,10 +150,13 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns whether an agent uses the offline rehearsal model, which must then be started.
+    /// Returns whether an agent uses the offline rehearsal model and its address is not set yet. It
+    /// must be started then.
     #[must_use]
     pub fn needs_rehearsal(&self) -> bool {
+        let is_set = |model: &ModelConfig| !model.base_url.is_nowhere();
         self.agents.values().any(AgentConfig::asks_rehearsal)
+            && !self.models.get(REHEARSAL).is_some_and(is_set)
     }
 
     /// Sets the address of the offline rehearsal model.
