@@ -150,10 +150,13 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns whether an agent uses the offline rehearsal model, which must then be started.
+    /// Returns true if an agent uses the offline rehearsal model and the model has no address yet, so
+    /// that it must be started.
     #[must_use]
     pub fn needs_rehearsal(&self) -> bool {
+        let has_address = |model: &ModelConfig| !model.base_url.is_nowhere();
         self.agents.values().any(AgentConfig::asks_rehearsal)
+            && !self.models.get(REHEARSAL).is_some_and(has_address)
     }
 
     /// Sets the address of the offline rehearsal model.
