@@ -126,7 +126,7 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
         (vec!["nothing"], "unrecognized subcommand 'nothing'"),
         (vec!["run"], "<PROMPT>"),
         (vec!["run", " "], "the prompt is empty"),
-        (vec!["run", "--execution", "both", "x"], "execution is \"sequential\""),
+        (vec!["run", "--execution", "both", "x"], "execution must be \"sequential\""),
         (vec!["run", "--stream", "maybe", "x"], "invalid value 'maybe'"),
         (vec!["run", "--agent", "nobody", "x"], "no agent is called \"nobody\" (known: default)"),
         (vec!["run", "--model", "nobody", "x"], "no model is called \"nobody\""),
@@ -152,7 +152,7 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
             "root.toml:2: tools.read_file.root: open no-such-folder: No such file",
         ),
         (vec!["--listen", "0.0.0.0:0"], "is not loopback and needs a token"),
-        (vec!["--listen", "nowhere"], "is an address with a port"),
+        (vec!["--listen", "nowhere"], "must be an address with a port"),
         (vec!["--listen", &used], "another program uses this address"),
         (vec!["--log-format", "xml"], "a log format is \"text\" or \"json\""),
         (vec!["decode", "--wire", "smoke"], "invalid value 'smoke' for '--wire <WIRE>'"),
@@ -175,7 +175,7 @@ fn the_default_configuration_file_is_read_and_checked() {
     let folder = Folder::new("check").with("callsheet.toml", text);
     let output = folder.run(&["serve", "--check"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(stdout(&output), "callsheet.toml: fine (models: 1, agents: 1)\n");
+    assert_eq!(stdout(&output), "callsheet.toml: valid (models: 1, agents: 1)\n");
     let output = folder.run(&["run", "--json", PROMPT]);
     assert_eq!(events(&output)[0]["agent"], "writer");
 }
@@ -420,7 +420,7 @@ fn invalid_images_are_reported_before_the_run() {
         ("none.png", "--image: read \"none.png\": "),
         (".", "--image: read \".\": "),
         ("large.png", "--image: \"large.png\" has more than 20 MB"),
-        ("data:image/png,x", "is no data URL such as data:image/png;base64,.."),
+        ("data:image/png,x", "must be a data URL such as data:image/png;base64,.."),
     ] {
         let output = folder.run(&["run", "--image", image, "look"]);
         let err = stderr(&output);

@@ -268,7 +268,7 @@ fn unknown_keys_are_named_by_file_line_and_key() {
     check("[tools.clock]\nroot = 'x'\n", &["2: tools.clock.root: unknown key"]);
     check(
         "models = 3\nagents = []\n",
-        &["1: models: is a table, not 3", "2: agents: is a table, not a list"],
+        &["1: models: must be a table, not 3", "2: agents: must be a table, not a list"],
     );
 }
 
@@ -285,10 +285,10 @@ fn errors_of_the_journal_section() {
     check(
         "[journal]\nengine = 'sqlite3'\ndurability = 1\nresume = 'always'\nkeep_idle = 'x'\n",
         &[
-            "2: journal.engine: is \"sqlite\" or \"memory\", not \"sqlite3\"",
-            "3: journal.durability: is \"strict\" or \"relaxed\", not 1",
-            "4: journal.resume: is \"auto\" or \"manual\", not \"always\"",
-            "5: journal.keep_idle: is a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not \"x\"",
+            "2: journal.engine: must be \"sqlite\" or \"memory\", not \"sqlite3\"",
+            "3: journal.durability: must be \"strict\" or \"relaxed\", not 1",
+            "4: journal.resume: must be \"auto\" or \"manual\", not \"always\"",
+            "5: journal.keep_idle: must be a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not \"x\"",
         ],
     );
     check("[journal]\npath = 'x'\n", &["2: journal.path: unknown key"]);
@@ -296,7 +296,7 @@ fn errors_of_the_journal_section() {
         "[host]\ndata_dir = ''\nidle_after = 5\n",
         &[
             "2: host.data_dir: must not be empty",
-            "3: host.idle_after: is a time such as \"30s\", not 5",
+            "3: host.idle_after: must be a time such as \"30s\", not 5",
         ],
     );
     assert_eq!(parse("[host]\nidle_after = '0s'\n").host.idle_after, None);
@@ -307,14 +307,14 @@ fn errors_of_the_journal_section() {
 fn errors_of_the_host_section() {
     check(
         "[host]\nlisten = 7700\nmax_sessions = 0\n",
-        &["2: host.listen: is a text, not 7700", "3: host.max_sessions: must be at least 1"],
+        &["2: host.listen: must be a string, not 7700", "3: host.max_sessions: must be at least 1"],
     );
     check(
         "[host]\nlisten = 'here'\nallowed_hosts = ['a', 'http://b', 3]\n",
         &[
-            "2: host.listen: is an address with a port such as \"127.0.0.1:7700\", not \"here\"",
-            "3: host.allowed_hosts[1]: is a name or \"name:port\" without scheme or path, not \"http://b\"",
-            "3: host.allowed_hosts[2]: is a text, not 3",
+            "2: host.listen: must be an address with a port such as \"127.0.0.1:7700\", not \"here\"",
+            "3: host.allowed_hosts[1]: must be a name or \"name:port\" without scheme or path, not \"http://b\"",
+            "3: host.allowed_hosts[2]: must be a string, not 3",
         ],
     );
     check(
@@ -375,7 +375,7 @@ fn errors_of_a_model_section() {
         &[
             "1: models.main.base_url: is missing",
             "1: models.main.model: is missing",
-            "2: models.main.wire: is \"openai-chat\", \"openai-responses\", \"anthropic-messages\", \
+            "2: models.main.wire: must be \"openai-chat\", \"openai-responses\", \"anthropic-messages\", \
              \"gemini-generate\" or \"ollama-chat\", not \"smoke\"",
         ],
     );
@@ -409,15 +409,15 @@ fn errors_of_a_model_section() {
         &[
             "4: models.main.idle_timeout: must be longer than 0",
             "5: models.main.max_attempts: must not be negative, and is -1",
-            "6: models.main.temperature: is a number from 0 to 2, not 3",
-            "7: models.main.stream: is true or false, not \"no\"",
+            "6: models.main.temperature: must be a number from 0 to 2, not 3",
+            "7: models.main.stream: must be true or false, not \"no\"",
         ],
     );
     check(
         &model("max_concurrent_requests = -1\nbreaker_failures = '5'\nbreaker_open_for = '0s'\n"),
         &[
             "4: models.main.max_concurrent_requests: must not be negative, and is -1",
-            "5: models.main.breaker_failures: is a whole number, not \"5\"",
+            "5: models.main.breaker_failures: must be a whole number, not \"5\"",
             "6: models.main.breaker_open_for: must be longer than 0",
         ],
     );
@@ -425,7 +425,7 @@ fn errors_of_a_model_section() {
         &model("max_output_tokens = 5000000000\nconnect_timeout = '9 days'\n"),
         &[
             "4: models.main.max_output_tokens: 5000000000 is too large",
-            "5: models.main.connect_timeout: is a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not \"9 days\"",
+            "5: models.main.connect_timeout: must be a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not \"9 days\"",
         ],
     );
     check(
@@ -454,12 +454,12 @@ fn errors_of_an_agent_section() {
             "11: agents.a.fallback_models[1]: \"main\" is the agent's own model",
             "11: agents.a.fallback_models[2]: no model is called \"secnd\" (did you mean second?)",
             "12: agents.a.fallback_models[3]: \"second\" is listed twice",
-            "12: agents.a.fallback_models[4]: is a text, not 7",
+            "12: agents.a.fallback_models[4]: must be a string, not 7",
         ],
     );
     check(
         &format!("{one}[agents.a]\nfallback_models = 'main'\n"),
-        &["5: agents.a.fallback_models: is a list, not \"main\""],
+        &["5: agents.a.fallback_models: must be a list, not \"main\""],
     );
     check(
         &format!("{one}[agents.a]\nfallback_models = ['main']\n"),
@@ -476,14 +476,14 @@ fn errors_of_an_agent_section() {
         "[agents.a]\nexecution = { parallel = 0 }\n[agents.b]\nexecution = 'both'\n",
         &[
             "2: agents.a.execution: parallel is a number from 1 to 1024, not 0",
-            "4: agents.b.execution: is \"sequential\" or { parallel = N } with N from 1 to 1024, not \"both\"",
+            "4: agents.b.execution: must be \"sequential\" or { parallel = N } with N from 1 to 1024, not \"both\"",
         ],
     );
     check(
         "[agents.\"a b\"]\ntools = ['x', 'y z']\n",
         &[
             "1: agents.a b: a name has 1 to 64 characters of A-Z, a-z, 0-9, _ and -",
-            "2: agents.a b.tools[1]: is a tool's name, in which * and ? stand for other characters, not \"y z\"",
+            "2: agents.a b.tools[1]: must be a tool's name, in which * and ? stand for other characters, not \"y z\"",
         ],
     );
     check(
@@ -491,7 +491,7 @@ fn errors_of_an_agent_section() {
         &[
             "2: agents.a.limits.cancel_grace: must be longer than 0",
             "3: agents.a.limits.max_result_bytes: must be at least 1",
-            "4: agents.a.limits.on_excess: is \"answer\", \"truncate\" or \"fail\", not \"drop\"",
+            "4: agents.a.limits.on_excess: must be \"answer\", \"truncate\" or \"fail\", not \"drop\"",
         ],
     );
 }
@@ -501,8 +501,8 @@ fn errors_of_a_tool_section() {
     check(
         "[tools.clock]\neffect = 'all'\n[tools.http_get]\nallow = ['10.0.0.0/33']\nmax_concurrent = 0\n",
         &[
-            "2: tools.clock.effect: is \"none\" or \"some\", not \"all\"",
-            "4: tools.http_get.allow[0]: is a host, \"host:port\" or a network such as \"10.0.0.0/8\", not \"10.0.0.0/33\"",
+            "2: tools.clock.effect: must be \"none\" or \"some\", not \"all\"",
+            "4: tools.http_get.allow[0]: must be a host, \"host:port\" or a network such as \"10.0.0.0/8\", not \"10.0.0.0/33\"",
             "5: tools.http_get.max_concurrent: must be at least 1",
         ],
     );
@@ -540,8 +540,8 @@ fn the_environment_overrides_two_switches() {
     assert_eq!(
         errors,
         [
-            "CALLSHEET_MULTI_TOOL_CALLS: is true or false, not \"1\"",
-            "CALLSHEET_STREAM: is true or false, not \"no\""
+            "CALLSHEET_MULTI_TOOL_CALLS: must be true or false, not \"1\"",
+            "CALLSHEET_STREAM: must be true or false, not \"no\""
         ]
     );
 }

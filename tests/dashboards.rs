@@ -47,7 +47,7 @@ fn every_metric_is_shown_or_left_out_on_purpose() {
     let left_out = table(&readme, "## Left out of the dashboards");
     for row in &left_out {
         let name = row[0].trim_matches('`');
-        assert!(ALL.iter().any(|metric| metric.name == name), "{name} is no metric");
+        assert!(ALL.iter().any(|metric| metric.name == name), "{name} is not a metric");
         assert!(row[1].len() > 20, "{name} is left out, because?");
     }
     for metric in ALL {
@@ -287,11 +287,11 @@ fn check(expression: &Expression, recorded: &[&str]) {
     let mut labels: BTreeSet<&str> = SCRAPE_LABELS.iter().copied().collect();
     for name in named.metrics.iter().filter(|name| !recorded.contains(&name.as_str())) {
         let metric = ALL.iter().find(|metric| is_series_of(name, metric));
-        let metric = metric.unwrap_or_else(|| panic!("{place}: {name} is no metric, in {text}"));
+        let metric = metric.unwrap_or_else(|| panic!("{place}: {name} is not a metric, in {text}"));
         labels.extend(metric.labels);
     }
     for label in &named.labels {
-        assert!(labels.contains(label.as_str()), "{place}: {label} is no label, in {text}");
+        assert!(labels.contains(label.as_str()), "{place}: {label} is not a label, in {text}");
     }
 }
 

@@ -113,16 +113,24 @@ async fn an_invalid_input_is_refused_and_the_error_names_the_part() {
     service.post("/v1/sessions", json!({"id": "s"})).await;
     let detailed = json!({"url": PIXEL, "detail": "high"});
     for (input, code, reason) in [
-        (json!(7), "invalid_request", "input: is a text or a list of parts"),
-        (json!(null), "invalid_request", "input: is a text or a list of parts"),
-        (json!({"type": "text", "text": "a"}), "invalid_request", "input: is a text or a list"),
-        (json!(["a"]), "invalid_request", "input: part 0: its \\\"type\\\" is"),
+        (json!(7), "invalid_request", "input: must be a string or a list of parts"),
+        (json!(null), "invalid_request", "input: must be a string or a list of parts"),
+        (
+            json!({"type": "text", "text": "a"}),
+            "invalid_request",
+            "input: must be a string or a list",
+        ),
+        (json!(["a"]), "invalid_request", "input: part 0: its \\\"type\\\" must be"),
         (json!([text("a"), {"type": "input_audio"}]), "invalid_request", "input: part 1: its"),
-        (json!([text("a"), image("a.png")]), "invalid_request", "part 1: \\\"a.png\\\" is no http"),
+        (
+            json!([text("a"), image("a.png")]),
+            "invalid_request",
+            "part 1: \\\"a.png\\\" must be an http",
+        ),
         (
             json!([{"type": "image_url", "image_url": PIXEL}]),
             "invalid_request",
-            "part 0: its \\\"image_url\\\" is no object",
+            "part 0: its \\\"image_url\\\" must be an object",
         ),
         (
             json!([{"type": "image_url", "image_url": detailed}]),

@@ -701,7 +701,7 @@ fn commands_read_a_live_journal_and_one_of_a_stopped_host() {
     check(&JournalReader::open(&dir.0).unwrap());
 }
 
-/// The process that the next test kills. It is no test by itself.
+/// The process that the next test kills. It is not a test by itself.
 #[test]
 fn child() {
     let Some(dir) = std::env::var_os("CALLSHEET_TEST_DIR") else { return };

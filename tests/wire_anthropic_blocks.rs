@@ -316,7 +316,7 @@ fn a_value_of_an_unexpected_type_does_not_lose_the_payload() {
         let value: Value = serde_json::from_str(payload).unwrap();
         let mut places = Vec::new();
         paths(&value, "", &mut places);
-        // Without its type the payload is no event.
+        // Without its type the payload is not an event.
         for place in places.iter().filter(|place| !["", "/type"].contains(&place.as_str())) {
             for odd in [json!(null), json!(7), json!(-1.5), json!("x"), json!([7]), json!({"x": 7})]
             {

@@ -130,5 +130,5 @@ fn the_environment_turns_the_fast_path_off() {
     assert!(!with("off").unwrap().models["m"].fast_path);
     assert!(with("on").unwrap().models["m"].fast_path);
     let errors: Vec<String> = with("no").unwrap_err().iter().map(ToString::to_string).collect();
-    assert_eq!(errors, ["CALLSHEET_FAST_PATH: is on or off, not \"no\""]);
+    assert_eq!(errors, ["CALLSHEET_FAST_PATH: must be on or off, not \"no\""]);
 }

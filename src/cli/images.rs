@@ -108,8 +108,11 @@ mod tests {
         assert_eq!((urls.collect::<Vec<_>>(), &*content.text()), (images.to_vec(), "look"));
         assert_eq!(with_images("look", &[]).unwrap(), "look".into());
         for (name, reason) in [
-            ("https://", "--image: \"https://\" is no http address and no data URL"),
-            ("data:text/plain;base64,AA==", "--image: \"data:text/plain;base64,AA==\" is no image"),
+            ("https://", "--image: \"https://\" must be an http URL or a data URL"),
+            (
+                "data:text/plain;base64,AA==",
+                "--image: \"data:text/plain;base64,AA==\" is not an image",
+            ),
         ] {
             assert_eq!(load(name).unwrap_err().to_string(), reason);
         }

@@ -31,14 +31,14 @@ const BAR: u64 = 30;
 
 /// Flags of `callsheet load`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct LoadArgs {
     /// The address of a service that speaks Chat Completions, such as http://127.0.0.1:8080/v1.
     #[arg(long, value_name = "URL", requires = "model", required_unless_present = "rehearsal")]
     base_url: Option<String>,
-    /// The model's name there.
+    /// With --base-url: the service's name of the model.
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// The environment variable that holds the key for --base-url.
+    /// The environment variable with the API key for --base-url.
     #[arg(long, value_name = "NAME", requires = "base_url")]
     api_key_env: Option<String>,
     /// Use the offline rehearsal model, in a process of its own: text and calls, then text.
@@ -59,12 +59,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 4)]
     renew_after: u32,
     /// Execution of tool calls: sequential, parallel or parallel:N.
-    #[arg(long, default_value_t = Execution::Sequential)]
+    #[arg(long, value_name = "MODE", default_value_t = Execution::Sequential)]
     execution: Execution,
-    /// Start tool calls while their response still streams.
+    /// Start tool calls while their response still streams (true), or after its end (false).
     #[arg(long, value_name = "true|false", default_value_t = true, action = clap::ArgAction::Set)]
     early_start: bool,
-    /// Ask the model to stream its answers.
+    /// Request streamed responses (true) or plain ones (false).
     #[arg(long, value_name = "true|false", default_value_t = true, action = clap::ArgAction::Set)]
     stream: bool,
     /// The journal of the records: strict, relaxed or memory.
@@ -121,7 +121,7 @@ pub(super) struct ServiceArgs {
     workload: Workload,
 }
 
-impl Args {
+impl LoadArgs {
     /// Returns the number of threads of the runtime.
     pub(super) fn threads(&self) -> Option<usize> {
         self.threads.map(usize::from)
@@ -169,7 +169,8 @@ impl WorkloadArgs {
     }
 }
 
-pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
+/// Runs the load test.
+pub(super) async fn run(args: LoadArgs) -> Result<ExitCode, CommandError> {
     if ["CALLSHEET_LOG", "RUST_LOG"].iter().any(|name| std::env::var_os(name).is_some()) {
         telemetry::init(LogFormat::Text).map_err(CommandError::usage)?;
     }
@@ -217,13 +218,13 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
 }
 
 /// The hidden command.
-pub(super) async fn serve(args: ServiceArgs) -> Result<ExitCode, CommandError> {
+pub(super) async fn run_service(args: ServiceArgs) -> Result<ExitCode, CommandError> {
     load::raise_open_files(args.sessions).map_err(failure)?;
     load::serve(args.workload).await.map_err(CommandError::failed)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn start_service(args: &Args) -> Result<ServiceProcess, CommandError> {
+fn start_service(args: &LoadArgs) -> Result<ServiceProcess, CommandError> {
     let program = std::env::current_exe()
         .map_err(|error| CommandError::failed(format!("find this program: {error}")))?;
     let workload =
@@ -272,12 +273,12 @@ fn bar(right: u64, wrong: u64, total: u64, time: Duration) -> String {
 
 fn parse_time(text: &str) -> Result<Duration, String> {
     let time = parse_duration(text)?;
-    if time.is_zero() { Err("is more than 0".to_owned()) } else { Ok(time) }
+    if time.is_zero() { Err("must be more than 0".to_owned()) } else { Ok(time) }
 }
 
 fn parse_journal(text: &str) -> Result<LoadJournal, String> {
     let found = LoadJournal::WORDS.iter().find(|(word, _)| *word == text);
-    let none = || format!("is \"strict\", \"relaxed\" or \"memory\", not {text:?}");
+    let none = || format!("must be \"strict\", \"relaxed\" or \"memory\", not {text:?}");
     found.map(|(_, journal)| *journal).ok_or_else(none)
 }
 

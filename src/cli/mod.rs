@@ -1,7 +1,14 @@
 //! The command line: `callsheet` and its subcommands, one per file.
 //!
-//! An error is printed as one line on stderr. The exit status is 1 if a run failed or a journal is
-//! broken, and 2 for wrong usage or configuration.
+//! An error is printed as one line on stderr. Exit statuses:
+//!
+//! | status | meaning |
+//! | --- | --- |
+//! | 0 | success: the run was answered, the journal is valid, the replay found no difference |
+//! | 1 | a run failed or was refused, a journal is broken, a replay differs, the output cannot be written |
+//! | 2 | wrong usage or configuration |
+//! | 3 | `run`: a limit ended the run |
+//! | 130 | `run`: the run was stopped; or a second signal ended the process |
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -72,7 +79,7 @@ enum Command {
     /// Replays a stored session from its journal and reports the first decision that differs.
     Replay(Box<replay::ReplayArgs>),
     /// Runs many sessions against a service, checks every answer and reports the cost.
-    Load(Box<load::Args>),
+    Load(Box<load::LoadArgs>),
     /// Serves the rehearsal model to a load test.
     #[command(name = load::SERVICE, hide = true)]
     LoadService(load::ServiceArgs),
@@ -114,13 +121,13 @@ fn execute(cli: Cli) -> Result<ExitCode, CommandError> {
         .map_err(|error| CommandError::failed(format!("start the async runtime: {error}")))?;
     let result = runtime.block_on(async {
         match cli.command {
-            None => serve::main(cli.serve).await,
-            Some(Command::Serve(args)) => serve::main(*args).await,
-            Some(Command::Run(args)) => run::main(*args).await,
-            Some(Command::Sessions(command)) => sessions::main(&command),
-            Some(Command::Replay(args)) => replay::main(&args),
-            Some(Command::Load(args)) => load::main(*args).await,
-            Some(Command::LoadService(args)) => load::serve(args).await,
+            None => serve::run(cli.serve).await,
+            Some(Command::Serve(args)) => serve::run(*args).await,
+            Some(Command::Run(args)) => run::run(*args).await,
+            Some(Command::Sessions(command)) => sessions::run(&command),
+            Some(Command::Replay(args)) => replay::run(&args),
+            Some(Command::Load(args)) => load::run(*args).await,
+            Some(Command::LoadService(args)) => load::run_service(args).await,
             Some(Command::Decode { wire, framing, file }) => decode(wire, framing, file),
         }
     });
@@ -167,7 +174,7 @@ fn decode(
 fn report_parse_error(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        // A closed stdout is no error here.
+        // If stdout is closed, its reader has exited and needs no help text.
         let _ = output::to_stdout(&text);
         return ExitCode::SUCCESS;
     }
@@ -200,12 +207,12 @@ mod tests {
             (vec!["nothing"], "unrecognized subcommand 'nothing'"),
             (
                 vec!["--listen", "x"],
-                "invalid value 'x' for '--listen <ADDR>': is an address with a port such as \
+                "invalid value 'x' for '--listen <ADDR>': must be an address with a port such as \
                  \"127.0.0.1:7700\", not \"x\"",
             ),
             (
                 vec!["run", "--execution", "both", "p"],
-                "invalid value 'both' for '--execution <EXECUTION>': execution is \"sequential\", \
+                "invalid value 'both' for '--execution <MODE>': execution must be \"sequential\", \
                  \"parallel\" or \"parallel:N\" with N from 1 to 1024",
             ),
             (

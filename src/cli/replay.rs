@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::error::CommandError;
-use super::output::{self, count_of};
-use super::setup::{self, LoadedConfig, ModelArgs};
+use super::output::{self, format_count};
+use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use crate::journal::JournalReader;
 use crate::record::Seq;
 use crate::runtime::AgentRules;
@@ -19,16 +19,16 @@ pub(super) struct ReplayArgs {
     /// Id of the session.
     #[arg(value_name = "ID")]
     session: String,
-    /// Directory of the journal [default: data_dir of the configuration]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help = DATA_DIR_HELP)]
     data_dir: Option<PathBuf>,
     #[command(flatten)]
-    model: ModelArgs,
+    config: ConfigArgs,
 }
 
-pub(super) fn main(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
+/// Replays the session. The exit status is 1 if the replay differs from the records.
+pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
     let session = SessionId::parse(&args.session).map_err(CommandError::usage)?;
-    let LoadedConfig { config, .. } = args.model.load()?;
+    let LoadedConfig { config, .. } = args.config.load()?;
     let tools = setup::tools(&config)?;
     let dir = args.data_dir.as_ref().unwrap_or(&config.host.data_dir);
     let rules = AgentRules::new(&config, tools).map_err(CommandError::usage)?;
@@ -39,7 +39,7 @@ pub(super) fn main(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
         return Err(CommandError::failed(format!("there is no session {session} in {file}")));
     }
     let replayed = replay(&session, &entries, |agent, overrides| {
-        rules.of(agent, overrides).map_err(|error| error.to_string())
+        rules.rules(agent, overrides).map_err(|error| error.to_string())
     });
     let (text, status) = match replayed {
         Ok(replayed) => (describe_equal(&session, &replayed), ExitCode::SUCCESS),
@@ -54,10 +54,10 @@ fn describe_equal(session: &SessionId, replayed: &Replayed) -> String {
     let note = if *unfinished { "; its last run has not ended" } else { "" };
     format!(
         "{session}: no difference in {}, {}, {} and {}{note}\n",
-        count_of(*runs, "run"),
-        count_of(*turns, "turn"),
-        count_of(*calls as u64, "call"),
-        count_of(*records as u64, "record"),
+        format_count(*runs, "run"),
+        format_count(*turns, "turn"),
+        format_count(*calls as u64, "call"),
+        format_count(*records as u64, "record"),
     )
 }
 

@@ -1,11 +1,11 @@
 //! `callsheet run`: runs one prompt to its final answer.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::approval_prompts::ApprovalMode;
 use super::error::CommandError;
-use super::setup::{self, LoadedConfig, ModelArgs};
+use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
 use super::{images, output, watch};
 use crate::config::{Config, DEFAULT_AGENT, JournalEngine, REHEARSAL, ToolPattern};
@@ -19,27 +19,28 @@ use crate::types::{Execution, RunEnd, SessionId};
 #[derive(Debug, clap::Args)]
 pub(super) struct RunArgs {
     #[command(flatten)]
-    model: ModelArgs,
-    /// The agent that answers [default: the only agent, or the agent named default]
+    config: ConfigArgs,
+    /// The agent that answers [default: the agent of the session, the only agent, or the agent
+    /// named default]
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
-    /// The session to continue or to open; it is stored in the data directory. Without this flag
-    /// nothing is stored.
+    /// Id of the session that the run belongs to. A session with this id is continued; if there is
+    /// none, a new one is stored under it. Without this flag nothing is stored.
     #[arg(long, value_name = "ID")]
     session: Option<String>,
-    /// Directory where sessions are stored [default: ./callsheet-data]
-    #[arg(long, value_name = "DIR", requires = "session")]
+    #[arg(long, value_name = "DIR", requires = "session", help = DATA_DIR_HELP)]
     data_dir: Option<PathBuf>,
-    /// Execution of tool calls: sequential, parallel or parallel:N.
-    #[arg(long)]
+    /// Execution of tool calls: sequential, parallel or parallel:N [default: the agent's execution]
+    #[arg(long, value_name = "MODE")]
     execution: Option<Execution>,
-    /// Names or patterns of the tools that may be called.
+    /// Names or patterns of the tools that may be called [default: the agent's tools]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     tools: Option<Vec<String>>,
-    /// Run all tool calls of a response, or only the first.
+    /// Run all tool calls of a response (true), or only the first (false) [default: the agent's
+    /// multi_tool_calls]
     #[arg(long, value_name = "true|false")]
     multi_tool_calls: Option<bool>,
-    /// Request a streamed response, or a plain one.
+    /// Request streamed responses (true) or plain ones (false) [default: the model's stream]
     #[arg(long, value_name = "true|false")]
     stream: Option<bool>,
     /// Print events as JSON, one per line.
@@ -57,7 +58,8 @@ pub(super) struct RunArgs {
     prompt: String,
 }
 
-pub(super) async fn main(args: RunArgs) -> Result<ExitCode, CommandError> {
+/// Runs the prompt. The exit status is that of the end of the run: see [`exit_status`].
+pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     if ["CALLSHEET_LOG", "RUST_LOG"].iter().any(|name| std::env::var_os(name).is_some()) {
         telemetry::init(LogFormat::Text).map_err(CommandError::usage)?;
     }
@@ -65,21 +67,24 @@ pub(super) async fn main(args: RunArgs) -> Result<ExitCode, CommandError> {
         return Err(CommandError::usage("the prompt is empty"));
     }
     let input = images::with_images(&args.prompt, &args.images).map_err(CommandError::usage)?;
-    let LoadedConfig { mut config, .. } = args.model.load()?;
+    let LoadedConfig { mut config, .. } = args.config.load()?;
     let stored_agent = match &args.session {
-        Some(id) => find_stored_agent(&mut config, id, args.data_dir.as_deref())?,
+        Some(id) => {
+            if let Some(dir) = &args.data_dir {
+                config.host.data_dir.clone_from(dir);
+            }
+            find_stored_agent(&config, id)?
+        }
         None => {
             // Without a session nothing is stored.
             config.journal.engine = JournalEngine::Memory;
             None
         }
     };
-    let agent = choose_agent(&config, args.agent.as_deref().or(stored_agent.as_deref()))?;
-    if let Some(stored) = stored_agent.as_ref().filter(|stored| **stored != agent) {
-        return Err(CommandError::usage(format!(
-            "--agent: the session belongs to agent {stored:?}"
-        )));
-    }
+    let agent = match &stored_agent {
+        Some(stored) => check_stored_agent(&config, stored, args.agent.as_deref())?,
+        None => choose_agent(&config, args.agent.as_deref())?,
+    };
     let tools = setup::tools(&config)?;
     apply_flags(&args, &mut config, &agent, &tools)?;
     let mut signals = Signals::new().map_err(CommandError::failed)?;
@@ -123,15 +128,8 @@ pub(super) async fn main(args: RunArgs) -> Result<ExitCode, CommandError> {
     Ok(ExitCode::from(exit_status(report.run_end)))
 }
 
-/// Returns the agent of a stored session.
-fn find_stored_agent(
-    config: &mut Config,
-    id: &str,
-    data_dir: Option<&Path>,
-) -> Result<Option<String>, CommandError> {
-    if let Some(dir) = data_dir {
-        config.host.data_dir = dir.to_owned();
-    }
+/// Returns the agent of a stored session, or `None` if no session with this id is stored.
+fn find_stored_agent(config: &Config, id: &str) -> Result<Option<String>, CommandError> {
     let id = session_id(id)?;
     if config.journal.engine == JournalEngine::Memory {
         let message =
@@ -154,13 +152,34 @@ fn session_id(text: &str) -> Result<SessionId, CommandError> {
     SessionId::parse(text).map_err(|error| CommandError::usage(format!("--session: {error}")))
 }
 
+/// Returns the agent of a stored session, after checking that it is configured and that `--agent`
+/// does not name another one.
+fn check_stored_agent(
+    config: &Config,
+    stored: &str,
+    flag: Option<&str>,
+) -> Result<String, CommandError> {
+    if flag.is_some_and(|name| name != stored) {
+        let message = format!("--agent: the session belongs to agent {stored:?}");
+        return Err(CommandError::usage(message));
+    }
+    if !config.agents.contains_key(stored) {
+        return Err(CommandError::usage(format!(
+            "--session: the session belongs to agent {stored:?}, which is not configured \
+             (known: {}); configure that agent again",
+            agent_names(config)
+        )));
+    }
+    Ok(stored.to_owned())
+}
+
+/// Returns the agent that `--agent` names, the only agent, or the default agent.
 fn choose_agent(config: &Config, flag: Option<&str>) -> Result<String, CommandError> {
-    let names = || config.agents.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     if let Some(name) = flag {
         return if config.agents.contains_key(name) {
             Ok(name.to_owned())
         } else {
-            let names = names();
+            let names = agent_names(config);
             Err(CommandError::usage(format!(
                 "--agent: no agent is called {name:?} (known: {names})"
             )))
@@ -170,8 +189,15 @@ fn choose_agent(config: &Config, flag: Option<&str>) -> Result<String, CommandEr
     match (agents.next(), agents.next()) {
         (Some(only), None) => Ok(only.clone()),
         (_, _) if config.agents.contains_key(DEFAULT_AGENT) => Ok(DEFAULT_AGENT.to_owned()),
-        (_, _) => Err(CommandError::usage(format!("choose an agent with --agent ({})", names()))),
+        (_, _) => Err(CommandError::usage(format!(
+            "choose an agent with --agent ({})",
+            agent_names(config)
+        ))),
     }
+}
+
+fn agent_names(config: &Config) -> String {
+    config.agents.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
 fn apply_flags(
@@ -217,7 +243,8 @@ fn parse_tool_patterns(
         .collect()
 }
 
-/// Returns the exit status for the end of a run.
+/// Returns the exit status for the end of a run: 0 if it was answered, 1 if it failed or was refused,
+/// 3 if a limit ended it, 130 if it was stopped.
 fn exit_status(end: RunEnd) -> u8 {
     match end {
         RunEnd::Answered => 0,
@@ -266,5 +293,24 @@ mod tests {
         assert_eq!(error, CommandError::usage("choose an agent with --agent (reader, writer)"));
         let error = choose_agent(&one, Some("x")).expect_err("refuse");
         assert_eq!((error.status, error.message.contains("writer")), (2, true));
+    }
+
+    #[test]
+    fn the_agent_of_a_stored_session_must_be_configured() {
+        let config = parse("[agents.writer]\n[agents.reader]\n");
+        assert_eq!(check_stored_agent(&config, "writer", None), Ok("writer".to_owned()));
+        assert_eq!(check_stored_agent(&config, "writer", Some("writer")), Ok("writer".to_owned()));
+        for (stored, flag, expected) in [
+            ("writer", Some("reader"), "--agent: the session belongs to agent \"writer\""),
+            (
+                "old",
+                None,
+                "--session: the session belongs to agent \"old\", which is not configured \
+                 (known: reader, writer); configure that agent again",
+            ),
+        ] {
+            let error = check_stored_agent(&config, stored, flag).expect_err("refuse");
+            assert_eq!(error, CommandError::usage(expected));
+        }
     }
 }

@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 
 use super::error::CommandError;
 use super::output;
-use super::setup::{self, LoadedConfig, ModelArgs};
+use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
 use crate::config::{Config, JournalEngine, parse_listen};
 use crate::runtime::Host;
@@ -20,12 +20,11 @@ use crate::telemetry::{self, LogFormat};
 #[derive(Debug, clap::Args)]
 pub(super) struct ServeArgs {
     #[command(flatten)]
-    model: ModelArgs,
+    config: ConfigArgs,
     /// Address to listen on [default: 127.0.0.1:7700]
     #[arg(long, value_name = "ADDR", value_parser = parse_listen)]
     listen: Option<SocketAddr>,
-    /// Directory where sessions are stored [default: ./callsheet-data]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help = DATA_DIR_HELP)]
     data_dir: Option<PathBuf>,
     /// Format of log lines: text or json.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
@@ -35,8 +34,9 @@ pub(super) struct ServeArgs {
     check: bool,
 }
 
-pub(super) async fn main(args: ServeArgs) -> Result<ExitCode, CommandError> {
-    let LoadedConfig { mut config, file } = args.model.load()?;
+/// Runs the host and its HTTP API until a signal arrives.
+pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
+    let LoadedConfig { mut config, file } = args.config.load()?;
     if let Some(listen) = args.listen {
         config.set_listen(listen).map_err(CommandError::usage)?;
     }
@@ -47,7 +47,7 @@ pub(super) async fn main(args: ServeArgs) -> Result<ExitCode, CommandError> {
     let source = file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
     if args.check {
         let (models, agents) = (config.models.len(), config.agents.len());
-        let summary = format!("{source}: fine (models: {models}, agents: {agents})\n");
+        let summary = format!("{source}: valid (models: {models}, agents: {agents})\n");
         output::to_stdout(&summary).map_err(|error| output::write_error(&error))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -63,8 +63,10 @@ pub(super) async fn main(args: ServeArgs) -> Result<ExitCode, CommandError> {
     let configured = config.clone();
     let host =
         Host::builder().config(config).tools(tools).start().await.map_err(setup::start_error)?;
-    let server = server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
-    output::to_stderr(&banner(&configured, server.addr(), &source));
+    // Returns at once. Connections are served in the background.
+    let http_server =
+        server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
+    output::to_stderr(&banner(&configured, http_server.addr(), &source));
 
     signals.next().await;
     let grace = configured.host.shutdown_grace.as_secs_f64();
@@ -74,7 +76,7 @@ pub(super) async fn main(args: ServeArgs) -> Result<ExitCode, CommandError> {
         // The second signal exits at once.
         () = signals.next() => return Ok(ExitCode::from(130)),
     }
-    server.shutdown().await;
+    http_server.shutdown().await;
     if let Some(rehearsal) = rehearsal {
         rehearsal.shutdown().await;
     }

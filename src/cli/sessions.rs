@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::error::CommandError;
-use super::output::{self, count_of};
+use super::output::{self, format_count};
 use super::screen::{is_coloured, terminal_columns};
-use super::setup;
+use super::setup::{self, CONFIG_HELP, DATA_DIR_HELP};
 use crate::journal::export::{self, TimelineStyle};
 use crate::journal::{
     JournalError, JournalReader, StoredSessionFilter, StoredSessionInfo, unfinished, verify,
@@ -62,11 +62,9 @@ pub(super) enum SessionsCommand {
 /// Flags that locate the journal.
 #[derive(Debug, clap::Args)]
 pub(super) struct JournalLocation {
-    /// The data directory [default: data_dir of the configuration]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help = DATA_DIR_HELP)]
     data_dir: Option<PathBuf>,
-    /// The configuration file [default: ./callsheet.toml, if it exists]
-    #[arg(long, value_name = "FILE", conflicts_with = "data_dir")]
+    #[arg(long, value_name = "FILE", conflicts_with = "data_dir", help = CONFIG_HELP)]
     config: Option<PathBuf>,
 }
 
@@ -92,7 +90,7 @@ struct OpenJournal {
 }
 
 /// Runs a subcommand.
-pub(super) fn main(command: &SessionsCommand) -> Result<ExitCode, CommandError> {
+pub(super) fn run(command: &SessionsCommand) -> Result<ExitCode, CommandError> {
     match command {
         SessionsCommand::List { location, limit, state, json } => {
             list(&location.open()?, *limit, *state, *json)?;
@@ -193,7 +191,7 @@ fn list(
     }
     if !json {
         let bytes = database_bytes(journal.reader.file());
-        let (sessions, dir) = (count_of(count as u64, "session"), journal.dir.display());
+        let (sessions, dir) = (format_count(count as u64, "session"), journal.dir.display());
         write(&mut stdout, &format!("{sessions}; the journal in {dir} has {bytes} bytes\n"))?;
     }
     flush(stdout)
@@ -267,10 +265,10 @@ fn verify_journal(journal: &OpenJournal, id: Option<&SessionId>) -> Result<ExitC
     }
     let VerifySummary { sessions, records, problems, unfinished } = summary;
     let (sessions, records) =
-        (count_of(sessions as u64, "session"), count_of(records as u64, "record"));
+        (format_count(sessions as u64, "session"), format_count(records as u64, "record"));
     let result = match problems {
         0 => "nothing is broken".to_owned(),
-        count => count_of(count as u64, "problem"),
+        count => format_count(count as u64, "problem"),
     };
     let open = match unfinished {
         0 => String::new(),

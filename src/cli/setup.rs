@@ -16,11 +16,18 @@ const DEFAULT_FILE: &str = "callsheet.toml";
 /// Name of the model that flags define; not a valid name in a configuration file.
 const FLAGS_MODEL: &str = "(flags)";
 
-/// Flags that choose the configuration and override its model.
+/// The help of `--config`.
+pub(super) const CONFIG_HELP: &str =
+    "The configuration file [default: ./callsheet.toml, if it exists]";
+
+/// The help of `--data-dir`.
+pub(super) const DATA_DIR_HELP: &str = "The data directory, where sessions are stored \
+    [default: data_dir of the configuration, or ./callsheet-data]";
+
+/// Flags that choose the configuration file and override the models of its agents.
 #[derive(Debug, Default, clap::Args)]
-pub(super) struct ModelArgs {
-    /// The configuration file [default: ./callsheet.toml, if it exists]
-    #[arg(long, value_name = "FILE")]
+pub(super) struct ConfigArgs {
+    #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
     config: Option<PathBuf>,
     /// The wire format of --base-url or of the rehearsal model.
     #[arg(long, value_name = "WIRE", value_parser = wires())]
@@ -47,7 +54,7 @@ pub(super) struct LoadedConfig {
     pub(super) file: Option<PathBuf>,
 }
 
-impl ModelArgs {
+impl ConfigArgs {
     pub(super) fn load(&self) -> Result<LoadedConfig, CommandError> {
         let mut loaded = load(self.config.as_deref())?;
         self.choose_model(&mut loaded.config)?;

@@ -205,17 +205,20 @@ fn fallbacks(
 }
 
 fn pattern(value: &DeValue<'_>) -> Parsed<ToolPattern> {
-    let text = values::filled_text(value)?;
+    let text = values::non_empty_string(value)?;
     let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'*' | b'?');
     if text.bytes().all(fits) {
         Ok(ToolPattern { text })
     } else {
-        Err(format!("is a tool's name, in which * and ? stand for other characters, not {text:?}"))
+        Err(format!(
+            "must be a tool's name, in which * and ? stand for other characters, not {text:?}"
+        ))
     }
 }
 
 fn execution(value: &DeValue<'_>) -> Parsed<Execution> {
-    let wrong = || values::not("\"sequential\" or { parallel = N } with N from 1 to 1024", value);
+    let wrong =
+        || values::wrong_type("\"sequential\" or { parallel = N } with N from 1 to 1024", value);
     if let Some(text) = value.as_str() {
         return text.parse().map_err(|_| wrong());
     }

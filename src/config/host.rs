@@ -46,7 +46,7 @@ pub struct HostConfig {
 impl HostConfig {
     pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
         let default = Self::default();
-        let named_env = section.read("token_env", values::filled_text);
+        let named_env = section.read("token_env", values::non_empty_string);
         let is_named = named_env.is_some();
         let token_env = named_env.unwrap_or(default.token_env);
         let host = Self {
@@ -67,7 +67,7 @@ impl HostConfig {
                 .read("max_queued_inputs", values::count)
                 .unwrap_or(default.max_queued_inputs),
             data_dir: section
-                .read("data_dir", values::filled_text)
+                .read("data_dir", values::non_empty_string)
                 .map_or(default.data_dir, PathBuf::from),
             idle_after: section
                 .read("idle_after", values::time_limit)
@@ -138,7 +138,7 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     match port {
         Some(port) => Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
         None => text.parse().map_err(|_| {
-            format!("is an address with a port such as \"127.0.0.1:7700\", not {text:?}")
+            format!("must be an address with a port such as \"127.0.0.1:7700\", not {text:?}")
         }),
     }
 }
@@ -150,7 +150,7 @@ fn allowed_host(value: &toml::de::DeValue<'_>) -> Parsed<String> {
     if fits {
         Ok(text.to_ascii_lowercase())
     } else {
-        Err(format!("is a name or \"name:port\" without scheme or path, not {text:?}"))
+        Err(format!("must be a name or \"name:port\" without scheme or path, not {text:?}"))
     }
 }
 

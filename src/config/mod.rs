@@ -150,13 +150,13 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns true if an agent uses the offline rehearsal model and the model has no address yet, so
-    /// that it must be started.
+    /// Returns whether an agent uses the offline rehearsal model and its address is not set yet. It
+    /// must be started then.
     #[must_use]
     pub fn needs_rehearsal(&self) -> bool {
-        let has_address = |model: &ModelConfig| !model.base_url.is_nowhere();
+        let is_set = |model: &ModelConfig| !model.base_url.is_nowhere();
         self.agents.values().any(AgentConfig::asks_rehearsal)
-            && !self.models.get(REHEARSAL).is_some_and(has_address)
+            && !self.models.get(REHEARSAL).is_some_and(is_set)
     }
 
     /// Sets the address of the offline rehearsal model.
@@ -246,7 +246,7 @@ fn fast_path(source: &ConfigSource<'_>, env: &dyn Fn(&str) -> Option<String>) ->
         None | Some("on") => true,
         Some("off") => false,
         Some(other) => {
-            source.complain_of_env(FAST_PATH_ENV, format!("is on or off, not {other:?}"));
+            source.complain_of_env(FAST_PATH_ENV, format!("must be on or off, not {other:?}"));
             true
         }
     }
@@ -262,7 +262,7 @@ fn switch(
     let parsed: Parsed<bool> = match text.as_str() {
         "true" => Ok(true),
         "false" => Ok(false),
-        other => Err(format!("is true or false, not {other:?}")),
+        other => Err(format!("must be true or false, not {other:?}")),
     };
     parsed.map_err(|message| source.complain_of_env(name, message)).ok()
 }

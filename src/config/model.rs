@@ -113,19 +113,19 @@ impl ModelConfig {
     }
 
     /// Creates a model that the program implements itself. It has no address.
-    pub(crate) fn of_source(name: &str) -> Self {
+    pub(crate) fn for_source(name: &str) -> Self {
         Self::new(BaseUrl("http://model-source.invalid".to_owned()), name)
     }
 
     pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
         let wire = section.read("wire", |value| values::word(value, &Wire::WORDS));
         let base_url = section.read("base_url", base_url);
-        let model = section.read("model", values::filled_text);
+        let model = section.read("model", values::non_empty_string);
         for (key, missing) in [("base_url", base_url.is_none()), ("model", model.is_none())] {
             section.require(key, missing);
         }
         let api_key = section.read("api_key_env", |value| {
-            let name = values::filled_text(value)?;
+            let name = values::non_empty_string(value)?;
             ApiKey::from_env(&name, env).map_err(|error| error.to_string())
         });
         let default =
@@ -316,12 +316,12 @@ fn temperature(value: &DeValue<'_>) -> Parsed<f64> {
     if (0.0..=2.0).contains(&number) {
         Ok(number)
     } else {
-        Err(format!("is a number from 0 to 2, not {number}"))
+        Err(format!("must be a number from 0 to 2, not {number}"))
     }
 }
 
 fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
-    let table = value.as_table().ok_or_else(|| values::not("a table", value))?;
+    let table = value.as_table().ok_or_else(|| values::wrong_type("a table", value))?;
     let mut headers = BTreeMap::new();
     for (name, value) in table {
         let name = name.get_ref().to_ascii_lowercase();
@@ -345,7 +345,7 @@ fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
 const OURS: [&str; 6] = ["model", "messages", "input", "contents", "tools", "stream"];
 
 fn omitted(value: &DeValue<'_>) -> Parsed<String> {
-    let field = values::filled_text(value)?;
+    let field = values::non_empty_string(value)?;
     if OURS.contains(&field.as_str()) {
         return Err(format!("{field} cannot be left out"));
     }

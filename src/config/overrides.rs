@@ -380,7 +380,7 @@ mod tests {
     fn invalid_values_are_reported_by_key() {
         for (json, part) in [
             (r#"{"executoin": "sequential"}"#, "unknown field `executoin`"),
-            (r#"{"execution": "fast"}"#, "execution is \"sequential\""),
+            (r#"{"execution": "fast"}"#, "execution must be \"sequential\""),
             (r#"{"limits": {"max_turn": 1}}"#, "unknown field `max_turn`"),
             (r#"{"limits": {"tool_timeout": "soon"}}"#, "soon"),
             (r#"{"limits": {"max_result_bytes": 0}}"#, "expected a nonzero"),

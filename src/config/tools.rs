@@ -151,7 +151,7 @@ impl ToolOverride {
             allow: Vec::new(),
         };
         if name == "read_file" {
-            change.root = section.read("root", values::filled_text).map(PathBuf::from);
+            change.root = section.read("root", values::non_empty_string).map(PathBuf::from);
             section.require("root", change.root.is_none());
         }
         if name == "http_get" {
@@ -167,7 +167,7 @@ fn allow(value: &DeValue<'_>) -> Parsed<String> {
     if is_network(&text) || is_host(&text) {
         return Ok(text.to_ascii_lowercase());
     }
-    Err(format!("is a host, \"host:port\" or a network such as \"10.0.0.0/8\", not {text:?}"))
+    Err(format!("must be a host, \"host:port\" or a network such as \"10.0.0.0/8\", not {text:?}"))
 }
 
 fn is_network(text: &str) -> bool {

@@ -11,27 +11,27 @@ pub(super) type Parsed<T> = Result<T, String>;
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// Returns the message for a value of the wrong type.
-pub(super) fn not(wanted: &str, value: &DeValue<'_>) -> String {
-    format!("is {wanted}, not {}", described(value))
+pub(super) fn wrong_type(expected: &str, value: &DeValue<'_>) -> String {
+    format!("must be {expected}, not {}", described(value))
 }
 
 pub(super) fn text(value: &DeValue<'_>) -> Parsed<String> {
-    value.as_str().map(str::to_owned).ok_or_else(|| not("a text", value))
+    value.as_str().map(str::to_owned).ok_or_else(|| wrong_type("a string", value))
 }
 
-/// Parses a text that is not empty.
-pub(super) fn filled_text(value: &DeValue<'_>) -> Parsed<String> {
+/// Parses a string that is not empty.
+pub(super) fn non_empty_string(value: &DeValue<'_>) -> Parsed<String> {
     let text = text(value)?;
     if text.trim().is_empty() { Err("must not be empty".to_owned()) } else { Ok(text) }
 }
 
 pub(super) fn switch(value: &DeValue<'_>) -> Parsed<bool> {
-    value.as_bool().ok_or_else(|| not("true or false", value))
+    value.as_bool().ok_or_else(|| wrong_type("true or false", value))
 }
 
 /// Parses a whole number that fits `T`.
 pub(super) fn number<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
-    let Some(integer) = value.as_integer() else { return Err(not("a whole number", value)) };
+    let Some(integer) = value.as_integer() else { return Err(wrong_type("a whole number", value)) };
     let number = i128::from_str_radix(integer.as_str(), integer.radix())
         .map_err(|_| format!("{integer} is too large"))?;
     if number < 0 {
@@ -64,16 +64,17 @@ pub(super) fn float(value: &DeValue<'_>) -> Parsed<f64> {
     let text = match (value.as_float(), value.as_integer()) {
         (Some(float), _) => float.as_str().to_owned(),
         (None, Some(integer)) if integer.radix() == 10 => integer.as_str().to_owned(),
-        (None, _) => return Err(not("a number", value)),
+        (None, _) => return Err(wrong_type("a number", value)),
     };
-    let number: f64 = text.parse().map_err(|_| format!("{text} is no number"))?;
-    if number.is_finite() { Ok(number) } else { Err(format!("{text} is no number")) }
+    let not_a_number = || format!("must be a number, not {text}");
+    let number: f64 = text.parse().map_err(|_| not_a_number())?;
+    if number.is_finite() { Ok(number) } else { Err(not_a_number()) }
 }
 
 /// Parses a duration such as `"30s"`, which may be 0.
 pub(super) fn duration(value: &DeValue<'_>) -> Parsed<Duration> {
     let Some(text) = value.as_str() else {
-        return Err(not("a time such as \"30s\"", value));
+        return Err(wrong_type("a time such as \"30s\"", value));
     };
     parse_duration(text)
 }
@@ -98,7 +99,7 @@ pub(super) fn word<T: Copy>(value: &DeValue<'_>, words: &[(&str, T)]) -> Parsed<
             Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
             Some(_) | None => words.join(""),
         };
-        not(&wanted, value)
+        wrong_type(&wanted, value)
     })
 }
 
@@ -123,7 +124,7 @@ pub(super) fn json(value: &DeValue<'_>) -> Parsed<serde_json::Value> {
 pub(super) fn json_object(
     value: &DeValue<'_>,
 ) -> Parsed<serde_json::Map<String, serde_json::Value>> {
-    let table = value.as_table().ok_or_else(|| not("a table", value))?;
+    let table = value.as_table().ok_or_else(|| wrong_type("a table", value))?;
     let mut fields = serde_json::Map::new();
     for (key, value) in table {
         let value = json(value.get_ref()).map_err(|error| format!("{}: {error}", key.get_ref()))?;
@@ -145,7 +146,8 @@ pub(super) fn check_name(name: &str) -> Parsed<()> {
 /// # Errors
 /// If the text is not a duration.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("is a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not {text:?}");
+    let wrong =
+        || format!("must be a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not {text:?}");
     let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
     let (amount, unit) = text.split_at(digits);
     let milliseconds: u64 = match unit {

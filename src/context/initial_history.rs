@@ -32,7 +32,7 @@ pub struct InitialHistoryError {
 }
 
 impl InitialHistory {
-    /// Parses messages of users, assistants and tools. `content` is a text or a list of text parts,
+    /// Parses messages of users, assistants and tools. `content` is a string or a list of text parts,
     /// which are joined by line feeds. A user's content may contain images; then it stays a list.
     /// `metadata` has the form of the host's own histories.
     ///
@@ -45,31 +45,30 @@ impl InitialHistory {
             let count = values.len();
             return Err(InitialHistoryError {
                 location: "messages".to_owned(),
-                problem: format!(
-                    "at most {INITIAL_MESSAGES_MAX} are allowed, and there are {count}"
-                ),
+                problem: format!("must be at most {INITIAL_MESSAGES_MAX} messages, not {count}"),
             });
         }
         let mut messages = Vec::with_capacity(values.len());
-        let mut calls = CallsAwaitingResults::default();
+        let mut calls = PrecedingCalls::default();
         for (index, value) in values.iter().enumerate() {
-            let message = read(value, &mut calls).map_err(|problem| problem.in_message(index))?;
+            let message =
+                parse_message(value, &mut calls).map_err(|problem| problem.in_message(index))?;
             match &message {
                 Message::Tool { .. } => {}
                 Message::User { .. } => {
                     calls.check_results()?;
-                    calls = CallsAwaitingResults::default();
+                    calls = PrecedingCalls::default();
                 }
                 Message::Assistant(message) => {
                     calls.check_results()?;
-                    calls = CallsAwaitingResults::of(index, &message.calls);
+                    calls = PrecedingCalls::new(index, &message.calls);
                 }
             }
             messages.push(Arc::new(message));
         }
         let initial_calls = match messages.last().map(Arc::as_ref) {
             Some(Message::Assistant(message)) if !message.calls.is_empty() => {
-                Some(Arc::new(first_turn(message)))
+                Some(Arc::new(first_response(message)))
             }
             Some(_) | None => None,
         };
@@ -82,7 +81,7 @@ impl InitialHistory {
 }
 
 /// Creates the response of the session's first turn.
-fn first_turn(message: &ResponseMessage) -> ResponseMessage {
+fn first_response(message: &ResponseMessage) -> ResponseMessage {
     let calls = message.calls.iter().map(|call| ToolCall {
         key: CallKey { turn: 1, attempt: 1, index: call.key.index },
         ..call.clone()
@@ -90,24 +89,24 @@ fn first_turn(message: &ResponseMessage) -> ResponseMessage {
     ResponseMessage { calls: calls.collect(), ..message.clone() }
 }
 
-/// The calls of the last assistant message, each with whether its result was read.
+/// The calls of the last assistant message, whose results may follow.
 #[derive(Debug, Default)]
-struct CallsAwaitingResults {
-    /// The index of that message.
+struct PrecedingCalls {
+    /// The index of the assistant message.
     message: usize,
-    calls: Vec<AwaitedResult>,
+    calls: Vec<PrecedingCall>,
 }
 
 #[derive(Debug)]
-struct AwaitedResult {
+struct PrecedingCall {
     id: String,
     name: String,
     has_result: bool,
 }
 
-impl CallsAwaitingResults {
-    fn of(message: usize, calls: &[ToolCall]) -> Self {
-        let calls = calls.iter().map(|call| AwaitedResult {
+impl PrecedingCalls {
+    fn new(message: usize, calls: &[ToolCall]) -> Self {
+        let calls = calls.iter().map(|call| PrecedingCall {
             id: call.id.to_string(),
             name: call.name.to_string(),
             has_result: false,
@@ -122,12 +121,12 @@ impl CallsAwaitingResults {
             return Err(invalid(
                 "",
                 format!(
-                    "it is the result of {quoted:?}, and no call directly before it has that id"
+                    "tool_call_id {quoted:?} must be the id of a call in the last assistant message"
                 ),
             ));
         };
         if std::mem::replace(&mut call.has_result, true) {
-            return Err(invalid("", format!("call {quoted:?} has a result already")));
+            return Err(invalid("", format!("call {quoted:?} must not have a second result")));
         }
         Ok(call.name.clone())
     }
@@ -136,9 +135,11 @@ impl CallsAwaitingResults {
     fn check_results(&self) -> Result<(), InitialHistoryError> {
         match self.calls.iter().find(|call| !call.has_result) {
             None => Ok(()),
-            Some(AwaitedResult { id, .. }) => {
+            Some(PrecedingCall { id, .. }) => {
                 let id = excerpt(id, QUOTE_CHARS);
-                let problem = format!("call {id:?} has no result directly after its message");
+                let problem = format!(
+                    "call {id:?} must have a result before the next user or assistant message"
+                );
                 Err(invalid("", problem).in_message(self.message))
             }
         }
@@ -165,24 +166,28 @@ impl MessageProblem {
     }
 }
 
-fn read(value: &Value, calls: &mut CallsAwaitingResults) -> Result<Message, MessageProblem> {
-    let Value::Object(fields) = value else { return Err(invalid("", "a message is an object")) };
-    let role = fields.get("role").ok_or_else(|| invalid("", "it has no \"role\""))?;
+fn parse_message(value: &Value, calls: &mut PrecedingCalls) -> Result<Message, MessageProblem> {
+    let Value::Object(fields) = value else { return Err(invalid("", "must be an object")) };
+    let role = fields.get("role").ok_or_else(|| invalid("", "must have a \"role\""))?;
     match role.as_str() {
-        Some("user") => read_user(fields),
-        Some("assistant") => read_assistant(fields),
-        Some("tool") => read_tool(fields, calls),
-        Some("system" | "developer") => {
-            Err(invalid(".role", "the system prompt is the agent's; leave this message out"))
-        }
+        Some("user") => parse_user(fields),
+        Some("assistant") => parse_assistant(fields),
+        Some("tool") => parse_tool(fields, calls),
+        Some("system" | "developer") => Err(invalid(
+            ".role",
+            "must be \"user\", \"assistant\" or \"tool\": the system prompt is set in the agent",
+        )),
         Some(_) | None => {
             let role = excerpt(&role.to_string(), QUOTE_CHARS);
-            Err(invalid(".role", format!("is \"user\", \"assistant\" or \"tool\", not {role}")))
+            Err(invalid(
+                ".role",
+                format!("must be \"user\", \"assistant\" or \"tool\", not {role}"),
+            ))
         }
     }
 }
 
-fn read_user(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
+fn parse_user(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
     check_keys(fields, &["role", "content", "metadata"], "")?;
     let content = match fields.get("content") {
         None | Some(Value::Null) => Content::default(),
@@ -192,25 +197,25 @@ fn read_user(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
         })?,
     };
     if content.is_blank() {
-        return Err(invalid(".content", "is empty"));
+        return Err(invalid(".content", "must not be empty"));
     }
     let is_text = content.parts().iter().all(|part| part.as_text().is_some());
     let content = if is_text { content.text().into_owned().into() } else { content };
     Ok(Message::User { content })
 }
 
-fn read_assistant(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
+fn parse_assistant(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
     check_keys(fields, &["role", "content", "tool_calls", "metadata"], "")?;
-    let text = text(fields)?.unwrap_or_default();
-    let metadata = metadata(fields)?;
+    let text = parse_text_content(fields)?.unwrap_or_default();
+    let metadata = parse_metadata(fields)?;
     let reasoning = metadata.get("reasoning").and_then(Value::as_str).unwrap_or_default();
     let calls = match fields.get("tool_calls") {
         None | Some(Value::Null) => Vec::new(),
-        Some(Value::Array(calls)) => read_calls(calls)?,
-        Some(_) => return Err(invalid(".tool_calls", "is a list")),
+        Some(Value::Array(calls)) => parse_calls(calls)?,
+        Some(_) => return Err(invalid(".tool_calls", "must be a list")),
     };
     if text.is_empty() && calls.is_empty() {
-        return Err(invalid("", "it has neither content nor tool_calls"));
+        return Err(invalid("", "must have content or tool_calls"));
     }
     let reasoning = reasoning.to_owned();
     Ok(Message::Assistant(
@@ -218,31 +223,31 @@ fn read_assistant(fields: &Map<String, Value>) -> Result<Message, MessageProblem
     ))
 }
 
-fn read_tool(
+fn parse_tool(
     fields: &Map<String, Value>,
-    calls: &mut CallsAwaitingResults,
+    calls: &mut PrecedingCalls,
 ) -> Result<Message, MessageProblem> {
     check_keys(fields, &["role", "content", "tool_call_id", "name", "metadata"], "")?;
-    let content = text(fields)?.ok_or_else(|| invalid(".content", "is missing"))?;
-    let metadata = Value::Object(metadata(fields)?);
-    let call_id = filled(fields, "tool_call_id", "")?;
+    let content = parse_text_content(fields)?.ok_or_else(|| invalid(".content", "is required"))?;
+    let metadata = Value::Object(parse_metadata(fields)?);
+    let call_id = non_empty_string(fields, "tool_call_id", "")?;
     let name = calls.add_result(&call_id)?;
     let (call_id, name, content) = (call_id.into(), name.into(), content.into());
     Ok(Message::Tool { call_id, name, content, metadata })
 }
 
-fn read_calls(values: &[Value]) -> Result<Vec<ToolCall>, MessageProblem> {
+fn parse_calls(values: &[Value]) -> Result<Vec<ToolCall>, MessageProblem> {
     if values.len() > CALLS_MAX {
-        let problem = format!("at most {CALLS_MAX} are allowed, and there are {}", values.len());
+        let problem = format!("must be at most {CALLS_MAX} calls, not {}", values.len());
         return Err(invalid(".tool_calls", problem));
     }
     let mut calls: Vec<ToolCall> = Vec::with_capacity(values.len());
     for (index, value) in values.iter().enumerate() {
         let path = format!(".tool_calls[{index}]");
-        let call = read_call(value, index, &path)?;
+        let call = parse_call(value, index, &path)?;
         if calls.iter().any(|other| other.id == call.id) {
             let id = excerpt(&call.id, QUOTE_CHARS);
-            let problem = format!("another call of the message has the id {id:?}");
+            let problem = format!("must be unique in the message, and {id:?} is not");
             return Err(invalid(path + ".id", problem));
         }
         calls.push(call);
@@ -250,22 +255,22 @@ fn read_calls(values: &[Value]) -> Result<Vec<ToolCall>, MessageProblem> {
     Ok(calls)
 }
 
-fn read_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, MessageProblem> {
-    let Value::Object(fields) = value else { return Err(invalid(path, "a call is an object")) };
+fn parse_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, MessageProblem> {
+    let Value::Object(fields) = value else { return Err(invalid(path, "must be an object")) };
     check_keys(fields, &["id", "type", "function"], path)?;
     if fields.get("type").is_some_and(|kind| kind != "function") {
-        return Err(invalid(format!("{path}.type"), "is \"function\""));
+        return Err(invalid(format!("{path}.type"), "must be \"function\""));
     }
-    let id = filled(fields, "id", path)?;
+    let id = non_empty_string(fields, "id", path)?;
     let path = format!("{path}.function");
     let Some(Value::Object(function)) = fields.get("function") else {
-        return Err(invalid(path, "is an object with \"name\" and \"arguments\""));
+        return Err(invalid(path, "must be an object with \"name\" and \"arguments\""));
     };
     check_keys(function, &["name", "arguments"], &path)?;
-    let name = filled(function, "name", &path)?;
-    let arguments = function.get("arguments").and_then(Value::as_str).and_then(arguments);
+    let name = non_empty_string(function, "name", &path)?;
+    let arguments = function.get("arguments").and_then(Value::as_str).and_then(parse_arguments);
     let Some(arguments) = arguments else {
-        return Err(invalid(path + ".arguments", "is the JSON text of an object"));
+        return Err(invalid(path + ".arguments", "must be the JSON text of an object"));
     };
     Ok(ToolCall {
         // The session's turns start at 1, so the calls of initial messages have turn 0.
@@ -278,8 +283,8 @@ fn read_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, Messag
     })
 }
 
-/// Parses the arguments of a call. Some services send an empty text if there are no arguments.
-fn arguments(text: &str) -> Option<Value> {
+/// Parses the arguments of a call. Some services send an empty string if there are no arguments.
+fn parse_arguments(text: &str) -> Option<Value> {
     if text.is_empty() {
         return Some(Value::Object(Map::new()));
     }
@@ -307,9 +312,9 @@ fn check_keys(
     }
 }
 
-/// Returns the content: a text, or its text parts joined by line feeds. `None` if it is `null` or
-/// missing.
-fn text(fields: &Map<String, Value>) -> Result<Option<String>, MessageProblem> {
+/// Returns the content, which must be a string or a list of text parts. Parts are joined by line
+/// feeds. `None` if the content is `null` or missing.
+fn parse_text_content(fields: &Map<String, Value>) -> Result<Option<String>, MessageProblem> {
     match fields.get("content") {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
@@ -317,29 +322,33 @@ fn text(fields: &Map<String, Value>) -> Result<Option<String>, MessageProblem> {
             let texts = parts.iter().enumerate().map(|(index, part)| {
                 let is_text = part.get("type").is_some_and(|kind| kind == "text");
                 part.get("text").filter(|_| is_text).and_then(Value::as_str).ok_or_else(|| {
-                    let problem = "is {\"type\": \"text\", \"text\": ...}; nothing else is allowed";
+                    let problem = "must be {\"type\": \"text\", \"text\": ...}, without other keys";
                     invalid(format!(".content[{index}]"), problem)
                 })
             });
             texts.collect::<Result<Vec<_>, _>>().map(|texts| Some(texts.join("\n")))
         }
-        Some(_) => Err(invalid(".content", "is a text or a list of text parts")),
+        Some(_) => Err(invalid(".content", "must be a string or a list of text parts")),
     }
 }
 
-fn metadata(fields: &Map<String, Value>) -> Result<Map<String, Value>, MessageProblem> {
+fn parse_metadata(fields: &Map<String, Value>) -> Result<Map<String, Value>, MessageProblem> {
     match fields.get("metadata") {
         None | Some(Value::Null) => Ok(Map::new()),
         Some(Value::Object(metadata)) => Ok(metadata.clone()),
-        Some(_) => Err(invalid(".metadata", "is an object")),
+        Some(_) => Err(invalid(".metadata", "must be an object")),
     }
 }
 
-/// Returns a text that is not empty.
-fn filled(fields: &Map<String, Value>, key: &str, path: &str) -> Result<String, MessageProblem> {
+/// Returns the string of a key, which must not be empty.
+fn non_empty_string(
+    fields: &Map<String, Value>,
+    key: &str,
+    path: &str,
+) -> Result<String, MessageProblem> {
     let text = fields.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     text.map(str::to_owned)
-        .ok_or_else(|| invalid(format!("{path}.{key}"), "is a text that is not empty"))
+        .ok_or_else(|| invalid(format!("{path}.{key}"), "must be a string that is not empty"))
 }
 
 #[cfg(test)]
@@ -386,9 +395,9 @@ mod tests {
         ];
         let seed = InitialHistory::parse(&messages).unwrap();
         assert_eq!(seed.initial_calls, None);
-        let shown: Vec<Value> =
+        let serialised: Vec<Value> =
             seed.messages.iter().map(|m| serde_json::to_value(m).unwrap()).collect();
-        assert_eq!(shown, messages);
+        assert_eq!(serialised, messages);
         assert_eq!(super::super::repair_pairing(&seed.messages).1, 0);
     }
 
@@ -413,10 +422,10 @@ mod tests {
                 {"type": "text", "text": "noon"}]}),
         ])
         .unwrap();
-        let shown = serde_json::to_value(&seed.messages).unwrap();
-        assert_eq!(shown[0]["content"], "one\ntwo");
-        assert_eq!(shown[1]["tool_calls"][0]["function"]["arguments"], "{}");
-        assert_eq!(shown[2]["content"], "noon");
+        let serialised = serde_json::to_value(&seed.messages).unwrap();
+        assert_eq!(serialised[0]["content"], "one\ntwo");
+        assert_eq!(serialised[1]["tool_calls"][0]["function"]["arguments"], "{}");
+        assert_eq!(serialised[2]["content"], "noon");
     }
 
     #[test]
@@ -436,29 +445,29 @@ mod tests {
     fn the_pairing_rule_holds() {
         check_error(
             &[user(), asks(&["a", "b"]), answers("a"), user()],
-            "messages[1]: call \"b\" has no result directly after its message",
+            "messages[1]: call \"b\" must have a result before the next user or assistant message",
         );
         check_error(
             &[asks(&["a", "b"]), answers("b")],
-            "messages[0]: call \"a\" has no result directly after its message",
+            "messages[0]: call \"a\" must have a result before the next user or assistant message",
         );
         check_error(
             &[asks(&["a"]), asks(&["b"])],
-            "messages[0]: call \"a\" has no result directly after its message",
+            "messages[0]: call \"a\" must have a result before the next user or assistant message",
         );
         check_error(
             &[asks(&["a"]), answers("a"), answers("a")],
-            "messages[2]: call \"a\" has a result already",
+            "messages[2]: call \"a\" must not have a second result",
         );
         for between in [user(), json!({"role": "assistant", "content": "So."})] {
             check_error(
                 &[user(), asks(&["a"]), answers("a"), between, answers("a")],
-                "messages[4]: it is the result of \"a\", and no call directly before it has that id",
+                "messages[4]: tool_call_id \"a\" must be the id of a call in the last assistant message",
             );
         }
         check_error(
             &[asks(&["a", "a"])],
-            "messages[0].tool_calls[1].id: another call of the message has the id \"a\"",
+            "messages[0].tool_calls[1].id: must be unique in the message, and \"a\" is not",
         );
     }
 
@@ -467,44 +476,44 @@ mod tests {
         let call = |call: Value| json!({"role": "assistant", "tool_calls": [call]});
         let function = |function: Value| call(json!({"id": "a", "function": function}));
         let arguments =
-            "messages[0].tool_calls[0].function.arguments: is the JSON text of an object";
+            "messages[0].tool_calls[0].function.arguments: must be the JSON text of an object";
         for (message, error) in [
-            (json!("hi"), "messages[0]: a message is an object"),
-            (json!({}), "messages[0]: it has no \"role\""),
+            (json!("hi"), "messages[0]: must be an object"),
+            (json!({}), "messages[0]: must have a \"role\""),
             (
                 json!({"role": "system", "content": "x"}),
-                "messages[0].role: the system prompt is the agent's; leave this message out",
+                "messages[0].role: must be \"user\", \"assistant\" or \"tool\": the system prompt is set in the agent",
             ),
             (
                 json!({"role": "developer", "content": "x"}),
-                "messages[0].role: the system prompt is the agent's; leave this message out",
+                "messages[0].role: must be \"user\", \"assistant\" or \"tool\": the system prompt is set in the agent",
             ),
             (
                 json!({"role": "bot"}),
-                "messages[0].role: is \"user\", \"assistant\" or \"tool\", not \"bot\"",
+                "messages[0].role: must be \"user\", \"assistant\" or \"tool\", not \"bot\"",
             ),
-            (json!({"role": "user"}), "messages[0].content: is empty"),
-            (json!({"role": "user", "content": " "}), "messages[0].content: is empty"),
+            (json!({"role": "user"}), "messages[0].content: must not be empty"),
+            (json!({"role": "user", "content": " "}), "messages[0].content: must not be empty"),
             (
                 json!({"role": "user", "content": 1}),
-                "messages[0].content: is a text or a list of parts",
+                "messages[0].content: must be a string or a list of parts",
             ),
             (
                 json!({"role": "user", "content": [{"type": "text", "text": " "}]}),
-                "messages[0].content: is empty",
+                "messages[0].content: must not be empty",
             ),
             (
                 json!({"role": "user", "content": [
                     {"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}),
-                "messages[0].content[1]: its \"image_url\" is no object with a \"url\"",
+                "messages[0].content[1]: its \"image_url\" must be an object with a \"url\"",
             ),
             (
                 json!({"role": "assistant", "content": 1}),
-                "messages[0].content: is a text or a list of text parts",
+                "messages[0].content: must be a string or a list of text parts",
             ),
             (
                 json!({"role": "assistant", "content": [{"type": "image_url", "image_url": {}}]}),
-                "messages[0].content[0]: is {\"type\": \"text\", \"text\": ...}; nothing else is allowed",
+                "messages[0].content[0]: must be {\"type\": \"text\", \"text\": ...}, without other keys",
             ),
             (
                 json!({"role": "user", "content": "x", "name": "Al"}),
@@ -512,17 +521,20 @@ mod tests {
             ),
             (
                 json!({"role": "assistant", "content": null}),
-                "messages[0]: it has neither content nor tool_calls",
+                "messages[0]: must have content or tool_calls",
             ),
             (
                 json!({"role": "assistant", "content": "x", "metadata": 1}),
-                "messages[0].metadata: is an object",
+                "messages[0].metadata: must be an object",
             ),
-            (json!({"role": "assistant", "tool_calls": {}}), "messages[0].tool_calls: is a list"),
-            (call(json!(1)), "messages[0].tool_calls[0]: a call is an object"),
+            (
+                json!({"role": "assistant", "tool_calls": {}}),
+                "messages[0].tool_calls: must be a list",
+            ),
+            (call(json!(1)), "messages[0].tool_calls[0]: must be an object"),
             (
                 call(json!({"function": {}})),
-                "messages[0].tool_calls[0].id: is a text that is not empty",
+                "messages[0].tool_calls[0].id: must be a string that is not empty",
             ),
             (
                 call(json!({"id": "a", "type": "custom", "custom": {}})),
@@ -530,15 +542,15 @@ mod tests {
             ),
             (
                 call(json!({"id": "a", "type": "custom"})),
-                "messages[0].tool_calls[0].type: is \"function\"",
+                "messages[0].tool_calls[0].type: must be \"function\"",
             ),
             (
                 call(json!({"id": "a"})),
-                "messages[0].tool_calls[0].function: is an object with \"name\" and \"arguments\"",
+                "messages[0].tool_calls[0].function: must be an object with \"name\" and \"arguments\"",
             ),
             (
                 function(json!({"arguments": "{}"})),
-                "messages[0].tool_calls[0].function.name: is a text that is not empty",
+                "messages[0].tool_calls[0].function.name: must be a string that is not empty",
             ),
             (function(json!({"name": "n"})), arguments),
             (function(json!({"name": "n", "arguments": {}})), arguments),
@@ -546,9 +558,9 @@ mod tests {
             (function(json!({"name": "n", "arguments": "{\"a\":"})), arguments),
             (
                 json!({"role": "tool", "content": "x"}),
-                "messages[0].tool_call_id: is a text that is not empty",
+                "messages[0].tool_call_id: must be a string that is not empty",
             ),
-            (json!({"role": "tool", "tool_call_id": "a"}), "messages[0].content: is missing"),
+            (json!({"role": "tool", "tool_call_id": "a"}), "messages[0].content: is required"),
         ] {
             check_error(&[message], error);
         }
@@ -559,16 +571,13 @@ mod tests {
         let messages = vec![user(); INITIAL_MESSAGES_MAX];
         assert!(InitialHistory::parse(&messages).is_ok());
         let more = [messages, vec![user()]].concat();
-        check_error(&more, "messages: at most 10000 are allowed, and there are 10001");
+        check_error(&more, "messages: must be at most 10000 messages, not 10001");
         let call = |id: u32| {
             let function = json!({"name": "f", "arguments": ""});
             json!({"id": id.to_string(), "function": function})
         };
         let asks = |calls| json!({"role": "assistant", "tool_calls": (0..calls).map(call).collect::<Vec<_>>()});
         assert!(InitialHistory::parse(&[asks(1024)]).is_ok());
-        check_error(
-            &[asks(1025)],
-            "messages[0].tool_calls: at most 1024 are allowed, and there are 1025",
-        );
+        check_error(&[asks(1025)], "messages[0].tool_calls: must be at most 1024 calls, not 1025");
     }
 }

@@ -115,7 +115,7 @@ impl ResponseAssembler {
         }
         if well {
             self.calls.seal_all(&mut changes);
-            of_service(&mut changes, |changes| self.service_calls.seal_all(changes));
+            collect_service_changes(&mut changes, |changes| self.service_calls.seal_all(changes));
         }
         changes
     }
@@ -228,7 +228,9 @@ impl ResponseAssembler {
             }
             CallKind::ServerToolUse => {
                 let calls = &mut self.service_calls;
-                of_service(changes, |changes| calls.push(piece, arrival, limits, changes))
+                collect_service_changes(changes, |changes| {
+                    calls.push(piece, arrival, limits, changes)
+                })
             }
         };
         if self.calls().len() > before {
@@ -249,7 +251,7 @@ impl ResponseAssembler {
             (Some((ours, at)), Some((theirs, _))) if ours >= theirs => {
                 self.calls.seal_explicitly(at, arguments, limits, changes);
             }
-            (_, Some((_, at))) => of_service(changes, |changes| {
+            (_, Some((_, at))) => collect_service_changes(changes, |changes| {
                 self.service_calls.seal_explicitly(at, arguments, limits, changes);
             }),
             (None, None) => {}
@@ -265,7 +267,10 @@ impl ResponseAssembler {
 
 /// Makes changes to calls that the service runs itself, and adds them to `changes` under their own
 /// names. Bytes after the seal of such a call do not matter.
-fn of_service<T>(changes: &mut CallChanges, change: impl FnOnce(&mut CallChanges) -> T) -> T {
+fn collect_service_changes<T>(
+    changes: &mut CallChanges,
+    change: impl FnOnce(&mut CallChanges) -> T,
+) -> T {
     let mut found = CallChanges::new();
     let result = change(&mut found);
     changes.extend(found.into_iter().filter_map(|change| match change {

@@ -251,7 +251,11 @@ impl AgentRules {
     ///
     /// # Errors
     /// If there is no such agent, or the overrides exceed what the agent allows.
-    pub fn of(&self, agent: &str, overrides: &RunOverrides) -> Result<Arc<TurnRules>, HostError> {
+    pub fn rules(
+        &self,
+        agent: &str,
+        overrides: &RunOverrides,
+    ) -> Result<Arc<TurnRules>, HostError> {
         let found = self.agents.get(agent);
         let agent = found.ok_or_else(|| HostError::UnknownAgent(agent.to_owned()))?;
         Ok(Arc::clone(&agent.with(overrides)?.rules))

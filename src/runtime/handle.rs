@@ -75,6 +75,12 @@ impl SessionHandle {
         }
     }
 
+    /// Returns whether the session's host accepts sessions and runs. It does until it shuts down.
+    #[must_use]
+    pub fn is_host_ready(&self) -> bool {
+        self.link.is_ready()
+    }
+
     /// Starts a run with a user's input: see [`RunRequest`]. Idempotent: if
     /// [`RunRequest::request`] was seen before, returns the run that was started then.
     ///
@@ -99,7 +105,17 @@ impl SessionHandle {
         let report = ReportFuture::new(report);
         let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
         let reader = RunEventReader::new(self.clone(), id.clone(), before);
-        Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, log, reader })
+        let session = self.clone();
+        Ok(StartedRun {
+            run_id: id,
+            seq,
+            events_are_complete,
+            events,
+            report,
+            session,
+            log,
+            reader,
+        })
     }
 
     /// Starts a run and waits for its end.
@@ -165,10 +181,7 @@ impl SessionHandle {
     /// # Errors
     /// If no event with that id exists, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<SessionEvents, HostError> {
-        let from = |live: &AwakeSession| {
-            SessionEvents::from(&live.feed_access, &self.id, &live.agent, after)
-        };
-        self.with_awake(from).await?.0
+        self.with_awake(|live| SessionEvents::from(&self.link, &self.id, live, after)).await?.0
     }
 
     /// Returns a run's events from its first record, at `seq`, and all events after the run.
@@ -177,7 +190,7 @@ impl SessionHandle {
     /// As [`Self::watch`].
     pub async fn watch_run(&self, run: RunId, seq: Seq) -> Result<SessionEvents, HostError> {
         let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
-        Ok(self.watch(before).await?.of_run(run))
+        Ok(self.watch(before).await?.only_run(run))
     }
 
     /// Returns the session's events from now on, starting with the states of the open calls.
@@ -185,7 +198,7 @@ impl SessionHandle {
     /// # Errors
     /// If the session is closed.
     pub async fn watch_from_now(&self) -> Result<SessionEvents, HostError> {
-        Ok(self.with_awake(|live| SessionEvents::from_now(&live.feed_access)).await?.0)
+        Ok(self.with_awake(|live| SessionEvents::from_now(&self.link, live)).await?.0)
     }
 
     /// Gives the tools of this session's later runs a value, which replaces one of the same type. It
@@ -374,11 +387,28 @@ pub struct StartedRun {
     /// The report, when the run is over. Dropping it does not stop the run. A waiting run that never starts,
     /// because the session was closed or the host shut down, has no report.
     pub report: ReportFuture,
+    session: SessionHandle,
     log: Arc<SessionLog>,
     reader: RunEventReader,
 }
 
 impl StartedRun {
+    /// Returns the session of the run.
+    #[must_use]
+    pub fn session(&self) -> &SessionHandle {
+        &self.session
+    }
+
+    /// Waits until the request for the run is durable, and returns all of its events, also if
+    /// `events` has only a part of them.
+    ///
+    /// # Errors
+    /// If the request cannot be stored, or the session is closed.
+    pub async fn into_all_events(self) -> Result<SessionEvents, HostError> {
+        self.log.wait_durable(self.seq).await?;
+        self.session.watch_run(self.run_id, self.seq).await
+    }
+
     /// Returns the run's next event, or `None` after the last one. All of the run's events are
     /// returned, even to a slow reader and for a run that was requested before; text may come in
     /// larger parts then.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ractor::rpc::CallResult;
-use ractor::{ActorRef, RpcReplyPort};
+use ractor::{ActorRef, ActorStatus, RpcReplyPort};
 use tokio::sync::oneshot;
 
 use super::awake_session::AwakeSession;
@@ -30,6 +30,15 @@ pub(super) struct HostRef {
 }
 
 impl HostRef {
+    /// Returns whether the host accepts sessions and runs.
+    pub(super) fn is_ready(&self) -> bool {
+        let running = matches!(
+            self.host.get_status(),
+            ActorStatus::Starting | ActorStatus::Running | ActorStatus::Upgrading
+        );
+        running && !self.shared.is_closing()
+    }
+
     /// Returns the awake session; wakes it if necessary.
     pub(super) async fn live(&self, id: &SessionId) -> Result<Arc<AwakeSession>, HostError> {
         loop {

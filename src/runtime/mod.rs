@@ -90,7 +90,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ractor::{Actor, ActorStatus};
+use ractor::Actor;
 use serde_json::Value;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, timeout};
@@ -428,11 +428,7 @@ impl Host {
     /// Returns whether the host accepts sessions and runs. A failing model does not change this.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        let running = matches!(
-            self.inner.link.host.get_status(),
-            ActorStatus::Starting | ActorStatus::Running | ActorStatus::Upgrading
-        );
-        running && !self.shared().is_closing()
+        self.inner.link.is_ready()
     }
 
     /// Returns counts of live objects.

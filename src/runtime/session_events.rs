@@ -9,10 +9,13 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
+use futures::stream::BoxStream;
 use futures::{Stream, StreamExt as _};
 
+use super::awake_session::AwakeSession;
 use super::error::HostError;
-use super::publish::{FeedAccess, SUBSCRIBER_EVENTS_MAX};
+use super::host_ref::HostRef;
+use super::publish::SUBSCRIBER_EVENTS_MAX;
 use crate::event::{EventId, PublishedEvent};
 use crate::journal::{Journal, JournalEntry, JournalError};
 use crate::record::{PastEvents, part_after};
@@ -29,7 +32,8 @@ const PAGE: usize = 256;
 #[must_use = "a stream does nothing unless it is polled"]
 pub struct SessionEvents {
     start: EventId,
-    items: Pin<Box<dyn Stream<Item = FeedItem> + Send>>,
+    items: BoxStream<'static, FeedItem>,
+    host: HostRef,
 }
 
 impl SessionEvents {
@@ -39,13 +43,20 @@ impl SessionEvents {
         self.start
     }
 
+    /// Returns whether the host accepts sessions and runs. If it does not, it shuts down, and the
+    /// events end although the session is not closed.
+    #[must_use]
+    pub fn is_host_ready(&self) -> bool {
+        self.host.is_ready()
+    }
+
     pub(super) fn from(
-        feed_access: &FeedAccess,
+        host: &HostRef,
         session: &SessionId,
-        agent: &str,
+        live: &AwakeSession,
         after: EventId,
     ) -> Option<Result<Self, HostError>> {
-        let (feed, pending) = feed_access.begin_subscription()?;
+        let (feed, pending) = live.feed_access.begin_subscription()?;
         let position = feed.position();
         if after.seq > position.durable {
             let last = position.durable;
@@ -59,47 +70,45 @@ impl SessionEvents {
         let reader = HistoryReader {
             feed: Arc::downgrade(&feed),
             pending: Some(pending),
-            journal: Arc::clone(&feed_access.journal),
+            journal: Arc::clone(&live.feed_access.journal),
             session: session.clone(),
             after,
-            past: PastEvents::new(session.clone(), agent, turn),
+            past: PastEvents::new(session.clone(), &live.agent, turn),
             read,
             target: last_to_read(after, &position),
             ready: VecDeque::new(),
             live: None,
         };
-        Some(Ok(Self::read_by(reader, after)))
+        Some(Ok(Self { start: after, items: read_by(reader).boxed(), host: host.clone() }))
     }
 
-    pub(super) fn from_now(feed_access: &FeedAccess) -> Option<Self> {
-        let (feed, _pending) = feed_access.begin_subscription()?;
+    pub(super) fn from_now(host: &HostRef, live: &AwakeSession) -> Option<Self> {
+        let (feed, _pending) = live.feed_access.begin_subscription()?;
         // With the last possible position, the snapshot contains no text of the running attempt.
         let (subscription, snapshot) = feed
             .subscribe_from(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
         let states = snapshot.open_calls.into_iter().map(FeedItem::Event);
-        let items = futures::stream::iter(states).chain(subscription);
-        Some(Self { start: snapshot.position.delivered, items: Box::pin(items) })
+        let items = futures::stream::iter(states).chain(subscription).boxed();
+        Some(Self { start: snapshot.position.delivered, items, host: host.clone() })
     }
 
     /// Keeps only the events of one run.
-    pub(super) fn of_run(self, run: RunId) -> Self {
-        let Self { start, items } = self;
-        let items = items.filter(move |item| {
+    pub(super) fn only_run(self, run: RunId) -> Self {
+        let items = self.items.filter(move |item| {
             let is_other = matches!(item, FeedItem::Event(event) if event.run != run);
             std::future::ready(!is_other)
         });
-        Self { start, items: Box::pin(items) }
+        Self { items: items.boxed(), ..self }
     }
+}
 
-    fn read_by(reader: HistoryReader, start: EventId) -> Self {
-        let items = futures::stream::unfold(Some(reader), async |reader| {
-            let mut reader = reader?;
-            let next = reader.next().await?;
-            let is_last = matches!(next, FeedItem::Failed(_) | FeedItem::Lagged);
-            Some((next, (!is_last).then_some(reader)))
-        });
-        Self { start, items: Box::pin(items) }
-    }
+fn read_by(reader: HistoryReader) -> impl Stream<Item = FeedItem> + Send {
+    futures::stream::unfold(Some(reader), async |reader| {
+        let mut reader = reader?;
+        let next = reader.next().await?;
+        let is_last = matches!(next, FeedItem::Failed(_) | FeedItem::Lagged);
+        Some((next, (!is_last).then_some(reader)))
+    })
 }
 
 impl Stream for SessionEvents {

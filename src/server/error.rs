@@ -1,10 +1,10 @@
-//! Errors of the API: a status code and the body `{"error":{"code","message"}}`.
+//! Errors of the API: a status code and the body `{"error":{"code","message"}}`. [`HostError`] is
+//! such a response too.
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::runtime::HostError;
-use crate::turn::ApprovalError;
+use crate::runtime::{ErrorKind, HostError};
 
 /// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,46 +46,19 @@ impl ApiError {
         Self { header, ..Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message) }
     }
 
-    /// Maps a host's error to a status code and a message.
-    fn from_host(error: &HostError) -> Self {
-        let status = match error {
-            HostError::UnknownAgent(_)
-            | HostError::InvalidSessionId
-            | HostError::InvalidMessages(_)
-            | HostError::TooHigh(_)
-            | HostError::UnknownTool(_)
-            | HostError::UnknownModel { .. }
-            | HostError::NoSuchRecord { .. }
-            | HostError::UnknownEventId { .. }
-            | HostError::EmptyInput => StatusCode::BAD_REQUEST,
-            HostError::NoSuchSession(id) => return Self::no_such_session(id.as_str()),
-            HostError::Approval(ApprovalError::NotAsked) => StatusCode::NOT_FOUND,
-            HostError::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
-            HostError::Journal(error) if error.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
-            HostError::SessionExists
-            | HostError::AgentGone(_)
-            | HostError::RunInProgress
-            | HostError::NoRun
-            | HostError::Suspended
-            | HostError::NotSuspended
-            | HostError::Approval(_) => StatusCode::CONFLICT,
-            HostError::SessionClosed => {
-                return Self::not_found("no_such_session", "the session is closed");
-            }
-            HostError::Full(_) | HostError::QueueFull(_) => StatusCode::TOO_MANY_REQUESTS,
-            HostError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
-            HostError::Config(_) | HostError::Journal(_) | HostError::Rebuild(_) => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
-        };
+    fn of_host(error: &HostError, remedy: Option<&str>) -> Self {
+        let status = error.status();
         // The time at which a run ends is unknown, so the shortest wait is suggested.
         let header =
             (status == StatusCode::TOO_MANY_REQUESTS).then_some((header::RETRY_AFTER, "1"));
-        let message = match remedy(error) {
+        // A client cannot know a closed session from one that never was.
+        let is_closed = matches!(error, HostError::SessionClosed);
+        let code = if is_closed { "no_such_session" } else { error.code() };
+        let message = match remedy {
             Some(remedy) => format!("{error}; {remedy}"),
             None => error.to_string(),
         };
-        Self { header, ..Self::new(status, error.code(), message) }
+        Self { header, ..Self::new(status, code, message) }
     }
 
     #[cfg(test)]
@@ -94,12 +67,53 @@ impl ApiError {
     }
 }
 
-/// Returns the request that helps, for errors that another request can resolve.
+impl HostError {
+    /// Returns the HTTP status of the API's answer.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        if *self == Self::KeyReused {
+            return StatusCode::UNPROCESSABLE_ENTITY;
+        }
+        // The position is a parameter of the request, not its path.
+        if matches!(self, Self::NoSuchRecord { .. } | Self::UnknownEventId { .. }) {
+            return StatusCode::BAD_REQUEST;
+        }
+        match self.kind() {
+            ErrorKind::InvalidRequest => StatusCode::BAD_REQUEST,
+            ErrorKind::Journal if self.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::Busy => StatusCode::TOO_MANY_REQUESTS,
+            ErrorKind::Closed => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::Config | ErrorKind::Journal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+/// The API's error response: [`HostError::status`], and the body `{"error":{"code","message"}}` with
+/// [`HostError::code`] and the text of the error. The code of a closed session is `no_such_session`.
+///
+/// ```
+/// use axum::extract::State;
+/// use callsheet::prelude::*;
+///
+/// async fn ask(State(host): State<Host>, question: String) -> Result<String, HostError> {
+///     let session = host.open_session(OpenSession::default()).await?;
+///     Ok(session.run(question).await?.text)
+/// }
+/// ```
+impl IntoResponse for HostError {
+    fn into_response(self) -> Response {
+        ApiError::of_host(&self, None).into_response()
+    }
+}
+
+/// Returns the request of the API that helps, for errors that another request can resolve.
 fn remedy(error: &HostError) -> Option<&'static str> {
     match error {
         HostError::RunInProgress => Some("send \"queue\": true to wait for it"),
-        HostError::Suspended => Some("POST /v1/sessions/{id}/resume resumes it, .../stop stops it"),
-        HostError::NoRun => Some("POST /v1/sessions/{id}/runs starts one"),
+        HostError::Suspended => Some("POST .../resume resumes it, .../stop stops it"),
+        HostError::NoRun => Some("POST .../runs starts one"),
         HostError::UnknownEventId { .. } => Some("send 0 to read all events from the beginning"),
         HostError::Config(_)
         | HostError::UnknownAgent(_)
@@ -127,7 +141,7 @@ fn remedy(error: &HostError) -> Option<&'static str> {
 
 impl From<HostError> for ApiError {
     fn from(error: HostError) -> Self {
-        Self::from_host(&error)
+        Self::of_host(&error, remedy(&error))
     }
 }
 
@@ -154,5 +168,18 @@ mod tests {
         assert_eq!(error.status_and_code(), (409, "run_in_progress"));
         let error = ApiError::from(HostError::SessionExists);
         assert_eq!(error.message, "another session has this id");
+    }
+
+    #[test]
+    fn a_host_error_is_a_response_without_words_about_the_api() {
+        let response = HostError::RunInProgress.into_response();
+        assert_eq!(response.status(), HostError::RunInProgress.status());
+        let error = ApiError::of_host(&HostError::RunInProgress, None);
+        assert_eq!((error.code, &*error.message), ("run_in_progress", "run in progress"));
+        let full = HostError::QueueFull(3).into_response();
+        assert_eq!(full.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(full.headers().get(header::RETRY_AFTER), Some(&HeaderValue::from_static("1")));
+        let closed = ApiError::of_host(&HostError::SessionClosed, None);
+        assert_eq!(closed.status_and_code(), (404, "no_such_session"));
     }
 }

@@ -3,18 +3,21 @@
 //! All events that are ready are joined into one write. Closing a stream does not stop the run.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use futures::stream::BoxStream;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 
-use super::state::AppState;
+use super::state::ServerOptions;
 use crate::event::{Event, EventId};
-use crate::runtime::{Host, SessionEvents};
-use crate::telemetry::{FeedItem, Subscription, journal_failed};
+use crate::runtime::{HostError, SessionEvents, StartedRun};
+use crate::telemetry::{FeedItem, journal_failed};
+use crate::types::Seq;
 
 /// Size at which joined events are written.
 const WRITE_BYTES_MAX: usize = 64 * 1024;
@@ -23,56 +26,141 @@ const WRITE_BYTES_MAX: usize = 64 * 1024;
 const SESSION_CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
                               \"message\":\"the session is closed\",\"transient\":false}";
 
-/// Streams the events of a new run, until the run ends or the server shuts down.
-pub(super) fn run(events: Subscription, state: &AppState) -> Response {
-    let position = StreamPosition { last: events.start(), ends_with_run: true };
-    respond(writes(events, position, StreamSettings::new(state)))
+/// Answers with the events of a run or a session as Server-Sent Events, as the API does. The events of
+/// a run end with the run, those of a session when it is closed, and both when the host shuts down.
+///
+/// ```
+/// use axum::extract::State;
+/// use callsheet::prelude::*;
+/// use callsheet::server::{EventStream, sse};
+///
+/// async fn ask(State(host): State<Host>, question: String) -> Result<EventStream, HostError> {
+///     let session = host.open_session(OpenSession::default()).await?;
+///     Ok(sse(session.start_run(question).await?))
+/// }
+/// ```
+pub fn sse(events: impl Into<EventStream>) -> EventStream {
+    events.into()
 }
 
-/// Streams the events of a run that an earlier request with the same `Idempotency-Key` started.
-pub(super) fn past_run(events: SessionEvents, state: &AppState) -> Response {
-    let position = StreamPosition { last: events.start(), ends_with_run: true };
-    respond(writes(events, position, StreamSettings::new(state)))
+/// A response with events as Server-Sent Events: see [`sse`].
+#[must_use = "a response does nothing unless it is returned"]
+pub struct EventStream {
+    items: BoxStream<'static, StreamItem>,
+    position: StreamPosition,
+    settings: StreamSettings,
 }
 
-/// Streams the events of a session, until it is closed or the server shuts down.
-pub(super) fn session(events: SessionEvents, state: &AppState) -> Response {
-    let position = StreamPosition { last: events.start(), ends_with_run: false };
-    respond(writes(events, position, StreamSettings::new(state)))
+impl EventStream {
+    /// Sets the time without an event after which the stream sends a comment: 15 seconds by default.
+    pub fn keep_alive(mut self, interval: Duration) -> Self {
+        self.settings.keep_alive = interval;
+        self
+    }
+
+    /// Ends the stream when `closing` is cancelled, too.
+    pub(super) fn until(mut self, closing: &CancellationToken) -> Self {
+        self.settings.closing = closing.clone();
+        self
+    }
+
+    /// Ends the stream with the run of its events.
+    pub(super) fn of_run(mut self) -> Self {
+        self.position.ends_with_run = true;
+        self
+    }
+
+    fn new(items: BoxStream<'static, StreamItem>, last: EventId) -> Self {
+        let settings = StreamSettings {
+            keep_alive: ServerOptions::default().keep_alive,
+            closing: CancellationToken::new(),
+        };
+        Self { items, position: StreamPosition { last, ends_with_run: false }, settings }
+    }
 }
 
-fn respond(writes: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
-    let mut response = Response::new(Body::from_stream(writes));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // Without this header nginx buffers events.
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
+impl From<SessionEvents> for EventStream {
+    fn from(events: SessionEvents) -> Self {
+        let last = events.start();
+        Self::new(with_end(events, SessionEvents::is_host_ready).boxed(), last)
+    }
 }
 
-/// Settings of a stream: its keep-alive interval, and the signals that end it without an event.
+impl From<StartedRun> for EventStream {
+    fn from(run: StartedRun) -> Self {
+        if run.events_are_complete {
+            let (last, session) = (run.events.start(), run.session().clone());
+            let items = with_end(run.events, move |_| session.is_host_ready());
+            return Self::new(items.boxed(), last).of_run();
+        }
+        let last = EventId { seq: Seq(run.seq.0.saturating_sub(1)), bytes: 0 };
+        let items = futures::stream::once(run.into_all_events());
+        let items = items.flat_map(|events| match events {
+            Ok(events) => with_end(events, SessionEvents::is_host_ready).boxed(),
+            Err(HostError::Journal(error)) => one(StreamItem::Feed(FeedItem::Failed(error))),
+            Err(HostError::ShuttingDown) => futures::stream::empty().boxed(),
+            Err(_) => one(StreamItem::SessionClosed),
+        });
+        Self::new(items.boxed(), last).of_run()
+    }
+}
+
+fn one(item: StreamItem) -> BoxStream<'static, StreamItem> {
+    futures::stream::iter([item]).boxed()
+}
+
+/// An item of a stream.
+enum StreamItem {
+    Feed(FeedItem),
+    /// The last item, if the session was closed and its host does not shut down.
+    SessionClosed,
+}
+
+/// Adds [`StreamItem::SessionClosed`] to events that end with their session. The events also end when
+/// the host shuts down, although the session is not closed then.
+fn with_end<S: Stream<Item = FeedItem> + Unpin + Send>(
+    events: S,
+    is_host_ready: impl Fn(&S) -> bool + Send,
+) -> impl Stream<Item = StreamItem> + Send {
+    let state = Some((events, is_host_ready));
+    futures::stream::unfold(state, async |state| {
+        let (mut events, is_host_ready) = state?;
+        match events.next().await {
+            Some(item) => Some((StreamItem::Feed(item), Some((events, is_host_ready)))),
+            None if is_host_ready(&events) => Some((StreamItem::SessionClosed, None)),
+            None => None,
+        }
+    })
+}
+
+impl IntoResponse for EventStream {
+    fn into_response(self) -> Response {
+        let Self { items, position, settings } = self;
+        let mut response = Response::new(Body::from_stream(writes(items, position, settings)));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        // Without this header nginx buffers events.
+        headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+        response
+    }
+}
+
+impl fmt::Debug for EventStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventStream").field("position", &self.position).finish_non_exhaustive()
+    }
+}
+
+/// Settings of a stream: its keep-alive interval, and a signal that ends it without an event.
 #[derive(Clone)]
 struct StreamSettings {
     keep_alive: Duration,
     closing: CancellationToken,
-    /// The host. When it shuts down, its subscriptions end although the sessions are not closed.
-    host: Option<Host>,
-}
-
-impl StreamSettings {
-    fn new(state: &AppState) -> Self {
-        let host = Some(state.host.clone());
-        Self { keep_alive: state.options.keep_alive, closing: state.closing.clone(), host }
-    }
-
-    /// Returns true if the events ended because the host shuts down. The session is not closed then.
-    fn is_host_shutdown(&self, next: Option<&FeedItem>) -> bool {
-        next.is_none() && self.host.as_ref().is_some_and(|host| !host.is_ready())
-    }
 }
 
 /// The position of a client in the events.
+#[derive(Debug)]
 struct StreamPosition {
     /// Id of the last event that was written; a client reconnects with it.
     last: EventId,
@@ -81,7 +169,7 @@ struct StreamPosition {
 
 /// Turns events into writes. All events that are ready go into one write.
 fn writes(
-    events: impl Stream<Item = FeedItem> + Unpin + Send + 'static,
+    events: impl Stream<Item = StreamItem> + Unpin + Send + 'static,
     position: StreamPosition,
     settings: StreamSettings,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
@@ -92,22 +180,18 @@ fn writes(
             let first = tokio::select! {
                 // Events that are ready are still written when the server shuts down.
                 biased;
-                first = events.next() => first,
+                first = events.next() => first?,
                 () = settings.closing.cancelled() => return None,
                 () = tokio::time::sleep(settings.keep_alive) => {
                     let comment = Bytes::from_static(b": alive\n\n");
                     return Some((Ok(comment), Some((events, position))));
                 }
             };
-            if settings.is_host_shutdown(first.as_ref()) {
-                return None;
-            }
             let mut text = String::new();
-            let mut ended = position.append(&mut text, first.as_ref());
+            let mut ended = position.append(&mut text, &first);
             while !ended && text.len() < WRITE_BYTES_MAX && !settings.closing.is_cancelled() {
                 let Some(next) = events.next().now_or_never() else { break };
-                ended = settings.is_host_shutdown(next.as_ref())
-                    || position.append(&mut text, next.as_ref());
+                ended = next.is_none_or(|next| position.append(&mut text, &next));
             }
             Some((Ok(Bytes::from(text)), (!ended).then_some((events, position))))
         }
@@ -115,26 +199,25 @@ fn writes(
 }
 
 impl StreamPosition {
-    /// Appends the text of an item, or of the end of the session if there is none. Returns true if
-    /// the stream ends after it.
-    fn append(&mut self, text: &mut String, item: Option<&FeedItem>) -> bool {
+    /// Appends the text of an item. Returns true if the stream ends after it.
+    fn append(&mut self, text: &mut String, item: &StreamItem) -> bool {
         match item {
-            Some(FeedItem::Event(published)) => {
+            StreamItem::Feed(FeedItem::Event(published)) => {
                 self.last = published.id.unwrap_or(self.last);
                 text.push_str(published.stream_text());
                 self.ends_with_run && matches!(published.event, Event::RunEnded { .. })
             }
-            Some(FeedItem::Lagged) => {
+            StreamItem::Feed(FeedItem::Lagged) => {
                 let json = format!("{{\"type\":\"resync\",\"id\":\"{}\"}}", self.last);
                 append_event(text, "resync", &json);
                 true
             }
-            Some(FeedItem::Failed(error)) => {
+            StreamItem::Feed(FeedItem::Failed(error)) => {
                 let event = journal_failed(error);
                 append_event(text, event.kind, &event.json);
                 true
             }
-            None => {
+            StreamItem::SessionClosed => {
                 append_event(text, "error", SESSION_CLOSED);
                 true
             }
@@ -156,7 +239,7 @@ mod tests {
     use crate::event::samples::published;
     use crate::event::{Event, RunStats};
     use crate::telemetry::{Feed, Telemetry};
-    use crate::types::{RunEnd, Seq};
+    use crate::types::RunEnd;
 
     const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
@@ -186,9 +269,8 @@ mod tests {
         let closing = CancellationToken::new();
         let writes = {
             let position = StreamPosition { last: EventId::default(), ends_with_run: true };
-            let settings =
-                StreamSettings { keep_alive: KEEP_ALIVE, closing: closing.clone(), host: None };
-            writes(feed.subscribe(8), position, settings)
+            let settings = StreamSettings { keep_alive: KEEP_ALIVE, closing: closing.clone() };
+            writes(with_end(feed.subscribe(8), |_| true).boxed(), position, settings)
         };
         let texts = writes.map(|bytes| {
             let Ok(bytes) = bytes;

@@ -2,11 +2,10 @@
 
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 
 use super::error::ApiError;
-use super::event_stream;
 use super::extract::StrictQuery;
 use super::sessions::PathSession;
 use super::state::AppState;
@@ -39,7 +38,7 @@ pub(super) async fn watch(
         Some(after) => session.watch(after).await?,
         None => session.watch_from_now().await?,
     };
-    Ok(event_stream::session(events, &state))
+    Ok(state.event_stream(events).into_response())
 }
 
 fn event_id(source: &str, text: &str) -> Result<EventId, ApiError> {

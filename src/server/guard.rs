@@ -1,4 +1,4 @@
-//! Access control: checks every request before its handler runs.
+//! Access control: [`Guard`] is a layer that checks every request before its handler runs.
 //!
 //! A web page in a user's browser must not be able to control a host on a loopback address. Three
 //! checks prevent this. The `Host` header must name this host, which a page with DNS rebinding cannot
@@ -6,48 +6,78 @@
 //! request must carry the bearer token, if one is configured. In addition, bodies must be JSON, which
 //! an HTML form cannot send (`extract.rs`).
 
+use std::future::{Ready, ready};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use axum::extract::{ConnectInfo, Request, State};
-use axum::http::{HeaderMap, Uri, header, uri::Authority};
-use axum::middleware::Next;
+use axum::extract::ConnectInfo;
+use axum::http::{HeaderMap, Request, Uri, header, uri::Authority};
 use axum::response::{IntoResponse, Response};
+use futures::future::Either;
 use subtle::ConstantTimeEq as _;
+use tower_layer::Layer;
+use tower_service::Service;
 
 use super::error::ApiError;
 use super::listener::LocalAddress;
-use super::state::ServerOptions;
 use crate::config::ApiKey;
 
-/// Paths that need no token: health probes have none, and these reveal no data.
-const PUBLIC_PATHS: [&str; 2] = ["/healthz", "/readyz"];
-
-/// The access rules of a server.
-#[derive(Debug)]
-pub(super) struct RequestGuard {
-    allowed_hosts: Vec<String>,
+/// A layer that refuses requests of foreign web pages, and requests without the bearer token.
+///
+/// A request must name this host in its `Host` header: by a loopback name, or by one of
+/// [`Guard::hosts`]. If it has an `Origin`, this must be the same host or one of [`Guard::hosts`].
+/// With [`Guard::token`] it must carry the token. Each refusal is an error of the API.
+///
+/// Put it around the routers of [`router`](super::router) and [`operations`](super::operations), or
+/// around a whole application:
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::prelude::*;
+/// use callsheet::server::{self, Guard};
+///
+/// let host = Host::builder().start().await?;
+/// let guard = Guard::new().hosts(["api.example.com"]).token(ApiKey::new("a-long-secret")?);
+/// let app: axum::Router =
+///     axum::Router::new().nest("/agents", server::router(&host).layer(guard));
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Guard {
+    hosts: Vec<String>,
     token: Option<ApiKey>,
+    public_paths: Vec<String>,
 }
 
-/// Middleware that passes a request on, or responds with the error of the failed check.
-pub(super) async fn check(
-    State(guard): State<Arc<RequestGuard>>,
-    ConnectInfo(LocalAddress(local)): ConnectInfo<LocalAddress>,
-    request: Request,
-    next: Next,
-) -> Response {
-    match guard.check(request.uri(), request.headers(), local) {
-        Ok(()) => next.run(request).await,
-        Err(error) => error.into_response(),
+impl Guard {
+    /// Creates a guard that accepts loopback names and needs no token.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
     }
-}
 
-impl RequestGuard {
-    pub(super) fn new(options: &ServerOptions) -> Self {
-        let allowed_hosts =
-            options.allowed_hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
-        Self { allowed_hosts, token: options.token.clone() }
+    /// Accepts further host names, with or without a port, as the host of a request and as the host
+    /// of the page that sends it.
+    #[must_use]
+    pub fn hosts(mut self, hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.hosts.extend(hosts.into_iter().map(|host| host.into().to_ascii_lowercase()));
+        self
+    }
+
+    /// Requires a bearer token.
+    #[must_use]
+    pub fn token(self, token: ApiKey) -> Self {
+        Self { token: Some(token), ..self }
+    }
+
+    /// Accepts requests of these paths without the token, for example of health probes. The paths are
+    /// compared as the layer sees them: inside of a nested router, without its prefix.
+    #[must_use]
+    pub fn public_paths(mut self, paths: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.public_paths.extend(paths.into_iter().map(Into::into));
+        self
     }
 
     fn check(
@@ -101,13 +131,11 @@ impl RequestGuard {
 
     fn is_allowed(&self, name: &str, port: Option<u16>) -> bool {
         let with_port = port.map(|port| format!("{name}:{port}"));
-        self.allowed_hosts
-            .iter()
-            .any(|allowed| allowed == name || Some(allowed) == with_port.as_ref())
+        self.hosts.iter().any(|allowed| allowed == name || Some(allowed) == with_port.as_ref())
     }
 
     /// Checks the site whose page sent the request, which browsers put into `Origin`. Allowed are this
-    /// host itself and `allowed_hosts`.
+    /// host itself and `hosts`.
     fn check_origin(&self, headers: &HeaderMap, host: &Authority) -> Result<(), ApiError> {
         let foreign = |origin: &[u8]| {
             let origin = crate::types::excerpt(&String::from_utf8_lossy(origin), 100);
@@ -136,7 +164,7 @@ impl RequestGuard {
 
     fn check_token(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
         let Some(token) = &self.token else { return Ok(()) };
-        if PUBLIC_PATHS.contains(&path) {
+        if self.public_paths.iter().any(|public| public == path) {
             return Ok(());
         }
         let mut values = headers.get_all(header::AUTHORIZATION).iter();
@@ -156,6 +184,44 @@ impl RequestGuard {
     }
 }
 
+impl<S> Layer<S> for Guard {
+    type Service = GuardedService<S>;
+
+    fn layer(&self, inner: S) -> GuardedService<S> {
+        GuardedService { guard: Arc::new(self.clone()), inner }
+    }
+}
+
+/// A service behind a [`Guard`].
+#[derive(Clone, Debug)]
+pub struct GuardedService<S> {
+    guard: Arc<Guard>,
+    inner: S,
+}
+
+impl<S, B> Service<Request<B>> for GuardedService<S>
+where
+    S: Service<Request<B>, Response = Response>,
+{
+    type Response = Response;
+    type Error = S::Error;
+    type Future = Either<S::Future, Ready<Result<Response, S::Error>>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // Only connections of `serve` have an address here.
+        let local = request.extensions().get::<ConnectInfo<LocalAddress>>();
+        let local = local.and_then(|ConnectInfo(LocalAddress(local))| *local);
+        match self.guard.check(request.uri(), request.headers(), local) {
+            Ok(()) => Either::Left(self.inner.call(request)),
+            Err(error) => Either::Right(ready(Ok(error.into_response()))),
+        }
+    }
+}
+
 fn parse_host(bytes: &[u8]) -> Option<Authority> {
     let authority = Authority::try_from(bytes).ok()?;
     (!authority.as_str().contains('@') && !authority.host().is_empty()).then_some(authority)
@@ -165,22 +231,16 @@ fn parse_host(bytes: &[u8]) -> Option<Authority> {
 mod tests {
     use super::*;
 
-    fn guard(token: bool) -> RequestGuard {
-        let env = |_: &str| Some("token-1".to_owned());
-        let options = ServerOptions {
-            allowed_hosts: vec!["Host.Example".to_owned(), "other.example:8443".to_owned()],
-            token: token.then(|| ApiKey::from_env("TOKEN", &env).expect("read the token")),
-            ..ServerOptions::default()
-        };
-        RequestGuard::new(&options)
+    const PUBLIC_PATHS: [&str; 2] = ["/healthz", "/readyz"];
+
+    fn guard(token: bool) -> Guard {
+        let hosts = ["Host.Example", "other.example:8443"];
+        let guard = Guard::new().hosts(hosts).public_paths(PUBLIC_PATHS);
+        if token { guard.token(ApiKey::new("token-1").expect("a token")) } else { guard }
     }
 
     /// Returns the status and code with which a request is refused, or `None` if it passes.
-    fn check(
-        guard: &RequestGuard,
-        uri: &str,
-        headers: &[(&str, &str)],
-    ) -> Option<(u16, &'static str)> {
+    fn check(guard: &Guard, uri: &str, headers: &[(&str, &str)]) -> Option<(u16, &'static str)> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             let name: header::HeaderName = name.parse().expect("parse a name");

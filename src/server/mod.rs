@@ -1,22 +1,29 @@
 //! The HTTP API of a host: routes, status codes, event streams and access control.
 //!
+//! [`serve`] is the server of the binary. A program with an HTTP server of its own mounts the same
+//! routes with [`router`] and [`operations`], and puts a [`Guard`] around them if it wants one. Its
+//! own handlers answer with [`sse`] and with [`HostError`], which is a response.
+//!
 //! Handlers are thin: each parses a request, calls the [`Host`], and turns the result into a
 //! response.
 //!
 //! | file | what it holds |
 //! | --- | --- |
-//! | `mod.rs` | the server's start and shutdown, and its routes |
+//! | `mod.rs` | the server's start and shutdown |
+//! | `routes.rs` | the routes, as routers that can be mounted below a path |
+//! | `mount.rs` | the path below which the routes are mounted |
 //! | `state.rs` | [`ServerOptions`], and the state that all handlers share |
 //! | `guard.rs` | access control of every request: `Host`, `Origin`, bearer token |
 //! | `listener.rs` | TCP connections without Nagle's delay; the server's address per connection |
 //! | `extract.rs` | strict parsing of JSON bodies and queries; `Idempotency-Key` |
-//! | `error.rs` | [`HostError`](crate::runtime::HostError) as a status code and an error body |
+//! | `error.rs` | [`HostError`] as a status code and an error body |
 //! | `sessions.rs` | `/v1/sessions`: open, list, show, close, fork |
 //! | `runs.rs` | `/v1/sessions/{id}/`: `runs`, `steer`, `stop`, `resume` |
 //! | `approvals.rs` | `/v1/sessions/{id}/approvals/{tool_id}` |
 //! | `events.rs` | `/v1/sessions/{id}/events`: the position at which a client starts to read |
 //! | `event_stream.rs` | Server-Sent Events of a run or a session |
-//! | `operations.rs` | `/healthz`, `/readyz`, `/metrics`, and the start page `page.html` |
+//! | `operations.rs` | `/healthz`, `/readyz`, `/metrics` |
+//! | `start_page.rs` | the start page, `page.html` |
 
 mod approvals;
 mod error;
@@ -25,30 +32,35 @@ mod events;
 mod extract;
 mod guard;
 mod listener;
+mod mount;
 mod operations;
+mod routes;
 mod runs;
 mod sessions;
+mod start_page;
 mod state;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::http::{Method, Uri};
-use axum::routing::{MethodRouter, delete, get, post};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::runtime::Host;
+#[cfg(doc)]
+use crate::runtime::HostError;
 
-use error::ApiError;
-use guard::RequestGuard;
+pub use event_stream::{EventStream, sse};
+pub use guard::{Guard, GuardedService};
 use listener::{LocalAddress, NoDelayListener};
+pub use routes::{operations, router};
+use state::ApiState;
 pub use state::ServerOptions;
-use state::{ApiState, AppState};
+
+/// The paths that need no token: health probes have none, and these reveal no data.
+const HEALTH_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
 ///
@@ -66,9 +78,13 @@ pub fn serve(
     }
     let closing = CancellationToken::new();
     let close_timeout = options.close_timeout;
-    let guard = RequestGuard::new(&options);
-    let state = Arc::new(ApiState { host, options, closing: closing.clone() });
-    let service = router(state, guard).into_make_service_with_connect_info::<LocalAddress>();
+    let mut guard = Guard::new().hosts(&options.allowed_hosts).public_paths(HEALTH_PATHS);
+    if let Some(token) = options.token.clone() {
+        guard = guard.token(token);
+    }
+    let state = ApiState { host, options, closing: closing.clone(), is_server: true };
+    let router = routes::of_server(state).layer(guard);
+    let service = router.into_make_service_with_connect_info::<LocalAddress>();
     let serving = axum::serve(NoDelayListener(listener), service)
         .with_graceful_shutdown(closing.clone().cancelled_owned());
     #[expect(
@@ -111,64 +127,4 @@ impl Drop for ServerHandle {
     }
 }
 
-/// The routes: method, path and handler.
-fn routes() -> [(&'static str, &'static str, MethodRouter<AppState>); 15] {
-    [
-        ("GET", "/", get(operations::page)),
-        ("GET", "/healthz", get(operations::healthz)),
-        ("GET", "/readyz", get(operations::readyz)),
-        ("GET", "/metrics", get(operations::metrics)),
-        ("POST", "/v1/sessions", post(sessions::open)),
-        ("GET", "/v1/sessions", get(sessions::list)),
-        ("GET", "/v1/sessions/{id}", get(sessions::snapshot)),
-        ("DELETE", "/v1/sessions/{id}", delete(sessions::close)),
-        ("POST", "/v1/sessions/{id}/fork", post(sessions::fork)),
-        ("POST", "/v1/sessions/{id}/runs", post(runs::start)),
-        ("GET", "/v1/sessions/{id}/events", get(events::watch)),
-        ("POST", "/v1/sessions/{id}/steer", post(runs::steer)),
-        ("POST", "/v1/sessions/{id}/stop", post(runs::stop)),
-        ("POST", "/v1/sessions/{id}/resume", post(runs::resume)),
-        ("POST", "/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide)),
-    ]
-}
-
-fn router(state: AppState, guard: RequestGuard) -> Router {
-    let router = routes()
-        .into_iter()
-        .fold(Router::new(), |router, (_, path, handler)| router.route(path, handler));
-    router
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(unknown_method)
-        .layer(axum::middleware::from_fn_with_state(Arc::new(guard), guard::check))
-        .with_state(state)
-}
-
-async fn unknown_path(uri: Uri) -> ApiError {
-    ApiError::not_found("not_found", format!("unknown path {}; GET / lists the API", uri.path()))
-}
-
-async fn unknown_method(method: Method, uri: Uri) -> ApiError {
-    let path = uri.path();
-    ApiError::method_not_allowed(format!("{path} does not accept {method}; GET / lists the API"))
-}
-
 crate::types::impl_with!(ServerOptions);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_start_page_lists_every_route() {
-        let rows = operations::PAGE.split("<tr><td><code>").skip(1);
-        let listed: Vec<String> = rows
-            .map(|row| {
-                let (request, _) = row.split_once("</code>").expect("a row ends its request");
-                request.split('?').next().unwrap_or_default().to_owned()
-            })
-            .collect();
-        let routes: Vec<String> =
-            routes().iter().map(|(method, path, _)| format!("{method} {path}")).collect();
-        assert_eq!(listed, routes);
-    }
-}

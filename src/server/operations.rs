@@ -1,37 +1,15 @@
-//! Health checks, metrics, and the start page that lists the API.
+//! Health checks and metrics.
 
 use axum::Json;
-use axum::extract::{ConnectInfo, State};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
-use super::listener::LocalAddress;
 use super::state::AppState;
 use crate::runtime::ModelStatus;
 use crate::telemetry::Telemetry;
-
-/// The start page. Lists every route of the API.
-pub(super) const PAGE: &str = include_str!("page.html");
-
-/// The address in `page.html`, which is replaced by the server's own.
-const EXAMPLE_ADDRESS: &str = "127.0.0.1:7700";
-
-pub(super) async fn page(
-    ConnectInfo(LocalAddress(local)): ConnectInfo<LocalAddress>,
-) -> impl IntoResponse {
-    let page = match local {
-        Some(local) => PAGE.replace(EXAMPLE_ADDRESS, &local.to_string()),
-        None => PAGE.to_owned(),
-    };
-    let headers = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, "default-src 'none'; style-src 'unsafe-inline'"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ];
-    (headers, page)
-}
 
 pub(super) async fn healthz() -> impl IntoResponse {
     Json(json!({"status": "ok"}))

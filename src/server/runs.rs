@@ -9,7 +9,6 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::event_stream;
 use super::extract::{JsonBody, KeyedBody, StrictObject};
 use super::sessions::PathSession;
 use super::state::AppState;
@@ -63,11 +62,10 @@ pub(super) async fn start(
         .await?;
     if accepts_events(&headers) {
         if run.events_are_complete {
-            return Ok(event_stream::run(run.events, &state));
+            return Ok(state.event_stream(run).into_response());
         }
-        run.wait_stored().await?;
-        let events = session.watch_run(run.run_id, run.seq).await?;
-        return Ok(event_stream::past_run(events, &state));
+        let events = run.into_all_events().await?;
+        return Ok(state.event_stream(events).of_run().into_response());
     }
     if wait {
         // Nothing reads the subscription, and its queue would fill up.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::extract::{JsonBody, StrictQuery};
+use super::mount::MountPath;
 use super::state::AppState;
 use crate::runtime::{OpenSession, SessionHandle, SessionQuery, SessionState, SessionSummary};
 use crate::types::{Seq, SessionId};
@@ -31,13 +32,14 @@ pub(super) struct OpenSessionRequest {
 
 pub(super) async fn open(
     State(state): State<AppState>,
+    mount: MountPath,
     JsonBody(OpenSessionRequest { agent, id, messages }): JsonBody<OpenSessionRequest>,
 ) -> Result<Response, ApiError> {
     let session = state
         .host
         .open_session(OpenSession { agent, id, messages, ..OpenSession::default() })
         .await?;
-    created(&session).await
+    created(&session, &mount).await
 }
 
 #[derive(Debug, Deserialize)]
@@ -94,20 +96,21 @@ pub(super) struct ForkSessionRequest {
 /// Opens a new session with the first records of this one.
 pub(super) async fn fork(
     State(state): State<AppState>,
+    mount: MountPath,
     PathSession(from): PathSession,
     JsonBody(ForkSessionRequest { at, id }): JsonBody<ForkSessionRequest>,
 ) -> Result<Response, ApiError> {
     let session = state.host.fork(&from, at, id).await?;
-    created(&session).await
+    created(&session, &mount).await
 }
 
-async fn created(session: &SessionHandle) -> Result<Response, ApiError> {
+async fn created(session: &SessionHandle, mount: &MountPath) -> Result<Response, ApiError> {
     let id = session.id().as_str();
     let agent = session.agent().await?;
     let body = json!({"id": id, "agent": agent, "state": SessionState::Idle});
     let mut response = (StatusCode::CREATED, Json(body)).into_response();
-    // All characters of an id are valid in a header, so this cannot fail.
-    if let Ok(location) = HeaderValue::try_from(format!("/v1/sessions/{id}")) {
+    // All characters of an id and of a path are valid in a header, so this cannot fail.
+    if let Ok(location) = HeaderValue::try_from(format!("{mount}/v1/sessions/{id}")) {
         response.headers_mut().insert(header::LOCATION, location);
     }
     Ok(response)

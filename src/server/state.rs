@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::event_stream::EventStream;
 use crate::config::{ApiKey, HostConfig};
 use crate::runtime::Host;
 
@@ -56,6 +57,15 @@ pub(super) struct ApiState {
     pub(super) options: ServerOptions,
     /// Cancelled at shutdown, to end event streams.
     pub(super) closing: CancellationToken,
+    /// True for the binary's server, false for a router in an application of the embedding program.
+    pub(super) is_server: bool,
 }
 
 pub(super) type AppState = Arc<ApiState>;
+
+impl ApiState {
+    /// Returns a response with these events, which ends when the server shuts down.
+    pub(super) fn event_stream(&self, events: impl Into<EventStream>) -> EventStream {
+        events.into().keep_alive(self.options.keep_alive).until(&self.closing)
+    }
+}

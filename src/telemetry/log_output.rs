@@ -41,7 +41,7 @@ pub enum LogsError {
     #[error("a log format is \"text\" or \"json\"")]
     Format,
     /// A filter in the environment does not parse.
-    #[error("set up logs: {variable} is no valid filter: {reason}")]
+    #[error("set up logs: {variable} is not a valid filter: {reason}")]
     Filter {
         /// The environment variable that holds the filter.
         variable: &'static str,

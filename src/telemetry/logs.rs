@@ -651,7 +651,10 @@ mod tests {
         check(Some("warn"), Some("debug"), "warn");
         check(Some(""), Some("debug"), "debug");
         let broken = filter(|_| Some("a=b=c".to_owned())).unwrap_err().to_string();
-        assert!(broken.starts_with("set up logs: CALLSHEET_LOG is no valid filter: "), "{broken}");
+        assert!(
+            broken.starts_with("set up logs: CALLSHEET_LOG is not a valid filter: "),
+            "{broken}"
+        );
         assert_eq!("json".parse::<LogFormat>().ok(), Some(LogFormat::Json));
         assert_eq!("text".parse::<LogFormat>().ok(), Some(LogFormat::Text));
         assert!("xml".parse::<LogFormat>().is_err());

@@ -407,7 +407,7 @@ mod tests {
         }
         let known = |name: &str| table::ALL.iter().any(|metric| metric.name == name);
         for line in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
-            assert!(line.split(' ').next().is_some_and(known), "{line} is no constant");
+            assert!(line.split(' ').next().is_some_and(known), "{line} is not a constant");
         }
     }
 

@@ -18,7 +18,7 @@ impl ToolOutput {
     /// string without quotes.
     ///
     /// # Errors
-    /// If the value cannot be serialised, for example because a map has keys that are no strings.
+    /// If the value cannot be serialised, for example because a map has keys that are not strings.
     ///
     /// ```
     /// use callsheet::tool::ToolOutput;

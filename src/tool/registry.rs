@@ -37,7 +37,7 @@ impl ToolRegistry {
     /// Adds a tool under the name of its spec.
     ///
     /// # Errors
-    /// If another tool has the name, a provider would refuse the name, or the input is no object.
+    /// If another tool has the name, a provider would refuse the name, or the input is not an object.
     pub fn register(&mut self, tool: impl Tool) -> Result<(), RegistryError> {
         let spec = tool.spec();
         let name = spec.name.clone();

@@ -39,7 +39,7 @@ impl Turn {
     /// # Errors
     /// If the call has no such approval, the decision is about other arguments, it does not say
     /// which of two approvals it decides, or the approval has another decision. The turn is
-    /// unchanged then. A repetition of the same decision is no error.
+    /// unchanged then. A repetition of the same decision is not an error.
     pub(super) fn apply_decision(
         &mut self,
         key: CallKey,

@@ -1,6 +1,6 @@
 //! The clock of a turn: the time that it spends on the model, on tools, on approvals and on itself.
 //!
-//! Time in which the turn waits only for approvals (`people`) is no overhead and does not count
+//! Time in which the turn waits only for approvals (`people`) is not overhead and does not count
 //! towards `run_timeout`. It does count towards the approval timeouts.
 
 use std::time::Duration;
@@ -123,7 +123,7 @@ mod tests {
         clock.advance(ms(60));
         clock.tool_ended(ms(50));
         clock.advance(ms(61));
-        // Waits for permits and for approvals are no overhead.
+        // Waits for permits and for approvals are not overhead.
         clock.call_queued();
         clock.advance(ms(70));
         clock.call_dequeued();

@@ -260,7 +260,7 @@ impl Turn {
     ///
     /// # Errors
     /// If the call has no such approval, the decision is about other arguments, or the approval has
-    /// another decision. The turn is unchanged then. A repetition of the same decision is no error.
+    /// another decision. The turn is unchanged then. A repetition of the same decision is not an error.
     pub fn handle_approval(
         &mut self,
         now: Duration,

@@ -38,7 +38,7 @@ pub(super) fn cut_off_arguments(raw: &str) -> ToolOutcome {
     )
 }
 
-/// Returns the answer to a call whose arguments are no object or violate the schema. `violation` may
+/// Returns the answer to a call whose arguments are not an object or violate the schema. `violation` may
 /// quote all of them.
 pub(super) fn invalid_arguments(violation: &str, raw: &str) -> ToolOutcome {
     failed(

@@ -266,7 +266,7 @@ mod tests {
             limited.retry_after = Some(Duration::from_secs(9));
             for number in 2..=4 {
                 let plan = retry.after_error(&limited, true).unwrap();
-                assert_eq!(summary(&plan), (number, 0, true), "{status} is no broken stream");
+                assert_eq!(summary(&plan), (number, 0, true), "{status} is not a broken stream");
                 assert_eq!(plan.wait, Duration::from_secs(9));
             }
             assert_eq!(retry.after_error(&limited, true), None);

@@ -108,20 +108,20 @@ impl Content {
     /// Parses the Chat Completions form.
     ///
     /// # Errors
-    /// If it is neither a text nor a list of texts and images.
+    /// If it is neither a string nor a list of texts and images.
     pub fn parse(value: &Value) -> Result<Self, InvalidContent> {
         match value {
             Value::String(text) => Ok(text.as_str().into()),
             Value::Array(parts) => {
                 let parts = parts.iter().enumerate().map(|(at, part)| {
-                    let in_its_place =
+                    let with_index =
                         |error: InvalidContent| InvalidContent { part: Some(at), ..error };
-                    parse_part(part).map_err(in_its_place)
+                    parse_part(part).map_err(with_index)
                 });
                 parts.collect::<Result<Vec<_>, _>>().map(Self::from)
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
-                Err(InvalidContent::new("is a text or a list of parts"))
+                Err(InvalidContent::new("must be a string or a list of parts"))
             }
         }
     }
@@ -149,21 +149,21 @@ impl Image {
         if let Some(data) = url.strip_prefix("data:") {
             let (media_type, data) = data
                 .split_once(";base64,")
-                .ok_or_else(|| invalid("is no data URL such as data:image/png;base64,.."))?;
+                .ok_or_else(|| invalid("must be a data URL such as data:image/png;base64,.."))?;
             let is_word = |b: u8| b.is_ascii_alphanumeric() || b"+-._".contains(&b);
             let kind = media_type.strip_prefix("image/").unwrap_or_default();
             if kind.is_empty() || !kind.bytes().all(is_word) {
-                return Err(invalid("is no image"));
+                return Err(invalid("is not an image"));
             }
             if !is_base64(data) {
-                return Err(invalid("holds no base64 with padding"));
+                return Err(invalid("must hold base64 with padding"));
             }
             return Ok(Self::Base64 { media_type: media_type.into(), data: data.into() });
         }
-        let place = ["http://", "https://"].iter().find_map(|scheme| url.strip_prefix(scheme));
-        let has_host = place.is_some_and(|place| !place.is_empty() && !place.starts_with('/'));
+        let rest = ["http://", "https://"].iter().find_map(|scheme| url.strip_prefix(scheme));
+        let has_host = rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/'));
         if !has_host || url.chars().any(|c| c.is_whitespace() || c.is_control()) {
-            return Err(invalid("is no http address and no data URL"));
+            return Err(invalid("must be an http URL or a data URL"));
         }
         Ok(Self::Url(url.into()))
     }
@@ -243,33 +243,35 @@ impl<'de> Deserialize<'de> for Content {
 fn parse_part(part: &Value) -> Result<ContentPart, InvalidContent> {
     match part["type"].as_str() {
         Some("text") => {
-            only(part, &["type", "text"], "")?;
+            check_keys(part, &["type", "text"], "")?;
             let text = part["text"].as_str();
-            let text = text.ok_or_else(|| InvalidContent::new("its \"text\" is no text"))?;
+            let text = text.ok_or_else(|| InvalidContent::new("its \"text\" must be a string"))?;
             Ok(ContentPart::Text(text.to_owned()))
         }
         Some("image_url") => {
-            only(part, &["type", "image_url"], "")?;
+            check_keys(part, &["type", "image_url"], "")?;
             let image = &part["image_url"];
             let url = image["url"].as_str().ok_or_else(|| {
-                InvalidContent::new("its \"image_url\" is no object with a \"url\"")
+                InvalidContent::new("its \"image_url\" must be an object with a \"url\"")
             })?;
             // Default values of the services are ignored.
             let known: &[&str] =
                 if image["detail"] == "auto" { &["url", "detail"] } else { &["url"] };
-            only(image, known, "image_url.")?;
+            check_keys(image, known, "image_url.")?;
             Image::parse(url).map(ContentPart::Image)
         }
-        Some(_) | None => Err(InvalidContent::new("its \"type\" is \"text\" or \"image_url\"")),
+        Some(_) | None => {
+            Err(InvalidContent::new("its \"type\" must be \"text\" or \"image_url\""))
+        }
     }
 }
 
 /// Rejects unknown members that have a value. Client libraries also write members without a value.
-fn only(object: &Value, known: &[&str], path: &str) -> Result<(), InvalidContent> {
+fn check_keys(object: &Value, known: &[&str], path: &str) -> Result<(), InvalidContent> {
     let fields = object.as_object().into_iter().flatten();
-    let odd =
+    let unknown =
         fields.into_iter().find(|(key, value)| !known.contains(&key.as_str()) && !value.is_null());
-    match odd {
+    match unknown {
         None => Ok(()),
         Some((key, _)) => {
             let key = excerpt(&format!("{path}{key}"), QUOTE_CHARS);
@@ -280,12 +282,12 @@ fn only(object: &Value, known: &[&str], path: &str) -> Result<(), InvalidContent
 
 fn is_base64(text: &str) -> bool {
     let data = text.trim_end_matches('=');
-    let is_one_of_64 = |b: u8| b.is_ascii_alphanumeric() || b"+/".contains(&b);
+    let is_base64_digit = |b: u8| b.is_ascii_alphanumeric() || b"+/".contains(&b);
     let padding = text.len() - data.len();
     !data.is_empty()
         && padding <= 2
         && text.len().is_multiple_of(4)
-        && data.bytes().all(is_one_of_64)
+        && data.bytes().all(is_base64_digit)
 }
 
 #[cfg(test)]
@@ -324,30 +326,33 @@ mod tests {
     fn invalid_content_is_rejected_with_a_reason() {
         let image = |url: &str| json!([{"type": "image_url", "image_url": {"url": url}}]);
         for (value, reason) in [
-            (json!(7), "is a text or a list of parts"),
-            (json!([{}]), "part 0: its \"type\" is \"text\" or \"image_url\""),
-            (json!([{"type": "text"}]), "part 0: its \"text\" is no text"),
-            (image("ftp://a/b"), "part 0: \"ftp://a/b\" is no http address and no data URL"),
+            (json!(7), "must be a string or a list of parts"),
+            (json!([{}]), "part 0: its \"type\" must be \"text\" or \"image_url\""),
+            (json!([{"type": "text"}]), "part 0: its \"text\" must be a string"),
+            (image("ftp://a/b"), "part 0: \"ftp://a/b\" must be an http URL or a data URL"),
             (
                 image("data:text/plain;base64,AAAA"),
-                "part 0: \"data:text/plain;base64,AAAA\" is no image",
+                "part 0: \"data:text/plain;base64,AAAA\" is not an image",
             ),
             (
                 image("data:image/png;base64,A*=="),
-                "part 0: \"data:image/png;base64,A*==\" holds no base64 with padding",
+                "part 0: \"data:image/png;base64,A*==\" must hold base64 with padding",
             ),
             (
                 image("data:image/png;base64,A=AA"),
-                "part 0: \"data:image/png;base64,A=AA\" holds no base64 with padding",
+                "part 0: \"data:image/png;base64,A=AA\" must hold base64 with padding",
             ),
-            (image("data:image/;base64,AAAA"), "part 0: \"data:image/;base64,AAAA\" is no image"),
+            (
+                image("data:image/;base64,AAAA"),
+                "part 0: \"data:image/;base64,AAAA\" is not an image",
+            ),
             (
                 image("data:image/png,AAAA"),
-                "part 0: \"data:image/png,AAAA\" is no data URL such as data:image/png;base64,..",
+                "part 0: \"data:image/png,AAAA\" must be a data URL such as data:image/png;base64,..",
             ),
             (
                 image("https:///a.png"),
-                "part 0: \"https:///a.png\" is no http address and no data URL",
+                "part 0: \"https:///a.png\" must be an http URL or a data URL",
             ),
             (
                 json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache": {}}]),

@@ -123,7 +123,7 @@ impl PayloadReader<'_> {
         let mut added = Vec::new();
         self.read_bytes(bytes, &mut added);
         if added.iter().all(|delta| matches!(delta, Delta::Problem(_))) {
-            added.push(malformed("the response body is no answer of this wire"));
+            added.push(malformed("the response body is not an answer in this wire format"));
         } else if !added.iter().any(|delta| matches!(delta, Delta::Error(_))) {
             added.push(Delta::Done);
         }

@@ -40,7 +40,7 @@ pub(super) fn write_members<M: SerializeMap>(
     members.iter().flatten().try_for_each(|(key, value)| map.serialize_entry(key, value))
 }
 
-/// Returns the arguments of a call as an object. Arguments that are no object are sent as an empty
+/// Returns the arguments of a call as an object. Arguments that are not an object are sent as an empty
 /// one, because the services refuse anything else.
 pub(super) fn arguments_object(call: &ToolCall) -> Cow<'_, Map<String, Value>> {
     call.arguments.as_object().map_or_else(Cow::default, Cow::Borrowed)

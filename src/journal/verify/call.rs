@@ -46,7 +46,7 @@ impl<'a> Verifier<'_, 'a> {
         let scope = key.strip_suffix(&of.to_string()).and_then(|scope| scope.strip_suffix('/'));
         let is_scoped = scope.is_some_and(|scope| !is_own || scope == self.session.as_str());
         self.require(is_scoped, at, Invariant::Intent, || {
-            format!("{key:?} is no idempotency key of {of} in this session")
+            format!("{key:?} is not the idempotency key of {of} in this session")
         });
         // An idempotent tool runs again after a crash, and is intended again.
         let is_same = call.intents.first().is_none_or(|first| {
@@ -76,7 +76,7 @@ impl<'a> Verifier<'_, 'a> {
         self.require(false, at, Invariant::Response, || format!("{of}: {what}"));
     }
 
-    /// Checks the order of questions and decisions. A question is asked again after a crash, but
+    /// Checks the order of approval requests and decisions. A request is repeated after a crash, but
     /// not once it is decided.
     fn check_approvals(&mut self, key: CallKey, call: &CallTranscript<'a>) {
         for question in &call.questions {

@@ -73,7 +73,7 @@ impl<'a> Verifier<'_, 'a> {
                 format!("{key} has the id {:?} of another call of the turn", call.id)
             });
             self.require(call.arguments.is_object(), at, Invariant::Response, || {
-                format!("the arguments of {key} are no object")
+                format!("the arguments of {key} are not an object")
             });
         }
     }

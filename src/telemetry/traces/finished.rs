@@ -37,7 +37,7 @@ pub(super) enum SpanParent {
 }
 
 /// The service of a model.
-pub(super) struct ModelService {
+pub(super) struct ServiceAttributes {
     provider: &'static str,
     address: Option<String>,
     port: Option<i64>,
@@ -78,7 +78,7 @@ impl FinishedSpan {
     }
 }
 
-impl ModelService {
+impl ServiceAttributes {
     /// Returns the service of a configured model.
     pub(super) fn of(model: &ModelConfig) -> Self {
         let provider = match model.wire {

@@ -17,7 +17,7 @@ use super::TracedRun;
 use super::contents;
 use super::export::SpanExporterQueue;
 use super::finished::{
-    FinishedSpan, ModelService, SpanParent, attempt_error, context, count, text,
+    FinishedSpan, ServiceAttributes, SpanParent, attempt_error, context, count, text,
 };
 use crate::config::ModelConfig;
 use crate::event::{Event, PublishedEvent, RunStats};
@@ -40,7 +40,7 @@ pub(super) struct Spans {
     /// The run in progress of each session.
     runs: Mutex<HashMap<SessionId, TracedOpenRun>>,
     /// Services by the models' names there.
-    services: HashMap<String, ModelService>,
+    services: HashMap<String, ServiceAttributes>,
     sampler: Box<dyn ShouldSample>,
     captures: bool,
     scope: InstrumentationScope,
@@ -74,7 +74,8 @@ impl Spans {
         models: &BTreeMap<String, ModelConfig>,
         metrics: &Metrics,
     ) -> Result<Self, String> {
-        let services = models.values().map(|model| (model.model.clone(), ModelService::of(model)));
+        let services =
+            models.values().map(|model| (model.model.clone(), ServiceAttributes::of(model)));
         let scope = InstrumentationScope::builder("callsheet");
         Ok(Self {
             runs: Mutex::default(),
@@ -204,7 +205,7 @@ impl Spans {
         let mut span = FinishedSpan {
             name: "chat".to_owned(),
             kind: SpanKind::Client,
-            context: run.trace.of_attempt(turn, run.attempt),
+            context: run.trace.for_attempt(turn, run.attempt),
             parent: SpanParent::Ours(run.trace.run().clone()),
             start: now,
             end: now,
@@ -292,7 +293,7 @@ impl Spans {
         Some(FinishedSpan {
             name: format!("execute_tool {}", call.name),
             kind: SpanKind::Internal,
-            context: run.trace.of_call(call.key),
+            context: run.trace.for_call(call.key),
             parent: SpanParent::Ours(run.trace.run().clone()),
             start,
             end: (start + *duration).min(now.max(start)),

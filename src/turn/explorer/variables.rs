@@ -113,7 +113,7 @@ impl World {
                 let repeats = result.outcome.status == ToolStatus::Ok && !cut_short;
                 if repeats && !call.has_effects() && !used.writes_what_it_read() {
                     let saw = |text: &str| text.split_once(" saw ").map(|(_, saw)| saw.to_owned());
-                    assert_eq!(saw(&result.outcome.content), saw(&content), "{key} is no copy");
+                    assert_eq!(saw(&result.outcome.content), saw(&content), "{key} is not a copy");
                     let mut again = variables.clone();
                     again.apply(&used.writes);
                     assert_eq!(again, variables, "{key} would have written other values");
@@ -183,7 +183,7 @@ fn explore_with_variables(
     change: impl Fn(&mut Scenario),
 ) {
     explore_each(mixes, executions, |scenario| {
-        // A call that reads a variable which was written in between is no duplicate.
+        // A call that reads a variable which was written in between is not a duplicate.
         scenario.identical_run_once = false;
         change(scenario);
     });

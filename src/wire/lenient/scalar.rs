@@ -23,7 +23,7 @@ pub(in crate::wire) enum Scalar<'a> {
 
 impl<'a> Scalar<'a> {
     /// Reads a JSON value.
-    pub(in crate::wire) fn of(value: &'a Value) -> Self {
+    pub(in crate::wire) fn read(value: &'a Value) -> Self {
         Self::deserialize(value).unwrap_or_default()
     }
 
@@ -45,7 +45,7 @@ impl<'a> Scalar<'a> {
         }
     }
 
-    /// Returns the text, which may be empty. A number is no text.
+    /// Returns the text, which may be empty. A number is not text.
     pub(in crate::wire) fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),

@@ -218,7 +218,7 @@ fn a_custom_call_has_free_text() {
         )
     };
     let custom = |piece: Delta| {
-        let Delta::Call(piece) = piece else { panic!("{piece:?} is no piece of a call") };
+        let Delta::Call(piece) = piece else { panic!("{piece:?} is not a piece of a call") };
         Delta::Call(CallDelta { kind: CallKind::Custom, ..piece })
     };
     check(

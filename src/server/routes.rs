@@ -1,0 +1,144 @@
+//! The routes of the API, and the routers that serve them.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::OriginalUri;
+use axum::http::Method;
+use axum::routing::{MethodRouter, any, delete, get, post};
+use tokio_util::sync::CancellationToken;
+
+use super::error::ApiError;
+use super::mount::MountPath;
+use super::operations::{healthz, metrics, readyz};
+use super::state::{ApiState, AppState, ServerOptions};
+use super::{approvals, events, runs, sessions, start_page};
+use crate::runtime::Host;
+
+/// A method, a path and its handler.
+type Route = (&'static str, &'static str, MethodRouter<AppState>);
+
+/// Returns the routes of sessions and runs, and the start page, to be mounted in the application of
+/// the embedding program.
+///
+/// Mount it with `nest` or `merge`. Paths in its answers begin with the path at which it is mounted.
+/// It needs no connection info, so TLS and Unix sockets work. It checks neither hosts nor tokens: put
+/// a [`Guard`](super::Guard) or a layer of your own around it. Event streams end when the host shuts
+/// down, so shut the host down before the server, or at the same time.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use axum::routing::get;
+/// use callsheet::prelude::*;
+/// use callsheet::server::{self, Guard};
+///
+/// let host = Host::builder().start().await?;
+/// let app: axum::Router = axum::Router::new()
+///     .route("/mine", get(async || "my own page"))
+///     .nest("/agents", server::router(&host).layer(Guard::new()))
+///     .merge(server::operations(&host));
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+pub fn router<S: Clone + Send + Sync + 'static>(host: &Host) -> Router<S> {
+    with_routes(api_routes())
+        // A fallback would be lost in a router that is nested twice, and would collide with the
+        // fallback of an application.
+        .route("/v1/{*path}", any(unknown_path))
+        .with_state(Arc::new(embedded_state(host)))
+}
+
+/// Returns the routes of an operator: `/healthz`, `/readyz` and `/metrics`. They can be mounted
+/// elsewhere than [`router`], or left out.
+pub fn operations<S: Clone + Send + Sync + 'static>(host: &Host) -> Router<S> {
+    with_routes(operations_routes()).with_state(Arc::new(embedded_state(host)))
+}
+
+/// Returns all routes, for the server of the binary.
+pub(super) fn of_server(state: ApiState) -> Router {
+    with_routes(api_routes())
+        .merge(with_routes(operations_routes()))
+        .fallback(unknown_path)
+        .with_state(Arc::new(state))
+}
+
+fn embedded_state(host: &Host) -> ApiState {
+    ApiState {
+        host: host.clone(),
+        options: ServerOptions::default(),
+        closing: CancellationToken::new(),
+        is_server: false,
+    }
+}
+
+fn api_routes() -> Vec<Route> {
+    vec![
+        ("GET", "/", get(start_page::show)),
+        ("POST", "/v1/sessions", post(sessions::open)),
+        ("GET", "/v1/sessions", get(sessions::list)),
+        ("GET", "/v1/sessions/{id}", get(sessions::snapshot)),
+        ("DELETE", "/v1/sessions/{id}", delete(sessions::close)),
+        ("POST", "/v1/sessions/{id}/fork", post(sessions::fork)),
+        ("POST", "/v1/sessions/{id}/runs", post(runs::start)),
+        ("GET", "/v1/sessions/{id}/events", get(events::watch)),
+        ("POST", "/v1/sessions/{id}/steer", post(runs::steer)),
+        ("POST", "/v1/sessions/{id}/stop", post(runs::stop)),
+        ("POST", "/v1/sessions/{id}/resume", post(runs::resume)),
+        ("POST", "/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide)),
+    ]
+}
+
+fn operations_routes() -> Vec<Route> {
+    vec![
+        ("GET", "/healthz", get(healthz)),
+        ("GET", "/readyz", get(readyz)),
+        ("GET", "/metrics", get(metrics)),
+    ]
+}
+
+fn with_routes(routes: Vec<Route>) -> Router<AppState> {
+    let router = routes
+        .into_iter()
+        .fold(Router::new(), |router, (_, path, handler)| router.route(path, handler));
+    router.method_not_allowed_fallback(unknown_method)
+}
+
+async fn unknown_path(mount: MountPath, OriginalUri(asked): OriginalUri) -> ApiError {
+    let message = format!("unknown path {}; GET {} lists the API", asked.path(), mount.root());
+    ApiError::not_found("not_found", message)
+}
+
+async fn unknown_method(
+    mount: MountPath,
+    OriginalUri(asked): OriginalUri,
+    method: Method,
+) -> ApiError {
+    let (path, root) = (asked.path(), mount.root());
+    ApiError::method_not_allowed(format!(
+        "{path} does not accept {method}; GET {root} lists the API"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_start_page_lists_every_route() {
+        let rows = start_page::PAGE.split("<tr><td><code>").skip(1);
+        let listed: BTreeSet<String> = rows
+            .map(|row| {
+                let (request, _) = row.split_once("</code>").expect("a row ends its request");
+                request.split('?').next().unwrap_or_default().to_owned()
+            })
+            .collect();
+        let routes: BTreeSet<String> = api_routes()
+            .iter()
+            .chain(&operations_routes())
+            .map(|(method, path, _)| format!("{method} {path}"))
+            .collect();
+        assert_eq!(listed, routes);
+    }
+}
