@@ -446,7 +446,7 @@ async fn an_agent_without_tools_offers_none() {
 async fn a_response_that_is_too_large_fails_without_a_retry() {
     let endless = Response { text: vec!["word ".repeat(100); 100], ..text() };
     let control = CallControl::new();
-    let world = world(Script::of([endless, text()]), registry(&control), |config| {
+    let world = world(Script::new([endless, text()]), registry(&control), |config| {
         model(config).max_response_bytes = 10_000;
     })
     .await;
