@@ -441,3 +441,20 @@ async fn an_agent_without_tools_offers_none() {
     let body = world.requests()[0].body.clone();
     assert!(body.get("tools").is_none() && body.get("tool_choice").is_none());
 }
+
+#[tokio::test]
+async fn a_response_that_is_too_large_fails_without_a_retry() {
+    let endless = Response { text: vec!["word ".repeat(100); 100], ..text() };
+    let control = CallControl::new();
+    let world = world(Script::new([endless, text()]), registry(&control), |config| {
+        model(config).max_response_bytes = 10_000;
+    })
+    .await;
+    let report = world.run("go").await;
+    assert_eq!((report.run_end, world.requests().len()), (RunEnd::Failed, 1));
+    let error = report.error.expect("an error").message;
+    assert!(
+        error.contains("the response is larger than 10000 bytes (max_response_bytes)"),
+        "{error}"
+    );
+}

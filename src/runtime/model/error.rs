@@ -84,6 +84,12 @@ pub(super) fn silence(what: &str, after: Duration) -> ProviderError {
     ProviderError::new(ProviderErrorKind::Timeout, format!("{what} for {after:?}"))
 }
 
+/// Returns the error of a response with more bytes than allowed.
+pub(super) fn too_large(bytes_max: u64) -> ProviderError {
+    let message = format!("the response is larger than {bytes_max} bytes (max_response_bytes)");
+    ProviderError::new(ProviderErrorKind::TooLarge, message)
+}
+
 /// The service's instructions about a retry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RetryHints {
