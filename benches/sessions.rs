@@ -89,7 +89,7 @@ fn ms(time: Duration) -> f64 {
 async fn model() -> Rehearsal {
     let mut response = Response::text("Done.");
     response.repeat = true;
-    let script = Script::of([response]);
+    let script = Script::new([response]);
     let options = RehearsalOptions::default().with(|new| {
         new.script = script;
         new.keep_requests = 0;

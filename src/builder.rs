@@ -199,7 +199,7 @@ impl HostBuilder {
             return Err(HostError::Config(error.to_string()));
         }
         for name in model_sources.0.keys() {
-            config.models.entry(name.clone()).or_insert_with(|| ModelConfig::of_source(name));
+            config.models.entry(name.clone()).or_insert_with(|| ModelConfig::for_source(name));
         }
         if config.agents.is_empty() {
             let model = only_model(&config)?;

@@ -39,7 +39,7 @@ async fn api(
     asking: &[(&str, ApprovalPolicy)],
     change: impl FnOnce(&mut Config),
 ) -> Api {
-    scripted(Script::of([Response::calls(calls)]).then_done(), asking, change).await
+    scripted(Script::new([Response::calls(calls)]).then_done(), asking, change).await
 }
 
 async fn scripted(
@@ -416,7 +416,7 @@ async fn stop_after_turn_waits_for_approvals_and_sends_no_further_request() {
 async fn a_broken_response_voids_its_approval_requests() {
     let broken = Response::calls([call("quick", "a"), call("quick", "b")]);
     let broken = broken.with(|response| response.truncate = true);
-    let script = Script::of([broken, Response::calls([call("quick", "a")])]).then_done();
+    let script = Script::new([broken, Response::calls([call("quick", "a")])]).then_done();
     let api = scripted(script, &[("quick", ApprovalPolicy::BEFORE)], parallel(4)).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     let void = next_approval(&mut run.events).await;
@@ -459,7 +459,7 @@ async fn identical_calls_share_one_approval() {
 #[tokio::test]
 async fn a_run_may_add_approvals_but_not_remove_them() {
     let calls = || [Response::calls([call("writes", "a")]), Response::text("All done.")];
-    let script = Script::of(calls().into_iter().chain(calls()));
+    let script = Script::new(calls().into_iter().chain(calls()));
     let api = scripted(script, &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let never = json!({"input": "go", "approval": "never"}).to_string();
     let refused = api.send(post(&api.path("/runs"), "", &never)).await;

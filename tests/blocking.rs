@@ -27,7 +27,7 @@ async fn blocked_threads_do_not_delay_other_tools() {
         response_to(&format!("block {n}"), calls.collect())
     };
     let script =
-        Script::of([blocking(0), blocking(1), response_to("go", vec![call("quick", "q")])]);
+        Script::new([blocking(0), blocking(1), response_to("go", vec![call("quick", "q")])]);
     let world = world(script.then_done(), registry_with_blocks(&control), parallel(64)).await;
     let open = async || world.host.open_session(OpenSession::default()).await.unwrap();
     let other = open().await;

@@ -26,7 +26,7 @@ async fn breaking(
     responses: impl IntoIterator<Item = Response>,
     change: impl FnOnce(&mut Config),
 ) -> World {
-    world(Script::of(responses).then_done(), ToolRegistry::new(), |config| {
+    world(Script::new(responses).then_done(), ToolRegistry::new(), |config| {
         let model = config.models.get_mut("rehearsal").unwrap();
         model.breaker_failures = Some(failures);
         model.breaker_open_for = open_for;
@@ -63,7 +63,7 @@ fn assert_metric(world: &World, line: &str) {
 
 #[tokio::test]
 async fn an_open_breaker_sends_runs_to_the_next_model() {
-    let backup = Rehearsal::with_script(Script::of([
+    let backup = Rehearsal::with_script(Script::new([
         Response::text("Here."),
         Response::text("Here again."),
     ]))

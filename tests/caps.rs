@@ -42,7 +42,7 @@ fn one_at_a_time(config: &mut Config) {
 
 async fn capped(responses: impl IntoIterator<Item = Response>) -> (World, CallControl) {
     let control = CallControl::new();
-    let script = Script::of(responses).then_done();
+    let script = Script::new(responses).then_done();
     (world(script, registry_with_blocks(&control), one_at_a_time).await, control)
 }
 
@@ -138,7 +138,7 @@ async fn a_stopped_call_leaves_the_queue_without_having_started() {
 #[tokio::test]
 async fn the_tool_timeout_does_not_include_the_wait_for_a_permit() {
     let control = CallControl::new();
-    let script = Script::of([
+    let script = Script::new([
         response_to("hold", [call("waits", "a")]),
         // When the second call times out, the first has waited longer than its own timeout.
         response_to("hurry", [call("waits", "b"), call("hangs", "c")]),
@@ -235,7 +235,7 @@ async fn a_tool_that_panics_or_hangs_releases_its_permit() {
         response_to("panic", [call("panics", "a"), call("panics", "b")]),
         response_to("hang", [call("hangs", "c"), call("hangs", "d")]),
     ];
-    let world = world(Script::of(responses).then_done(), registry(&control), |config| {
+    let world = world(Script::new(responses).then_done(), registry(&control), |config| {
         parallel(8)(config);
         for tool in ["panics", "hangs"] {
             let max_concurrent = NonZeroU32::new(1);

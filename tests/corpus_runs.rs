@@ -80,8 +80,9 @@ async fn every_recording_ends_its_run_with_the_expected_end_and_a_valid_history(
         let chunks: Vec<Vec<u8>> = body.chunks(997).map(<[u8]>::to_vec).collect();
         let mut recorded = Response::raw(content_type, chunks);
         recorded.status = entry["http_status"].as_u64().map(|status| status as u16);
-        let script = Script::of([recorded, Response::text("Done."), Response::text("Still here.")])
-            .then_done();
+        let script =
+            Script::new([recorded, Response::text("Done."), Response::text("Still here.")])
+                .then_done();
         let world = world_of(wire, script, registry(&names), parallel(4)).await;
         let report = world.run("go").await;
         let ended = matches!(report.run_end, RunEnd::Answered | RunEnd::Refused | RunEnd::Failed);

@@ -17,7 +17,7 @@ fn call(tool: &str, id: &str) -> Call {
 async fn sequential_calls_end_before_the_next_starts() {
     let control = CallControl::new();
     let calls = [call("quick", "a"), call("writes", "b"), call("quick", "c")];
-    let script = Script::of([Response::calls(calls), Response::text("All done.")]);
+    let script = Script::new([Response::calls(calls), Response::text("All done.")]);
     let world = world(script, registry(&control), |_| {}).await;
     let report = world.run("go").await;
     assert_eq!(control.log(), ["start a", "end a", "start b", "end b", "start c", "end c"]);
@@ -33,7 +33,7 @@ async fn sequential_calls_end_before_the_next_starts() {
 async fn parallel_results_keep_call_order() {
     let control = CallControl::new();
     let calls = ["a", "b", "c", "d"].map(|id| call("waits", id));
-    let script = Script::of([Response::calls(calls), Response::text("All done.")]);
+    let script = Script::new([Response::calls(calls), Response::text("All done.")]);
     let world = world(script, registry(&control), parallel(8)).await;
     let started = world.session.start_run("go").await.unwrap();
     let watcher = tokio::task::spawn(events(started.events));
@@ -69,7 +69,7 @@ async fn parallel_results_keep_call_order() {
 async fn parallel_execution_runs_at_most_max_calls() {
     let control = CallControl::new();
     let calls = ["a", "b", "c"].map(|id| call("waits", id));
-    let script = Script::of([Response::calls(calls), Response::text("All done.")]);
+    let script = Script::new([Response::calls(calls), Response::text("All done.")]);
     let world = world(script, registry(&control), parallel(2)).await;
     let started = world.session.start_run("go").await.unwrap();
     control.until_logged("start a").await;
@@ -87,7 +87,7 @@ async fn a_pure_call_runs_while_the_response_streams() {
     let control = CallControl::new();
     let calls = [call("quick", "a"), call("writes", "b"), call("quick", "c")];
     let response = Response::calls(calls).hold(At::Finish, "finish");
-    let script = Script::of([response, Response::text("All done.")]);
+    let script = Script::new([response, Response::text("All done.")]);
     let world = world(script, registry(&control), parallel(8)).await;
     let started = world.session.start_run("go").await.unwrap();
     let watcher = tokio::task::spawn(events(started.events));
@@ -112,7 +112,7 @@ async fn without_early_start_calls_wait_for_the_finish() {
     let control = CallControl::new();
     let calls = [call("quick", "a"), call("quick", "b")];
     let response = Response::calls(calls).hold(At::Finish, "finish");
-    let script = Script::of([response, Response::text("All done.")]);
+    let script = Script::new([response, Response::text("All done.")]);
     let world = world(script, registry(&control), |config| {
         config.agents.get_mut("default").unwrap().early_start = false;
     })
@@ -129,7 +129,7 @@ async fn without_early_start_calls_wait_for_the_finish() {
 async fn identical_calls_run_once_and_share_the_result() {
     let control = CallControl::new();
     let calls = [call("writes", "a"), Call::new("writes", json!({"id": "a"})).id("again")];
-    let script = Script::of([Response::calls(calls), Response::text("All done.")]);
+    let script = Script::new([Response::calls(calls), Response::text("All done.")]);
     let world = world(script, registry(&control), parallel(8)).await;
     let report = world.run("go").await;
     assert_eq!(control.log(), ["start a", "end a"]);
@@ -145,7 +145,7 @@ async fn the_events_of_a_run_are_complete_and_ordered() {
         text: vec!["Let me ".into(), "look.".into()],
         ..Response::calls([call("quick", "a")])
     };
-    let script = Script::of([first, Response::text("It is a.")]);
+    let script = Script::new([first, Response::text("It is a.")]);
     let world = world(script, registry(&control), |_| {}).await;
     let started = world.session.start_run("go").await.unwrap();
     let events = events(started.events).await;

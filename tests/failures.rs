@@ -28,7 +28,7 @@ fn limits(config: &mut Config) -> &mut callsheet::config::Limits {
 
 async fn scripted(responses: impl IntoIterator<Item = Response>) -> (World, CallControl) {
     let control = CallControl::new();
-    let world = world(Script::of(responses), registry(&control), parallel(8)).await;
+    let world = world(Script::new(responses), registry(&control), parallel(8)).await;
     (world, control)
 }
 
@@ -44,7 +44,7 @@ async fn a_panic_an_error_and_a_hang_end_only_their_own_calls() {
         Call::raw("quick", "{\"id\": \"f").id("call-f"),
         call("quick", "g"),
     ];
-    let script = Script::of([Response::calls(calls), Response::text("Well.")]);
+    let script = Script::new([Response::calls(calls), Response::text("Well.")]);
     let world = world(script, registry(&control), |config| {
         parallel(8)(config);
         limits(config).tool_timeout = Some(Duration::from_millis(400));
@@ -84,7 +84,7 @@ async fn a_panic_an_error_and_a_hang_end_only_their_own_calls() {
 /// Runs against a faulty first response and returns the reasons of the attempts.
 async fn recovers_from(fault: Response) -> Vec<String> {
     let control = CallControl::new();
-    let script = Script::of([fault, Response::text("Now it works.")]);
+    let script = Script::new([fault, Response::text("Now it works.")]);
     let world = world(script, registry(&control), |config| {
         model(config).first_event_timeout = Duration::from_millis(300);
         model(config).answer_timeout = Duration::from_millis(300);
@@ -209,7 +209,7 @@ async fn plain_responses_are_retried_without_a_rollback() {
         Response::raw("application/json", [""]),
         Response::text("Plainly."),
     ];
-    let world = world(Script::of(answers), registry(&control), |config| {
+    let world = world(Script::new(answers), registry(&control), |config| {
         model(config).stream = false;
         model(config).max_attempts = 4;
     })
@@ -328,7 +328,7 @@ async fn after_max_turns_a_final_answer_without_tools_is_requested() {
         Response::calls([call("quick", "b")]),
         Response { text: vec!["So far.".into()], ..Response::calls([call("quick", "c")]) },
     ];
-    let world = world(Script::of(responses), registry(&control), |config| {
+    let world = world(Script::new(responses), registry(&control), |config| {
         limits(config).max_turns = Some(2);
     })
     .await;
@@ -373,7 +373,7 @@ async fn four_calls_where_three_may_run() {
     for (on_excess, answered) in [("answer", 4), ("truncate", 3)] {
         let control = CallControl::new();
         let calls = ["a", "b", "c", "d"].map(|id| call("quick", id));
-        let script = Script::of([Response::calls(calls), Response::text("Done.")]);
+        let script = Script::new([Response::calls(calls), Response::text("Done.")]);
         let world = world(script, registry(&control), |config| {
             limits(config).max_tool_calls_per_turn = Some(3);
             if on_excess == "truncate" {
@@ -397,7 +397,7 @@ async fn four_calls_where_three_may_run() {
 async fn on_excess_fail_ends_the_run_and_the_session_continues() {
     let control = CallControl::new();
     let calls = ["a", "b", "c", "d"].map(|id| call("quick", id));
-    let script = Script::of([Response::calls(calls), Response::text("Hello again.")]);
+    let script = Script::new([Response::calls(calls), Response::text("Hello again.")]);
     let world = world(script, registry(&control), |config| {
         limits(config).max_tool_calls_per_turn = Some(3);
         limits(config).on_excess = callsheet::config::OnExcess::Fail;
@@ -420,7 +420,7 @@ async fn on_excess_fail_ends_the_run_and_the_session_continues() {
 async fn without_multi_tool_calls_only_the_first_call_is_kept() {
     let control = CallControl::new();
     let calls = ["a", "b"].map(|id| call("quick", id));
-    let script = Script::of([Response::calls(calls), Response::text("Done.")]);
+    let script = Script::new([Response::calls(calls), Response::text("Done.")]);
     let world = world(script, registry(&control), |config| {
         config.agents.get_mut("default").expect("the agent").multi_tool_calls = false;
     })
@@ -436,8 +436,25 @@ async fn without_multi_tool_calls_only_the_first_call_is_kept() {
 
 #[tokio::test]
 async fn an_agent_without_tools_offers_none() {
-    let world = world(Script::of([Response::text("Hi.")]), ToolRegistry::new(), |_| {}).await;
+    let world = world(Script::new([Response::text("Hi.")]), ToolRegistry::new(), |_| {}).await;
     assert_eq!(world.run("go").await.text, "Hi.");
     let body = world.requests()[0].body.clone();
     assert!(body.get("tools").is_none() && body.get("tool_choice").is_none());
+}
+
+#[tokio::test]
+async fn a_response_that_is_too_large_fails_without_a_retry() {
+    let endless = Response { text: vec!["word ".repeat(100); 100], ..text() };
+    let control = CallControl::new();
+    let world = world(Script::new([endless, text()]), registry(&control), |config| {
+        model(config).max_response_bytes = 10_000;
+    })
+    .await;
+    let report = world.run("go").await;
+    assert_eq!((report.run_end, world.requests().len()), (RunEnd::Failed, 1));
+    let error = report.error.expect("an error").message;
+    assert!(
+        error.contains("the response is larger than 10000 bytes (max_response_bytes)"),
+        "{error}"
+    );
 }

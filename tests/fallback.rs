@@ -24,9 +24,9 @@ async fn two(
     tools: ToolRegistry,
     change: impl FnOnce(&mut Config),
 ) -> TwoModels {
-    let backup = Rehearsal::with_script(Script::of(second)).await.expect("a second provider");
+    let backup = Rehearsal::with_script(Script::new(second)).await.expect("a second provider");
     let url = BaseUrl::parse(&backup.base_url()).expect("its address");
-    let world = world(Script::of(first), tools, |config| {
+    let world = world(Script::new(first), tools, |config| {
         config.models.insert("backup".into(), ModelConfig::new(url, "backup-model"));
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.fallback_models = vec!["backup".into()];

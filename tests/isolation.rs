@@ -98,7 +98,7 @@ async fn play(steps: &[Step], order: &[&str], change: impl FnOnce(&mut Config)) 
     let calls = ids.iter().zip(steps).map(|(id, (tool, get, set))| {
         Call::new(tool, json!({"id": id, "get": get, "set": set})).id(&format!("call-{id}"))
     });
-    let script = Script::of([Response::calls(calls.collect::<Vec<_>>()), Response::text("Done.")]);
+    let script = Script::new([Response::calls(calls.collect::<Vec<_>>()), Response::text("Done.")]);
     let world = world(script, registry(&control), change).await;
     let started = world.session.start_run("go").await.unwrap();
     for id in order {

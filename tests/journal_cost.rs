@@ -225,7 +225,7 @@ fn work(runs: usize) -> Vec<Response> {
 }
 
 async fn world(name: &str, is_pure: bool, execution: Execution, script: Vec<Response>) -> World {
-    let model = Rehearsal::with_script(Script::of(script).then_done()).await.unwrap();
+    let model = Rehearsal::with_script(Script::new(script).then_done()).await.unwrap();
     let mut config = Config::default();
     config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
     let agent = config.agents.get_mut("default").unwrap();

@@ -37,7 +37,7 @@ async fn limited(
     change: impl FnOnce(&mut Limits),
 ) -> (World, CallControl) {
     let control = CallControl::new();
-    let world = world(Script::of(responses).then_done(), registry(&control), |config| {
+    let world = world(Script::new(responses).then_done(), registry(&control), |config| {
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.early_start = false;
         change(&mut agent.limits);

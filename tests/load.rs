@@ -58,11 +58,11 @@ fn script(calls: u64) -> Script {
         })
     };
     let asking = Response { text: vec!["So.".to_owned()], ..Response::calls((0..calls).map(work)) };
-    Script::of([always(0, asking), always(1, Response::text("It is done."))]).then_done()
+    Script::new([always(0, asking), always(1, Response::text("It is done."))]).then_done()
 }
 
 fn always(response: Response) -> Script {
-    Script::of([response.with(|response| response.repeat = true)])
+    Script::new([response.with(|response| response.repeat = true)])
 }
 
 #[tokio::test]
@@ -111,7 +111,7 @@ async fn sessions_keep_their_history_until_they_are_renewed() {
 async fn wrong_answers_are_errors_of_their_kinds() {
     let cut = Response { cut_after_chunks: Some(3), ..Response::text("One two three four.") };
     let tool = |name: &str, arguments: Value| {
-        Script::of([Response::calls([Call::new(name, arguments)]).with(|response| {
+        Script::new([Response::calls([Call::new(name, arguments)]).with(|response| {
             response.repeat = true;
             response.when.turns = Some(0);
         })])
@@ -143,7 +143,7 @@ async fn one_wrong_answer_among_correct_ones_fails() {
     let say = |text: &str| Response::text(text);
     let always = say("Right.").with(|response| response.repeat = true);
     // The first response is for the warm-up.
-    let script = Script::of([say("Right."), say("Right."), say("Wrong."), always]);
+    let script = Script::new([say("Right."), say("Right."), say("Wrong."), always]);
     let model = Rehearsal::with_script(script).await.unwrap();
     let (report, status) = load(&model, &["--runs", "4", "--expect-text", "Right."]).await;
     assert_eq!(status, Some(1));
@@ -239,7 +239,7 @@ async fn max_time_limits_the_load() {
     assert_eq!((status, &report["ok"], &report["late"]), (Some(1), &json!(0), &json!(true)));
     let first = Response::text("One two.");
     let stall = Response { stall_after_chunks: Some(1), ..first.clone() };
-    let script = Script::of([first.clone(), first, stall]);
+    let script = Script::new([first.clone(), first, stall]);
     let model = Rehearsal::with_script(script).await.unwrap();
     let (report, status) = load(&model, &["--max-time", "5s"]).await;
     assert_eq!((status, &report["ok"], &report["late"]), (Some(0), &json!(1), &json!(true)));
@@ -259,7 +259,7 @@ async fn ended(child: Child) -> Output {
 #[tokio::test]
 async fn an_interrupt_prints_the_report_so_far() {
     let say = || Response::text("One two.");
-    let script = Script::of([say(), say(), say(), say().hold(At::Finish, "gate")]);
+    let script = Script::new([say(), say(), say(), say().hold(At::Finish, "gate")]);
     let model = Rehearsal::with_script(script).await.unwrap();
     let base_url = model.base_url();
     let child = command(&["--base-url", &base_url, "--model", "m", "--json"]).spawn().unwrap();

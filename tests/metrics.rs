@@ -20,7 +20,7 @@ fn value(page: &str, series: &str) -> f64 {
 async fn a_run_of_two_turns_is_counted() {
     let control = CallControl::new();
     let calls = ["a", "b"].map(|id| Call::new("quick", json!({"id": id})));
-    let script = Script::of([Response::calls(calls), Response::text("Done.")]);
+    let script = Script::new([Response::calls(calls), Response::text("Done.")]);
     let world = world(script, registry(&control), parallel(4)).await;
     world.run("go").await;
     let page = world.host.telemetry().render();
@@ -44,7 +44,7 @@ async fn a_run_of_two_turns_is_counted() {
 
 #[tokio::test]
 async fn the_host_reports_its_limits_version_and_load() {
-    let script = Script::of([Response::text("Done.")]);
+    let script = Script::new([Response::text("Done.")]);
     let world = world(script, registry(&CallControl::new()), |config| {
         config.host.max_sessions = 70;
         config.host.max_concurrent_runs = 7;

@@ -30,7 +30,7 @@ async fn capped(
     responses: impl IntoIterator<Item = Response>,
     change: impl FnOnce(&mut Config),
 ) -> World {
-    world(Script::of(responses).then_done(), registry(&CallControl::new()), |config| {
+    world(Script::new(responses).then_done(), registry(&CallControl::new()), |config| {
         let model = config.models.get_mut("rehearsal").unwrap();
         model.max_concurrent_requests = NonZeroU32::new(1);
         change(config);

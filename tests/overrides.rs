@@ -22,7 +22,7 @@ fn request_with(overrides: Value) -> RunRequest {
 async fn calling_twice() -> (World, CallControl) {
     let control = CallControl::new();
     let calls = ["a", "b"].map(|id| Call::new("waits", json!({"id": id})));
-    let script = Script::of([Response::calls(calls)]).then_done();
+    let script = Script::new([Response::calls(calls)]).then_done();
     (world(script, registry(&control), parallel(4)).await, control)
 }
 
@@ -42,7 +42,7 @@ async fn a_run_may_override_its_agents_execution() {
 async fn limits_tools_and_stream_are_overridden_for_one_run_only() {
     let control = CallControl::new();
     let call = || Response::calls([Call::new("quick", json!({"id": "a"}))]);
-    let script = Script::of([call(), Response::text("So far."), call()]).then_done();
+    let script = Script::new([call(), Response::text("So far."), call()]).then_done();
     let world = world(script, registry(&control), parallel(4)).await;
     let request =
         request_with(json!({"limits": {"max_turns": 1}, "tools": ["q*"], "stream": false}));
@@ -104,7 +104,7 @@ async fn a_tool_outside_the_agent_needs_permission() {
 /// Starts a world whose agent has the models `rehearsal` and `backup`; `other` belongs to another
 /// agent. One provider serves all three.
 async fn three_models(responses: impl IntoIterator<Item = Response>, may_raise: bool) -> World {
-    world(Script::of(responses), registry(&CallControl::new()), |config| {
+    world(Script::new(responses), registry(&CallControl::new()), |config| {
         let plain = config.models["rehearsal"].clone();
         for name in ["backup", "other"] {
             let model = plain.clone().with(|new| new.model = format!("{name}-model"));

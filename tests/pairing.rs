@@ -74,7 +74,7 @@ async fn random_runs(seed: u64) {
     let mut random = Random(seed);
     let responses: Vec<_> = (0..10).map(|_| response(&mut random)).collect();
     let control = CallControl::new();
-    let world = world(Script::of(responses).then_done(), registry(&control), |config| {
+    let world = world(Script::new(responses).then_done(), registry(&control), |config| {
         if seed.is_multiple_of(2) {
             parallel(4)(config);
         }

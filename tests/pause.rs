@@ -21,7 +21,7 @@ fn paused(delta: &Value) -> Response {
 }
 
 async fn paused_world(responses: impl IntoIterator<Item = Response>, max_turns: u32) -> World {
-    world(Script::of(responses), registry(&CallControl::new()), |config| {
+    world(Script::new(responses), registry(&CallControl::new()), |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(max_turns);
     })
     .await

@@ -20,7 +20,7 @@ fn queued(input: &str) -> RunRequest {
 /// Starts a world whose first response waits for the test; later ones follow at once.
 async fn pausing_world(rest: impl IntoIterator<Item = &'static str>) -> World {
     let first = Response::text("One.").hold(At::Finish, "first");
-    let script = Script::of([first].into_iter().chain(rest.into_iter().map(Response::text)));
+    let script = Script::new([first].into_iter().chain(rest.into_iter().map(Response::text)));
     world(script, registry(&CallControl::new()), |config| config.host.max_concurrent_runs = 1).await
 }
 
@@ -68,7 +68,7 @@ async fn queued_runs_start_however_the_previous_run_ended() {
     assert_eq!(within(second.report).await.expect("a report").text, "Two.");
 
     let broken = Response::status(400).hold(At::Headers, "first");
-    let script = Script::of([broken, Response::text("Two.")]);
+    let script = Script::new([broken, Response::text("Two.")]);
     let world = support::world(script, registry(&CallControl::new()), |_| ()).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
@@ -81,7 +81,7 @@ async fn queued_runs_start_however_the_previous_run_ended() {
 #[tokio::test]
 async fn an_input_to_an_idle_session_starts_at_once() {
     let world =
-        world(Script::of([Response::text("One.")]), registry(&CallControl::new()), |_| ()).await;
+        world(Script::new([Response::text("One.")]), registry(&CallControl::new()), |_| ()).await;
     let report = within(world.session.run(queued("a"))).await.expect("a report");
     assert_eq!(report.text, "One.");
 }

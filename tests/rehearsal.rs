@@ -18,7 +18,7 @@ fn client() -> reqwest::Client {
 }
 
 async fn serve(responses: impl IntoIterator<Item = Response>) -> Rehearsal {
-    Rehearsal::with_script(Script::of(responses).then_done()).await.unwrap()
+    Rehearsal::with_script(Script::new(responses).then_done()).await.unwrap()
 }
 
 async fn post(server: &Rehearsal, body: &Value) -> reqwest::Response {
@@ -424,7 +424,7 @@ async fn a_gate_holds_the_stream_until_it_is_released() {
 async fn pauses_between_chunks_are_kept() {
     let options = RehearsalOptions::default().with(|new| {
         new.chunk_delay = Duration::from_millis(10);
-        new.script = Script::of([Response::text("a b c").delay(At::Finish, 30)]);
+        new.script = Script::new([Response::text("a b c").delay(At::Finish, 30)]);
     });
     let server = Rehearsal::start(options).await.unwrap();
     let started = tokio::time::Instant::now();

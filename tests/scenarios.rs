@@ -28,7 +28,7 @@ fn example(title: &str) -> Config {
 /// Starts an agent with the example configuration and the test tools.
 async fn agent(title: &str, responses: impl IntoIterator<Item = Response>) -> (World, CallControl) {
     let control = CallControl::new();
-    let script = Script::of(responses);
+    let script = Script::new(responses);
     let world = world(script, registry(&control), |config| {
         let mut agent = example(title).agents["default"].clone();
         let ours = config.agents.get_mut("default").expect("the agent");

@@ -63,7 +63,7 @@ async fn opening_messages_precede_the_first_input() {
         answer("a", "noon"),
         json!({"role": "assistant", "content": "Noon."}),
     ];
-    let script = Script::of([Response::text("One.")]);
+    let script = Script::new([Response::text("One.")]);
     let (world, session, control) = seeded(before.clone(), script, |_| ()).await;
     assert_eq!(history(&session).await, before);
     let report = within(session.run("and now?")).await.expect("a report");
@@ -77,7 +77,7 @@ async fn opening_messages_precede_the_first_input() {
 async fn the_history_of_one_session_can_open_another() {
     let control = CallControl::new();
     let calls = ["quick", "fails"].map(|name| Call::new(name, json!({"id": "x"})));
-    let script = Script::of([Response::calls(calls), Response::text("One.")]);
+    let script = Script::new([Response::calls(calls), Response::text("One.")]);
     let world = world(script.then_done(), registry(&control), |_| ()).await;
     world.run("go").await;
     let messages = history(&world.session).await;
@@ -100,7 +100,7 @@ async fn calls_at_the_end_of_the_messages_run_before_the_first_request() {
         call("e", "quick", json!({"wrong": 1})),
     ]);
     let before = vec![user("do it"), open.clone()];
-    let script = Script::of([Response::text("One.")]);
+    let script = Script::new([Response::text("One.")]);
     let (world, session, control) = seeded(before.clone(), script, |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(1);
     })
@@ -147,7 +147,7 @@ async fn calls_at_the_end_of_the_messages_run_before_the_first_request() {
 async fn a_stop_cancels_calls_of_the_messages_and_keeps_the_input() {
     let open =
         asks([call("a", "waits", json!({"id": "a"})), call("b", "writes", json!({"id": "b"}))]);
-    let script = Script::of([Response::text("One.")]);
+    let script = Script::new([Response::text("One.")]);
     let (world, session, control) = seeded(vec![open], script, |_| ()).await;
     let mut run = session.start_run("go").await.expect("a run");
     until_event(&mut run.events, |event| event["status"] == "running").await;
@@ -169,7 +169,7 @@ async fn a_stop_cancels_calls_of_the_messages_and_keeps_the_input() {
 #[tokio::test]
 async fn excess_calls_of_the_messages_are_refused_and_reported() {
     let calls = [call("a", "quick", json!({"id": "a"})), call("b", "quick", json!({"id": "b"}))];
-    let script = Script::of([Response::text("One.")]);
+    let script = Script::new([Response::text("One.")]);
     let (world, session, control) = seeded(vec![asks(calls)], script, |config| {
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.limits.max_tool_calls_per_turn = Some(1);
@@ -193,7 +193,7 @@ async fn generated_ids_do_not_collide_with_ids_of_the_messages() {
     let before =
         vec![asks([call("call_1_0", "quick", json!({"id": "x"}))]), answer("call_1_0", "x")];
     let nameless = Call { no_id: true, ..Call::new("quick", json!({"id": "y"})) };
-    let script = Script::of([Response::calls([nameless]), Response::text("One.")]);
+    let script = Script::new([Response::calls([nameless]), Response::text("One.")]);
     let (world, session, _) = seeded(before, script, |_| ()).await;
     within(session.run("go")).await.expect("a report");
     // There was one turn with calls, and the messages use the id that would come next.

@@ -17,7 +17,7 @@ use support::{World, within, world};
 async fn world_with_waiting_tool(rest: impl IntoIterator<Item = Response>) -> (World, CallControl) {
     let control = CallControl::new();
     let call = Call::new("waits", json!({"id": "a"})).id("call-a");
-    let script = Script::of([Response::calls([call])].into_iter().chain(rest));
+    let script = Script::new([Response::calls([call])].into_iter().chain(rest));
     let world = world(script, registry(&control), |_| ()).await;
     (world, control)
 }
@@ -71,7 +71,7 @@ async fn steered_inputs_follow_the_turns_results_in_order() {
 /// Runs with a first response that pauses in its middle, and steers there.
 async fn steered_in_the_middle(first: Response, rest: impl Into<Vec<Response>>) -> World {
     let responses = [first.hold(At::Finish, "middle")].into_iter().chain(rest.into());
-    let world = world(Script::of(responses), registry(&CallControl::new()), |config| {
+    let world = world(Script::new(responses), registry(&CallControl::new()), |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(2);
     })
     .await;
@@ -103,7 +103,7 @@ async fn after_max_turns_the_steer_precedes_the_final_request() {
         Response::text("One.").hold(At::Finish, "one"),
         Response::text("Two.").hold(At::Finish, "two"),
     ];
-    let world = world(Script::of(responses), registry(&CallControl::new()), |config| {
+    let world = world(Script::new(responses), registry(&CallControl::new()), |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(1);
     })
     .await;
@@ -150,7 +150,7 @@ async fn a_stop_wins_over_a_steer_and_keeps_its_input() {
 #[tokio::test]
 async fn a_failed_run_keeps_its_steered_input() {
     let broken = Response::status(400).hold(At::Headers, "first");
-    let world = world(Script::of([broken]), registry(&CallControl::new()), |_| ()).await;
+    let world = world(Script::new([broken]), registry(&CallControl::new()), |_| ()).await;
     let run = world.session.start_run("go").await.expect("a run");
     world.model.gate_reached("first").await;
     world.session.steer("more").await.expect("room");

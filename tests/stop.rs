@@ -21,7 +21,7 @@ fn call(tool: &str, id: &str) -> Call {
 
 async fn scripted(first: Response) -> (World, CallControl) {
     let control = CallControl::new();
-    let script = Script::of([first, Response::text("Hello again.")]);
+    let script = Script::new([first, Response::text("Hello again.")]);
     let world = world(script, registry(&control), |config| {
         parallel(8)(config);
         let agent = config.agents.get_mut("default").expect("the agent");
@@ -132,7 +132,7 @@ async fn stop_during_the_wait_between_attempts() {
 async fn stop_after_turn_still_runs_every_call() {
     let control = CallControl::new();
     let calls = [call("waits", "a"), call("writes", "b")];
-    let script = Script::of([Response::calls(calls), Response::text("Hello again.")]);
+    let script = Script::new([Response::calls(calls), Response::text("Hello again.")]);
     let world = world(script, registry(&control), |_| {}).await;
     let started = world.session.start_run("go").await.expect("a run");
     control.until_logged("start a").await;
@@ -149,7 +149,7 @@ async fn stop_after_turn_still_runs_every_call() {
 #[tokio::test]
 async fn the_run_timeout_acts_like_a_stop() {
     let control = CallControl::new();
-    let script = Script::of([Response::calls([call("waits", "a")]), Response::text("Hello.")]);
+    let script = Script::new([Response::calls([call("waits", "a")]), Response::text("Hello.")]);
     let world = world(script, registry(&control), |config| {
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.limits.run_timeout = Some(Duration::from_millis(100));
@@ -165,7 +165,7 @@ async fn the_run_timeout_acts_like_a_stop() {
 #[tokio::test]
 async fn a_shutdown_cancels_running_calls_and_interrupts_the_run() {
     let control = CallControl::new();
-    let script = Script::of([Response::calls([call("waits", "a")])]);
+    let script = Script::new([Response::calls([call("waits", "a")])]);
     let world = world(script, registry(&control), |config| {
         config.host.shutdown_grace = Duration::from_millis(50);
         let agent = config.agents.get_mut("default").expect("the agent");

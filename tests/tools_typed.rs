@@ -85,7 +85,7 @@ fn calling(tool: &str, arguments: &[Value]) -> Script {
     let runs = arguments.iter().flat_map(|arguments| {
         [Response::calls(vec![Call::new(tool, arguments.clone())]), Response::text("done")]
     });
-    Script::of(runs)
+    Script::new(runs)
 }
 
 async fn world_with(tool: impl callsheet::tool::Tool, arguments: &[Value]) -> World {

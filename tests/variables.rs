@@ -135,7 +135,7 @@ async fn scripted(
         let calls = numbered.map(|(n, call)| call.id(&format!("c{n}")));
         [Response::calls(calls.collect::<Vec<_>>()), Response::text("Done.")]
     });
-    (world(Script::of(responses), tools, change).await, gates)
+    (world(Script::new(responses), tools, change).await, gates)
 }
 
 async fn variables(world: &World) -> Value {

@@ -19,7 +19,7 @@ async fn world(
     change: impl FnOnce(&mut Config),
 ) -> (World, CallControl) {
     let control = CallControl::new();
-    let script = Script::of(responses);
+    let script = Script::new(responses);
     let both = |config: &mut Config| {
         parallel(8)(config);
         change(config);

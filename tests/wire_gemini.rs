@@ -72,7 +72,7 @@ async fn turns_with_parallel_tools_streamed_and_plain() {
             ..Response::calls([call("quick", "a"), call("writes", "b"), call("quick", "c")])
         };
         let second = Response::calls([call("quick", "d").id("given"), call("fails", "e")]);
-        let script = Script::of([first, second, Response::text("All done.")]);
+        let script = Script::new([first, second, Response::text("All done.")]);
         let world = world(&control, script, stream).await;
         let report = world.run("go").await;
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "All done."));
@@ -111,7 +111,7 @@ async fn signatures_go_back_unchanged_in_their_part() {
     let own = json!({"executableCode": {"language": "PYTHON", "code": "1"}, "thoughtSignature": "c2lnIG8="});
     let first = json!({"functionCall": {"name": "quick", "args": {"id": "a"}}, "thoughtSignature": "c2lnIGM="});
     let second = json!({"functionCall": {"name": "quick", "args": {"id": "b"}}});
-    let script = Script::of([
+    let script = Script::new([
         events(&[
             parts(json!([thought])),
             parts(json!([text])),
@@ -134,7 +134,7 @@ async fn a_call_in_pieces_runs_with_its_complete_arguments() {
     let mut call = Call::new("quick", json!({"id": "a long one, \"quoted\""}));
     call.pieces = Some(4);
     let first = Response::calls([call]).hold(At::Finish, "finish");
-    let world = world(&control, Script::of([first, Response::text("All done.")]), true).await;
+    let world = world(&control, Script::new([first, Response::text("All done.")]), true).await;
     let started = world.session.start_run("go").await.unwrap();
     within(world.model.gate_reached("finish")).await;
     // The call was sealed when it was closed, before the response ended.
@@ -147,7 +147,7 @@ async fn a_call_in_pieces_runs_with_its_complete_arguments() {
 #[tokio::test]
 async fn a_call_that_is_never_closed_is_answered_and_never_run() {
     let control = CallControl::new();
-    let script = Script::of([
+    let script = Script::new([
         Response::calls([Call::raw("quick", "{\"id\": \"a"), call("quick", "b")]),
         Response::text("All done."),
     ]);
@@ -166,7 +166,7 @@ async fn a_complete_call_starts_before_the_response_has_ended() {
     let control = CallControl::new();
     let first =
         Response::calls([call("quick", "a"), call("writes", "b")]).hold(At::Finish, "finish");
-    let world = world(&control, Script::of([first, Response::text("All done.")]), true).await;
+    let world = world(&control, Script::new([first, Response::text("All done.")]), true).await;
     let started = world.session.start_run("go").await.unwrap();
     within(world.model.gate_reached("finish")).await;
     control.until_logged("end a").await;
@@ -181,7 +181,7 @@ async fn a_complete_call_starts_before_the_response_has_ended() {
 async fn a_stream_that_breaks_is_retried() {
     let control = CallControl::new();
     let asks = || Response::calls([call("quick", "a")]);
-    let script = Script::of([
+    let script = Script::new([
         asks().with(|response| response.cut_after_chunks = Some(2)),
         asks().with(|response| response.truncate = true),
         asks(),
@@ -205,7 +205,7 @@ async fn an_error_within_a_stream_fails_the_attempt() {
     for error in [bare, event] {
         let control = CallControl::new();
         let broken = Response::raw("text/event-stream", [text.clone(), error]);
-        let world = world(&control, Script::of([broken, Response::text("Whole.")]), true).await;
+        let world = world(&control, Script::new([broken, Response::text("Whole.")]), true).await;
         let report = world.run("go").await;
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Whole."));
         assert_eq!(world.requests().len(), 2);
@@ -223,7 +223,7 @@ async fn a_blocked_prompt_or_answer_ends_the_run_refused() {
         events(&[parts(json!([{"text": "Once"}])), finish("STOP"), cut]),
     ] {
         let control = CallControl::new();
-        let world = world(&control, Script::of([answer, Response::text("Fine.")]), true).await;
+        let world = world(&control, Script::new([answer, Response::text("Fine.")]), true).await;
         assert_eq!(world.run("go").await.run_end, RunEnd::Refused);
         // The session can still be used.
         assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
@@ -234,7 +234,7 @@ async fn a_blocked_prompt_or_answer_ends_the_run_refused() {
 #[tokio::test]
 async fn a_history_of_another_wire_is_accepted() {
     let control = CallControl::new();
-    let script = Script::of([Response::calls([call("quick", "b")]), Response::text("All done.")]);
+    let script = Script::new([Response::calls([call("quick", "b")]), Response::text("All done.")]);
     let world = world(&control, script, true).await;
     let asks = |id: &str, name: &str, arguments: Value| {
         let function = json!({"name": name, "arguments": arguments.to_string()});

@@ -25,7 +25,7 @@ async fn scripted(
     change: impl FnOnce(&mut Config),
 ) -> (World, CallControl) {
     let control = CallControl::new();
-    let script = Script::of(responses);
+    let script = Script::new(responses);
     let world = world_of(Wire::OllamaChat, script, registry(&control), |config| {
         parallel(8)(config);
         change(config);

@@ -13,7 +13,7 @@ use support::{parallel, world};
 /// was sent back.
 async fn sent_back(first: Response, stream: bool) -> Value {
     let done = Response::text("Done.").with(|r| r.reasoning = vec!["at last".into()]);
-    let script = Script::of([first, done, Response::text("Still here.")]);
+    let script = Script::new([first, done, Response::text("Still here.")]);
     let world = world(script, registry(&CallControl::new()), |config| {
         parallel(8)(config);
         config.models.get_mut("rehearsal").unwrap().stream = stream;

@@ -41,7 +41,7 @@ fn responses(name: &str, wire: Wire) -> [Response; 3] {
 
 /// Starts a host with two models: the same scripted provider over two wires.
 async fn world_with_two_models(from: Wire, to: Wire, stream: bool) -> World {
-    let script = Script::of(
+    let script = Script::new(
         [responses("first", from), responses("second", to), responses("third", from)]
             .into_iter()
             .flatten(),

@@ -30,7 +30,7 @@ async fn scripted(
     change: impl FnOnce(&mut Config),
 ) -> (World, CallControl) {
     let control = CallControl::new();
-    let script = Script::of(responses).then_done();
+    let script = Script::new(responses).then_done();
     let world = world_of(Wire::OpenaiResponses, script, registry(&control), |config| {
         parallel(8)(config);
         change(config);

@@ -1,4 +1,4 @@
-//! Approvals of calls during `callsheet run`: asked in the terminal, or decided by a flag.
+//! Approvals of calls during `callsheet run`: requested in the terminal, or decided by a flag.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal as _};
@@ -45,7 +45,7 @@ impl ApprovalMode {
 pub(super) struct ApprovalPrompts {
     mode: ApprovalMode,
     pending: VecDeque<ApprovalRequest>,
-    /// The run is being stopped; no more prompts are shown.
+    /// The run is being stopped; no more prompts are printed.
     closed: bool,
     /// The approval whose prompt is on the screen.
     prompted: Option<(CallKey, ApprovalPhase)>,

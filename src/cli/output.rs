@@ -32,7 +32,7 @@ pub(super) fn write_error(error: &io::Error) -> CommandError {
 }
 
 /// Formats a count with a noun: `1 run`, `2 runs`.
-pub(super) fn count_of(count: impl Into<u64>, noun: &str) -> String {
+pub(super) fn format_count(count: impl Into<u64>, noun: &str) -> String {
     let count = count.into();
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

@@ -75,7 +75,7 @@ impl RunProgress {
                 }
                 None
             }
-            // The prompt itself is shown by `ApprovalPrompts`.
+            // `ApprovalPrompts` prints the prompt.
             Event::ApprovalAsked { request } => {
                 let input = request.arguments.to_string();
                 self.update(&request.call, &input, CallActivity::Waiting(WaitingFor::Approval));
@@ -179,7 +179,7 @@ impl CallProgress {
     }
 }
 
-/// Formats a call that the service runs itself. Its start is not shown.
+/// Formats a call that the service runs itself. Its start has no line.
 fn service_line(call: &ServiceCall, status: ServiceCallStatus) -> Option<String> {
     let name = short(&call.name);
     match status {
@@ -351,7 +351,7 @@ mod tests {
         request.output_summary = Some("no\non".to_owned());
         let text = approval_question(&request);
         assert!(text.ends_with("answered: no on\n  may the model see it?"), "{text}");
-        let shown = |event: &Event| match RunProgress::default().handle_event(Duration::ZERO, event)
+        let line = |event: &Event| match RunProgress::default().handle_event(Duration::ZERO, event)
         {
             Some(ScreenItem::Line(line)) => line,
             other => panic!("{other:?}"),
@@ -363,10 +363,10 @@ mod tests {
             verdict: Verdict::Expired,
             waited,
         };
-        assert_eq!(shown(&given), "- clock's result expired");
+        assert_eq!(line(&given), "- clock's result expired");
         let names = vec!["a".into(), "b".into()];
         let conflict = Event::ConflictFound { call, names, resolution: ConflictResolution::Rerun };
-        assert_eq!(shown(&conflict), "! clock read a variable too early (a, b): it runs again");
+        assert_eq!(line(&conflict), "! clock read a variable too early (a, b): it runs again");
     }
 
     #[test]
@@ -379,15 +379,15 @@ mod tests {
             name: "web_search".into(),
             input_summary: "{\"query\":\"a\u{9b}b\"}".to_owned(),
         };
-        let shown = |status| {
+        let item = |status| {
             let event = Event::ServiceCallChanged { call: Box::new(call.clone()), status };
             RunProgress::default().handle_event(Duration::ZERO, &event)
         };
-        assert_eq!(shown(ServiceCallStatus::Running), None);
+        assert_eq!(item(ServiceCallStatus::Running), None);
         let line = "· web_search {\"query\":\"a b\"}  run by the service".to_owned();
-        assert_eq!(shown(ServiceCallStatus::Finished), Some(ScreenItem::Line(line)));
+        assert_eq!(item(ServiceCallStatus::Finished), Some(ScreenItem::Line(line)));
         let line = "- web_search discarded (the service's)".to_owned();
-        assert_eq!(shown(ServiceCallStatus::Discarded), Some(ScreenItem::Line(line)));
+        assert_eq!(item(ServiceCallStatus::Discarded), Some(ScreenItem::Line(line)));
     }
 
     #[test]
@@ -405,8 +405,8 @@ mod tests {
             rollback: false,
             fallback: false,
         };
-        let shown = progress.handle_event(Duration::ZERO, &attempt);
-        assert_eq!(shown, Some(ScreenItem::Line("! attempt 2 with m: it broke".to_owned())));
+        let item = progress.handle_event(Duration::ZERO, &attempt);
+        assert_eq!(item, Some(ScreenItem::Line("! attempt 2 with m: it broke".to_owned())));
         assert!(progress.open_call_lines(Duration::ZERO).is_empty());
     }
 

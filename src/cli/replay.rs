@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::error::CommandError;
-use super::output::{self, count_of};
+use super::output::{self, format_count};
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use crate::journal::JournalReader;
 use crate::record::Seq;
@@ -39,7 +39,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
         return Err(CommandError::failed(format!("there is no session {session} in {file}")));
     }
     let replayed = replay(&session, &entries, |agent, overrides| {
-        rules.of(agent, overrides).map_err(|error| error.to_string())
+        rules.rules(agent, overrides).map_err(|error| error.to_string())
     });
     let (text, status) = match replayed {
         Ok(replayed) => (describe_equal(&session, &replayed), ExitCode::SUCCESS),
@@ -54,10 +54,10 @@ fn describe_equal(session: &SessionId, replayed: &Replayed) -> String {
     let note = if *unfinished { "; its last run has not ended" } else { "" };
     format!(
         "{session}: no difference in {}, {}, {} and {}{note}\n",
-        count_of(*runs, "run"),
-        count_of(*turns, "turn"),
-        count_of(*calls as u64, "call"),
-        count_of(*records as u64, "record"),
+        format_count(*runs, "run"),
+        format_count(*turns, "turn"),
+        format_count(*calls as u64, "call"),
+        format_count(*records as u64, "record"),
     )
 }
 

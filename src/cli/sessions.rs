@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::error::CommandError;
-use super::output::{self, count_of};
+use super::output::{self, format_count};
 use super::screen::{is_coloured, terminal_columns};
 use super::setup::{self, CONFIG_HELP, DATA_DIR_HELP};
 use crate::journal::export::{self, TimelineStyle};
@@ -191,7 +191,7 @@ fn list(
     }
     if !json {
         let bytes = database_bytes(journal.reader.file());
-        let (sessions, dir) = (count_of(count as u64, "session"), journal.dir.display());
+        let (sessions, dir) = (format_count(count as u64, "session"), journal.dir.display());
         write(&mut stdout, &format!("{sessions}; the journal in {dir} has {bytes} bytes\n"))?;
     }
     flush(stdout)
@@ -265,10 +265,10 @@ fn verify_journal(journal: &OpenJournal, id: Option<&SessionId>) -> Result<ExitC
     }
     let VerifySummary { sessions, records, problems, unfinished } = summary;
     let (sessions, records) =
-        (count_of(sessions as u64, "session"), count_of(records as u64, "record"));
+        (format_count(sessions as u64, "session"), format_count(records as u64, "record"));
     let result = match problems {
         0 => "nothing is broken".to_owned(),
-        count => count_of(count as u64, "problem"),
+        count => format_count(count as u64, "problem"),
     };
     let open = match unfinished {
         0 => String::new(),

@@ -51,7 +51,7 @@ pub(super) async fn on_screen(
             }
             line = view.prompts.next_line(), if view.prompts.is_prompting() => {
                 view.prompts.handle_line(session, line).await;
-                // The result of the decision is shown above the next prompt.
+                // The result of the decision is printed above the next prompt.
                 view.handle_ready_events(&mut events);
             }
             _ = redraws.tick(), if view.screen.draws_calls() => {}
@@ -212,7 +212,7 @@ async fn stop_if_unwritten(
     Ok(())
 }
 
-/// Handles a signal: the first one stops the run, whose end is then shown; the second one exits.
+/// Handles a signal: the first one stops the run, and the second one exits.
 async fn stop(session: &SessionHandle, stopping: &mut bool) {
     if *stopping {
         std::process::exit(130);

@@ -10,8 +10,8 @@ use super::values;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Maximum number of turns of a run. Default: 10. When it is reached, the model is asked once
-    /// more, for an answer without calls. That request is not counted.
+    /// Maximum number of turns of a run. Default: 10. When it is reached, one more request asks
+    /// the model for an answer without calls. That request is not counted.
     pub max_turns: Option<u32>,
     /// Maximum number of consecutive turns in which every call failed. Default: 3. When it is
     /// reached, the run ends as `all_tools_failed`.

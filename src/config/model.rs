@@ -36,6 +36,9 @@ pub struct ModelConfig {
     /// The time limit of a whole plain (not streamed) answer, from its request to its last byte.
     /// Default: 5 minutes. After it, the attempt fails.
     pub answer_timeout: Duration,
+    /// Maximum number of bytes of one response, arguments included. Default: 64 MiB. A larger response
+    /// fails, and is not retried with the same model.
+    pub max_response_bytes: u64,
     /// Maximum number of attempts of a turn with this model. Default: 3. After it, the turn
     /// continues with the next fallback model, or fails.
     pub max_attempts: u32,
@@ -89,6 +92,7 @@ impl ModelConfig {
             first_event_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(30),
             answer_timeout: Duration::from_secs(300),
+            max_response_bytes: 64 << 20,
             max_attempts: 3,
             max_concurrent_requests: NonZeroU32::new(256),
             breaker_failures: Some(10),
@@ -109,7 +113,7 @@ impl ModelConfig {
     }
 
     /// Creates a model that the program implements itself. It has no address.
-    pub(crate) fn of_source(name: &str) -> Self {
+    pub(crate) fn for_source(name: &str) -> Self {
         Self::new(BaseUrl("http://model-source.invalid".to_owned()), name)
     }
 
@@ -142,6 +146,9 @@ impl ModelConfig {
             answer_timeout: section
                 .read("answer_timeout", values::time)
                 .unwrap_or(default.answer_timeout),
+            max_response_bytes: section
+                .read("max_response_bytes", values::count)
+                .unwrap_or(default.max_response_bytes),
             max_attempts: section
                 .read("max_attempts", values::count)
                 .unwrap_or(default.max_attempts),

@@ -103,7 +103,7 @@ impl<'t> ConfigSource<'t> {
         let (table, errors) = match DeTable::parse(text) {
             Ok(table) => (Some(table), Vec::new()),
             Err(error) => {
-                let line = error.span().map(|span| line_of(text, span.start));
+                let line = error.span().map(|span| line_number(text, span.start));
                 let message = error.message().replace('\n', ", ");
                 let file = Some(file.to_owned());
                 (None, vec![ConfigError { file, line, key: String::new(), message }])
@@ -121,7 +121,7 @@ impl<'t> ConfigSource<'t> {
 
     pub(super) fn complain(&self, offset: Option<usize>, key: &str, message: impl Into<String>) {
         let file = self.origins.borrow().file.clone();
-        let line = offset.map(|offset| line_of(self.text, offset));
+        let line = offset.map(|offset| line_number(self.text, offset));
         let error = ConfigError { file, line, key: key.to_owned(), message: message.into() };
         self.errors.borrow_mut().push(error);
     }
@@ -145,7 +145,7 @@ impl<'t> ConfigSource<'t> {
     }
 
     fn locate(&self, key: &str, offset: usize) {
-        self.origins.borrow_mut().lines.insert(key.to_owned(), line_of(self.text, offset));
+        self.origins.borrow_mut().lines.insert(key.to_owned(), line_number(self.text, offset));
     }
 }
 
@@ -243,7 +243,7 @@ impl<'s, 't> Section<'s, 't> {
         let entry = self.table.and_then(|table| table.get_key_value(key));
         let offset = entry.map(|(key, _)| key.span().start);
         let whole = || self.source.origins.borrow().lines.get(&self.path).copied();
-        let line = offset.map(|offset| line_of(self.source.text, offset)).or_else(whole);
+        let line = offset.map(|offset| line_number(self.source.text, offset)).or_else(whole);
         let file = self.source.origins.borrow().file.clone();
         let error = ConfigError { file, line, key: self.key(key), message: message.into() };
         self.source.errors.borrow_mut().push(error);
@@ -316,7 +316,7 @@ fn distance(from: &str, to: &str) -> usize {
     row.last().copied().unwrap_or_default()
 }
 
-fn line_of(text: &str, offset: usize) -> usize {
+fn line_number(text: &str, offset: usize) -> usize {
     text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
 }
 

@@ -395,9 +395,9 @@ mod tests {
         ];
         let seed = InitialHistory::parse(&messages).unwrap();
         assert_eq!(seed.initial_calls, None);
-        let shown: Vec<Value> =
+        let serialised: Vec<Value> =
             seed.messages.iter().map(|m| serde_json::to_value(m).unwrap()).collect();
-        assert_eq!(shown, messages);
+        assert_eq!(serialised, messages);
         assert_eq!(super::super::repair_pairing(&seed.messages).1, 0);
     }
 
@@ -422,10 +422,10 @@ mod tests {
                 {"type": "text", "text": "noon"}]}),
         ])
         .unwrap();
-        let shown = serde_json::to_value(&seed.messages).unwrap();
-        assert_eq!(shown[0]["content"], "one\ntwo");
-        assert_eq!(shown[1]["tool_calls"][0]["function"]["arguments"], "{}");
-        assert_eq!(shown[2]["content"], "noon");
+        let serialised = serde_json::to_value(&seed.messages).unwrap();
+        assert_eq!(serialised[0]["content"], "one\ntwo");
+        assert_eq!(serialised[1]["tool_calls"][0]["function"]["arguments"], "{}");
+        assert_eq!(serialised[2]["content"], "noon");
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Variables {
     #[must_use]
     pub fn bytes_with(&self, writes: &WriteSet) -> usize {
         let kept = self.values.iter().filter(|(name, _)| !writes.0.contains_key(*name));
-        kept.chain(&writes.0).map(|(name, value)| bytes_of(name, value)).sum()
+        kept.chain(&writes.0).map(|(name, value)| stored_bytes(name, value)).sum()
     }
 }
 
@@ -86,8 +86,8 @@ impl VariablesTransaction {
         if name.is_empty() || name.len() > VARIABLE_NAME_BYTES_MAX {
             return Err(VariableError::Name { bytes: name.len() });
         }
-        let before = self.used.writes.0.get(name).map_or(0, |value| bytes_of(name, value));
-        let bytes = self.written_bytes - before + bytes_of(name, &value);
+        let before = self.used.writes.0.get(name).map_or(0, |value| stored_bytes(name, value));
+        let bytes = self.written_bytes - before + stored_bytes(name, &value);
         if bytes > self.bytes_max {
             return Err(VariableError::TooLarge { bytes, maximum: self.bytes_max });
         }
@@ -123,7 +123,7 @@ pub enum VariableError {
     },
 }
 
-fn bytes_of(name: &str, value: &Value) -> usize {
+fn stored_bytes(name: &str, value: &Value) -> usize {
     /// Counts the bytes that are written.
     struct ByteCounter(usize);
 

@@ -27,7 +27,7 @@ impl EventId {
     /// Returns the id of the event that is the view of record `seq`. `displayed_bytes` is the
     /// number of bytes of the running attempt that were published before it.
     #[must_use]
-    pub fn of_record(seq: Seq, displayed_bytes: u64, event: &Event) -> Self {
+    pub fn for_record(seq: Seq, displayed_bytes: u64, event: &Event) -> Self {
         Self { seq, bytes: event.displayed_bytes_after(displayed_bytes) }
     }
 
@@ -132,7 +132,7 @@ mod tests {
         let mut position = EventId::default();
         let id = |(event, record): &(Event, Option<u64>)| {
             position = match record {
-                Some(seq) => EventId::of_record(Seq(*seq), position.bytes, event),
+                Some(seq) => EventId::for_record(Seq(*seq), position.bytes, event),
                 None => position.after(event),
             };
             if event.has_id() { position.to_string() } else { "none".to_owned() }
@@ -167,7 +167,7 @@ mod tests {
     fn ids_increase_with_text_and_with_records() {
         let position = EventId { seq: Seq(3), bytes: 5 };
         assert!(position < position.after(&text("a")));
-        assert!(position.after(&text("a")) < EventId::of_record(Seq(4), 0, &limit()));
+        assert!(position.after(&text("a")) < EventId::for_record(Seq(4), 0, &limit()));
     }
 
     #[test]

@@ -96,7 +96,7 @@ pub async fn run(
 ) -> Result<LoadReport, LoadError> {
     raise_open_files(options.sessions)?;
     let deadline = Instant::now() + options.time_max;
-    let directory = JournalDirectory::of(&options)?;
+    let directory = JournalDirectory::new(&options)?;
     let warm_up = options.sessions.min(WARM_UP_MAX);
     // Warm-up sessions do not count in `max_sessions`.
     let timings = Arc::new(ToolTimings::new(options.sessions + warm_up, unix_ms()));
@@ -314,7 +314,7 @@ enum JournalDirectory {
 }
 
 impl JournalDirectory {
-    fn of(options: &LoadOptions) -> Result<Self, LoadError> {
+    fn new(options: &LoadOptions) -> Result<Self, LoadError> {
         match (options.journal, &options.data_dir) {
             (LoadJournal::Memory, _) => Ok(Self::None),
             (LoadJournal::Strict | LoadJournal::Relaxed, Some(path)) => {

@@ -142,18 +142,18 @@ impl fmt::Display for LoadReport {
         let ended = self.ok + self.errors;
         row("runs", format!("{ended} ({} right, {} wrong)", self.ok, self.errors))?;
         row("sessions at once", self.sessions.to_string())?;
-        row("runs/s", shown(self.runs_per_s, ""))?;
-        row("CPU per run", shown(self.cpu_us_per_run, " us"))?;
+        row("runs/s", format_value(self.runs_per_s, ""))?;
+        row("CPU per run", format_value(self.cpu_us_per_run, " us"))?;
         let all = [("p50", p50), ("p90", p90), ("p99", p99), ("max", max)];
-        let all = all.map(|(name, value)| format!("{name} {}", shown(value, "")));
+        let all = all.map(|(name, value)| format!("{name} {}", format_value(value, "")));
         row("run latency, ms", all.join("  "))?;
-        row("first tool start, p50", shown(self.first_tool_ms.p50, " ms"))?;
-        row("all tools ready, p50", shown(self.tools_ready_ms.p50, " ms"))?;
-        row("overhead per run, p50", shown(self.overhead_us.p50, " us"))?;
+        row("first tool start, p50", format_value(self.first_tool_ms.p50, " ms"))?;
+        row("all tools ready, p50", format_value(self.tools_ready_ms.p50, " ms"))?;
+        row("overhead per run, p50", format_value(self.overhead_us.p50, " us"))?;
         row("tool calls", self.tool_calls.to_string())?;
-        row("event-loop lag, p99", shown(self.loop_lag_ms, " ms"))?;
-        row("peak RSS", shown(self.peak_rss_kb.map(|kb| kb as f64), " kB"))?;
-        row("RSS per run in flight", shown(self.rss_kb_per_session, " kB"))?;
+        row("event-loop lag, p99", format_value(self.loop_lag_ms, " ms"))?;
+        row("peak RSS", format_value(self.peak_rss_kb.map(|kb| kb as f64), " kB"))?;
+        row("RSS per run in flight", format_value(self.rss_kb_per_session, " kB"))?;
         if self.unfinished > 0 {
             row("unfinished", self.unfinished.to_string())?;
         }
@@ -187,7 +187,7 @@ fn rounded(value: f64) -> f64 {
 }
 
 /// Formats a number with its unit and three significant digits.
-fn shown(value: Option<f64>, unit: &str) -> String {
+fn format_value(value: Option<f64>, unit: &str) -> String {
     let Some(value) = value else { return "unknown".to_owned() };
     let decimals = if value >= 100.0 { 0 } else { 2 };
     let mut text = String::new();

@@ -55,7 +55,7 @@ impl Workload {
             let pad = format!("{i:0>34}");
             Call::new(work::NAME, json!({"i": i, "ms": ms, "pad": pad}))
         });
-        let of_turn = |turns: usize, response: Response| {
+        let in_turn = |turns: usize, response: Response| {
             response.with(|response| {
                 response.repeat = true;
                 response.when.turns = Some(turns);
@@ -63,14 +63,14 @@ impl Workload {
         };
         let done = Response { text: self.text("All of it is done"), ..Response::default() };
         if self.calls == 0 {
-            return Script::of([of_turn(0, done)]).then_done();
+            return Script::new([in_turn(0, done)]).then_done();
         }
         let asking = Response {
             text: self.text("Some work is to be done"),
             calls: calls.collect(),
             ..Response::default()
         };
-        Script::of([of_turn(0, asking), of_turn(1, done)]).then_done()
+        Script::new([in_turn(0, asking), in_turn(1, done)]).then_done()
     }
 
     fn text(&self, begin: &str) -> Vec<String> {
@@ -92,7 +92,7 @@ impl ServiceProcess {
     /// # Errors
     /// If the process does not start or does not listen.
     pub fn start(program: &Path, arguments: &[String]) -> Result<Self, LoadError> {
-        let failed = |error: io::Error| LoadError::Service(error.to_string());
+        let service_error = |error: io::Error| LoadError::Service(error.to_string());
         let mut child = Command::new(program)
             .args(arguments)
             .stdin(Stdio::piped())
@@ -100,12 +100,12 @@ impl ServiceProcess {
             // Ctrl-C reaches this process only, which then ends the service.
             .process_group(0)
             .spawn()
-            .map_err(failed)?;
+            .map_err(service_error)?;
         let mut line = String::new();
         let stdout = child.stdout.take().map(|out| BufReader::new(out.take(LINE_MAX)));
         let read = stdout.map_or(Ok(0), |mut stdout| stdout.read_line(&mut line));
         let base_url = match read {
-            Ok(0) => Err("it ended before it said where it listens".to_owned()),
+            Ok(0) => Err("it ended before it printed its address".to_owned()),
             Ok(_) => BaseUrl::parse(line.trim_end()).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };

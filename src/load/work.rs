@@ -45,7 +45,7 @@ impl Tool for WorkTool {
             tokio::time::sleep(Duration::from_millis(ms)).await;
         }
         let Self(timings) = self;
-        if let Some(slot) = timings.of(context.idempotency_key()) {
+        if let Some(slot) = timings.timing(context.idempotency_key()) {
             slot.worked(context.key().turn, timings.since(began), timings.now());
         }
         Ok(format!("r{i}").into())
@@ -116,7 +116,7 @@ impl ToolTimings {
     }
 
     /// Returns the slot of the session that prefixes a call's idempotency key.
-    fn of(&self, key: &str) -> Option<&ToolTiming> {
+    fn timing(&self, key: &str) -> Option<&ToolTiming> {
         let (slot, _) = key.strip_prefix(&self.prefix)?.split_once('-')?;
         self.timings.get(slot.parse::<usize>().ok()?)
     }
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(key, "load-ab-1-7/t3a1c0");
         assert_eq!(timings.worked(1), None);
         for (turn, began, ended) in [(3, 20, 50), (3, 10, 40), (4, 5, 90)] {
-            timings.of(&key).unwrap().worked(turn, began, ended);
+            timings.timing(&key).unwrap().worked(turn, began, ended);
         }
         let at = |nanos| timings.epoch + Duration::from_nanos(nanos);
         assert_eq!(timings.worked(1), Some(MeasuredTools { first: at(10), ready: at(50) }));
@@ -165,7 +165,7 @@ mod tests {
         timings.begin(1);
         assert_eq!(timings.worked(1), None);
         for other in ["ses_1/t1a1c0", "load-ab-2-0/t1a1c0", "load-ab-x-0/t1a1c0", "load-ab-1"] {
-            assert!(timings.of(other).is_none(), "{other}");
+            assert!(timings.timing(other).is_none(), "{other}");
         }
     }
 

@@ -91,9 +91,9 @@ impl JournalEntry {
             Ok(StoredRecordOwned { v: RECORD_VERSION, shown, record }) => {
                 return Ok(Self { seq, time, displayed_bytes: shown, record });
             }
-            Ok(StoredRecordOwned { v, .. }) => of_version(v),
+            Ok(StoredRecordOwned { v, .. }) => version_problem(v),
             Err(error) => match serde_json::from_str(body) {
-                Ok(Versioned { v }) if v != RECORD_VERSION => of_version(v),
+                Ok(Versioned { v }) if v != RECORD_VERSION => version_problem(v),
                 Ok(Versioned { .. }) | Err(_) => format!("{error} in {}", excerpt(body, 80)),
             },
         };
@@ -101,7 +101,7 @@ impl JournalEntry {
     }
 }
 
-fn of_version(v: u32) -> String {
+fn version_problem(v: u32) -> String {
     format!("it is of version {v}, and this program reads version {RECORD_VERSION}")
 }
 

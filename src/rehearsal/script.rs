@@ -236,11 +236,11 @@ impl Script {
         };
         let mut asking = Response::text("Let me look that up.");
         asking.calls = calls;
-        Some(Self::of([asking, Response::text(&format!("(offline rehearsal model) {answer}"))]))
+        Some(Self::new([asking, Response::text(&format!("(offline rehearsal model) {answer}"))]))
     }
 
     /// Returns a script of these responses, which improvises after them.
-    pub fn of(responses: impl IntoIterator<Item = Response>) -> Self {
+    pub fn new(responses: impl IntoIterator<Item = Response>) -> Self {
         Self { responses: responses.into_iter().collect(), then: Then::Improvise }
     }
 
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn takes_the_first_response_that_fits() {
-        let mut script = Script::of([
+        let mut script = Script::new([
             Response::text("for a").with(|r| r.when.model = Some("a".into())),
             Response::text("for hi").with(|r| {
                 r.when.last_user = Some("hi".into());
@@ -452,8 +452,10 @@ mod tests {
                 response.repeat = true;
             }
         };
-        let mut script =
-            Script::of([Response::text("second").with(of(1)), Response::text("first").with(of(0))]);
+        let mut script = Script::new([
+            Response::text("second").with(of(1)),
+            Response::text("first").with(of(0)),
+        ]);
         let roles = ["user", "assistant", "tool", "tool", "assistant", "user", "assistant", "tool"];
         let messages: Vec<Value> = roles.iter().map(|role| json!({"role": role})).collect();
         for (count, expect) in [

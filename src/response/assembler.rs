@@ -4,11 +4,20 @@ use super::call_assembler::CallAssembler;
 use super::change::{CallChange, CallChanges, ResponseLimits};
 use super::content_parts::ContentParts;
 use super::partial_call::PartialCall;
-use crate::types::{FinishReason, MessagePart, ProviderError, ProviderErrorKind, Usage};
+use crate::types::{FinishReason, MessagePart, ProviderError, ProviderErrorKind, Usage, excerpt};
 use crate::wire::{CallDelta, CallKind, Delta, Problem};
 
 /// Maximum number of problems of one response that are kept.
 const PROBLEMS_MAX: usize = 64;
+
+/// Maximum length of a tool's name in characters. A longer one is cut: no tool has such a name.
+const NAME_CHARS_MAX: usize = 200;
+
+/// Maximum length of a provider's id of a call in bytes. A longer one counts as missing.
+const ID_BYTES_MAX: usize = 4096;
+
+/// Maximum plausible number of tokens of one response. The largest context windows have some millions.
+const TOKENS_MAX: u64 = 1 << 32;
 
 /// One response, as far as it has arrived.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -55,7 +64,14 @@ impl ResponseAssembler {
                 self.parts.add_reasoning(if fits { piece.len() } else { 0 });
             }
             Delta::Refusal(piece) => fits = append(&mut self.refusal, piece, bytes_max),
-            Delta::Call(piece) => self.push_call(piece, &mut changes),
+            Delta::Call(piece) if has_plausible_labels(piece) => {
+                self.push_call(piece, &mut changes);
+            }
+            Delta::Call(piece) => {
+                let detail = excerpt(piece.name.as_deref().unwrap_or_default(), 100);
+                self.add_problem(Problem { code: "long_name_or_id", detail });
+                self.push_call(&with_plausible_labels(piece), &mut changes);
+            }
             Delta::Seal { index, arguments } => {
                 self.seal(*index, arguments.as_deref(), &mut changes);
             }
@@ -64,6 +80,9 @@ impl ResponseAssembler {
                 fits = self.parts.add_metadata(metadata, call_at, bytes_max);
             }
             Delta::Finish(reason) => self.finish = Some(reason.clone()),
+            Delta::Usage { usage, raw } if !is_plausible(usage) => {
+                self.add_problem(Problem { code: "implausible_usage", detail: excerpt(raw, 200) });
+            }
             Delta::Usage { usage, raw } => {
                 self.usage = *usage;
                 self.usage_raw = Some(raw.clone());
@@ -96,7 +115,7 @@ impl ResponseAssembler {
         }
         if well {
             self.calls.seal_all(&mut changes);
-            of_service(&mut changes, |changes| self.service_calls.seal_all(changes));
+            collect_service_changes(&mut changes, |changes| self.service_calls.seal_all(changes));
         }
         changes
     }
@@ -209,7 +228,9 @@ impl ResponseAssembler {
             }
             CallKind::ServerToolUse => {
                 let calls = &mut self.service_calls;
-                of_service(changes, |changes| calls.push(piece, arrival, limits, changes))
+                collect_service_changes(changes, |changes| {
+                    calls.push(piece, arrival, limits, changes)
+                })
             }
         };
         if self.calls().len() > before {
@@ -230,7 +251,7 @@ impl ResponseAssembler {
             (Some((ours, at)), Some((theirs, _))) if ours >= theirs => {
                 self.calls.seal_explicitly(at, arguments, limits, changes);
             }
-            (_, Some((_, at))) => of_service(changes, |changes| {
+            (_, Some((_, at))) => collect_service_changes(changes, |changes| {
                 self.service_calls.seal_explicitly(at, arguments, limits, changes);
             }),
             (None, None) => {}
@@ -246,7 +267,10 @@ impl ResponseAssembler {
 
 /// Makes changes to calls that the service runs itself, and adds them to `changes` under their own
 /// names. Bytes after the seal of such a call do not matter.
-fn of_service<T>(changes: &mut CallChanges, change: impl FnOnce(&mut CallChanges) -> T) -> T {
+fn collect_service_changes<T>(
+    changes: &mut CallChanges,
+    change: impl FnOnce(&mut CallChanges) -> T,
+) -> T {
     let mut found = CallChanges::new();
     let result = change(&mut found);
     changes.extend(found.into_iter().filter_map(|change| match change {
@@ -257,6 +281,24 @@ fn of_service<T>(changes: &mut CallChanges, change: impl FnOnce(&mut CallChanges
         | CallChange::ServiceSealed(_) => None,
     }));
     result
+}
+
+fn has_plausible_labels(piece: &CallDelta) -> bool {
+    piece.name.as_ref().is_none_or(|name| name.len() <= NAME_CHARS_MAX)
+        && piece.id.as_ref().is_none_or(|id| id.len() <= ID_BYTES_MAX)
+}
+
+/// Returns the piece with a cut name, and without an id that is too long.
+fn with_plausible_labels(piece: &CallDelta) -> CallDelta {
+    let name = piece.name.as_deref().map(|name| excerpt(name, NAME_CHARS_MAX));
+    let id = piece.id.clone().filter(|id| id.len() <= ID_BYTES_MAX);
+    CallDelta { name, id, ..piece.clone() }
+}
+
+fn is_plausible(usage: &Usage) -> bool {
+    let Usage { input_tokens, output_tokens, cached_tokens, reasoning_tokens } = *usage;
+    let counts = [input_tokens, output_tokens, cached_tokens, reasoning_tokens];
+    counts.into_iter().all(|count| count <= TOKENS_MAX)
 }
 
 /// Appends a piece of text unless it exceeds the limit. Returns whether it fits.
@@ -366,6 +408,39 @@ mod tests {
         assert_eq!((response.usage().input_tokens, response.usage_raw()), (2, Some("{2}")));
         assert_eq!(response.error().map(|error| &*error.message), Some("first"));
         assert!(response.is_empty() && !response.is_done());
+    }
+
+    #[test]
+    fn long_names_are_cut_and_long_ids_are_dropped() {
+        let long = CallDelta {
+            index: Some(0),
+            id: Some("i".repeat(5_000)),
+            name: Some("n".repeat(1_000_000)),
+            begins: true,
+            ..CallDelta::default()
+        };
+        let response = response(&[Delta::Call(long.clone()), Delta::Call(long)]);
+        for call in response.calls() {
+            assert_eq!((call.name.chars().count(), call.provider_id.as_deref()), (201, None));
+        }
+        let problems = response.problems();
+        assert!(problems.iter().all(|problem| problem.code == "long_name_or_id"), "{problems:?}");
+        assert_eq!((response.calls().len(), problems.len()), (2, 2));
+    }
+
+    #[test]
+    fn implausible_token_counts_are_a_problem_and_not_a_sum() {
+        let usage = |input_tokens| Delta::Usage {
+            usage: Usage { input_tokens, ..Usage::default() },
+            raw: format!("{{\"prompt_tokens\":{input_tokens}}}").into(),
+        };
+        let response = response(&[usage(7), usage(u64::MAX)]);
+        assert_eq!(response.usage().input_tokens, 7);
+        let problem = Problem {
+            code: "implausible_usage",
+            detail: "{\"prompt_tokens\":18446744073709551615}".into(),
+        };
+        assert_eq!(response.problems(), [problem]);
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl CallAssembler {
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) -> Option<Problem> {
-        let slot = self.slot_of(piece).filter(|_| !piece.begins);
+        let slot = self.find_slot(piece).filter(|_| !piece.begins);
         let slot = slot
             .filter(|slot| self.call_mut(*slot).is_some_and(|call| !call.is_followed_by(piece)));
         match slot {
@@ -135,7 +135,7 @@ impl CallAssembler {
     }
 
     /// Returns the call to which a piece belongs unless it begins a call of its own.
-    fn slot_of(&self, piece: &CallDelta) -> Option<CallSlot> {
+    fn find_slot(&self, piece: &CallDelta) -> Option<CallSlot> {
         let same_id = |call: &PartialCall| call.provider_id.as_deref() == piece.id.as_deref();
         let same_index = |call: &PartialCall| call.wire_index == piece.index;
         match (piece.index, &piece.id) {

@@ -36,7 +36,7 @@ impl DisplayOrder {
     }
 
     /// Returns the order for the record of this message. It is empty for thinking followed by text.
-    pub(crate) fn of(&self, message: &ResponseMessage) -> Vec<DisplayedSegment> {
+    pub(crate) fn segments(&self, message: &ResponseMessage) -> Vec<DisplayedSegment> {
         if let [] | [_] | [(true, _), (false, _)] = self.segments.as_slice() {
             return Vec::new();
         }
@@ -60,7 +60,7 @@ impl DisplayOrder {
 mod tests {
     use super::*;
 
-    fn order_of(pieces: &[(bool, usize)]) -> DisplayOrder {
+    fn order(pieces: &[(bool, usize)]) -> DisplayOrder {
         let mut order = DisplayOrder::default();
         pieces.iter().for_each(|(is_thinking, bytes)| order.push(*is_thinking, *bytes));
         order
@@ -74,7 +74,7 @@ mod tests {
             reasoning: "r".repeat(sum(true)),
             ..ResponseMessage::default()
         };
-        assert_eq!(order_of(pieces).of(&message), expect);
+        assert_eq!(order(pieces).segments(&message), expect);
     }
 
     #[test]
@@ -102,6 +102,6 @@ mod tests {
             reasoning: "r".repeat(pieces.len()),
             ..ResponseMessage::default()
         };
-        assert_eq!(order_of(&pieces).of(&message).len(), SEGMENTS_MAX);
+        assert_eq!(order(&pieces).segments(&message).len(), SEGMENTS_MAX);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::caps::Caps;
 use super::error::HostError;
-use super::model::ModelRequest;
+use super::model::{ModelRequest, StallClock};
 use super::models::{Model, ModelChain, ModelSources};
 use crate::config::{AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolPattern};
 use crate::message::MessageList;
@@ -238,7 +238,12 @@ impl AgentRules {
     /// If a configured model has an invalid address, key or header.
     pub fn new(config: &Config, mut tools: ToolRegistry) -> Result<Self, HostError> {
         tools.apply_overrides(&config.tools);
-        let models = Arc::new(Model::all(config, &ModelSources::default(), &Telemetry::new(&[]))?);
+        let models = Arc::new(Model::all(
+            config,
+            &ModelSources::default(),
+            &Telemetry::new(&[]),
+            &StallClock::default(),
+        )?);
         Ok(Self { agents: Agent::all(config, tools, &models)? })
     }
 
@@ -246,7 +251,11 @@ impl AgentRules {
     ///
     /// # Errors
     /// If there is no such agent, or the overrides exceed what the agent allows.
-    pub fn of(&self, agent: &str, overrides: &RunOverrides) -> Result<Arc<TurnRules>, HostError> {
+    pub fn rules(
+        &self,
+        agent: &str,
+        overrides: &RunOverrides,
+    ) -> Result<Arc<TurnRules>, HostError> {
         let found = self.agents.get(agent);
         let agent = found.ok_or_else(|| HostError::UnknownAgent(agent.to_owned()))?;
         Ok(Arc::clone(&agent.with(overrides)?.rules))

@@ -44,7 +44,7 @@ impl ExtensionsBySession {
     }
 
     /// Returns the values of a run and of its session.
-    pub(super) fn of_run(&self, id: &SessionId, run: &RunId) -> Extensions {
+    pub(super) fn for_run(&self, id: &SessionId, run: &RunId) -> Extensions {
         let sessions = self.sessions.lock();
         let Some(session) = sessions.get(id) else { return Extensions::default() };
         match session.runs.get(run) {
@@ -87,10 +87,10 @@ mod tests {
         extensions.add_to_run(&session, &run, Extensions::new());
         assert!(extensions.sessions.lock().is_empty());
         extensions.add_to_run(&session, &run, values(1));
-        assert_eq!(extensions.of_run(&session, &run).get(), Some(&1_u8));
-        assert!(extensions.of_run(&session, &RunId("other".into())).is_empty());
+        assert_eq!(extensions.for_run(&session, &run).get(), Some(&1_u8));
+        assert!(extensions.for_run(&session, &RunId("other".into())).is_empty());
         extensions.retain_runs(&session, |_| true);
-        assert_eq!(extensions.of_run(&session, &run).get(), Some(&1_u8));
+        assert_eq!(extensions.for_run(&session, &run).get(), Some(&1_u8));
         extensions.retain_runs(&session, |_| false);
         assert!(extensions.sessions.lock().is_empty());
     }
@@ -101,12 +101,12 @@ mod tests {
         let (session, run) = (SessionId::parse("s").unwrap(), RunId("r".into()));
         extensions.add_to_session(&session, values(1));
         extensions.add_to_run(&session, &run, values(2));
-        assert_eq!(extensions.of_run(&session, &run).get(), Some(&2_u8));
+        assert_eq!(extensions.for_run(&session, &run).get(), Some(&2_u8));
         extensions.retain_runs(&session, |_| false);
-        assert_eq!(extensions.of_run(&session, &run).get(), Some(&1_u8));
+        assert_eq!(extensions.for_run(&session, &run).get(), Some(&1_u8));
         extensions.add_to_session(&session, values(3));
-        assert_eq!(extensions.of_run(&session, &run).get(), Some(&3_u8));
+        assert_eq!(extensions.for_run(&session, &run).get(), Some(&3_u8));
         extensions.remove_session(&session);
-        assert!(extensions.of_run(&session, &run).is_empty());
+        assert!(extensions.for_run(&session, &run).is_empty());
     }
 }

@@ -190,7 +190,7 @@ impl SessionHandle {
     /// As [`Self::watch`].
     pub async fn watch_run(&self, run: RunId, seq: Seq) -> Result<SessionEvents, HostError> {
         let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
-        Ok(self.watch(before).await?.of_run(run))
+        Ok(self.watch(before).await?.only_run(run))
     }
 
     /// Returns the session's events from now on, starting with the states of the open calls.

@@ -17,7 +17,6 @@ use super::message::{HostMessage, SessionMessage};
 use super::session;
 use super::session_start::SessionStart;
 use super::task::{self, OwnedTask};
-use crate::telemetry::Telemetry;
 use crate::types::SessionId;
 
 /// The longest interval of periodic work.
@@ -64,7 +63,7 @@ impl Actor for HostActor {
                 }
             }
         });
-        let lag = OwnedTask::spawn(&Gauge::default(), measure_lag(link.shared.telemetry.clone()));
+        let lag = OwnedTask::spawn(&Gauge::default(), measure_lag(Arc::clone(&link.shared)));
         let (sessions, deaths) = (HashMap::new(), HashMap::new());
         Ok(HostActorState { link, sessions, deaths, _maintenance: maintenance, _lag: lag })
     }
@@ -109,11 +108,13 @@ impl Actor for HostActor {
 }
 
 /// Measures how late the runtime wakes a sleeping task.
-async fn measure_lag(telemetry: Telemetry) {
+async fn measure_lag(host: Arc<HostState>) {
     loop {
         let due = Instant::now() + LAG_PERIOD;
         tokio::time::sleep_until(due).await;
-        telemetry.metrics().host().event_loop_lag(due.elapsed());
+        let delay = due.elapsed();
+        host.stalls.add_delay(delay);
+        host.telemetry.metrics().host().event_loop_lag(delay);
     }
 }
 

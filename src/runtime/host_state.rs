@@ -18,6 +18,7 @@ use super::caps::Caps;
 use super::error::HostError;
 use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
+use super::model::StallClock;
 use super::models::Model;
 use crate::journal::Journal;
 use crate::telemetry::Telemetry;
@@ -32,6 +33,7 @@ pub(super) struct HostState {
     pub(super) models: Arc<BTreeMap<String, Arc<Model>>>,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) telemetry: Telemetry,
+    pub(super) stalls: StallClock,
     pub(super) gauges: Gauges,
     pub(super) pool: BlockingPool,
     pub(super) caps: Caps,

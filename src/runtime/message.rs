@@ -124,7 +124,7 @@ pub(super) enum AccumulatorMessage {
     DeltasReceived { turn: u32, attempt: u32, batch: Vec<Delta>, reply: RpcReplyPort<()> },
     /// The request of an exchange waits for a permit of its model, or has received it.
     ModelPermitReplied { turn: u32, attempt: u32, permit: PermitReply },
-    /// An exchange is over. Its model's circuit breaker is told how the exchange is judged; `None` if no
+    /// An exchange is over. Reports to the model's circuit breaker how the exchange is judged; `None` if no
     /// request was sent.
     ResponseEnded {
         turn: u32,

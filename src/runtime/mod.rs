@@ -127,6 +127,7 @@ use host_ref::HostRef;
 use host_state::HostState;
 pub(crate) use host_state::ToolSources;
 use message::{HostMessage, SessionMessage};
+use model::StallClock;
 use models::Model;
 pub(crate) use models::ModelSources;
 use publish::Publisher;
@@ -265,7 +266,7 @@ impl Host {
         config.check(&registered).map_err(|errors| HostError::Config(errors.to_string()))?;
         log_tools_not_offered(&config, &registered);
         tools.apply_overrides(&config.tools);
-        let gauges = Gauges::default();
+        let (gauges, stalls) = (Gauges::default(), StallClock::default());
         let caps = Caps::new(&tools, &gauges.waiting);
         let traces = |metrics: &Metrics| Traces::from_env(&config.models, metrics);
         metrics.check().map_err(HostError::Config)?;
@@ -274,7 +275,7 @@ impl Host {
             Some(journal) => journal,
             None => open_journal(&config, &telemetry).await?,
         };
-        let models = Arc::new(Model::all(&config, &model_sources, &telemetry)?);
+        let models = Arc::new(Model::all(&config, &model_sources, &telemetry, &stalls)?);
         let agents = Agent::all(&config, tools, &models)?;
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
         let stored = Arc::clone(&journal);
@@ -284,6 +285,7 @@ impl Host {
             tool_sources,
             journal,
             telemetry,
+            stalls,
             models,
             pool: BlockingPool::new(BLOCKING_THREADS_MAX, gauges.abandoned.clone()),
             caps,

@@ -190,7 +190,7 @@ impl ModelLimiter {
 impl BreakerPermitGuard {
     /// Reports the result of the exchange: success, or this error.
     pub(super) fn report_result(mut self, error: Option<&ProviderError>) {
-        self.end(ServiceSignal::of(error));
+        self.end(ServiceSignal::from_error(error));
     }
 
     fn end(&mut self, signal: ServiceSignal) {

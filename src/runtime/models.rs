@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::error::HostError;
-use super::model::{ModelClient, ModelRequest, ModelService, ModelSource};
+use super::model::{ModelClient, ModelRequest, ModelService, ModelSource, StallClock};
 use super::model_limiter::{ModelLimiter, ModelStatus};
 use crate::config::{Config, ModelConfig};
 use crate::telemetry::Telemetry;
@@ -45,6 +45,7 @@ impl Model {
         config: &Config,
         sources: &ModelSources,
         telemetry: &Telemetry,
+        stalls: &StallClock,
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let models = config.models.iter().map(|(name, model)| {
             let limiter = ModelLimiter::new(model, telemetry.metrics().model(name));
@@ -54,7 +55,7 @@ impl Model {
                     ModelService::Source { source, config }
                 }
                 None => {
-                    let client = ModelClient::new(model);
+                    let client = ModelClient::with_stall_clock(model, stalls.clone());
                     ModelService::Http(
                         client.map_err(|e| HostError::Config(format!("{name}: {e}")))?,
                     )

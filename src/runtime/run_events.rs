@@ -115,7 +115,7 @@ impl RunEventReader {
     /// Reads the events after the last one from the journal, and then live ones.
     pub(super) async fn read_stored(&mut self) -> Result<(), HostError> {
         let events = self.session.watch(self.position).await?;
-        self.stored = Some(events.of_run(self.run.clone()));
+        self.stored = Some(events.only_run(self.run.clone()));
         Ok(())
     }
 

@@ -73,7 +73,7 @@ async fn ended(
     let (shared, id, run) = (Arc::clone(&link.shared), id.clone(), run.clone());
     let past = link.read(move || {
         let entries = shared.journal.read(&id, Seq(0))?;
-        let own = shared.agents.get(agent_of(&entries, &id)?);
+        let own = shared.agents.get(agent_name(&entries, &id)?);
         let limits = |overrides: &_| {
             own.map(|own| own.with_recorded(overrides).limits().clone()).unwrap_or_default()
         };
@@ -194,7 +194,7 @@ async fn prefix(
             if at.0 == 0 || at > last {
                 return Err(HostError::NoSuchRecord { at, last });
             }
-            let agent = agent_of(&entries, &source)?;
+            let agent = agent_name(&entries, &source)?;
             let own = shared.agents.get(agent).cloned();
             let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
             let limits = |overrides: &_| own.with_recorded(overrides).limits().clone();
@@ -214,7 +214,7 @@ async fn prefix(
     })
 }
 
-fn agent_of<'a>(entries: &'a [JournalEntry], id: &SessionId) -> Result<&'a str, HostError> {
+fn agent_name<'a>(entries: &'a [JournalEntry], id: &SessionId) -> Result<&'a str, HostError> {
     match entries.first().map(|entry| &entry.record) {
         Some(Record::SessionOpened { agent, .. }) => Ok(agent),
         Some(_) | None => Err(HostError::NoSuchSession(id.clone())),

@@ -111,7 +111,7 @@ impl Session {
             request,
             trace,
         };
-        self.record_of(&queued.run_id, record, vec![event])
+        self.run_record(&queued.run_id, record, vec![event])
     }
 
     /// Records a queued run as started and interrupted, so that its input stands in the history.
@@ -127,7 +127,7 @@ impl Session {
         };
         let event = self.run_end_event(end, String::new(), None, stats);
         let started = self.run_start_record(queued, None, &rules_of(&queued.overrides));
-        let ended = self.record_of(&queued.run_id, record, vec![event]);
+        let ended = self.run_record(&queued.run_id, record, vec![event]);
         self.record(vec![started, ended]);
         let (run_id, reason) = (queued.run_id.clone(), super::SessionRefusal::ShuttingDown);
         self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
@@ -149,7 +149,7 @@ impl Session {
                 Event::CallOpened { call }
             }));
         }
-        let response = self.record_of(run, response, events);
+        let response = self.run_record(run, response, events);
         let limit = limit.map(|hit| self.limit_record(run, hit));
         let turn = self.turn + 1;
         let records = [response].into_iter().chain(limit);
@@ -210,7 +210,7 @@ impl Session {
         let event =
             Event::LimitReached { limit: limit.clone(), value, maximum, action: action.clone() };
         let record = Record::LimitReached { limit, value, maximum, action, note };
-        self.record_of(run, record, vec![event])
+        self.run_record(run, record, vec![event])
     }
 
     /// Records the end of the current run behind the records of `batch`.
@@ -243,7 +243,7 @@ impl Session {
             waiting: self.queue.len() as u64,
         };
         let event = self.run_end_event(end, text, error, stats);
-        batch.push(self.record_of(&run.id, record, vec![event]));
+        batch.push(self.run_record(&run.id, record, vec![event]));
         self.record(batch);
         self.outbox.push_back(SessionEffect::RunEnded(Box::new(summary)));
     }

@@ -74,7 +74,7 @@ impl Session {
         let overrides = Box::new(overrides);
         let id = run_id.clone();
         let record = Record::InputQueued { run_id, input, overrides, request, trace };
-        self.record(vec![self.record_of(&id, record, vec![event])]);
+        self.record(vec![self.run_record(&id, record, vec![event])]);
         Ok(())
     }
 
@@ -105,7 +105,7 @@ impl Session {
         self.check_room(inputs_max)?;
         let event = Event::RunSteered { input: input.clone() };
         let record = Record::Steered { input, after_turn: self.turn, request };
-        let record = self.record_of(&run.id, record, vec![event]);
+        let record = self.run_record(&run.id, record, vec![event]);
         self.record(vec![record]);
         Ok(None)
     }
@@ -114,7 +114,7 @@ impl Session {
     pub fn handle_stop(&mut self, mode: StopMode) {
         let Some(run) = self.run.as_ref().filter(|run| !run.is_stopping(mode)) else { return };
         let reason = run.cancel.unwrap_or(CancelReason::Stop);
-        let record = self.record_of(&run.id, Record::StopAsked { mode }, Vec::new());
+        let record = self.run_record(&run.id, Record::StopAsked { mode }, Vec::new());
         self.record(vec![record]);
         if mode == StopMode::Now && !self.suspended {
             self.outbox.push_back(SessionEffect::CancelTurn(reason));
@@ -253,7 +253,7 @@ impl Session {
         if waiting < inputs_max { Ok(()) } else { Err(SessionRefusal::QueueFull(inputs_max)) }
     }
 
-    pub(super) fn record_of(
+    pub(super) fn run_record(
         &self,
         run: &RunId,
         record: Record,

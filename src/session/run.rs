@@ -32,7 +32,7 @@ pub struct Run {
 /// The next turn of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TurnPlan {
-    /// The model is asked for a final answer without calls.
+    /// The next request asks for a final answer without calls.
     pub final_answer_request: bool,
 }
 
@@ -106,9 +106,9 @@ impl Run {
         Budget { tokens_left: self.tokens.left(), calls_left }
     }
 
-    /// Decides what follows a committed turn. `steered` means that a user's input arrived during
-    /// the turn and stands behind it in the history, so the model has to be asked again. The model
-    /// is also asked again after a response that its service paused.
+    /// Decides what follows a committed turn. `steered` means that a user's input arrived during the
+    /// turn. The history then ends with that input, so the model is requested again. The model is
+    /// also requested again after a response that its service paused.
     pub fn handle_turn(&mut self, turn: &TurnRecord, steered: bool) -> FollowUp {
         self.tokens.add(turn.usage.total());
         if self.turns.used() > 0 {
@@ -420,7 +420,7 @@ mod tests {
             run.begin();
             run
         };
-        let told = |count, end| {
+        let warned = |count, end| {
             let note = format!(
                 "[callsheet: {count} turns in a row made the same calls and got the same results; \
                  after {end} the run is ended]"
@@ -436,7 +436,7 @@ mod tests {
         for other in [answered_otherwise, new_calls(1, 2), turn("", 1), turn("", 2)] {
             assert_eq!(run.handle_turn(&other, false), another(false));
         }
-        assert_eq!(run.handle_turn(&turn("", 2), false), told(2, 4));
+        assert_eq!(run.handle_turn(&turn("", 2), false), warned(2, 4));
         assert_eq!(run.handle_turn(&turn("", 2), false), another(false));
         let limits = vec![hit("repeat_limit", 4, 2, "ended")];
         let over = FollowUp { limits, ..ended(RunEnd::LoopDetected, "again") };
@@ -478,9 +478,9 @@ mod tests {
 
     #[test]
     fn steering_takes_another_turn() {
-        for said in [turn("noon", 0), turn("", 0), turn("wait", 1)] {
+        for record in [turn("noon", 0), turn("", 0), turn("wait", 1)] {
             let mut run = run(3);
-            assert_eq!(run.handle_turn(&said, true), another(false));
+            assert_eq!(run.handle_turn(&record, true), another(false));
             assert_eq!(run.handle_turn(&turn("one", 0), false), ended(RunEnd::Answered, "one"));
             assert_eq!(run.turns(), 2);
         }
@@ -499,9 +499,9 @@ mod tests {
             ..ResponseMessage::default()
         };
         let raw = TurnRecord { message: Some(raw.into()), ..turn("", 0) };
-        for said in [turn("so far", 0), turn("so far", 1), raw] {
+        for record in [turn("so far", 0), turn("so far", 1), raw] {
             let mut run = run(3);
-            assert_eq!(run.handle_turn(&paused(said), false), another(false));
+            assert_eq!(run.handle_turn(&paused(record), false), another(false));
             assert_eq!(run.handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
             assert_eq!(run.turns(), 2);
         }
@@ -509,8 +509,8 @@ mod tests {
 
     #[test]
     fn a_paused_response_without_text_is_an_empty_answer() {
-        for said in [turn("", 0), TurnRecord { message: None, ..turn("", 0) }] {
-            assert_eq!(run(3).handle_turn(&paused(said), false), another(true));
+        for record in [turn("", 0), TurnRecord { message: None, ..turn("", 0) }] {
+            assert_eq!(run(3).handle_turn(&paused(record), false), another(true));
         }
     }
 
@@ -554,11 +554,11 @@ mod tests {
 
     #[test]
     fn a_stop_wins_over_steering() {
-        for said in [turn("noon", 0), turn("", 0), turn("", 1)] {
-            let text = said.message.as_ref().unwrap().text.clone();
+        for record in [turn("noon", 0), turn("", 0), turn("", 1)] {
+            let text = record.message.as_ref().unwrap().text.clone();
             let mut stopped = run(5);
             stopped.handle_stop_after_turn();
-            assert_eq!(stopped.handle_turn(&said, true), ended(RunEnd::Stopped, &text));
+            assert_eq!(stopped.handle_turn(&record, true), ended(RunEnd::Stopped, &text));
         }
         let refused = TurnRecord { end: TurnEnd::Refused, ..turn("no", 0) };
         assert_eq!(run(5).handle_turn(&refused, true), ended(RunEnd::Refused, "no"));

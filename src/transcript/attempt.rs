@@ -32,9 +32,9 @@ pub struct AttemptTranscript<'a> {
 pub struct AttemptStart<'a> {
     /// The record.
     pub at: RecordLocation,
-    /// The name of the model that was asked, at its service.
+    /// The service's name of the requested model.
     pub model: &'a str,
-    /// True if a streamed answer was asked for.
+    /// True if a streamed response was requested.
     pub streamed: bool,
     /// The error of the attempt before.
     pub reason: Option<&'a str>,
@@ -72,7 +72,7 @@ pub struct AttemptResponse<'a> {
     pub usage: Usage,
     /// The names of calls that were decoded but are not kept.
     pub dropped_calls: &'a [Arc<str>],
-    /// The order in which watchers were shown its text and thinking.
+    /// The order in which watchers received its text and thinking.
     pub displayed_segments: &'a [DisplayedSegment],
 }
 

@@ -35,7 +35,7 @@ pub enum Invariant {
     Outcome,
     /// The intent of a call with effects comes before its outcome, always under the same key.
     Intent,
-    /// People answer what they are asked, and their first answer stands.
+    /// An approval is decided only after it was requested, and the first decision counts.
     Approval,
     /// Variables are written by calls that succeeded, with the values that these reported.
     Writes,

@@ -23,7 +23,7 @@ impl<'a> Transcript<'a> {
 
     /// Reads records whose numbers and times are not known.
     #[must_use]
-    pub fn of_records(records: impl IntoIterator<Item = &'a Record>) -> Self {
+    pub fn from_records(records: impl IntoIterator<Item = &'a Record>) -> Self {
         let mut transcript = Self::default();
         for (record, index) in records.into_iter().zip(0_usize..) {
             let seq = crate::types::Seq(index as u64 + 1);

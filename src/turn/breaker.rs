@@ -198,7 +198,7 @@ impl ServiceSignal {
     /// Returns the signal of an exchange that ended with this error, or without one. An error within a
     /// stream counts as its status; without a status it is a failure.
     #[must_use]
-    pub fn of(error: Option<&ProviderError>) -> Self {
+    pub fn from_error(error: Option<&ProviderError>) -> Self {
         let Some(error) = error else { return Self::Works };
         match error.status {
             Some(429) => Self::Unknown,
@@ -387,12 +387,12 @@ mod tests {
     fn an_invalid_request_is_no_failure_of_the_service() {
         use ProviderErrorKind as Kind;
         let of = |kind, status| {
-            ServiceSignal::of(Some(&ProviderError {
+            ServiceSignal::from_error(Some(&ProviderError {
                 status,
                 ..ProviderError::new(kind, "it broke")
             }))
         };
-        assert_eq!(ServiceSignal::of(None), ServiceSignal::Works);
+        assert_eq!(ServiceSignal::from_error(None), ServiceSignal::Works);
         for kind in [Kind::Connect, Kind::Timeout, Kind::Transport, Kind::Malformed, Kind::InStream]
         {
             assert_eq!(of(kind, None), ServiceSignal::Failed, "{kind:?}");

@@ -41,7 +41,7 @@ impl TurnRecord {
     /// Returns the first committed turn in these records. Its times are in whole milliseconds.
     /// Returns `None` if no turn is committed or a call has no outcome.
     pub fn from_records<'a>(records: impl IntoIterator<Item = &'a Record>) -> Option<Self> {
-        let transcript = Transcript::of_records(records);
+        let transcript = Transcript::from_records(records);
         let (turn, commit) = transcript.runs.iter().flat_map(|run| run.committed()).next()?;
         Self::from_transcript(turn, commit).ok()
     }
@@ -81,7 +81,7 @@ impl TurnRecord {
 pub fn results_so_far<'a>(
     records: impl IntoIterator<Item = &'a Record>,
 ) -> impl Iterator<Item = ToolResult> {
-    let transcript = Transcript::of_records(records);
+    let transcript = Transcript::from_records(records);
     let turn = transcript.runs.last().and_then(|run| run.turns.last());
     let calls = turn.map(TurnTranscript::kept_calls).unwrap_or_default();
     let results = calls.iter().map_while(|call| {

@@ -19,7 +19,7 @@ use crate::wire::{CallDelta, Delta};
 /// The calls of the tool need an approval, and so do their results.
 const BOTH: ApprovalPolicy = ApprovalPolicy { before: true, after: true };
 
-/// Tools of every kind, by name. The names say what the tools do: `put` writes a variable, `asked`
+/// Tools of every kind, by name. The names describe the tools: `put` writes a variable, `asked`
 /// needs an approval to run, `reviewed` needs one for its result, `both` needs both.
 pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
     let schema = || {

@@ -46,7 +46,7 @@ impl Turn {
             finish_reason: self.attempt.finish_reason.clone(),
             usage: self.attempt.response.usage(),
             dropped_calls: self.attempt.dropped_calls.clone(),
-            displayed_segments: self.attempt.display_order.of(&message),
+            displayed_segments: self.attempt.display_order.segments(&message),
         });
         let detected =
             self.calls.iter().filter(|c| c.sealed_at.is_some() && c.arguments_error.is_none());
@@ -236,6 +236,9 @@ impl Turn {
             |key| self.calls.iter().any(|c| c.key() == key && c.phase != CallPhase::Open);
         message.calls.retain(|call| is_sealed(call.key));
         message.drop_parts_without_calls();
-        PartialResponse { displayed_segments: self.attempt.display_order.of(&message), message }
+        PartialResponse {
+            displayed_segments: self.attempt.display_order.segments(&message),
+            message,
+        }
     }
 }

@@ -304,7 +304,7 @@ pub fn harmless(text: &str) -> String {
 pub fn fitting(line: &str, columns: usize) -> &str {
     let mut used = 0;
     for (at, c) in line.char_indices() {
-        used += columns_of(c);
+        used += char_columns(c);
         if used > columns {
             return line.get(..at).unwrap_or_default();
         }
@@ -315,11 +315,11 @@ pub fn fitting(line: &str, columns: usize) -> &str {
 /// Returns the number of terminal columns that a line needs.
 #[must_use]
 pub fn text_columns(line: &str) -> usize {
-    line.chars().map(columns_of).sum()
+    line.chars().map(char_columns).sum()
 }
 
 /// East Asian characters count as two columns.
-fn columns_of(c: char) -> usize {
+fn char_columns(c: char) -> usize {
     if c >= '\u{1100}' && !('\u{2000}'..'\u{2e80}').contains(&c) { 2 } else { 1 }
 }
 

@@ -256,13 +256,13 @@ impl RunTrace {
 
     /// Returns the trace context of a model request.
     #[must_use]
-    pub fn of_attempt(&self, turn: u32, attempt: u32) -> TraceContext {
+    pub fn for_attempt(&self, turn: u32, attempt: u32) -> TraceContext {
         self.below(|| format!("t{turn}a{attempt}"))
     }
 
     /// Returns the trace context of a tool call.
     #[must_use]
-    pub fn of_call(&self, key: CallKey) -> TraceContext {
+    pub fn for_call(&self, key: CallKey) -> TraceContext {
         self.below(|| key.to_string())
     }
 
@@ -355,7 +355,10 @@ mod tests {
         let given = TraceContext::parse(PARENT, ["a=1"]).unwrap();
         let key = CallKey { turn: 1, attempt: 2, index: 0 };
         let passed = RunTrace::passed_on(given.clone());
-        assert_eq!((passed.of_attempt(1, 1), passed.of_call(key)), (given.clone(), given.clone()));
+        assert_eq!(
+            (passed.for_attempt(1, 1), passed.for_call(key)),
+            (given.clone(), given.clone())
+        );
 
         let session = |id| SessionId::parse(id).unwrap();
         let run = RunId("run_1".into());
@@ -365,9 +368,9 @@ mod tests {
         let contexts = [
             given.clone(),
             below.run().clone(),
-            below.of_attempt(1, 1),
-            below.of_attempt(1, 2),
-            below.of_call(key),
+            below.for_attempt(1, 1),
+            below.for_attempt(1, 2),
+            below.for_call(key),
             traced("s2", Some(&given)).run().clone(),
         ];
         for (at, context) in contexts.iter().enumerate() {
@@ -377,6 +380,6 @@ mod tests {
         }
         let root = RunTrace::with_spans(&session("s1"), &run, None, |_| false);
         assert_ne!(root.run().trace_id(), traced("s2", None).run().trace_id());
-        assert!(!root.of_call(key).is_sampled() && below.of_call(key).is_sampled());
+        assert!(!root.for_call(key).is_sampled() && below.for_call(key).is_sampled());
     }
 }

@@ -116,7 +116,7 @@ pub enum CallKind {
     Function,
     /// A call whose input is free text, made for a tool of kind `custom`.
     Custom,
-    /// A call that the service runs itself. It is shown, and we never run it.
+    /// A call that the service runs itself. It is published, but the host does not run it.
     ServerToolUse,
 }
 

@@ -79,11 +79,11 @@ pub(super) fn find_error(value: &Value) -> Option<&Value> {
 
 /// Converts an error that a service reported within a response.
 pub(super) fn provider_error(value: &Value) -> ProviderError {
-    let mut error = ProviderError::new(ProviderErrorKind::InStream, message_of(value));
+    let mut error = ProviderError::new(ProviderErrorKind::InStream, error_message(value));
     if let Value::Object(map) = value {
         error.status = ["status_code", "status", "code", "http_code"]
             .iter()
-            .find_map(|key| map.get(*key).and_then(status_of));
+            .find_map(|key| map.get(*key).and_then(parse_status));
         error.code = ["code", "error_code", "type", "status_code", "status"].iter().find_map(
             |key| match map.get(*key) {
                 // The type `error` is not specific.
@@ -219,7 +219,7 @@ fn is_nonempty(value: &Value) -> bool {
     }
 }
 
-fn status_of(value: &Value) -> Option<u16> {
+fn parse_status(value: &Value) -> Option<u16> {
     let number = match value {
         Value::Number(number) => number.as_u64(),
         Value::String(text) => text.parse().ok(),
@@ -228,16 +228,16 @@ fn status_of(value: &Value) -> Option<u16> {
     number.and_then(|number| u16::try_from(number).ok()).filter(|n| (400..600).contains(n))
 }
 
-fn message_of(value: &Value) -> String {
-    match text_of(value, 4) {
+fn error_message(value: &Value) -> String {
+    match error_text(value, 4) {
         Some(text) => excerpt(text, MESSAGE_CHARS_MAX),
         None => excerpt(&value.to_string(), MESSAGE_CHARS_MAX),
     }
 }
 
 /// Returns the text of an error, which may be nested in objects and lists.
-fn text_of(value: &Value, depth: usize) -> Option<&str> {
-    let deeper = |inner| text_of(inner, depth.checked_sub(1)?);
+fn error_text(value: &Value, depth: usize) -> Option<&str> {
+    let deeper = |inner| error_text(inner, depth.checked_sub(1)?);
     match value {
         Value::String(text) => Some(text.as_str()).filter(|text| !text.is_empty()),
         Value::Array(items) => items.first().and_then(deeper),

@@ -11,7 +11,7 @@ use crate::transcript::{
 };
 use crate::types::{Content, RunEnd, RunError, SessionId, ToolCall, excerpt, harmless, one_line};
 
-/// The number of characters of a result that are shown; its length follows it.
+/// Maximum number of characters of a result that are printed. Its length follows it.
 const RESULT_CHARS: usize = 200;
 
 /// The number of characters of a text that stands within a line.
@@ -195,13 +195,13 @@ fn status(recorded: &RecordedOutcome<'_>) -> String {
 }
 
 fn result(content: &str) -> String {
-    let shown = excerpt(content, RESULT_CHARS);
-    let of = if shown.len() == content.len() {
+    let quoted = excerpt(content, RESULT_CHARS);
+    let of = if quoted.len() == content.len() {
         String::new()
     } else {
         format!(", the first {RESULT_CHARS} of {} characters", content.chars().count())
     };
-    format!("\nResult{of}:\n\n{}", fence("text", &shown))
+    format!("\nResult{of}:\n\n{}", fence("text", &quoted))
 }
 
 fn run_end(ended: &RecordedRunEnd<'_>) -> String {

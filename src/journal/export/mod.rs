@@ -33,8 +33,8 @@ pub fn jsonl(entry: &JournalEntry) -> String {
 }
 
 /// Formats the session's history as a JSON array of messages in the Chat Completions form, a
-/// message a line, as a provider accepts it. Results are whole, also where the model was shown
-/// less. A turn that is not committed has no messages.
+/// message a line, as a provider accepts it. Results are whole, even if the model received a
+/// shortened text. A turn that is not committed has no messages.
 ///
 /// # Errors
 /// If a record contradicts the ones before it.

@@ -95,8 +95,8 @@ fn quoted_text_cannot_break_the_layout_of_markdown() {
             Some(_) => {}
             None if ticks.len() >= 3 => fence = Some(ticks),
             None => {
-                let said = line.starts_with("# Run ended") || line.starts_with("<!--");
-                assert!(!said, "{line} in {log}");
+                let is_own_line = line.starts_with("# Run ended") || line.starts_with("<!--");
+                assert!(!is_own_line, "{line} in {log}");
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::types::{
     Content, RunError, ToolCall, ToolOutcome, WriteSet, harmless, metadata, one_line,
 };
 
-/// The number of characters of a text that are shown; its length follows it.
+/// Maximum number of characters of a text that are printed. Its length follows it.
 const SHOWN_CHARS: usize = 200;
 
 /// The columns of the longest word for a kind of record.

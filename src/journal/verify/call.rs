@@ -76,7 +76,7 @@ impl<'a> Verifier<'_, 'a> {
         self.require(false, at, Invariant::Response, || format!("{of}: {what}"));
     }
 
-    /// Checks the order of questions and decisions. A question is asked again after a crash, but
+    /// Checks the order of approval requests and decisions. A request is repeated after a crash, but
     /// not once it is decided.
     fn check_approvals(&mut self, key: CallKey, call: &CallTranscript<'a>) {
         for question in &call.questions {

@@ -72,7 +72,7 @@ fn a_missing_record_is_a_breach() {
 
 #[test]
 fn a_repeated_record_is_a_breach() {
-    // After a crash a question is asked again and a call is intended again. Users may repeat an
+    // After a crash an approval is requested again and a call is intended again. Users may repeat an
     // input.
     let repeatable = [
         "approval_asked",
@@ -234,7 +234,7 @@ fn a_request_for_a_final_answer_does_not_count_as_a_turn() {
 
 #[test]
 fn an_empty_answer_is_followed_by_a_request_for_a_final_answer() {
-    let said = |turn: u32, text: &str| {
+    let turn_with_text = |turn: u32, text: &str| {
         let attempt = json!({"type": "attempt_started", "turn": turn, "attempt": 1, "model": "m",
             "streamed": true});
         let response = json!({"type": "response_ended", "turn": turn, "attempt": 1,
@@ -254,10 +254,10 @@ fn an_empty_answer_is_followed_by_a_request_for_a_final_answer() {
             json!({"type": "run_started", "run_id": "run_1", "input": "go", "model": "m",
                 "execution": "sequential"}),
         ];
-        records.extend(said(1, ""));
+        records.extend(turn_with_text(1, ""));
         let steer = json!({"type": "steered", "input": "more", "after_turn": 1});
         records.extend(steered.then_some(steer));
-        records.extend(said(2, "noon"));
+        records.extend(turn_with_text(2, "noon"));
         records.push(json!({"type": "run_ended", "run_id": "run_1", "end": "answered",
             "text": "noon", "error": null, "stats": {"turns": turns, "tool_calls": 0,
                 "input_tokens": 0, "output_tokens": 0, "duration_ms": 0, "model_ms": 0,
@@ -279,9 +279,9 @@ fn numbers_and_times_rise() {
     assert_eq!(seen(&fallen), [], "a clock may be set right");
     fallen[4].time -= 2_000;
     assert_eq!(seen(&fallen), [Invariant::Time]);
-    let mut shown = entries(rich());
-    shown[0].displayed_bytes = 7;
-    assert_eq!(seen(&shown), [Invariant::Run]);
+    let mut with_displayed_bytes = entries(rich());
+    with_displayed_bytes[0].displayed_bytes = 7;
+    assert_eq!(seen(&with_displayed_bytes), [Invariant::Run]);
 }
 
 #[test]

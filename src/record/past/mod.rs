@@ -121,7 +121,7 @@ impl PastEvents {
                     let (model, streamed) = self.last_request.clone();
                     let (attempt, reason) = (*attempt, error.message.clone());
                     let event = Event::AttemptVoided { attempt, model, streamed, reason };
-                    let id = EventId::of_record(entry.seq, entry.displayed_bytes, &event);
+                    let id = EventId::for_record(entry.seq, entry.displayed_bytes, &event);
                     self.voided = Some(self.published(id, entry.time, event));
                 }
                 if *kept && *host_stopped {
@@ -242,7 +242,7 @@ impl PastEvents {
 
     /// Appends an event, or holds it until the text before it is known.
     fn push(&mut self, entry: &JournalEntry, event: Event, out: &mut VecDeque<PublishedEvent>) {
-        let id = EventId::of_record(entry.seq, entry.displayed_bytes, &event);
+        let id = EventId::for_record(entry.seq, entry.displayed_bytes, &event);
         let published = self.published(id, entry.time, event);
         match &mut self.held {
             Some(held) => held.push(published),

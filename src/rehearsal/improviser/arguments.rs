@@ -63,7 +63,7 @@ impl<'a> ArgumentFiller<'a> {
             let fields = parts.filter_map(|part| part.as_object().cloned()).flatten();
             return Value::Object(fields.collect());
         }
-        match type_of(schema) {
+        match schema_type(schema) {
             "object" => self.object(schema, depth),
             "array" => {
                 let least = schema["minItems"].as_u64().unwrap_or(1).clamp(1, 16);
@@ -153,7 +153,7 @@ impl<'a> ArgumentFiller<'a> {
 }
 
 /// Returns the schema's type; of several, the first that is not null.
-fn type_of(schema: &Value) -> &str {
+fn schema_type(schema: &Value) -> &str {
     let kind = &schema["type"];
     let first = || kind.as_array()?.iter().filter_map(Value::as_str).find(|name| *name != "null");
     let implied = if schema["properties"].is_object() { "object" } else { "string" };

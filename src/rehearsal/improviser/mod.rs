@@ -40,7 +40,7 @@ pub fn improvise(request: &Value) -> Response {
         calls = select_calls(&prompt, &tools, &request["tool_choice"]);
     }
     if one_at_a_time {
-        calls.retain(|call| !answered.iter().any(|answered| answered.is_of(call)));
+        calls.retain(|call| !answered.iter().any(|answered| answered.answers(call)));
         calls.truncate(1);
     }
     if calls.is_empty() {
@@ -64,7 +64,7 @@ struct AnsweredCall {
 }
 
 impl AnsweredCall {
-    fn is_of(&self, call: &SelectedCall) -> bool {
+    fn answers(&self, call: &SelectedCall) -> bool {
         self.name == call.name && self.arguments == call.arguments
     }
 }

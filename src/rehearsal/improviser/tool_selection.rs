@@ -138,7 +138,7 @@ pub(super) fn select_calls(
     keep_named(&mut selected);
     share_values(&mut selected);
     let mut calls: Vec<(usize, SelectedCall)> =
-        selected.iter().flat_map(|selected| calls_of(prompt, selected)).collect();
+        selected.iter().flat_map(|selected| calls_to_tool(prompt, selected)).collect();
     calls.sort_by_key(|(at, _)| *at);
     let mut distinct: Vec<SelectedCall> = Vec::new();
     for (_, call) in calls {
@@ -183,7 +183,7 @@ fn share_values(selected: &mut [SelectedTool<'_, '_>]) {
 }
 
 /// Returns the calls of one tool with their positions.
-fn calls_of(prompt: &Prompt, selected: &SelectedTool<'_, '_>) -> Vec<(usize, SelectedCall)> {
+fn calls_to_tool(prompt: &Prompt, selected: &SelectedTool<'_, '_>) -> Vec<(usize, SelectedCall)> {
     let SelectedTool { tool, at, values, .. } = selected;
     let call =
         |at: usize, arguments: Value| (at, SelectedCall { name: tool.name.to_owned(), arguments });

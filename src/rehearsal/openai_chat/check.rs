@@ -51,7 +51,7 @@ impl Refusal {
         got: &Value,
     ) -> Self {
         let param = param.into();
-        let got = kind_of(got);
+        let got = json_type(got);
         Self::new(
             format!("Invalid type for '{param}': expected {expected}, but got {got} instead."),
             param,
@@ -362,7 +362,7 @@ pub(in crate::rehearsal) fn check_name(name: &str, param: &str) -> Result<(), Re
     Err(Refusal::invalid_value(message, param))
 }
 
-fn kind_of(value: &Value) -> &'static str {
+fn json_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

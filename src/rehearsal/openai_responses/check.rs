@@ -296,10 +296,10 @@ fn check_pairing(input: &[Value]) -> Result<(), Refusal> {
                 open.push((kind, id));
             }
             "function_call_output" | "custom_tool_call_output" => {
-                let asked = kind.trim_end_matches("_output");
-                let found = open.iter().position(|call| *call == (asked, id));
+                let call_kind = kind.trim_end_matches("_output");
+                let found = open.iter().position(|call| *call == (call_kind, id));
                 let Some(found) = found else {
-                    let words = asked.replace('_', " ");
+                    let words = call_kind.replace('_', " ");
                     let message =
                         format!("No tool call found for {words} output with call_id {id}.");
                     return Err(Refusal::new(message, "input"));

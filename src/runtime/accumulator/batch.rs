@@ -21,7 +21,7 @@ use crate::types::CallKey;
 #[derive(Default)]
 pub(super) struct TurnBatch {
     pub(super) records: Vec<PendingRecord>,
-    /// Events, each with the number of records before it and the number of bytes that were shown at
+    /// Events, each with the number of records before it and the number of bytes that were displayed at
     /// the last of these records.
     events: Vec<(u64, u64, Event)>,
 }
@@ -142,7 +142,7 @@ impl AccumulatorSetup {
                     run: current.run.clone(),
                     agent: Arc::clone(&current.agent),
                     idempotency_key,
-                    trace: current.trace.as_ref().map(|trace| trace.of_call(call.key)),
+                    trace: current.trace.as_ref().map(|trace| trace.for_call(call.key)),
                     extensions: current.extensions.clone(),
                     permit: current.permits.remove(&call.key),
                     call,
@@ -172,7 +172,7 @@ impl AccumulatorSetup {
         };
         let _ = self.stream.cast(StreamMessage::Request {
             turn: current.number,
-            trace: current.trace.as_ref().map(|t| t.of_attempt(current.number, plan.attempt)),
+            trace: current.trace.as_ref().map(|t| t.for_attempt(current.number, plan.attempt)),
             model: Arc::clone(current.agent.models.at(plan.model)),
             plan,
             request: Arc::clone(request),

@@ -84,6 +84,12 @@ pub(super) fn silence(what: &str, after: Duration) -> ProviderError {
     ProviderError::new(ProviderErrorKind::Timeout, format!("{what} for {after:?}"))
 }
 
+/// Returns the error of a response with more bytes than allowed.
+pub(super) fn too_large(bytes_max: u64) -> ProviderError {
+    let message = format!("the response is larger than {bytes_max} bytes (max_response_bytes)");
+    ProviderError::new(ProviderErrorKind::TooLarge, message)
+}
+
 /// The service's instructions about a retry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RetryHints {
@@ -117,7 +123,7 @@ impl RetryHints {
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let number = |text: &str| text.trim().parse::<f64>().ok();
-    let asked = match text("retry-after-ms").and_then(number) {
+    let wait = match text("retry-after-ms").and_then(number) {
         Some(ms) => Duration::try_from_secs_f64(ms / 1000.0).ok(),
         None => {
             let value = text(RETRY_AFTER.as_str())?;
@@ -127,7 +133,7 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
             }
         }
     };
-    asked.map(|wait| wait.min(RETRY_AFTER_READ_MAX))
+    wait.map(|wait| wait.min(RETRY_AFTER_READ_MAX))
 }
 
 /// Returns the time from now until an HTTP date, or zero if the date is in the past.

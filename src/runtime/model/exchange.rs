@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use futures::FutureExt as _;
 use reqwest::header::CONTENT_TYPE;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
+use super::deadline::EventDeadline;
 use super::error::RetryHints;
 use super::{ClientInner, error};
 use crate::types::{
@@ -27,6 +29,9 @@ const QUOTE_CHARS: usize = 100;
 /// Maximum wait for the end of the body after the last relevant delta. A connection can be reused
 /// only if its body was read to the end.
 const BODY_END_WAIT_MAX: Duration = Duration::from_millis(100);
+
+/// The number of polls after a deadline. One lets the I/O driver run, one the task of the connection.
+const POLLED_AGAIN: u32 = 4;
 
 /// A request and its response. Dropping it drops the connection if the body has not ended.
 #[derive(Debug)]
@@ -53,8 +58,9 @@ struct ResponseBody {
     whole: bool,
     /// The time at which the exchange fails for lack of events. Only real events extend it: a
     /// service that sends nothing but comments times out like a silent one.
-    deadline: Instant,
-    time_limit: Duration,
+    deadline: EventDeadline,
+    /// Number of bytes that the rest of the body may have.
+    bytes_left: u64,
     /// Wakes at the deadline or earlier. One timer serves all chunks: a timer for each chunk would
     /// cost more than an occasional early wake-up.
     alarm: Pin<Box<Sleep>>,
@@ -126,7 +132,7 @@ impl Exchange {
             true => self.client.first_event_timeout,
             false => self.client.answer_timeout,
         };
-        let deadline = Instant::now() + time_limit;
+        let mut deadline = EventDeadline::new(time_limit, self.client.stalls.clone());
         let mut request = self.client.request(body, self.streamed);
         if let Some(trace) = &self.trace {
             request = request.header(TRACEPARENT, trace.traceparent());
@@ -134,19 +140,28 @@ impl Exchange {
                 request = request.header(TRACESTATE, state);
             }
         }
-        let sent = request.send();
-        let response = timeout_at(deadline, sent)
-            .await
-            .map_err(|_| error::silence("no answer came", time_limit))?
-            .map_err(error::transport)?;
+        let mut sent = std::pin::pin!(request.send());
+        let response = loop {
+            if let Ok(response) = timeout_at(deadline.at(), &mut sent).await {
+                break response.map_err(error::transport)?;
+            }
+            let woken = Instant::now();
+            if let Some(response) = poll_again(&mut sent).await {
+                break response.map_err(error::transport)?;
+            }
+            if deadline.is_over(woken) {
+                return Err(error::silence("no answer came", time_limit));
+            }
+        };
         if !response.status().is_success() {
-            return Err(refusal(response, deadline).await);
+            return Err(refusal(response, deadline.at()).await);
         }
         error::check_encoding(response.headers())?;
         let hints = RetryHints::read(response.headers(), SystemTime::now());
         let (decoder, whole, done) = (None, false, false);
-        let alarm = Box::pin(sleep_until(deadline));
-        Ok(ResponseBody { response, decoder, whole, deadline, time_limit, alarm, done, hints })
+        let alarm = Box::pin(sleep_until(deadline.at()));
+        let bytes_left = self.client.response_bytes_max;
+        Ok(ResponseBody { response, decoder, whole, deadline, bytes_left, alarm, done, hints })
     }
 }
 
@@ -163,13 +178,18 @@ impl ResponseBody {
                 // Errors after the last relevant delta do not change the response.
                 None | Some(Err(_) | Ok(None)) if self.done => return None,
                 None => {
-                    return Some(Err(error::silence("the response was silent", self.time_limit)));
+                    let time_limit = self.deadline.time_limit();
+                    return Some(Err(error::silence("the response was silent", time_limit)));
                 }
                 Some(Err(error)) => return Some(Err(error::transport(error))),
                 Some(Ok(chunk)) => chunk,
             };
             let ended = chunk.is_none();
             let bytes = chunk.unwrap_or_default();
+            self.bytes_left = match self.bytes_left.checked_sub(bytes.len() as u64) {
+                Some(left) => left,
+                None => return Some(Err(error::too_large(client.response_bytes_max))),
+            };
             let decoder = match &mut self.decoder {
                 Some(decoder) => decoder,
                 None => {
@@ -198,12 +218,11 @@ impl ResponseBody {
                 // The deadline is not extended any more.
             } else if batch.iter().any(is_last) {
                 self.done = true;
-                self.deadline = Instant::now() + BODY_END_WAIT_MAX;
+                self.deadline.restart(BODY_END_WAIT_MAX);
             } else if !streamed && self.whole {
                 // `answer_timeout` counts from the request.
             } else if self.whole || !batch.is_empty() {
-                self.time_limit = client.idle_timeout;
-                self.deadline = Instant::now() + self.time_limit;
+                self.deadline.restart(client.idle_timeout);
             }
             if !batch.is_empty() {
                 return Some(Ok(batch));
@@ -218,20 +237,38 @@ impl ResponseBody {
     /// deadline.
     async fn chunk(&mut self) -> Option<reqwest::Result<Option<Bytes>>> {
         loop {
-            if self.alarm.deadline() > self.deadline {
-                self.alarm.as_mut().reset(self.deadline);
+            if self.alarm.deadline() > self.deadline.at() {
+                self.alarm.as_mut().reset(self.deadline.at());
             }
             tokio::select! {
                 biased;
                 read = self.response.chunk() => return Some(read),
                 () = &mut self.alarm => {}
             }
-            if self.deadline <= Instant::now() {
-                return None;
+            let woken = Instant::now();
+            if self.deadline.at() <= woken {
+                if let Some(read) = poll_again(std::pin::pin!(self.response.chunk())).await {
+                    return Some(read);
+                }
+                if self.deadline.is_over(woken) {
+                    return None;
+                }
             }
-            self.alarm.as_mut().reset(self.deadline);
+            self.alarm.as_mut().reset(self.deadline.at());
         }
     }
+}
+
+/// Polls a future some times more, and lets the tasks of the connections run in between. Before a
+/// deadline is believed, what has arrived by then must be read.
+async fn poll_again<T>(mut future: impl Future<Output = T> + Unpin) -> Option<T> {
+    for _ in 0..POLLED_AGAIN {
+        tokio::task::yield_now().await;
+        if let Some(result) = (&mut future).now_or_never() {
+            return Some(result);
+        }
+    }
+    None
 }
 
 /// Returns true if no relevant delta follows. Some services keep the stream open after an error,

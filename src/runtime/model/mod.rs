@@ -5,6 +5,7 @@
 //! turn decides about retries. Concurrency limits and circuit breakers belong to the host, so a
 //! client alone has neither.
 
+mod deadline;
 mod error;
 mod exchange;
 #[cfg(feature = "testing")]
@@ -38,6 +39,7 @@ use crate::tls;
 use crate::types::ProviderError;
 use crate::types::TraceContext;
 use crate::wire::{Delta, Framing, HeadCache, KeyHeader, PayloadTemplates, RequestCache, Wire};
+pub(super) use deadline::StallClock;
 use exchange::Exchange;
 use source::SourceExchange;
 
@@ -138,6 +140,8 @@ struct ClientInner {
     first_event_timeout: Duration,
     idle_timeout: Duration,
     answer_timeout: Duration,
+    response_bytes_max: u64,
+    stalls: StallClock,
 }
 
 /// The address and all headers of one kind of request.
@@ -153,6 +157,14 @@ impl ModelClient {
     /// # Errors
     /// If the address, the key or a header cannot be put into a request.
     pub fn new(config: &ModelConfig) -> Result<Self, InvalidModel> {
+        Self::with_stall_clock(config, StallClock::default())
+    }
+
+    /// Creates the client of a host, whose time limits do not count the host's own stalls.
+    pub(super) fn with_stall_clock(
+        config: &ModelConfig,
+        stalls: StallClock,
+    ) -> Result<Self, InvalidModel> {
         let (streamed, plain) = (Target::new(config, true)?, Target::new(config, false)?);
         let loopback = is_loopback(&plain.url);
         let settings = Client::builder()
@@ -175,6 +187,8 @@ impl ModelClient {
                 first_event_timeout: config.first_event_timeout,
                 idle_timeout: config.idle_timeout,
                 answer_timeout: config.answer_timeout,
+                response_bytes_max: config.max_response_bytes,
+                stalls,
             }),
         })
     }

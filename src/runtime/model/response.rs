@@ -194,8 +194,8 @@ mod tests {
     }
 
     fn kinds(message: &ResponseMessage, model: &str) -> Vec<String> {
-        let asked = ModelOrigin { wire: Wire::OpenaiChat, model: model.to_owned() };
-        let pieces = message.request_parts(&asked).into_iter().map(|piece| match piece {
+        let origin = ModelOrigin { wire: Wire::OpenaiChat, model: model.to_owned() };
+        let pieces = message.request_parts(&origin).into_iter().map(|piece| match piece {
             RequestPart::Text { text, .. } => format!("text {text}"),
             RequestPart::Reasoning { text, .. } => format!("reasoning {text}"),
             RequestPart::Call { call, .. } => format!("call {}", call.id),
@@ -231,13 +231,13 @@ mod tests {
             })
         };
         let reset = || ProviderError::new(ProviderErrorKind::Transport, "connection reset");
-        let failed = || ExchangeEnd::Failed(reset());
+        let broken = || ExchangeEnd::Failed(reset());
         for (deltas, end, error) in [
             (vec![text(), finish(FinishKind::Stop)], ExchangeEnd::Closed, None),
             (vec![text(), finish(FinishKind::Length)], ExchangeEnd::Closed, None),
-            (vec![text(), finish(FinishKind::Stop)], failed(), None),
+            (vec![text(), finish(FinishKind::Stop)], broken(), None),
             (vec![whole(), Delta::Done], ExchangeEnd::Closed, None),
-            (vec![text()], failed(), Some("connection reset")),
+            (vec![text()], broken(), Some("connection reset")),
             (vec![text()], ExchangeEnd::Closed, Some("the response ended without a finish reason")),
             (
                 vec![cut_off(), Delta::Done],

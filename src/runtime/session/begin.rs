@@ -146,7 +146,7 @@ impl SessionActorState {
         self.agents.use_for(&overrides);
         let trace = self.begin_trace(&id, trace, began, elapsed, None);
         let has_failed = self.shared.unwritten.lock().remove(&id).is_some();
-        let extensions = self.shared.extensions.of_run(&self.id, &id);
+        let extensions = self.shared.extensions.for_run(&self.id, &id);
         let run = ActiveRun::new(id, trace, extensions, self.stored_turn_after, None);
         self.run = Some(Box::new(run));
         self.live.running.store(true, Ordering::Release);

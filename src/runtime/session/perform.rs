@@ -107,7 +107,7 @@ impl SessionActorState {
                 let elapsed = std::time::Duration::ZERO;
                 let trace = self.begin_trace(&id, trace, began, elapsed, Some(input));
                 let report = self.callers.remove(&id).and_then(|caller| caller.report);
-                let extensions = self.shared.extensions.of_run(&self.id, &id);
+                let extensions = self.shared.extensions.for_run(&self.id, &id);
                 self.run = Some(Box::new(ActiveRun::new(id, trace, extensions, seq, report)));
                 self.live.running.store(true, Ordering::Release);
                 self.shared.update_counts();

@@ -225,8 +225,8 @@ async fn a_rejected_result_is_only_in_the_journal() {
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(begun.load(Ordering::SeqCst), 1);
     assert_eq!(report.calls[0].status.as_str(), "refused");
-    let shown = serde_json::to_string(&(&report, session.snapshot().await.unwrap())).unwrap();
-    assert!(!shown.contains("secret"), "{shown}");
+    let published = serde_json::to_string(&(&report, session.snapshot().await.unwrap())).unwrap();
+    assert!(!published.contains("secret"), "{published}");
     for request in provider.requests() {
         assert!(!request.to_string().contains("secret"), "{request}");
     }

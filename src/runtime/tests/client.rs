@@ -76,8 +76,8 @@ async fn a_request_for_a_single_call_returns_only_the_first_to_run() {
     let text_received = [("add", r#"{"a":1}"#), ("add", r#"{"a":2}"#)];
     let provider = Provider::new(move |_, _| Reply::Sse(calls_to(&text_received))).await;
     let client = client(&provider, |_| ());
-    for (asked, counted) in [(None, 2), (Some(true), 2), (Some(false), 1)] {
-        let request = ModelRequest { parallel_tool_calls: asked, ..request() };
+    for (case, counted) in [(None, 2), (Some(true), 2), (Some(false), 1)] {
+        let request = ModelRequest { parallel_tool_calls: case, ..request() };
         let response = client.complete(&request).await.unwrap();
         assert_eq!(response.all_tool_calls().len(), 2);
         assert_eq!(response.tool_calls(), &response.all_tool_calls()[..counted]);
@@ -98,8 +98,8 @@ async fn a_response_may_be_plain_or_streamed_whatever_was_requested() {
     .await;
     let client = client(&provider, |_| ());
     assert_eq!(collect(client.stream(&request())).await, ("plain".into(), None));
-    let asked = ModelRequest { stream: false, ..request() };
-    assert_eq!(client.complete(&asked).await.unwrap().text, "streamed");
+    let case = ModelRequest { stream: false, ..request() };
+    assert_eq!(client.complete(&case).await.unwrap().text, "streamed");
 }
 
 #[tokio::test]
@@ -208,9 +208,9 @@ async fn a_refused_connection_is_an_error_without_the_address() {
 #[tokio::test]
 async fn a_stream_that_stays_open_after_done_has_ended() {
     let provider = Provider::new(move |_, _| Reply::Stall(answer_with("fine"))).await;
-    let asked = Instant::now();
+    let case = Instant::now();
     assert_eq!(collect(client(&provider, |_| ()).stream(&request())).await, ("fine".into(), None));
-    assert!(asked.elapsed() < Duration::from_secs(5));
+    assert!(case.elapsed() < Duration::from_secs(5));
 }
 
 #[tokio::test]

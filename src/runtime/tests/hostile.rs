@@ -93,8 +93,8 @@ async fn data_after_the_end_does_not_keep_the_response_open() {
 async fn an_error_with_an_endless_body_is_reported() {
     let head =
         "HTTP/1.1 429 Too Many Requests\r\ncontent-length: 1000000\r\nretry-after: 3\r\n\r\n";
-    let asked = ["", "."].map(|more| async move { ask(&service(head, more).await).await });
-    for answer in futures::future::join_all(asked).await {
+    let answers = ["", "."].map(|more| async move { ask(&service(head, more).await).await });
+    for answer in futures::future::join_all(answers).await {
         let error = answer.unwrap_err();
         assert_eq!((error.kind, error.status), (ProviderErrorKind::Status, Some(429)), "{error}");
         assert_eq!(error.retry_after, Some(Duration::from_secs(3)));
@@ -145,10 +145,10 @@ async fn stopped_in_time(url: &str, service: &mut Service) {
     let run = session.start_run("go").await.unwrap();
     timeout(SOON, service.connected.recv()).await.expect("it connects").unwrap();
     sleep(Duration::from_millis(20)).await;
-    let asked = Instant::now();
+    let began = Instant::now();
     session.stop(StopMode::Now).await.unwrap();
     let report = timeout(SOON, run.report).await.expect("the run ends").unwrap();
-    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     assert_eq!(report.run_end, RunEnd::Stopped);
     timeout(SOON, service.left.recv()).await.expect("the connection is closed").unwrap();
     nothing_left(&host).await;

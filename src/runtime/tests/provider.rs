@@ -37,11 +37,11 @@ type Script = dyn Fn(usize, &Value) -> Reply + Send + Sync;
 /// A provider on loopback that runs until it is dropped.
 pub(super) struct Provider {
     addr: SocketAddr,
-    asked: Arc<Asked>,
+    state: Arc<ProviderState>,
     server: tokio::task::JoinHandle<()>,
 }
 
-struct Asked {
+struct ProviderState {
     script: Box<Script>,
     requests: Mutex<Vec<(HeaderMap, Value)>>,
     gate: Mutex<Option<Arc<Semaphore>>>,
@@ -53,7 +53,7 @@ impl Provider {
     pub(super) async fn new(
         script: impl Fn(usize, &Value) -> Reply + Send + Sync + 'static,
     ) -> Self {
-        let asked = Arc::new(Asked {
+        let state = Arc::new(ProviderState {
             script: Box::new(script),
             requests: Mutex::default(),
             gate: Mutex::default(),
@@ -63,9 +63,9 @@ impl Provider {
         let addr = listener.local_addr().unwrap();
         let app = Router::new()
             .route("/v1/chat/completions", post(answer))
-            .with_state(Arc::clone(&asked));
+            .with_state(Arc::clone(&state));
         let server = super::spawn(async move { axum::serve(listener, app).await.unwrap() });
-        Self { addr, asked, server }
+        Self { addr, state, server }
     }
 
     /// Starts a provider that answers every request with this text.
@@ -84,7 +84,7 @@ impl Provider {
 
     /// Makes each response wait for a permit of `gate`.
     pub(super) fn gated_by(self, gate: Arc<Semaphore>) -> Self {
-        *self.asked.gate.lock() = Some(gate);
+        *self.state.gate.lock() = Some(gate);
         self
     }
 
@@ -94,20 +94,20 @@ impl Provider {
 
     /// Returns the bodies of all requests.
     pub(super) fn requests(&self) -> Vec<Value> {
-        self.asked.requests.lock().iter().map(|(_, body)| body.clone()).collect()
+        self.state.requests.lock().iter().map(|(_, body)| body.clone()).collect()
     }
 
     pub(super) fn headers(&self) -> HeaderMap {
-        self.asked.requests.lock()[0].0.clone()
+        self.state.requests.lock()[0].0.clone()
     }
 
     pub(super) fn count(&self) -> usize {
-        self.asked.requests.lock().len()
+        self.state.requests.lock().len()
     }
 
     /// Returns the number of responses whose client is still connected.
     pub(super) fn open(&self) -> usize {
-        self.asked.open.load(Ordering::SeqCst)
+        self.state.open.load(Ordering::SeqCst)
     }
 }
 
@@ -126,23 +126,23 @@ impl Drop for Open {
 }
 
 async fn answer(
-    State(asked): State<Arc<Asked>>,
+    State(state): State<Arc<ProviderState>>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response<Body> {
     let body: Value = serde_json::from_slice(&body).unwrap();
     let n = {
-        let mut requests = asked.requests.lock();
+        let mut requests = state.requests.lock();
         requests.push((headers, body.clone()));
         requests.len() - 1
     };
-    asked.open.fetch_add(1, Ordering::SeqCst);
-    let open = Open(Arc::clone(&asked.open));
-    let gate = asked.gate.lock().clone();
+    state.open.fetch_add(1, Ordering::SeqCst);
+    let open = Open(Arc::clone(&state.open));
+    let gate = state.gate.lock().clone();
     if let Some(gate) = gate {
         gate.acquire().await.unwrap().forget();
     }
-    match (asked.script)(n, &body) {
+    match (state.script)(n, &body) {
         Reply::Sse(payloads) => events(open, pieces(payloads)),
         Reply::Stall(payloads) => events(open, pieces(payloads).chain(stream::pending())),
         Reply::Comments(payloads) => {
@@ -225,8 +225,8 @@ pub(super) fn calls(calls: &[(&str, &str)]) -> Vec<String> {
 }
 
 /// Returns the payloads of a streamed response with calls.
-pub(super) fn calls_to(asked: &[(&str, &str)]) -> Vec<String> {
-    let mut payloads = calls(asked);
+pub(super) fn calls_to(state: &[(&str, &str)]) -> Vec<String> {
+    let mut payloads = calls(state);
     payloads.extend(end("tool_calls"));
     payloads
 }

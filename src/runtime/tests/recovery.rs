@@ -117,8 +117,8 @@ async fn during_a_call_with_effects(which: usize) {
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
     assert_eq!(begun.load(Ordering::SeqCst), 1, "no effect is repeated");
-    let told = results(&report);
-    assert_eq!((told["pay"].0, told["echo"]), ("unknown", ("success", r#"{"n":1}"#)));
+    let by_tool = results(&report);
+    assert_eq!((by_tool["pay"].0, by_tool["echo"]), ("unknown", ("success", r#"{"n":1}"#)));
     assert_eq!(provider.count(), 2, "the response was whole: it is not asked for again");
     nothing_left(&host).await;
 }
@@ -239,9 +239,9 @@ async fn the_death_of_a_calls_actor_ends_that_call_alone() {
     }
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
-    let told = results(&report);
-    assert_eq!(told["hang"], ("error", "Error: the tool was killed"));
-    assert_eq!(told["echo"], ("success", r#"{"n":1}"#));
+    let by_tool = results(&report);
+    assert_eq!(by_tool["hang"], ("error", "Error: the tool was killed"));
+    assert_eq!(by_tool["echo"], ("success", r#"{"n":1}"#));
     assert_eq!(report.calls[0].metadata["kind"], "killed");
     nothing_left(&host).await;
 }

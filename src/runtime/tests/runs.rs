@@ -86,8 +86,8 @@ async fn each_message_names_the_model_that_wrote_it() {
     .await;
     let session = session(&host).await;
     // The configured models, another first model, and a first model that fails.
-    for asked in [None, Some("other"), Some("broken")] {
-        let overrides = RunOverrides { model: asked.map(Into::into), ..RunOverrides::default() };
+    for model in [None, Some("other"), Some("broken")] {
+        let overrides = RunOverrides { model: model.map(Into::into), ..RunOverrides::default() };
         let request = RunRequest { overrides, ..RunRequest::from("who?") };
         assert_eq!(session.run(request).await.unwrap().run_end, RunEnd::Answered);
     }
@@ -211,7 +211,7 @@ async fn a_snapshot_has_the_results_up_to_the_first_open_call() {
         until("so many run", move || host.counts().tools_running == count)
     };
     running(3).await;
-    for (next, left, shown) in [(1, 2, &[][..]), (0, 1, &names[..2])] {
+    for (next, left, expected) in [(1, 2, &[][..]), (0, 1, &names[..2])] {
         gates[next].add_permits(1);
         running(left).await;
         let results = timeout(SOON, async {
@@ -219,13 +219,13 @@ async fn a_snapshot_has_the_results_up_to_the_first_open_call() {
                 let current = session.snapshot().await.unwrap().current_run.unwrap();
                 let results: Vec<_> =
                     current.results.into_iter().map(|call| call.tool_name).collect();
-                if results.len() >= shown.len() {
+                if results.len() >= expected.len() {
                     return results;
                 }
                 sleep(Duration::from_millis(1)).await;
             }
         });
-        assert_eq!(results.await.unwrap(), shown);
+        assert_eq!(results.await.unwrap(), expected);
     }
     gates[2].add_permits(1);
     assert_eq!(timeout(SOON, run.report).await.unwrap().unwrap().calls.len(), 3);

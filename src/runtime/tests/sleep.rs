@@ -49,12 +49,12 @@ async fn requests_during_hibernation_are_neither_lost_nor_doubled() {
                 assert!(session.subscribe().await.is_ok());
                 let mut watch = session.watch(EventId::default()).await.unwrap();
                 let mut runs = 0;
-                // All events so far are shown, even if the session hibernates meanwhile.
+                // All events so far are delivered, even if the session hibernates meanwhile.
                 while runs <= round {
                     match watch.next().await {
-                        Some(FeedItem::Event(shown)) => {
+                        Some(FeedItem::Event(published)) => {
                             runs += usize::from(matches!(
-                                shown.event,
+                                published.event,
                                 crate::event::Event::RunEnded { .. }
                             ));
                         }

@@ -14,12 +14,12 @@ async fn a_stop_closes_the_stream() {
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the stream is open", || provider.open() == 1).await;
-    let asked = Instant::now();
+    let began = Instant::now();
     session.stop(StopMode::Now).await.unwrap();
     let report = run.report.await.unwrap();
     assert_eq!(report.run_end, RunEnd::Stopped);
     until("the provider sees the client leave", || provider.open() == 0).await;
-    assert!(asked.elapsed() < Duration::from_secs(5), "it took {:?}", asked.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(5), "it took {:?}", began.elapsed());
     nothing_left(&host).await;
 }
 
@@ -104,8 +104,8 @@ async fn a_stop_answers_every_call() {
     assert!(report.calls.iter().all(|call| call.status.as_str() == "cancelled"));
     // The next request is valid, because each call in the history has a result.
     let snapshot = session.snapshot().await.unwrap();
-    let asked = report.calls.len();
-    assert_eq!(snapshot.history.len(), 2 + asked);
+    let began = report.calls.len();
+    assert_eq!(snapshot.history.len(), 2 + began);
     nothing_left(&host).await;
     assert!(notified.load(Ordering::SeqCst));
 }

@@ -17,9 +17,9 @@ async fn beside(bad: Closure) -> (RunReport, Host) {
     .await;
     let report = session(&host).await.run("go").await.unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
-    let told = results(&report);
-    assert_eq!(told["one"], ("success", r#"{"n":1}"#));
-    assert_eq!(told["two"], ("success", r#"{"n":2}"#));
+    let by_tool = results(&report);
+    assert_eq!(by_tool["one"], ("success", r#"{"n":1}"#));
+    assert_eq!(by_tool["two"], ("success", r#"{"n":2}"#));
     (report, host)
 }
 
@@ -109,8 +109,8 @@ async fn after_thirty_seconds_a_call_is_answered_with_that() {
     tokio::time::advance(Duration::from_secs(1)).await;
     tokio::time::resume();
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
-    let told = results(&report)["slow"];
-    assert_eq!(told, ("timeout", "Error: Execution timeout after 30s"));
+    let by_tool = results(&report)["slow"];
+    assert_eq!(by_tool, ("timeout", "Error: Execution timeout after 30s"));
     let sent = &provider.requests()[1]["messages"];
     let last = sent.as_array().unwrap().last().unwrap();
     assert_eq!(last["content"], "Error: Execution timeout after 30s");

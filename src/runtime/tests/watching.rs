@@ -266,13 +266,16 @@ async fn watched(
 /// Returns the past events of entries after they are serialised and parsed.
 fn read_back(session: &SessionHandle, entries: &[JournalEntry]) -> Vec<PublishedEvent> {
     let mut past = PastEvents::new(session.id().clone(), "", 0);
-    let mut shown = VecDeque::new();
+    let mut published = VecDeque::new();
     for JournalEntry { seq, time, .. } in entries {
         let entry = entries.iter().find(|entry| entry.seq == *seq).unwrap();
         let entry = JournalEntry::read(session.id(), *seq, *time, &entry.body()).unwrap();
-        past.handle_entry(&entry, &mut shown);
+        past.handle_entry(&entry, &mut published);
     }
-    shown.into_iter().filter_map(|published| part_after(EventId::default(), published)).collect()
+    published
+        .into_iter()
+        .filter_map(|published| part_after(EventId::default(), published))
+        .collect()
 }
 
 #[test]
@@ -311,8 +314,8 @@ async fn events_are_delivered_when_durable_and_never_after_a_failure() {
     store_one(&engine, &waiting);
     let next = timeout(SOON, watch.next()).await.unwrap();
     assert!(
-        matches!(&next, Some(FeedItem::Event(shown))
-        if shown.id == Some(EventId { seq: Seq(2), bytes: 0 })),
+        matches!(&next, Some(FeedItem::Event(published))
+        if published.id == Some(EventId { seq: Seq(2), bytes: 0 })),
         "{next:?}"
     );
     let failed = waiting.lock().pop_front();

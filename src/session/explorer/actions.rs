@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::world::{HeldTurn, INPUTS_MAX, World, key_of};
+use super::world::{HeldTurn, INPUTS_MAX, World, request_key};
 use crate::config::RunOverrides;
 use crate::event::{ApprovalRequest, CallLabel, TurnSummary, TurnTimes};
 use crate::record::{
@@ -115,7 +115,7 @@ impl World {
                 let resumed = self.session.clone().handle_resume(now);
                 assert_eq!(resumed.is_ok(), self.session.is_suspended());
                 for (id, seq) in self.accepted.clone() {
-                    let again = self.session.admit_run(&"x".into(), Some(&key_of(&id)), true);
+                    let again = self.session.admit_run(&"x".into(), Some(&request_key(&id)), true);
                     let known = RunAdmission::Known { run_id: id, seq };
                     assert!(again == Ok(known) || again == Err(SessionRefusal::Closed));
                 }
@@ -245,7 +245,7 @@ impl World {
     fn start(&mut self) {
         self.left.starts -= 1;
         let run_id = RunId(format!("run_{}", self.left.starts).into());
-        let (input, key): (Content, _) = (run_id.0.as_ref().into(), key_of(&run_id));
+        let (input, key): (Content, _) = (run_id.0.as_ref().into(), request_key(&run_id));
         let admission = self.session.admit_run(&input, Some(&key), true);
         let is_open = self.session.lifecycle == Lifecycle::Open && !self.session.is_suspended();
         assert_eq!(admission.is_ok(), is_open, "{admission:?}");

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::world::{World, entries, key_of, turn_of};
+use super::world::{World, entries, record_turn, request_key};
 use crate::context::Variables;
 use crate::message::Message;
 use crate::record::{JournalEntry, Record, Seq, StopMode};
@@ -83,7 +83,7 @@ impl World {
                     | Record::InputQueued { run_id, .. } if run_id == id)
             };
             assert!(of_run(&self.log[seq.0 as usize - 1]), "run {id} has record {seq:?}");
-            let again = self.session.admit_run(&"x".into(), Some(&key_of(id)), true);
+            let again = self.session.admit_run(&"x".into(), Some(&request_key(id)), true);
             let known = RunAdmission::Known { run_id: id.clone(), seq: *seq };
             assert!(again == Ok(known) || again == Err(SessionRefusal::Closed), "{again:?}");
             let is_over = self
@@ -228,7 +228,7 @@ impl World {
     fn check_turn_entries(&self, stored: &[JournalEntry]) {
         let number = self.session.turn;
         let is_open = self.session.run.is_some() && !self.progress(number).committed;
-        let first = self.log.iter().position(|record| turn_of(record) == Some(number));
+        let first = self.log.iter().position(|record| record_turn(record) == Some(number));
         let first = first.filter(|_| is_open).unwrap_or(self.log.len());
         let expected = first as u64 + 1..self.log.len() as u64 + 1;
         assert!(stored.iter().map(|entry| entry.seq.0).eq(expected), "the records of the turn");
@@ -239,7 +239,7 @@ impl World {
         let Some(last) = last else { return false };
         let behind = &self.log[last + 1..];
         let decided = |record: &Record| {
-            matches!(record, Record::LimitReached { .. }) || turn_of(record).is_some()
+            matches!(record, Record::LimitReached { .. }) || record_turn(record).is_some()
         };
         let stop = Record::StopAsked { mode: StopMode::AfterTurn };
         let stopped = behind.iter().position(|record| *record == stop);
@@ -258,7 +258,7 @@ impl World {
         assert!(!self.session.expects_decision(earlier), "a decision about an earlier turn");
         let of_turn: Vec<_> = entries(&self.log)
             .into_iter()
-            .filter(|entry| turn_of(&entry.record) == Some(turn.number))
+            .filter(|entry| record_turn(&entry.record) == Some(turn.number))
             .collect();
         assert_eq!(open_approvals(&of_turn).len(), usize::from(progress.asks), "open approvals");
         let run = self.session.run.as_ref().unwrap();

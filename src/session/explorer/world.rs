@@ -81,7 +81,7 @@ pub(super) struct TurnProgress {
     pub(super) committed: bool,
 }
 
-pub(super) fn turn_of(record: &Record) -> Option<u32> {
+pub(super) fn record_turn(record: &Record) -> Option<u32> {
     match record {
         Record::AttemptStarted { turn, .. }
         | Record::AttemptFailed { turn, .. }
@@ -132,7 +132,7 @@ pub(super) fn entries(log: &[Record]) -> Vec<JournalEntry> {
     log.iter().zip(1..).map(entry).collect()
 }
 
-pub(super) fn key_of(run: &RunId) -> RequestKey {
+pub(super) fn request_key(run: &RunId) -> RequestKey {
     RequestKey { key: format!("key of {run}"), digest: "d".into() }
 }
 
@@ -168,7 +168,7 @@ impl World {
 
     pub(super) fn progress(&self, number: u32) -> TurnProgress {
         let mut progress = TurnProgress::default();
-        for record in self.log.iter().filter(|record| turn_of(record) == Some(number)) {
+        for record in self.log.iter().filter(|record| record_turn(record) == Some(number)) {
             progress.records += 1;
             if let Record::ResponseEnded { message, .. } = record {
                 progress.has_response = true;
@@ -188,14 +188,14 @@ impl World {
     }
 
     pub(super) fn turn_record(&self, number: u32) -> TurnRecord {
-        let of_turn = self.log.iter().filter(|record| turn_of(record) == Some(number));
+        let of_turn = self.log.iter().filter(|record| record_turn(record) == Some(number));
         TurnRecord::from_records(of_turn).unwrap()
     }
 
     /// Returns the recorded outcomes of a turn.
     pub(super) fn results(&self, number: u32) -> Vec<&Record> {
         let is_outcome = |record: &&Record| {
-            matches!(record, Record::CallEnded { .. }) && turn_of(record) == Some(number)
+            matches!(record, Record::CallEnded { .. }) && record_turn(record) == Some(number)
         };
         self.log.iter().filter(is_outcome).collect()
     }

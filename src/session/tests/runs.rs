@@ -16,7 +16,7 @@ use crate::types::{
     ToolResult, ToolStatus, Usage,
 };
 
-/// A turn as a run may be told of it.
+/// The properties of a turn that a run decides by.
 #[derive(Clone, Debug)]
 struct Brief {
     text: bool,
@@ -102,7 +102,7 @@ proptest! {
         let mut run = Run::new(&limits);
         run.begin();
         let (mut tokens, mut requests, mut final_requests) = (0, 1, 0);
-        let mut told: BTreeMap<(&str, &str), u32> = BTreeMap::new();
+        let mut counts: BTreeMap<(&str, &str), u32> = BTreeMap::new();
         let (mut ended, mut last_calls, mut same, mut failed) = (None, vec![], 0, 0);
         for brief in briefs {
             same = if brief.calls == last_calls { same + 1 } else { 1 };
@@ -113,7 +113,7 @@ proptest! {
             tokens += brief.tokens;
             let step = run.handle_turn(&record, false);
             for hit in &step.limits {
-                *told.entry((hit.limit, hit.action)).or_default() += 1;
+                *counts.entry((hit.limit, hit.action)).or_default() += 1;
                 let half = hit.action == "half_used";
                 prop_assert_eq!(half, hit.value < hit.maximum);
                 prop_assert!(hit.value * 2 >= hit.maximum);
@@ -141,7 +141,7 @@ proptest! {
         }
         prop_assert!(final_requests <= 1 && run.turns() == requests - final_requests);
         prop_assert!(limits.max_turns.is_none_or(|max| requests <= max + 1));
-        for ((limit, action), times) in told {
+        for ((limit, action), times) in counts {
             let again = limit == "repeat_limit" && action == "told";
             prop_assert!(again || times == 1, "{limit} {action}: {times} times");
         }

@@ -126,7 +126,7 @@ fn a_fold_gives_the_history_that_was_written_live() {
     assert_eq!((live.turns(), live.turns_with_calls()), (1, 1));
 }
 
-fn said(text: &str) -> ResponseMessage {
+fn message_with_text(text: &str) -> ResponseMessage {
     ResponseMessage { text: text.into(), ..ResponseMessage::default() }
 }
 
@@ -164,7 +164,7 @@ impl Both {
     }
 
     fn respond(&mut self, turn: u32) {
-        let message = said(&format!("turn {turn}"));
+        let message = message_with_text(&format!("turn {turn}"));
         self.records.push(response(turn, message.clone()));
         self.committed = Some((turn, message));
     }
@@ -309,7 +309,7 @@ fn a_turn_that_was_given_up_leaves_nothing_to_the_next() {
     let mut both = Both::default();
     both.start("go");
     // Its run ended as failed, without a commit.
-    both.records.push(response(1, said("lost")));
+    both.records.push(response(1, message_with_text("lost")));
     both.end();
     both.start("again");
     both.record_commit(2);
@@ -346,7 +346,10 @@ fn a_record_that_contradicts_those_before_it_is_named() {
         (with(begun(), vec![started("go".into())]), 3, "run run_1 has not ended"),
         (with(begun(), vec![over("run_2")]), 3, "run run_1 goes on, and it is the end of run_2"),
         (
-            with(begun(), vec![response(1, said("")), response(2, said(""))]),
+            with(
+                begun(),
+                vec![response(1, message_with_text("")), response(2, message_with_text(""))],
+            ),
             4,
             "it is of turn 2, and turn 1 goes on",
         ),

@@ -132,7 +132,7 @@ impl Feed {
         }
         let event = &published.event;
         let position = match source {
-            Some(record) => EventId::of_record(record.seq, record.displayed_bytes, event),
+            Some(record) => EventId::for_record(record.seq, record.displayed_bytes, event),
             None => state.published.after(event),
         };
         state.published = position;

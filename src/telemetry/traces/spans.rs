@@ -205,7 +205,7 @@ impl Spans {
         let mut span = FinishedSpan {
             name: "chat".to_owned(),
             kind: SpanKind::Client,
-            context: run.trace.of_attempt(turn, run.attempt),
+            context: run.trace.for_attempt(turn, run.attempt),
             parent: SpanParent::Ours(run.trace.run().clone()),
             start: now,
             end: now,
@@ -293,7 +293,7 @@ impl Spans {
         Some(FinishedSpan {
             name: format!("execute_tool {}", call.name),
             kind: SpanKind::Internal,
-            context: run.trace.of_call(call.key),
+            context: run.trace.for_call(call.key),
             parent: SpanParent::Ours(run.trace.run().clone()),
             start,
             end: (start + *duration).min(now.max(start)),

@@ -28,7 +28,7 @@ impl World {
     }
 
     /// Returns the recorded decision of an approval.
-    fn decision_of(&self, (key, phase): ApprovalId, log: &[Record]) -> Option<Verdict> {
+    fn recorded_decision(&self, (key, phase): ApprovalId, log: &[Record]) -> Option<Verdict> {
         log.iter().find_map(|record| match record {
             Record::ApprovalGiven { key: k, phase: p, verdict, .. } if (*k, *p) == (key, phase) => {
                 Some(*verdict)
@@ -70,7 +70,7 @@ impl World {
                 continue;
             };
             let is_open = !self.outcomes.contains_key(&key)
-                && self.decision_of((key, phase), &self.log).is_none()
+                && self.recorded_decision((key, phase), &self.log).is_none()
                 && matches!(
                     &self.turn.stage,
                     TurnStage::ResponseEnded {
@@ -190,7 +190,7 @@ impl World {
         if call.tool.as_ref().is_some_and(|tool| tool.approval.before) {
             let log =
                 if call.has_effects() { &self.log[..self.durable as usize] } else { &self.log };
-            let decision = self.decision_of((key, ApprovalPhase::Before), log);
+            let decision = self.recorded_decision((key, ApprovalPhase::Before), log);
             assert_eq!(decision, Some(Verdict::Approved), "{key} runs without its approval");
         }
     }
@@ -204,7 +204,7 @@ impl World {
         }
         let is_visible = result.outcome.content.contains("answer")
             || result.outcome.kind == Some(FailureKind::ToolError);
-        let decision = self.decision_of((key, ApprovalPhase::After), &self.log);
+        let decision = self.recorded_decision((key, ApprovalPhase::After), &self.log);
         assert!(!is_visible || decision == Some(Verdict::Approved), "{key} has no approved result");
         let is_kept =
             |record: &Record| matches!(record, Record::CallReported { key: k, .. } if *k == key);

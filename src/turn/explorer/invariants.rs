@@ -69,7 +69,8 @@ impl World {
         self.requested_models.push(plan.model);
         assert!(self.requested_models.is_sorted(), "an earlier model was requested again");
         for (index, model) in scenario.spec.rules.models.iter().enumerate() {
-            let times = self.requested_models.iter().filter(|asked| **asked == index).count();
+            let times =
+                self.requested_models.iter().filter(|requested| **requested == index).count();
             assert!(
                 times <= model.max_attempts as usize || self.is_resumed(),
                 "a model was requested too often"

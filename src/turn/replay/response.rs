@@ -33,7 +33,7 @@ pub(super) fn steps(
     let Some(attempt) = recording.attempt(at, turn, attempt) else { return Vec::new() };
     let Some(response) = &attempt.response else {
         let usage = attempt.failure.map(|failure| failure.usage).unwrap_or_default();
-        return Vec::from_iter(usage_delta(usage).map(ReplayStep::of));
+        return Vec::from_iter(usage_delta(usage).map(ReplayStep::from_delta));
     };
     let early = recording.early(attempt);
     let limits = recording.run(at).map(|run| run.limits.as_slice()).unwrap_or_default();
@@ -202,7 +202,7 @@ impl StepMaker<'_, '_> {
 }
 
 impl ReplayStep {
-    fn of(delta: Delta) -> Self {
+    fn from_delta(delta: Delta) -> Self {
         Self { deltas: vec![delta], seals: None, gap: None }
     }
 }

@@ -71,10 +71,10 @@ impl Driver {
 
 /// Drives a response with calls of these tools that ends well. Each call has its own arguments.
 fn calls(names: &[&str]) -> Driver {
-    calls_of(rules(PARALLEL), names)
+    calls_with_rules(rules(PARALLEL), names)
 }
 
-fn calls_of(rules: TurnRules, names: &[&str]) -> Driver {
+fn calls_with_rules(rules: TurnRules, names: &[&str]) -> Driver {
     let mut driver = Driver::with(rules);
     driver.receive((0..).zip(names).map(|(n, name)| match name.split_once(' ') {
         Some((name, arguments)) => call(n, name, arguments),
@@ -125,7 +125,8 @@ fn a_call_with_effects_and_a_conflict_keeps_its_result_and_loses_its_writes() {
 
 #[test]
 fn a_write_in_the_snapshot_is_no_conflict() {
-    let mut driver = calls_of(rules(Execution::Parallel { max: 1 }), &["put", "bump", "set_y"]);
+    let mut driver =
+        calls_with_rules(rules(Execution::Parallel { max: 1 }), &["put", "bump", "set_y"]);
     driver.finish_call_and_use(0, "", &[], &[("x", 1)]).finish_call_and_use(
         1,
         "",
@@ -205,7 +206,7 @@ fn a_call_whose_second_run_fails_has_failed() {
 fn a_cancelled_rerun_keeps_the_first_result_with_a_note() {
     for (written, text, dropped) in [(&[][..], OLDER, false), (&[("x", 10)][..], DROPPED, true)] {
         let two = rules(Execution::Parallel { max: 2 });
-        let mut driver = calls_of(two, &["bump_reviewed", "bump", "pure", "pure"]);
+        let mut driver = calls_with_rules(two, &["bump_reviewed", "bump", "pure", "pure"]);
         driver.finish_call_and_use(0, "", &["x"], &[("x", 1)]).finish_call_and_use(
             1,
             "ten",
@@ -239,7 +240,7 @@ fn max_variables_bytes_is_applied_in_call_order() {
     let mut small = rules(PARALLEL);
     // Each variable has a name of one byte and a value of one digit.
     small.limits.max_variables_bytes = 4;
-    let mut driver = calls_of(small, &["put", "set_y", "set", "put"]);
+    let mut driver = calls_with_rules(small, &["put", "set_y", "set", "put"]);
     driver.finish_call_and_use(3, "third", &[], &[("z", 3)]).finish_call_and_use(
         2,
         "same",
@@ -322,7 +323,7 @@ fn an_exclusive_duplicate_that_runs_runs_alone() {
     let mut rules = rules(PARALLEL);
     let alone = rules.tools["get"].as_ref().clone().exclusive();
     rules.tools.insert("get".into(), Arc::new(alone));
-    let mut driver = calls_of(rules, &["get {}", "put", "get {}", "pure"]);
+    let mut driver = calls_with_rules(rules, &["get {}", "put", "get {}", "pure"]);
     driver.finish_call_and_use(0, "none", &["x"], &[]).assert_started(&["get#0", "put#1"]);
     driver
         .finish_call_and_use(1, "", &[], &[("x", 1)])

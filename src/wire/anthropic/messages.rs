@@ -66,7 +66,7 @@ fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
     let origin = ModelOrigin { wire: Wire::AnthropicMessages, model: request.model.clone() };
     let history = &*request.messages;
     let mut builder = MessageBuilder { messages: Vec::new(), ids: CallIdMap::default() };
-    let mut service_calls = ServiceCalls::of(history, &origin);
+    let mut service_calls = ServiceCalls::read(history, &origin);
     let mut reusable = usize::MAX;
     let last_message = history.iter().rposition(|m| !matches!(**m, Message::Tool { .. }));
     for (position, message) in history.iter().enumerate() {
@@ -82,7 +82,7 @@ fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
             }
             Message::Tool { call_id, content, metadata, .. } => {
                 let is_error = metadata.get("error") == Some(&Value::Bool(true));
-                let id = builder.ids.of_result(call_id);
+                let id = builder.ids.result_id(call_id);
                 builder.add(Role::User, [BlockParam::Result { id, content, is_error }]);
             }
         }
@@ -123,7 +123,7 @@ impl<'a> MessageBuilder<'a> {
                     members.map(|members| BlockParam::Thinking { text, members })
                 }
                 RequestPart::Call { call, members } => {
-                    let id = self.ids.of_call(&call.id, is_own);
+                    let id = self.ids.call_id(&call.id, is_own);
                     Some(BlockParam::Call { id, call, members })
                 }
                 RequestPart::Raw(json) => service_calls.block(json),
@@ -196,7 +196,7 @@ impl<'a> CallIdMap<'a> {
         self.last_calls.clear();
     }
 
-    fn of_call(&mut self, id: &'a str, is_own: bool) -> Cow<'a, str> {
+    fn call_id(&mut self, id: &'a str, is_own: bool) -> Cow<'a, str> {
         let mut sent =
             if is_own { Cow::Borrowed(id) } else { sanitized(id, is_allowed, ID_CHARS_MAX) };
         let mut times = 1;
@@ -210,7 +210,7 @@ impl<'a> CallIdMap<'a> {
         sent
     }
 
-    fn of_result(&self, id: &'a str) -> Cow<'a, str> {
+    fn result_id(&self, id: &'a str) -> Cow<'a, str> {
         let called = self.last_calls.iter().find(|(called, _)| *called == id);
         called.map_or_else(|| sanitized(id, is_allowed, ID_CHARS_MAX), |(_, sent)| sent.clone())
     }
@@ -241,7 +241,7 @@ struct BlockHeader<'a> {
 }
 
 impl ServiceCalls {
-    fn of(messages: &[Arc<Message>], origin: &ModelOrigin) -> Self {
+    fn read(messages: &[Arc<Message>], origin: &ModelOrigin) -> Self {
         let own_parts = messages.iter().filter_map(|message| match message.as_ref() {
             Message::Assistant(message) if message.is_from(origin) => Some(&message.parts),
             Message::Assistant(_) | Message::User { .. } | Message::Tool { .. } => None,

@@ -94,12 +94,11 @@ impl<'a> EventPayload<'a> {
         let delta = &self.delta;
         let fields = match delta.kind() {
             "text_delta" => {
-                TemplateFields::of(TemplateKind::Text).scalar(FieldRole::Text, &delta.text)
+                TemplateFields::new(TemplateKind::Text).scalar(FieldRole::Text, &delta.text)
             }
-            "thinking_delta" => {
-                TemplateFields::of(TemplateKind::Reasoning).scalar(FieldRole::Text, &delta.thinking)
-            }
-            "input_json_delta" => TemplateFields::of(TemplateKind::Arguments)
+            "thinking_delta" => TemplateFields::new(TemplateKind::Reasoning)
+                .scalar(FieldRole::Text, &delta.thinking),
+            "input_json_delta" => TemplateFields::new(TemplateKind::Arguments)
                 .json_text(FieldRole::Text, &delta.partial_json),
             _ => None,
         };

@@ -30,7 +30,8 @@ impl UsageCounts {
         }
         // Counts only grow within a message. Some relays send 0 or null for an unchanged count.
         let highest = |count: &mut u64, value: Option<&Value>| {
-            *count = value.and_then(|value| Scalar::of(value).as_number()).unwrap_or(0).max(*count);
+            *count =
+                value.and_then(|value| Scalar::read(value).as_number()).unwrap_or(0).max(*count);
         };
         highest(&mut self.uncached, more.get("input_tokens"));
         highest(&mut self.written_to_cache, more.get("cache_creation_input_tokens"));

@@ -41,7 +41,7 @@ pub(in crate::wire) enum FieldRole {
 
 impl<'p> TemplateFields<'p> {
     /// Starts a list of fields for a payload whose text is of this kind.
-    pub(in crate::wire) fn of(kind: TemplateKind) -> Self {
+    pub(in crate::wire) fn new(kind: TemplateKind) -> Self {
         Self { kind, fields: Default::default() }
     }
 

@@ -98,7 +98,7 @@ impl TemplateSet {
 
     /// Makes a template of a payload that was parsed in full and has these fields.
     pub(in crate::wire) fn add(&mut self, event: &str, payload: &str, fields: &TemplateFields<'_>) {
-        let Some(template) = PayloadTemplate::of(event, payload, fields) else { return };
+        let Some(template) = PayloadTemplate::new(event, payload, fields) else { return };
         let mut of_kind = 1;
         self.templates.retain(|other| {
             of_kind += usize::from(other.kind == template.kind);
@@ -110,7 +110,7 @@ impl TemplateSet {
 }
 
 impl PayloadTemplate {
-    fn of(event: &str, payload: &str, fields: &TemplateFields<'_>) -> Option<Self> {
+    fn new(event: &str, payload: &str, fields: &TemplateFields<'_>) -> Option<Self> {
         if !is_short(event, payload) {
             return None;
         }

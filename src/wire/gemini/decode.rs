@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::GeminiDialect;
 use super::payload::{CandidatePayload, ChunkPayload, PartPayload};
-use super::usage::usage_of;
+use super::usage::read_usage;
 use crate::types::{FinishKind, FinishReason};
 use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{keyed_error, unkeyed_error};
@@ -43,7 +43,7 @@ impl PayloadDecoder for GeminiDialect {
         }
         if let Some(raw) = chunk.usage.filter(|raw| raw.get() != self.last_usage) {
             raw.get().clone_into(&mut self.last_usage);
-            out.extend(usage_of(raw, &mut self.counts));
+            out.extend(read_usage(raw, &mut self.counts));
         }
         if let Some(error) = chunk.error.and_then(|raw| keyed_error(raw.get())) {
             out.push(Delta::Error(error));

@@ -47,18 +47,18 @@ struct SchemaWriter<'a> {
 impl SchemaWriter<'_> {
     fn schema(&mut self, schema: &Value, depth: usize) -> SchemaObject {
         self.left = self.left.saturating_sub(1);
-        let Value::Object(schema) = schema else { return of_type("string") };
+        let Value::Object(schema) = schema else { return type_schema("string") };
         if depth > DEPTH_MAX || self.left == 0 {
-            return of_type("object");
+            return type_schema("object");
         }
         if let Some(name) = schema.get("$ref").and_then(Value::as_str) {
             return self.reference(name, schema, depth);
         }
-        let schema = &self.all_of(schema);
+        let schema = &self.merge_all_of(schema);
         let mut written =
             match schema.get("anyOf").or(schema.get("oneOf")).and_then(Value::as_array) {
                 Some(branches) if !schema.contains_key("properties") => {
-                    self.any_of(schema, branches, depth)
+                    self.write_any_of(schema, branches, depth)
                 }
                 Some(_) | None => self.typed(schema, depth),
             };
@@ -74,7 +74,7 @@ impl SchemaWriter<'_> {
         let found = name.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).cloned();
         let known = self.refs.iter().any(|before| before == name);
         let Some(target) = found.filter(|_| !known) else {
-            let mut written = of_type("object");
+            let mut written = type_schema("object");
             describe(&mut written, beside);
             return written;
         };
@@ -86,7 +86,7 @@ impl SchemaWriter<'_> {
     }
 
     /// Merges the schemas of `allOf` into a schema. Its own keywords take precedence.
-    fn all_of(&self, schema: &SchemaObject) -> SchemaObject {
+    fn merge_all_of(&self, schema: &SchemaObject) -> SchemaObject {
         let mut whole = schema.clone();
         let Some(Value::Array(parts)) = whole.remove("allOf") else { return whole };
         for part in &parts {
@@ -111,7 +111,12 @@ impl SchemaWriter<'_> {
         whole
     }
 
-    fn any_of(&mut self, schema: &SchemaObject, branches: &[Value], depth: usize) -> SchemaObject {
+    fn write_any_of(
+        &mut self,
+        schema: &SchemaObject,
+        branches: &[Value],
+        depth: usize,
+    ) -> SchemaObject {
         let (nulls, branches): (Vec<&Value>, Vec<&Value>) =
             branches.iter().partition(|branch| is_null(branch));
         let mut written: Vec<SchemaObject> = Vec::new();
@@ -129,7 +134,7 @@ impl SchemaWriter<'_> {
             }
         }
         let mut one = match (written.len(), joined_enums(&written)) {
-            (0, _) => of_type("string"),
+            (0, _) => type_schema("string"),
             (1, _) => written.remove(0),
             (_, Some(words)) => words,
             // `anyOf` allows no other keyword beside it, so each branch gets the description.
@@ -151,16 +156,16 @@ impl SchemaWriter<'_> {
     fn typed(&mut self, schema: &SchemaObject, depth: usize) -> SchemaObject {
         let words = schema.get("enum").and_then(Value::as_array).cloned();
         let words = words.or_else(|| schema.get("const").map(|word| vec![word.clone()]));
-        let mut kinds = kinds_of(schema, words.as_deref());
+        let mut kinds = schema_kinds(schema, words.as_deref());
         let is_nullable = kinds.contains(&"null") || words.iter().flatten().any(Value::is_null);
         kinds.retain(|kind| *kind != "null");
         let mut written = match kinds.as_slice() {
-            [] => of_type("string"),
-            [kind] => self.of_kind(kind, schema, words.as_deref(), depth),
+            [] => type_schema("string"),
+            [kind] => self.write_kind(kind, schema, words.as_deref(), depth),
             several => {
                 let branches = several
                     .iter()
-                    .map(|kind| self.of_kind(kind, schema, words.as_deref(), depth + 1));
+                    .map(|kind| self.write_kind(kind, schema, words.as_deref(), depth + 1));
                 let mut branches: Vec<SchemaObject> = branches.collect();
                 branches.iter_mut().for_each(|branch| describe(branch, schema));
                 SchemaObject::from_iter([("anyOf".to_owned(), Value::from_iter(branches))])
@@ -172,14 +177,14 @@ impl SchemaWriter<'_> {
         written
     }
 
-    fn of_kind(
+    fn write_kind(
         &mut self,
         kind: &str,
         schema: &SchemaObject,
         words: Option<&[Value]>,
         depth: usize,
     ) -> SchemaObject {
-        let mut written = of_type(kind);
+        let mut written = type_schema(kind);
         for (key, kinds) in NUMERIC_KEYWORDS {
             let value = schema.get(key).filter(|value| value.is_number() && kinds.contains(&kind));
             written.extend(value.map(|value| (key.to_owned(), value.clone())));
@@ -257,13 +262,13 @@ impl SchemaWriter<'_> {
                 }
             }
         }
-        let mut whole = of_type("object");
+        let mut whole = type_schema("object");
         whole.insert("properties".to_owned(), Value::Object(properties));
         Some(whole)
     }
 }
 
-fn of_type(kind: &str) -> SchemaObject {
+fn type_schema(kind: &str) -> SchemaObject {
     SchemaObject::from_iter([("type".to_owned(), kind.into())])
 }
 
@@ -273,7 +278,7 @@ fn is_null(schema: &Value) -> bool {
 }
 
 /// Returns the types that a schema names, or those that its other keywords imply.
-fn kinds_of(schema: &SchemaObject, words: Option<&[Value]>) -> Vec<&'static str> {
+fn schema_kinds(schema: &SchemaObject, words: Option<&[Value]>) -> Vec<&'static str> {
     const KINDS: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
     let known = |word: &str| KINDS.into_iter().find(|kind| kind.eq_ignore_ascii_case(word));
     let mut kinds: Vec<&str> = match schema.get("type") {
@@ -322,7 +327,7 @@ fn joined_enums(branches: &[SchemaObject]) -> Option<SchemaObject> {
     for branch in branches {
         words.extend(branch.get("enum")?.as_array()?.iter().cloned());
     }
-    let mut written = of_type("string");
+    let mut written = type_schema("string");
     written.insert("enum".to_owned(), Value::Array(words));
     Some(written)
 }

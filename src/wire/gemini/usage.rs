@@ -10,7 +10,7 @@ use crate::wire::lenient::{ReadMembers, Scalar, read_object};
 
 /// Reads a `usageMetadata` into `counts`. Returns `None` if the object is empty. Missing counts keep
 /// their values, because some chunks have no counts at all.
-pub(super) fn usage_of(raw: &RawValue, counts: &mut UsageCounts) -> Option<Delta> {
+pub(super) fn read_usage(raw: &RawValue, counts: &mut UsageCounts) -> Option<Delta> {
     let text = raw.get();
     if !text.starts_with('{') || text.trim_matches(['{', '}', ' ', '\n', '\r', '\t']).is_empty() {
         return None;
@@ -69,7 +69,7 @@ mod tests {
         let mut counts = UsageCounts::default();
         let mut last = None;
         for text in texts {
-            last = usage_of(serde_json::from_str(text).unwrap(), &mut counts);
+            last = read_usage(serde_json::from_str(text).unwrap(), &mut counts);
         }
         let usage = Usage {
             input_tokens: input,
@@ -107,7 +107,11 @@ mod tests {
     fn an_empty_object_has_no_usage() {
         for text in ["{}", "{ }", "null", "[]", "7"] {
             let mut counts = UsageCounts::default();
-            assert_eq!(usage_of(serde_json::from_str(text).unwrap(), &mut counts), None, "{text}");
+            assert_eq!(
+                read_usage(serde_json::from_str(text).unwrap(), &mut counts),
+                None,
+                "{text}"
+            );
         }
     }
 }

@@ -23,7 +23,7 @@ pub(in crate::wire) enum Scalar<'a> {
 
 impl<'a> Scalar<'a> {
     /// Reads a JSON value.
-    pub(in crate::wire) fn of(value: &'a Value) -> Self {
+    pub(in crate::wire) fn read(value: &'a Value) -> Self {
         Self::deserialize(value).unwrap_or_default()
     }
 

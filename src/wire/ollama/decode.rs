@@ -4,7 +4,7 @@ use std::mem::take;
 
 use super::OllamaDialect;
 use super::payload::{CallPayload, ChunkPayload};
-use super::usage::usage_of;
+use super::usage::read_usage;
 use crate::types::{FinishKind, FinishReason};
 use crate::wire::delta::append_text;
 use crate::wire::dialect::PayloadDecoder;
@@ -32,7 +32,7 @@ impl PayloadDecoder for OllamaDialect {
         if let Some(raw) = take(&mut chunk.done_reason).into_text() {
             out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw: raw.into() }));
         }
-        out.extend(usage_of(chunk.prompt_eval_count, chunk.eval_count));
+        out.extend(read_usage(chunk.prompt_eval_count, chunk.eval_count));
         if let Some(mut error) = chunk.error.and_then(|raw| keyed_error(raw.get())) {
             let status = chunk.status.as_number().and_then(|status| u16::try_from(status).ok());
             error.status = error.status.or(status.filter(|status| (400..600).contains(status)));

@@ -14,24 +14,24 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
         && writer.is_empty()
     {
-        writer.write(&MessageParam { content, ..MessageParam::of_role("system") });
+        writer.write(&MessageParam { content, ..MessageParam::with_role("system") });
     }
     for message in request.messages.iter().skip(writer.first_message()) {
         match &**message {
             Message::User { content } => {
-                let (text, images) = (text_of(content), images_of(content));
+                let (text, images) = (text_content(content), image_data(content));
                 let content = &text;
-                writer.write(&MessageParam { content, images, ..MessageParam::of_role("user") });
+                writer.write(&MessageParam { content, images, ..MessageParam::with_role("user") });
             }
             Message::Assistant(message) => {
-                writer.write(&MessageParam::of_model(message, &origin));
+                writer.write(&MessageParam::from_response(message, &origin));
             }
             Message::Tool { call_id, name, content, metadata: _ } => {
                 writer.write(&MessageParam {
                     content,
                     tool_name: name,
                     tool_call_id: call_id,
-                    ..MessageParam::of_role("tool")
+                    ..MessageParam::with_role("tool")
                 });
             }
         }
@@ -68,18 +68,18 @@ struct FunctionParam<'a> {
 }
 
 impl<'a> MessageParam<'a> {
-    fn of_role(role: &'static str) -> Self {
+    fn with_role(role: &'static str) -> Self {
         Self { role, ..Self::default() }
     }
 
-    fn of_model(message: &'a ResponseMessage, origin: &ModelOrigin) -> Self {
+    fn from_response(message: &'a ResponseMessage, origin: &ModelOrigin) -> Self {
         let ResponseMessage { text, reasoning, calls, .. } = message;
         // A model continues the reasoning that led to its calls. Reasoning before a final answer
         // is no longer needed, and reasoning of another model is not sent.
         let continues = !calls.is_empty() && message.is_from(origin);
         let thinking = if continues { reasoning } else { "" };
         let tool_calls = calls.iter().map(CallParam::new).collect();
-        Self { content: text, thinking, tool_calls, ..Self::of_role("assistant") }
+        Self { content: text, thinking, tool_calls, ..Self::with_role("assistant") }
     }
 }
 
@@ -91,7 +91,7 @@ impl<'a> CallParam<'a> {
 }
 
 /// Returns the text of a content, with one line for each image that is given by its address.
-fn text_of(content: &Content) -> String {
+fn text_content(content: &Content) -> String {
     let lines: Vec<String> = content
         .parts()
         .iter()
@@ -105,7 +105,7 @@ fn text_of(content: &Content) -> String {
 }
 
 /// Returns the data of the images that the service accepts.
-fn images_of(content: &Content) -> Vec<&str> {
+fn image_data(content: &Content) -> Vec<&str> {
     let images = content.parts().iter().filter_map(|part| match part {
         ContentPart::Image(Image::Base64 { data, .. }) => Some(&**data),
         ContentPart::Image(Image::Url(_)) | ContentPart::Text(_) => None,

@@ -97,10 +97,10 @@ impl<'a> ChunkPayload<'a> {
         }
         let fields = match (content.is_blank(), thinking.is_blank()) {
             (_, true) => {
-                TemplateFields::of(TemplateKind::Text).content(FieldRole::Text, content)?
+                TemplateFields::new(TemplateKind::Text).content(FieldRole::Text, content)?
             }
             (true, false) => {
-                TemplateFields::of(TemplateKind::Reasoning).content(FieldRole::Text, thinking)?
+                TemplateFields::new(TemplateKind::Reasoning).content(FieldRole::Text, thinking)?
             }
             (false, false) => return None,
         };

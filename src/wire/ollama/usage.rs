@@ -8,7 +8,7 @@ use crate::wire::lenient::Scalar;
 
 /// Returns the token counts of a chunk, if it has any. Older versions of Ollama send no count for
 /// a prompt that is cached completely.
-pub(super) fn usage_of(prompt: Option<&RawValue>, answer: Option<&RawValue>) -> Option<Delta> {
+pub(super) fn read_usage(prompt: Option<&RawValue>, answer: Option<&RawValue>) -> Option<Delta> {
     prompt.or(answer)?;
     let counts = [("prompt_eval_count", prompt), ("eval_count", answer)];
     let members: Vec<String> = counts

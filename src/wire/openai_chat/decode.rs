@@ -6,7 +6,7 @@ use std::mem::take;
 use super::OpenaiChatDialect;
 use super::metadata::ReasoningField;
 use super::payload::{CallPayload, ChoicePayload, ChunkPayload, MessagePayload};
-use super::usage::usage_of;
+use super::usage::read_usage;
 use crate::types::{FinishKind, FinishReason};
 use crate::wire::delta::{append_call, append_text};
 use crate::wire::dialect::PayloadDecoder;
@@ -37,7 +37,7 @@ impl PayloadDecoder for OpenaiChatDialect {
         let is_blank = out.len() == before;
         let groq = chunk.x_groq.0.as_deref();
         let usage = [chunk.usage, choice_usage, groq.and_then(|groq| groq.usage)];
-        out.extend(usage.into_iter().flatten().find_map(usage_of));
+        out.extend(usage.into_iter().flatten().find_map(read_usage));
         if let Some(error) = chunk.error.and_then(|raw| keyed_error(raw.get())) {
             // Members beside `error` may hold more details than `error` itself.
             let whole = parse_value(text);

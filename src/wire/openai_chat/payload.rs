@@ -170,7 +170,7 @@ impl<'a> ChoicePayload<'a> {
             return delta.template_fields();
         }
         let ends =
-            TemplateFields::of(TemplateKind::Finish).scalar(FieldRole::Text, finish_reason)?;
+            TemplateFields::new(TemplateKind::Finish).scalar(FieldRole::Text, finish_reason)?;
         delta.is_blank().then_some(ends)
     }
 }
@@ -207,10 +207,10 @@ impl<'a> MessagePayload<'a> {
             }
             // Most streams begin with a chunk without text.
             (None, None) => {
-                TemplateFields::of(TemplateKind::Text).content(FieldRole::Text, &self.content)
+                TemplateFields::new(TemplateKind::Text).content(FieldRole::Text, &self.content)
             }
             (Some((kind, content)), None) if self.tool_calls.is_empty() => {
-                TemplateFields::of(*kind).content(FieldRole::Text, content)
+                TemplateFields::new(*kind).content(FieldRole::Text, content)
             }
             _ => None,
         }
@@ -222,7 +222,7 @@ impl<'a> CallPayload<'a> {
         let Self { index, id, function, custom: _, name: _, arguments: _, .. } = self;
         let function = function.0.as_ref().filter(|_| self.members().is_empty())?;
         let fields =
-            TemplateFields::of(TemplateKind::Arguments).number(FieldRole::Index, *index)?;
+            TemplateFields::new(TemplateKind::Arguments).number(FieldRole::Index, *index)?;
         let fields = fields.scalar(FieldRole::Id, id)?.scalar(FieldRole::Name, &function.name)?;
         fields.json_text(FieldRole::Text, &function.arguments)
     }

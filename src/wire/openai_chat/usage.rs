@@ -12,7 +12,7 @@ use crate::wire::lenient::{Lenient, Scalar};
 use crate::wire::repair::parse_value;
 
 /// Reads token counts. Returns `None` if the object is empty.
-pub(in crate::wire) fn usage_of(raw: &RawValue) -> Option<Delta> {
+pub(in crate::wire) fn read_usage(raw: &RawValue) -> Option<Delta> {
     let text = raw.get();
     if !text.starts_with('{') || text.trim_matches(['{', '}', ' ', '\n', '\r', '\t']).is_empty() {
         return None;
@@ -90,7 +90,7 @@ mod tests {
             cached_tokens: cached,
             reasoning_tokens: reasoning,
         };
-        assert_eq!(usage_of(raw), Some(Delta::Usage { usage, raw: text.into() }));
+        assert_eq!(read_usage(raw), Some(Delta::Usage { usage, raw: text.into() }));
     }
 
     #[test]
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn an_empty_object_has_no_usage() {
         for text in ["{}", "{ }", "null", "[]", "7"] {
-            assert_eq!(usage_of(serde_json::from_str(text).unwrap()), None, "{text}");
+            assert_eq!(read_usage(serde_json::from_str(text).unwrap()), None, "{text}");
         }
     }
 }

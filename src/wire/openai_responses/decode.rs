@@ -13,7 +13,7 @@ use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{find_error, keyed_error, malformed, named_error, provider_error};
 use crate::wire::fast_path::{TemplateFields, TemplateKind, TemplateMatch};
 use crate::wire::lenient::{TextContent, read_object};
-use crate::wire::openai_chat::usage::usage_of;
+use crate::wire::openai_chat::usage::read_usage;
 use crate::wire::repair::parse_value;
 use crate::wire::{CallDelta, CallKind, Delta};
 
@@ -47,7 +47,7 @@ impl PayloadDecoder for OpenaiResponsesDialect {
         };
         let fields = payload.template_fields(kind);
         let part_index = payload.part_index.value();
-        let text = text_of(take(&mut payload.delta));
+        let text = piece_text(take(&mut payload.delta));
         let target = self.piece_target(kind, payload.item_ref(), part_index, text.as_deref());
         out.extend(target.map(|target| target.into_delta(text)));
         Ok(fields)
@@ -189,7 +189,7 @@ impl OpenaiResponsesDialect {
         let is_next =
             |last: Option<u64>| last.zip(part_index).is_some_and(|(last, part)| last < part);
         if item.last_text.is_none_or(|(_, last)| is_next(last) && !repeats) {
-            let text = text_of(text);
+            let text = piece_text(text);
             let target = self.text_target(kind, event.item_ref(), part_index, text.as_deref());
             out.extend(target.map(|target| target.into_delta(text)));
             if let Some(item) = self.items.get_mut(position) {
@@ -257,7 +257,7 @@ impl OpenaiResponsesDialect {
         let kind = finish_kind(status, is_filtered, has_calls);
         out.extend(error.map(Delta::Error));
         out.push(Delta::Finish(FinishReason { kind, raw: status.into() }));
-        out.extend(response.usage.and_then(usage_of));
+        out.extend(response.usage.and_then(read_usage));
         out.push(Delta::Done);
     }
 }
@@ -308,10 +308,10 @@ fn repeats_reasoning(last: TextKind, kind: TextKind) -> bool {
 }
 
 /// Returns the text of a piece. In an older form of the API it is a member of an object.
-fn text_of(delta: TextContent<'_>) -> Option<String> {
+fn piece_text(delta: TextContent<'_>) -> Option<String> {
     match delta {
         TextContent::Text(text) => Some(text.into_owned()).filter(|text| !text.is_empty()),
-        TextContent::Part(part) => text_of(part.text),
+        TextContent::Part(part) => piece_text(part.text),
         TextContent::Absent | TextContent::List(_) => None,
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
         last_response(before).map(|response| custom_ids(&response.request_parts(&origin)));
     for message in messages.skip(first) {
         match &**message {
-            Message::User { content } => writer.write(&MessageItem::of_user(content)),
+            Message::User { content } => writer.write(&MessageItem::from_user(content)),
             Message::Assistant(message) => {
                 let parts = message.request_parts(&origin);
                 let mode = match message.is_from(&origin) {
@@ -82,7 +82,7 @@ fn custom_ids<'a>(parts: &[RequestPart<'a>]) -> Vec<&'a str> {
 fn custom_id<'a>(part: &RequestPart<'a>) -> Option<&'a str> {
     match part {
         RequestPart::Call { call, members: Some(members) } => {
-            ItemMembers::of(Some(members)).is_custom().then_some(&*call.id)
+            ItemMembers::read(Some(members)).is_custom().then_some(&*call.id)
         }
         RequestPart::Call { .. }
         | RequestPart::Text { .. }
@@ -98,7 +98,7 @@ fn write_response(
     mode: ReplayMode,
 ) {
     if mode == ReplayMode::Bare && !message.text.is_empty() {
-        writer.write(&MessageItem::of_model(&message.text, &ItemMembers::default(), mode));
+        writer.write(&MessageItem::from_response(&message.text, &ItemMembers::default(), mode));
     }
     for part in parts {
         match *part {
@@ -106,10 +106,10 @@ fn write_response(
             RequestPart::Text { .. } if mode == ReplayMode::Bare => {}
             RequestPart::Text { text: "", .. } | RequestPart::Reasoning { .. } => {}
             RequestPart::Text { text, members } => {
-                writer.write(&MessageItem::of_model(text, &ItemMembers::of(members), mode));
+                writer.write(&MessageItem::from_response(text, &ItemMembers::read(members), mode));
             }
             RequestPart::Call { call, members } => {
-                writer.write(&CallItem::new(call, &ItemMembers::of(members), mode));
+                writer.write(&CallItem::new(call, &ItemMembers::read(members), mode));
             }
             RequestPart::Raw(json) => write_raw(writer, json, mode),
         }
@@ -117,7 +117,7 @@ fn write_response(
 }
 
 fn write_raw(writer: &mut HistoryWriter, json: &str, mode: ReplayMode) {
-    let item = ProviderItem::of(json);
+    let item = ProviderItem::read(json);
     match mode {
         // An item that cannot go back here is a call that we cannot answer.
         ReplayMode::Whole if item.can_go_back(true) => {
@@ -148,7 +148,7 @@ struct ItemMembers<'a> {
 }
 
 impl<'a> ItemMembers<'a> {
-    fn of(members: Option<&'a str>) -> Self {
+    fn read(members: Option<&'a str>) -> Self {
         members.and_then(|members| serde_json::from_str(members).ok()).unwrap_or_default()
     }
 
@@ -192,7 +192,7 @@ impl<'a> MessageItem<'a> {
         Self { kind: "message", id: None, role, status: None, content, phase: None }
     }
 
-    fn of_user(content: &'a Content) -> Self {
+    fn from_user(content: &'a Content) -> Self {
         let part = |part: &'a ContentPart| match part {
             ContentPart::Text(text) => MessagePart::InputText { text },
             ContentPart::Image(image) => {
@@ -204,7 +204,7 @@ impl<'a> MessageItem<'a> {
 
     /// Returns a message of the model: as the item that it was, or without an id in the form that
     /// all services accept.
-    fn of_model(text: &'a str, members: &'a ItemMembers<'_>, mode: ReplayMode) -> Self {
+    fn from_response(text: &'a str, members: &'a ItemMembers<'_>, mode: ReplayMode) -> Self {
         let phase = members.phase.as_text();
         let Some(id) = members.id.as_text().filter(|_| mode == ReplayMode::Whole) else {
             return Self { phase, ..Self::new("assistant", MessageContent::Text(text)) };

@@ -35,7 +35,7 @@ pub(super) struct ProviderItem<'a> {
 
 impl<'a> ProviderItem<'a> {
     /// Reads a kept item.
-    pub(super) fn of(json: &'a str) -> Self {
+    pub(super) fn read(json: &'a str) -> Self {
         serde_json::from_str(json).unwrap_or_default()
     }
 
@@ -86,7 +86,7 @@ pub(super) fn replay_mode(
                 is_followed = message.calls.iter().any(|call| call.key.index == *index);
             }
             MessagePart::Raw { json } => {
-                let item = ProviderItem::of(json);
+                let item = ProviderItem::read(json);
                 let goes_back = item.can_go_back(stores) && (is_followed || !item.is_reasoning());
                 if !goes_back && item.is_reasoning() {
                     return ReplayMode::Bare;
@@ -99,7 +99,7 @@ pub(super) fn replay_mode(
     let has_long_id = parts.iter().any(|part| match part {
         RequestPart::Text { members: Some(json), .. }
         | RequestPart::Call { members: Some(json), .. }
-        | RequestPart::Raw(json) => ProviderItem::of(json).id.as_text().is_some_and(is_long),
+        | RequestPart::Raw(json) => ProviderItem::read(json).id.as_text().is_some_and(is_long),
         RequestPart::Text { .. } | RequestPart::Call { .. } | RequestPart::Reasoning { .. } => {
             false
         }

@@ -75,7 +75,7 @@ impl<'a> EventPayload<'a> {
 
     /// Returns the fields of a template for an event that holds a piece of this kind.
     pub(super) fn template_fields(&self, kind: TemplateKind) -> Option<TemplateFields<'a>> {
-        let fields = TemplateFields::of(kind).content(FieldRole::Text, &self.delta)?;
+        let fields = TemplateFields::new(kind).content(FieldRole::Text, &self.delta)?;
         let fields = fields.number(FieldRole::Index, self.output_index)?;
         let fields = fields.number(FieldRole::PartIndex, self.part_index)?;
         let fields = fields.scalar(FieldRole::Id, &self.item_id)?;
@@ -158,7 +158,7 @@ impl ItemPayload<'_> {
     ) -> (ItemKind, ItemRef<'s>) {
         let call_id = self.call_id.as_text().filter(|id| !id.is_empty());
         let kind = match self.kind.as_text().filter(|word| !word.is_empty()) {
-            Some(kind) => ItemKind::of(kind),
+            Some(kind) => ItemKind::parse(kind),
             None if call_id.is_some() && self.input.0.is_some() => ItemKind::Custom,
             None if call_id.is_some() => ItemKind::Function,
             None if !matches!(self.summary, TextContent::Absent) => ItemKind::Reasoning,

@@ -16,7 +16,7 @@ pub(super) enum ItemKind {
 }
 
 impl ItemKind {
-    pub(super) fn of(item_type: &str) -> Self {
+    pub(super) fn parse(item_type: &str) -> Self {
         match item_type {
             "message" => Self::Message,
             "reasoning" => Self::Reasoning,

@@ -38,7 +38,7 @@ pub fn timeline(
 ) -> impl Iterator<Item = String> {
     let transcript = Transcript::read(entries);
     let runs = transcript.runs.iter().filter(|run| only.is_none_or(|id| run.id() == Some(id)));
-    let runs: Vec<_> = runs.filter_map(|run| RunTimeline::of(run, entries)).collect();
+    let runs: Vec<_> = runs.filter_map(|run| RunTimeline::new(run, entries)).collect();
     let legend = (!runs.is_empty()).then(|| legend(&runs, style));
     runs.into_iter().map(move |run| draw(&run, style)).chain(legend)
 }
@@ -92,7 +92,7 @@ impl Bar {
 }
 
 impl RunTimeline {
-    fn of(run: &RunTranscript<'_>, entries: &[JournalEntry]) -> Option<Self> {
+    fn new(run: &RunTranscript<'_>, entries: &[JournalEntry]) -> Option<Self> {
         let start = run.start?;
         let last = entries.iter().map(|entry| entry.time).max().unwrap_or_default();
         let rows =

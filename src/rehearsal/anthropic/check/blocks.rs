@@ -20,7 +20,7 @@ pub(super) struct HistoryIds {
 }
 
 impl HistoryIds {
-    pub(super) fn of(messages: &[Value]) -> Self {
+    pub(super) fn read(messages: &[Value]) -> Self {
         let responses = messages.iter().filter(|message| message["role"] == "assistant");
         let blocks = responses.flat_map(|message| items(&message["content"]));
         let answered = blocks.filter_map(|block| block["tool_use_id"].as_str());

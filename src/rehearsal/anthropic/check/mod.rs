@@ -73,7 +73,7 @@ pub(super) fn check(request: &Value) -> Result<(), String> {
 }
 
 fn check_messages(messages: &[Value]) -> Result<(), String> {
-    let mut seen = HistoryIds::of(messages);
+    let mut seen = HistoryIds::read(messages);
     for (at, message) in messages.iter().enumerate() {
         let role = message["role"].as_str().unwrap_or_default();
         if !["user", "assistant"].contains(&role) {

@@ -31,7 +31,7 @@ fn asking(messages: Value) -> Value {
 }
 
 #[track_caller]
-fn check_messages_of(messages: Value, expected: Option<&str>) {
+fn check_request_with(messages: Value, expected: Option<&str>) {
     let found = check(&asking(messages.clone())).err();
     match expected {
         None => assert_eq!(found, None, "{messages}"),
@@ -57,7 +57,7 @@ fn a_history_that_is_paired_passes() {
         model(json!([search.as_object().map(|_| json!({"type": "server_tool_use", "id": "t",
             "name": "g", "input": {}}))])),
     ]);
-    check_messages_of(history, None);
+    check_request_with(history, None);
 }
 
 #[test]
@@ -67,15 +67,15 @@ fn the_pairing_rule_in_the_services_own_words() {
     let error = "messages.1: `tool_use` ids were found without `tool_result` blocks immediately \
                  after: call_1. Each `tool_use` block must have a corresponding `tool_result` \
                  block in the next message.";
-    check_messages_of(json!([asked, called, user(json!([text("b")]))]), Some(error));
-    check_messages_of(json!([asked, called]), Some(error));
+    check_request_with(json!([asked, called, user(json!([text("b")]))]), Some(error));
+    check_request_with(json!([asked, called]), Some(error));
     let late = user(json!([text("b"), result("call_1")]));
-    check_messages_of(json!([asked, called, late]), Some(error));
-    check_messages_of(
+    check_request_with(json!([asked, called, late]), Some(error));
+    check_request_with(
         json!([asked, user(json!([result("x")]))]),
         Some("messages.1.content.0: unexpected `tool_use_id` found in `tool_result` blocks: x."),
     );
-    check_messages_of(
+    check_request_with(
         json!([asked, called, user(json!([result("call_1"), result("call_1")]))]),
         Some("messages.2.content.1: each tool_use must have a single result."),
     );
@@ -86,43 +86,46 @@ fn the_pairing_rule_in_the_services_own_words() {
         called,
         user(json!([result("call_1")]))
     ]);
-    check_messages_of(again, Some("messages.3.content.0: `tool_use` ids must be unique"));
+    check_request_with(again, Some("messages.3.content.0: `tool_use` ids must be unique"));
 }
 
 #[test]
 fn what_each_block_must_hold() {
     let asked = user(json!([text("a")]));
     let after = |block: Value| json!([asked, model(json!([block, text("b")]))]);
-    check_messages_of(
+    check_request_with(
         after(call("a:1")),
         Some("messages.1.content.0.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"),
     );
-    check_messages_of(
+    check_request_with(
         after(json!({"type": "tool_use", "id": "a", "name": "f", "input": "{}"})),
         Some("messages.1.content.0.tool_use.input: Input should be a valid dictionary"),
     );
-    check_messages_of(
+    check_request_with(
         after(json!({"type": "thinking", "thinking": "hm"})),
         Some("messages.1.content.0.thinking.signature: Field required"),
     );
     let invalid = Some("messages.1.content.0: Invalid `signature` in `thinking` block");
-    check_messages_of(after(thinking("")), invalid);
-    check_messages_of(after(thinking(&super::super::signature("ho"))), invalid);
-    check_messages_of(
+    check_request_with(after(thinking("")), invalid);
+    check_request_with(after(thinking(&super::super::signature("ho"))), invalid);
+    check_request_with(
         after(json!({"type": "g_tool_result", "tool_use_id": "s"})),
         Some("messages.1.content.0: unexpected `tool_use_id` found in `g_tool_result` blocks: s."),
     );
-    check_messages_of(after(json!({"type": "odd"})), Some("messages.1.content.0: Input tag 'odd'"));
-    check_messages_of(
+    check_request_with(
+        after(json!({"type": "odd"})),
+        Some("messages.1.content.0: Input tag 'odd'"),
+    );
+    check_request_with(
         json!([user(json!([text("")]))]),
         Some("messages: text content blocks must be non-empty"),
     );
-    check_messages_of(
+    check_request_with(
         json!([user(json!([text(" \n")]))]),
         Some("messages: text content blocks must contain non-whitespace text"),
     );
     let search = json!({"type": "server_tool_use", "id": "s", "name": "g", "input": {}});
-    check_messages_of(
+    check_request_with(
         json!([asked, model(json!([search])), asked]),
         Some("messages.1: `g` tool use with id `s` was found without"),
     );
@@ -131,21 +134,21 @@ fn what_each_block_must_hold() {
 #[test]
 fn where_messages_may_begin_and_end() {
     let asked = user(json!([text("a")]));
-    check_messages_of(
+    check_request_with(
         json!([model(json!([text("a")]))]),
         Some("messages: first message must use the \"user\" role"),
     );
-    check_messages_of(
+    check_request_with(
         json!([{"role": "system", "content": "x"}]),
         Some("messages: Unexpected role \"system\"."),
     );
-    check_messages_of(json!([user(json!([]))]), Some("messages.0: all messages must have"));
-    check_messages_of(json!([]), Some("messages: at least one message is required"));
-    check_messages_of(
+    check_request_with(json!([user(json!([]))]), Some("messages.0: all messages must have"));
+    check_request_with(json!([]), Some("messages: at least one message is required"));
+    check_request_with(
         json!([asked, model(json!([text("b ")]))]),
         Some("messages: final assistant content cannot end with trailing whitespace"),
     );
-    check_messages_of(
+    check_request_with(
         json!([asked, model(json!([text("b"), thinking("s")])), asked]),
         Some("messages.1: The final block in an assistant message cannot be `thinking`."),
     );

@@ -171,7 +171,7 @@ const MISPLACED_RESULT: &str =
 const UNPAIRED: &str = "Please ensure that the number of function response parts is equal to the \
                         number of function call parts of the function call turn.";
 
-fn of_kind<'a>(content: &'a Value, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+fn part_fields<'a>(content: &'a Value, kind: &'a str) -> impl Iterator<Item = &'a Value> {
     items(&content["parts"]).iter().map(move |part| field(part, kind)).filter(|v| v.is_object())
 }
 
@@ -180,10 +180,14 @@ fn check_turns(contents: &[Value]) -> Result<(), String> {
     let mut before: Option<&Value> = None;
     for content in contents {
         let calls = |content: Option<&Value>| -> Vec<Value> {
-            content.iter().flat_map(|content| of_kind(content, "functionCall")).cloned().collect()
+            content
+                .iter()
+                .flat_map(|content| part_fields(content, "functionCall"))
+                .cloned()
+                .collect()
         };
         let unanswered = calls(before);
-        let results: Vec<&Value> = of_kind(content, "functionResponse").collect();
+        let results: Vec<&Value> = part_fields(content, "functionResponse").collect();
         match before {
             None if !calls(Some(content)).is_empty() => return Err(MISPLACED_CALL.to_owned()),
             Some(last) if last["role"] == content["role"] => {
@@ -201,7 +205,7 @@ fn check_turns(contents: &[Value]) -> Result<(), String> {
         }
         before = Some(content);
     }
-    match before.is_some_and(|last| of_kind(last, "functionCall").next().is_some()) {
+    match before.is_some_and(|last| part_fields(last, "functionCall").next().is_some()) {
         true => Err(UNPAIRED.to_owned()),
         false => Ok(()),
     }

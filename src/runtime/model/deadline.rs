@@ -1,0 +1,113 @@
+//! The deadline of the next event of a response, which does not count the host's own stalls.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The delay of a timer that counts as a stall of the host. A shorter one is usual under load.
+const STALL_MIN: Duration = Duration::from_millis(50);
+
+/// The time that an event still has to arrive after a stall that lasted beyond the deadline.
+const GRACE_MAX: Duration = Duration::from_millis(500);
+
+/// The time for which the host's threads handled nothing: the process was stopped, or the threads
+/// were busy with something else. Clones share the time.
+#[derive(Clone, Debug, Default)]
+pub(in crate::runtime) struct StallClock {
+    stalled_us: Arc<AtomicU64>,
+}
+
+impl StallClock {
+    /// Adds the delay of a timer, if it is long enough to be a stall.
+    pub(in crate::runtime) fn add_delay(&self, delay: Duration) {
+        if delay >= STALL_MIN {
+            let delay = u64::try_from(delay.as_micros()).unwrap_or(u64::MAX);
+            self.stalled_us.fetch_add(delay, Ordering::Relaxed);
+        }
+    }
+
+    fn stalled(&self) -> Duration {
+        Duration::from_micros(self.stalled_us.load(Ordering::Relaxed))
+    }
+}
+
+/// The time at which an exchange fails unless an event arrives.
+#[derive(Debug)]
+pub(super) struct EventDeadline {
+    at: Instant,
+    time_limit: Duration,
+    clock: StallClock,
+    /// The time of the clock up to which stalls are part of `at`.
+    counted: Duration,
+    /// True if the deadline was moved because of a late check.
+    is_graced: bool,
+}
+
+impl EventDeadline {
+    pub(super) fn new(time_limit: Duration, clock: StallClock) -> Self {
+        let counted = clock.stalled();
+        Self { at: Instant::now() + time_limit, time_limit, clock, counted, is_graced: false }
+    }
+
+    pub(super) fn at(&self) -> Instant {
+        self.at
+    }
+
+    pub(super) fn time_limit(&self) -> Duration {
+        self.time_limit
+    }
+
+    /// Starts anew with this time limit.
+    pub(super) fn restart(&mut self, time_limit: Duration) {
+        (self.at, self.time_limit) = (Instant::now() + time_limit, time_limit);
+        self.counted = self.clock.stalled();
+        self.is_graced = false;
+    }
+
+    /// Returns true if the deadline is over. Adds the time for which the host was stalled since the
+    /// last event; `woken` is the time at which the deadline was noticed.
+    pub(super) fn is_over(&mut self, woken: Instant) -> bool {
+        let stalled = self.clock.stalled();
+        self.at += stalled.saturating_sub(self.counted);
+        self.counted = stalled;
+        // The clock may not have noticed the stall that delayed this very check.
+        if woken.saturating_duration_since(self.at) >= STALL_MIN && !self.is_graced {
+            self.is_graced = true;
+            self.at = woken + self.time_limit.min(GRACE_MAX);
+        }
+        self.at <= woken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_hosts_own_stalls_do_not_count() {
+        let clock = StallClock::default();
+        let limit = Duration::from_secs(1);
+        let mut deadline = EventDeadline::new(limit, clock.clone());
+        let start = Instant::now();
+        assert!(!deadline.is_over(start + Duration::from_millis(999)));
+        // A short delay is usual, and is no stall.
+        clock.add_delay(Duration::from_millis(49));
+        assert!(deadline.is_over(start + Duration::from_millis(1001)));
+
+        deadline.restart(limit);
+        clock.add_delay(Duration::from_millis(300));
+        assert!(!deadline.is_over(start + Duration::from_millis(1000)));
+        assert_eq!(deadline.at(), start + Duration::from_millis(1300));
+        // The same stall counts once.
+        assert!(deadline.is_over(start + Duration::from_millis(1300)));
+
+        // The check itself was late, and the clock has not noticed yet.
+        deadline.restart(limit);
+        assert!(!deadline.is_over(start + Duration::from_millis(5000)));
+        assert_eq!(deadline.at(), start + Duration::from_millis(5500));
+        // That counts once, so that a busy host waits for a dead service at most so much longer.
+        assert!(deadline.is_over(start + Duration::from_millis(9000)));
+    }
+}
