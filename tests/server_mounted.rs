@@ -101,6 +101,13 @@ async fn operations_are_a_router_of_their_own() {
     assert_eq!(send(addr, &get_from("/metrics", "")).await.body, "the fallback of the program");
     assert_eq!(send(addr, &get_from("/v1/sessions", "")).await.status, 200);
     host.shutdown().await;
+
+    let recorder = std::sync::Arc::new(metrics::NoopRecorder);
+    let host = Host::builder().recorder(recorder).start().await.unwrap();
+    let addr = serve(Router::new().merge(server::operations(&host))).await;
+    let page = send(addr, &get_from("/metrics", "")).await;
+    assert_eq!(page.error(), (404, "no_metrics_page".to_owned()));
+    host.shutdown().await;
 }
 
 #[tokio::test]
