@@ -69,7 +69,7 @@ impl SessionHandle {
     #[must_use]
     pub fn state(&self) -> SessionState {
         match self.link.shared.awake(&self.id) {
-            Some(live) if live.state.running.load(Ordering::Acquire) => SessionState::Running,
+            Some(live) if live.activity.running.load(Ordering::Acquire) => SessionState::Running,
             Some(_) => SessionState::Idle,
             None => SessionState::Hibernated,
         }
@@ -288,7 +288,7 @@ impl SessionHandle {
                 // again is not an error.
                 Ok(CallResult::SenderError) => tokio::time::sleep(DECIDE_AGAIN).await,
                 Ok(CallResult::Timeout) | Err(_) => {
-                    if !live.state.leaving.load(Ordering::Acquire) {
+                    if !live.activity.leaving.load(Ordering::Acquire) {
                         break;
                     }
                 }

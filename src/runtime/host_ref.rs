@@ -84,7 +84,7 @@ impl HostRef {
             match live.actor.call(&message, None).await {
                 Ok(CallResult::Success(answer)) => return Ok((answer, live)),
                 Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => {
-                    if !live.state.leaving.load(Ordering::Acquire) {
+                    if !live.activity.leaving.load(Ordering::Acquire) {
                         break;
                     }
                     tokio::task::yield_now().await;
@@ -99,7 +99,7 @@ impl HostRef {
         let (link, id) = (self.clone(), id.clone());
         task::detach(async move {
             let sent = match link.read_session(&id).await {
-                Ok(opening) => link.host.cast(HostMessage::Begin(Box::new(opening))),
+                Ok(start) => link.host.cast(HostMessage::Begin(Box::new(start))),
                 Err(error) => {
                     if !matches!(error, HostError::NoSuchSession(_)) {
                         tracing::error!(session = %id, %error, "session_not_woken");

@@ -58,12 +58,12 @@ pub(super) fn run(link: &HostRef) {
 fn release_idle(shared: &super::host_state::HostState) {
     let now = shared.clock_ms();
     for (_, live) in shared.all_awake() {
-        let idle_ms = now.saturating_sub(live.state.touched_ms.load(Ordering::Relaxed));
+        let idle_ms = now.saturating_sub(live.activity.touched_ms.load(Ordering::Relaxed));
         match shared.idle_after {
             Some(idle) if u128::from(idle_ms) >= idle.as_millis() => {
                 let _ = live.actor.cast(SessionMessage::Hibernate { idle });
             }
-            _ if idle_ms >= ACTORS_KEPT_MS && live.state.has_unused_actors() => {
+            _ if idle_ms >= ACTORS_KEPT_MS && live.activity.has_unused_actors() => {
                 let _ = live.actor.cast(SessionMessage::ReleaseActors);
             }
             _ => {}
