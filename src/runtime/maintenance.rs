@@ -85,7 +85,7 @@ fn wake_expired(link: &HostRef) {
         let link = link.clone();
         task::detach(async move {
             // A failure to wake the session is already logged.
-            let _ = link.live(&id).await;
+            let _ = link.awake_session(&id).await;
         });
     }
 }
@@ -98,7 +98,7 @@ fn wake_failed_runs(link: &HostRef) {
     for id in failed {
         let link = link.clone();
         task::detach(async move {
-            if matches!(link.live(&id).await, Err(HostError::NoSuchSession(_))) {
+            if matches!(link.awake_session(&id).await, Err(HostError::NoSuchSession(_))) {
                 link.shared.unwritten.lock().retain(|_, session| *session != id);
             }
         });

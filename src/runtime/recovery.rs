@@ -80,7 +80,7 @@ pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>
 /// Wakes the sessions with unfinished runs, which then continue.
 pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: Instant) {
     let all = unfinished.len();
-    let woken = unfinished.iter().map(|id| link.live(id));
+    let woken = unfinished.iter().map(|id| link.awake_session(id));
     let woken = futures::future::join_all(woken).await;
     let recovered = woken.iter().filter(|woken| woken.is_ok()).count();
     let took = began.elapsed();
