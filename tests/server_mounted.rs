@@ -1,5 +1,6 @@
 //! The API in the application of an embedding program: below a path, on other listeners, with a guard.
 #![expect(clippy::unwrap_used, reason = "a failed test may panic")]
+#![expect(clippy::disallowed_methods, reason = "the servers of the tests")]
 
 mod client;
 
