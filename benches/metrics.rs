@@ -18,7 +18,7 @@ use axum::body::Bytes;
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::event::Event;
 use callsheet::runtime::{Host, OpenSession};
-use callsheet::telemetry::{FeedItem, Metrics, Telemetry};
+use callsheet::telemetry::{FeedItem, Metrics, SharedRecorder, Telemetry};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::RunEnd;
 use futures::StreamExt as _;
@@ -165,7 +165,8 @@ fn main() {
     });
     let tools = ["work".to_owned()];
     let telemetry = Telemetry::new(&tools);
-    let nothing = Metrics::new(Arc::new(::metrics::NoopRecorder), &tools);
+    let nothing =
+        Metrics::new(SharedRecorder::new(Arc::new(::metrics::NoopRecorder), Vec::new()), &tools);
     // Measured alternately, so that both run under the same load of the machine; the best round of
     // each counts.
     let rounds = (0..5).map(|_| {

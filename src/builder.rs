@@ -2,13 +2,17 @@
 
 use std::any::Any;
 use std::fmt;
+#[cfg(feature = "sqlite")]
 use std::path::PathBuf;
 use std::sync::Arc;
+
+use metrics::Recorder;
 
 use crate::config::{AgentConfig, Config, DEFAULT_AGENT, JournalEngine, ModelConfig, ToolPattern};
 use crate::journal::Journal;
 use crate::runtime::model::ModelSource;
 use crate::runtime::{Host, HostError, HostSetup, ModelSources, ToolSources};
+use crate::telemetry::MetricsOptions;
 use crate::tool::{RegistryError, Tool, ToolRegistry, ToolSource};
 
 impl Host {
@@ -48,6 +52,7 @@ pub struct HostBuilder {
     tool_sources: ToolSources,
     model_sources: ModelSources,
     journal: Option<Arc<dyn Journal>>,
+    metrics: MetricsOptions,
     /// The first error of a call before the start.
     error: Option<RegistryError>,
 }
@@ -61,6 +66,7 @@ impl HostBuilder {
             tool_sources: ToolSources::default(),
             model_sources: ModelSources::default(),
             journal: None,
+            metrics: MetricsOptions::default(),
             error: None,
         }
     }
@@ -131,13 +137,64 @@ impl HostBuilder {
         Self { journal: Some(journal), ..self }
     }
 
+    /// Sends the host's metrics to a recorder of the program, in place of the host's own page. The
+    /// trait is of the crate `metrics`, version 0.24.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use std::sync::Arc;
+    ///
+    /// use callsheet::prelude::*;
+    ///
+    /// // For example a `PrometheusRecorder` of `metrics-exporter-prometheus`.
+    /// let recorder = Arc::new(metrics::NoopRecorder);
+    /// let host = Host::builder().recorder(recorder).metrics_label("host", "eu-1").start().await?;
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    ///
+    /// Several hosts can have the same recorder: [`HostBuilder::metrics_label`] tells them apart. A
+    /// recorder with buckets finds their bounds in [`histogram_bounds`](crate::histogram_bounds).
+    /// `tool_execution_time_seconds_total` counts whole seconds there.
+    pub fn recorder(mut self, recorder: Arc<dyn Recorder + Send + Sync>) -> Self {
+        self.metrics.recorder = Some(recorder);
+        self
+    }
+
+    /// Adds a label to all metrics of the host, such as `host="eu-1"`, whether they go to its own
+    /// page or to a recorder of the program. The start fails if a metric has a label of this name.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().metrics_label("host", "eu-1").start().await?;
+    /// # #[cfg(feature = "prometheus")]
+    /// assert!(host.metrics_page().unwrap().contains("\ncallsheet_runs_active{host=\"eu-1\"} 0\n"));
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    pub fn metrics_label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.metrics.labels.insert(name.into(), value.into());
+        self
+    }
+
     /// Starts the host. It continues the runs that the journal's last host left unfinished.
     ///
     /// # Errors
     /// If two tools have the same name, an agent names a model or a tool that does not exist, a
     /// limit is invalid, or the journal cannot be opened.
     pub async fn start(self) -> Result<Host, HostError> {
-        let Self { mut config, tools, offered, tool_sources, model_sources, journal, error } = self;
+        let Self {
+            mut config,
+            tools,
+            offered,
+            tool_sources,
+            model_sources,
+            journal,
+            metrics,
+            error,
+        } = self;
         if let Some(error) = error {
             return Err(HostError::Config(error.to_string()));
         }
@@ -155,7 +212,8 @@ impl HostBuilder {
         }
         let kept = start_rehearsal(&mut config).await?;
         let setup = HostSetup::new(config, tools);
-        Host::start(HostSetup { tool_sources, model_sources, journal, kept, ..setup }).await
+        Host::start(HostSetup { tool_sources, model_sources, journal, metrics, kept, ..setup })
+            .await
     }
 }
 

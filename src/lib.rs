@@ -117,6 +117,7 @@ pub use runtime::{
     OpenSession, PendingApproval, QueuedInput, RunEvent, RunFailed, RunReport, RunRequest,
     SessionHandle, SessionQuery, SessionSnapshot, SessionState, SessionSummary, StartedRun,
 };
+pub use telemetry::histogram_bounds;
 pub use types::{Content, ContentPart, Image, RunEnd, RunError, RunId, Seq, SessionId, ToolStatus};
 
 /// Requests to models and their responses, without a host; models of one's own.

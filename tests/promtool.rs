@@ -2,17 +2,21 @@
 //! `tests/alerts.yml`.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use callsheet::event::{ArgumentsAnomaly, CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
-use callsheet::telemetry::Telemetry;
 use callsheet::telemetry::metric_table;
+use callsheet::telemetry::{MetricsOptions, Telemetry, Traces, histogram_bounds};
 use callsheet::types::{
     CallKey, ProviderError, ProviderErrorKind, ResultNotes, RunEnd, RunError, RunId, SessionId,
     ToolCall, ToolOutcome, ToolResult, Usage,
 };
+use metrics::Recorder;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 
 #[test]
 fn promtool_accepts_the_metrics_page() {
@@ -24,6 +28,34 @@ fn promtool_accepts_the_metrics_page() {
         let head = format!("# TYPE {} ", metric.name);
         assert!(page.contains(&head), "{} is not checked", metric.name);
     }
+    promtool(&["check", "metrics"], &page);
+}
+
+#[test]
+fn promtool_accepts_the_labelled_metrics_of_two_hosts_in_one_recorder() {
+    let builder = histogram_bounds().fold(PrometheusBuilder::new(), |builder, (name, bounds)| {
+        builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds).unwrap()
+    });
+    let recorder = builder.build_recorder();
+    let page = recorder.handle();
+    let recorder: Arc<dyn Recorder + Send + Sync> = Arc::new(recorder);
+    for (name, recorder) in [("eu-1", Some(&recorder)), ("eu-2", Some(&recorder)), ("us-1", None)] {
+        let labels = BTreeMap::from([("host".to_owned(), name.to_owned())]);
+        let options = MetricsOptions { recorder: recorder.cloned(), labels };
+        options.check().unwrap();
+        let telemetry = Telemetry::with(&["clock".to_owned()], &options, |_| Traces::default());
+        events().into_iter().for_each(|event| telemetry.observe(&published(event)));
+        telemetry.metrics().model("main").queue_wait(Duration::from_secs(1));
+        if let Some(own_page) = telemetry.page() {
+            promtool(&["check", "metrics"], &own_page);
+        }
+    }
+    let page = page.render();
+    for metric in metric_table::ALL {
+        let head = format!("# TYPE {} ", metric.name);
+        assert_eq!(page.matches(&head).count(), 1, "{}", metric.name);
+    }
+    assert!(page.contains("host=\"eu-1\"") && page.contains("host=\"eu-2\""));
     promtool(&["check", "metrics"], &page);
 }
 

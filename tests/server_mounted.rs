@@ -1,5 +1,6 @@
 //! The API in the application of an embedding program: below a path, on other listeners, with a guard.
 #![expect(clippy::unwrap_used, reason = "a failed test may panic")]
+#![expect(clippy::disallowed_methods, reason = "the servers of the tests")]
 
 mod client;
 
@@ -100,6 +101,13 @@ async fn operations_are_a_router_of_their_own() {
     assert_eq!(wrong.error(), (405, "method_not_allowed".to_owned()));
     assert_eq!(send(addr, &get_from("/metrics", "")).await.body, "the fallback of the program");
     assert_eq!(send(addr, &get_from("/v1/sessions", "")).await.status, 200);
+    host.shutdown().await;
+
+    let recorder = std::sync::Arc::new(metrics::NoopRecorder);
+    let host = Host::builder().recorder(recorder).start().await.unwrap();
+    let addr = serve(Router::new().merge(server::operations(&host))).await;
+    let page = send(addr, &get_from("/metrics", "")).await;
+    assert_eq!(page.error(), (404, "no_metrics_page".to_owned()));
     host.shutdown().await;
 }
 

@@ -135,8 +135,8 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnExcess {
-    /// As many calls as the limit again are not run, and their results say so. Further calls are
-    /// removed.
+    /// Calls above the limit are answered without running. At most as many as the limit are answered
+    /// this way, and further ones are removed.
     #[default]
     Answer,
     /// The calls are removed from the response.

@@ -26,7 +26,7 @@ pub(super) fn are_paired(messages: &[Arc<Message>]) -> bool {
 }
 
 fn repair(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
-    let mut sent = Vec::with_capacity(messages.len());
+    let mut repaired = Vec::with_capacity(messages.len());
     let mut repairs = 0;
     let mut open: Vec<(&Arc<str>, &Arc<str>)> = Vec::new();
     for message in messages {
@@ -34,23 +34,23 @@ fn repair(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
             Message::Tool { call_id, .. } => match open.iter().position(|(id, _)| *id == call_id) {
                 Some(index) => {
                     open.remove(index);
-                    sent.push(Arc::clone(message));
+                    repaired.push(Arc::clone(message));
                 }
                 None => repairs += 1,
             },
             Message::User { .. } => {
-                repairs += add_missing_results(&mut open, &mut sent);
-                sent.push(Arc::clone(message));
+                repairs += add_missing_results(&mut open, &mut repaired);
+                repaired.push(Arc::clone(message));
             }
             Message::Assistant(response) => {
-                repairs += add_missing_results(&mut open, &mut sent);
+                repairs += add_missing_results(&mut open, &mut repaired);
                 open.extend(response.calls.iter().map(|call| (&call.id, &call.name)));
-                sent.push(Arc::clone(message));
+                repaired.push(Arc::clone(message));
             }
         }
     }
-    repairs += add_missing_results(&mut open, &mut sent);
-    (sent, repairs)
+    repairs += add_missing_results(&mut open, &mut repaired);
+    (repaired, repairs)
 }
 
 /// Returns whether all calls of a message have different ids.
@@ -63,12 +63,12 @@ fn has_unique_ids(message: &Message) -> bool {
 /// Adds a result for each open call, and returns how many it added.
 fn add_missing_results(
     open: &mut Vec<(&Arc<str>, &Arc<str>)>,
-    sent: &mut Vec<Arc<Message>>,
+    repaired: &mut Vec<Arc<Message>>,
 ) -> u32 {
     let mut repairs = 0;
     for (id, name) in open.drain(..) {
         repairs += 1;
-        sent.push(Arc::new(Message::Tool {
+        repaired.push(Arc::new(Message::Tool {
             call_id: Arc::clone(id),
             name: Arc::clone(name),
             content: "Error: the result of this call was lost".into(),
@@ -112,8 +112,8 @@ mod tests {
 
     #[track_caller]
     fn check(messages: &[Arc<Message>], roles: &str, repairs: u32) {
-        let (sent, count) = repair_pairing(messages);
-        let seen: Vec<String> = sent
+        let (repaired, count) = repair_pairing(messages);
+        let seen: Vec<String> = repaired
             .iter()
             .map(|message| match message.as_ref() {
                 Message::User { .. } => "user".to_owned(),

@@ -37,7 +37,7 @@ pub use options::{ExpectedAnswer, LoadJournal, LoadOptions, RUNS_MAX, SESSIONS_M
 pub use process::{ProcessMemory, cpu_time, memory, raise_open_files};
 pub use report::{LoadReport, Median, Quantiles};
 pub use service::{ServiceProcess, Workload, serve};
-pub use tally::ErrorKind;
+pub use tally::ErrorTally;
 
 use crate::runtime::HostError;
 use crate::tool::RegistryError;

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::histogram::DurationHistogram;
 use super::options::LoadOptions;
 use super::process::ProcessMemory;
-use super::tally::{ErrorKind, Tally};
+use super::tally::{ErrorTally, Tally};
 use crate::types::harmless;
 
 /// The measurements of the process.
@@ -69,7 +69,7 @@ pub struct LoadReport {
     /// The number of failed runs.
     pub errors: u64,
     /// The failed runs by kind, with an example each.
-    pub errors_by_kind: BTreeMap<String, ErrorKind>,
+    pub errors_by_kind: BTreeMap<String, ErrorTally>,
     /// The number of runs that were open when the test ended.
     pub unfinished: u64,
     /// The number of calls of correct runs.
@@ -157,7 +157,7 @@ impl fmt::Display for LoadReport {
         if self.unfinished > 0 {
             row("unfinished", self.unfinished.to_string())?;
         }
-        for (kind, ErrorKind { count, example }) in &self.errors_by_kind {
+        for (kind, ErrorTally { count, example }) in &self.errors_by_kind {
             row(
                 &format!("error {}", harmless(kind)),
                 format!("{count}, such as: {}", harmless(example)),

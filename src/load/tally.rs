@@ -17,7 +17,7 @@ const EXAMPLE_CHARS: usize = 300;
 
 /// The errors of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ErrorKind {
+pub struct ErrorTally {
     /// The number of errors.
     pub count: u64,
     /// The text of the first one.
@@ -43,7 +43,7 @@ pub(super) struct Tally {
     pub(super) overhead: DurationHistogram,
     pub(super) first_tool: DurationHistogram,
     pub(super) tools_ready: DurationHistogram,
-    pub(super) errors: BTreeMap<String, ErrorKind>,
+    pub(super) errors: BTreeMap<String, ErrorTally>,
 }
 
 impl Tally {
@@ -79,7 +79,7 @@ impl Tally {
         let of_kind = self
             .errors
             .entry(kind)
-            .or_insert_with(|| ErrorKind { count: 0, example: excerpt(&example, EXAMPLE_CHARS) });
+            .or_insert_with(|| ErrorTally { count: 0, example: excerpt(&example, EXAMPLE_CHARS) });
         of_kind.count += 1;
     }
 

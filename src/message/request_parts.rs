@@ -9,26 +9,26 @@ use crate::types::{MessagePart, ModelOrigin, ToolCall};
 pub enum RequestPart<'a> {
     /// Text.
     Text {
-        /// Not empty, unless there are members.
+        /// The text. It is empty only if there are members.
         text: &'a str,
-        /// Members that go back with it.
+        /// JSON members that are sent back with it.
         members: Option<&'a str>,
     },
-    /// Reasoning. It goes back only to the model that wrote it.
+    /// Reasoning. It is sent back only to the model that wrote it.
     Reasoning {
-        /// May be empty.
+        /// The text, which may be empty.
         text: &'a str,
-        /// Members that go back with it.
+        /// JSON members that are sent back with it.
         members: Option<&'a str>,
     },
     /// A call.
     Call {
         /// The call.
         call: &'a ToolCall,
-        /// Members that go back with it.
+        /// JSON members that are sent back with it.
         members: Option<&'a str>,
     },
-    /// A part of the service's own.
+    /// A part that only the service understands.
     Raw(&'a str),
 }
 
@@ -47,7 +47,7 @@ impl ResponseMessage {
     pub fn request_parts(&self, model: &ModelOrigin) -> Vec<RequestPart<'_>> {
         let mut parts = Vec::with_capacity(self.parts.len().max(1 + self.calls.len()));
         let (mut text, mut reasoning) = (self.text.as_str(), self.reasoning.as_str());
-        let mut written = 0;
+        let mut next_call = 0;
         for part in self.parts.iter().filter(|_| self.is_from(model)) {
             let request_part = match part {
                 MessagePart::Text { bytes, members } => RequestPart::Text {
@@ -59,12 +59,12 @@ impl ResponseMessage {
                     RequestPart::Reasoning { text, members: members.as_deref() }
                 }
                 MessagePart::Call { index, members } => {
-                    let calls = self.calls.get(written..).unwrap_or_default();
+                    let calls = self.calls.get(next_call..).unwrap_or_default();
                     let Some(call) = calls.first().filter(|call| call.key.index == *index) else {
                         // The call was removed from the history.
                         continue;
                     };
-                    written += 1;
+                    next_call += 1;
                     RequestPart::Call { call, members: members.as_deref() }
                 }
                 MessagePart::Raw { json } => RequestPart::Raw(json),
@@ -74,7 +74,7 @@ impl ResponseMessage {
         if !text.is_empty() {
             parts.push(RequestPart::Text { text, members: None });
         }
-        let rest = self.calls.get(written..).unwrap_or_default();
+        let rest = self.calls.get(next_call..).unwrap_or_default();
         parts.extend(rest.iter().map(|call| RequestPart::Call { call, members: None }));
         parts
     }

@@ -1,4 +1,4 @@
-//! A session that is in memory, as the rest of the host sees it.
+//! A session that is in memory: its actor, its log, its events and its activity.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ pub(super) struct AwakeSession {
     pub(super) actor: ActorRef<SessionMessage>,
     pub(super) feed_access: FeedAccess,
     pub(super) log: Arc<SessionLog>,
-    pub(super) state: Arc<SessionActivity>,
+    pub(super) activity: Arc<SessionActivity>,
 }
 
 /// The activity of a session, readable without a message to its actor.
@@ -26,8 +26,8 @@ pub(super) struct SessionActivity {
     pub(super) running: AtomicBool,
     /// True while the session has the actors of a run.
     pub(super) has_actors: AtomicBool,
-    /// Set before the session leaves memory. Messages that it had not handled by then go to the
-    /// actor that is started next.
+    /// Set before the session leaves memory. Messages that its actor has not handled by then are sent
+    /// again, to the actor that is started next.
     pub(super) leaving: AtomicBool,
     /// The time of the last request, in milliseconds since the host started.
     pub(super) touched_ms: AtomicU64,

@@ -12,7 +12,7 @@ use ractor::rpc::CallResult;
 
 use super::awake_session::AwakeSession;
 use super::error::HostError;
-use super::host_ref::{HostRef, TRIES};
+use super::host_ref::{HostRef, REQUEST_TRIES_MAX};
 use super::ids;
 use super::message::{RunAccepted, SessionMessage};
 use super::report::RunReport;
@@ -62,14 +62,14 @@ impl SessionHandle {
     /// # Errors
     /// If there is no such session.
     pub async fn agent(&self) -> Result<String, HostError> {
-        Ok(self.link.live(&self.id).await?.agent.clone())
+        Ok(self.link.awake_session(&self.id).await?.agent.clone())
     }
 
     /// Returns the session's state, as far as it is known without waking the session.
     #[must_use]
     pub fn state(&self) -> SessionState {
         match self.link.shared.awake(&self.id) {
-            Some(live) if live.state.running.load(Ordering::Acquire) => SessionState::Running,
+            Some(live) if live.activity.running.load(Ordering::Acquire) => SessionState::Running,
             Some(_) => SessionState::Idle,
             None => SessionState::Hibernated,
         }
@@ -140,7 +140,7 @@ impl SessionHandle {
             let (id, request) = (new.clone(), Box::new(request.clone()));
             SessionMessage::StartRun { id, request, reply }
         };
-        let (accepted, accepted_by) = self.link.ask(&self.id, ask).await?;
+        let (accepted, accepted_by) = self.link.request(&self.id, ask).await?;
         Ok((accepted?, accepted_by))
     }
 
@@ -164,8 +164,8 @@ impl SessionHandle {
         &self,
         call: impl Fn(&AwakeSession) -> Option<T>,
     ) -> Result<(T, Arc<AwakeSession>), HostError> {
-        for _ in 0..TRIES {
-            let live = self.link.live(&self.id).await?;
+        for _ in 0..REQUEST_TRIES_MAX {
+            let live = self.link.awake_session(&self.id).await?;
             if let Some(value) = call(&live) {
                 return Ok((value, live));
             }
@@ -208,7 +208,7 @@ impl SessionHandle {
     /// # Errors
     /// If there is no such session.
     pub async fn add_extension<T: Send + Sync + 'static>(&self, value: T) -> Result<(), HostError> {
-        self.link.live(&self.id).await?;
+        self.link.awake_session(&self.id).await?;
         let mut values = Extensions::new();
         values.insert(value);
         self.link.shared.extensions.add_to_session(&self.id, values);
@@ -240,7 +240,7 @@ impl SessionHandle {
             let (input, request) = (input.clone(), request.clone());
             SessionMessage::Steer { input, request, reply }
         };
-        let (seq, live) = self.link.ask(&self.id, steer).await?;
+        let (seq, live) = self.link.request(&self.id, steer).await?;
         self.wait_stored(seq?, &live).await
     }
 
@@ -250,7 +250,7 @@ impl SessionHandle {
     /// If the session is closed.
     pub async fn stop(&self, mode: StopMode) -> Result<(), HostError> {
         let stop = |reply| SessionMessage::Stop { mode, reply };
-        let (seq, live) = self.link.ask(&self.id, stop).await?;
+        let (seq, live) = self.link.request(&self.id, stop).await?;
         self.wait_stored(seq, &live).await.map(drop)
     }
 
@@ -261,7 +261,7 @@ impl SessionHandle {
     /// If no run waits to be resumed, or the session is closed.
     pub async fn resume(&self) -> Result<Seq, HostError> {
         let resume = |reply| SessionMessage::Resume { reply };
-        self.link.ask(&self.id, resume).await?.0
+        self.link.request(&self.id, resume).await?.0
     }
 
     /// Decides about a call that waits for approval. The first decision stands; the same decision
@@ -272,7 +272,7 @@ impl SessionHandle {
     /// was made before, or the session is closed.
     pub async fn decide(&self, key: CallKey, decision: ApprovalDecision) -> Result<(), HostError> {
         for _ in 0..DECIDE_TRIES {
-            let live = self.link.live(&self.id).await?;
+            let live = self.link.awake_session(&self.id).await?;
             let decision = decision.clone();
             let ask = |reply| SessionMessage::Decide { key, decision: decision.clone(), reply };
             match live.actor.call(ask, None).await {
@@ -288,7 +288,7 @@ impl SessionHandle {
                 // again is not an error.
                 Ok(CallResult::SenderError) => tokio::time::sleep(DECIDE_AGAIN).await,
                 Ok(CallResult::Timeout) | Err(_) => {
-                    if !live.state.leaving.load(Ordering::Acquire) {
+                    if !live.activity.leaving.load(Ordering::Acquire) {
                         break;
                     }
                 }
@@ -303,7 +303,7 @@ impl SessionHandle {
     /// If the session is closed.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, HostError> {
         let snapshot = |reply| SessionMessage::Snapshot { reply };
-        Ok(self.link.ask(&self.id, snapshot).await?.0)
+        Ok(self.link.request(&self.id, snapshot).await?.0)
     }
 
     /// Returns a snapshot once it is durable.
@@ -312,7 +312,7 @@ impl SessionHandle {
     /// If the session is closed, or its records cannot be stored.
     pub async fn stored_snapshot(&self) -> Result<SessionSnapshot, HostError> {
         let snapshot = |reply| SessionMessage::Snapshot { reply };
-        let (snapshot, live) = self.link.ask(&self.id, snapshot).await?;
+        let (snapshot, live) = self.link.request(&self.id, snapshot).await?;
         self.wait_stored(snapshot.seq, &live).await?;
         Ok(snapshot)
     }
@@ -341,7 +341,7 @@ impl SessionHandle {
                 return stored_sessions::delete(&self.link, &self.id).await;
             }
             let close = |reply| SessionMessage::Close { reply };
-            match self.link.ask(&self.id, close).await {
+            match self.link.request(&self.id, close).await {
                 Ok((closed, _)) => return closed,
                 // A session that cannot be woken can still be deleted.
                 Err(HostError::Journal(_) | HostError::Rebuild(_) | HostError::AgentGone(_)) => {}

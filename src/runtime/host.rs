@@ -75,7 +75,7 @@ impl Actor for HostActor {
         state: &mut HostActorState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            HostMessage::Begin(opening) => state.begin(&myself, *opening).await,
+            HostMessage::Begin(start) => state.begin(&myself, *start).await,
             HostMessage::RunMaintenance { sent } => {
                 state.link.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
                 maintenance::run(&state.link);
@@ -119,10 +119,10 @@ async fn measure_lag(host: Arc<HostState>) {
 }
 
 impl HostActorState {
-    async fn begin(&mut self, myself: &ActorRef<HostMessage>, opening: SessionStart) {
-        let (id, shared) = (opening.id.clone(), Arc::clone(&self.link.shared));
-        let has_work = opening.has_work();
-        match session::spawn(opening, self.link.clone(), myself.get_cell()).await {
+    async fn begin(&mut self, myself: &ActorRef<HostMessage>, start: SessionStart) {
+        let (id, shared) = (start.id.clone(), Arc::clone(&self.link.shared));
+        let has_work = start.has_work();
+        match session::spawn(start, self.link.clone(), myself.get_cell()).await {
             Ok(live) => {
                 self.sessions.insert(live.actor.get_id(), (id.clone(), Arc::clone(&live)));
                 if has_work {
@@ -151,7 +151,7 @@ impl HostActorState {
     fn restart(&mut self, id: SessionId, dead: Arc<AwakeSession>) {
         let deaths = self.deaths.entry(id.clone()).or_default();
         *deaths += 1;
-        let ran = dead.state.running.load(Ordering::Acquire);
+        let ran = dead.activity.running.load(Ordering::Acquire);
         let restarts = ran && *deaths <= RESTARTS_MAX && !self.link.shared.is_closing();
         let link = self.link.clone();
         dead.log.close();

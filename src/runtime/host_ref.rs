@@ -20,7 +20,7 @@ use crate::types::SessionId;
 
 /// Maximum number of times that a request is sent. It is sent again if its session hibernates before
 /// it handles the request.
-pub(super) const TRIES: u32 = 100;
+pub(super) const REQUEST_TRIES_MAX: u32 = 100;
 
 /// Access to the sessions of a host.
 #[derive(Clone, Debug)]
@@ -40,7 +40,10 @@ impl HostRef {
     }
 
     /// Returns the awake session; wakes it if necessary.
-    pub(super) async fn live(&self, id: &SessionId) -> Result<Arc<AwakeSession>, HostError> {
+    pub(super) async fn awake_session(
+        &self,
+        id: &SessionId,
+    ) -> Result<Arc<AwakeSession>, HostError> {
         loop {
             let waiting = {
                 let mut index = self.shared.index.lock();
@@ -71,17 +74,17 @@ impl HostRef {
     }
 
     /// Sends a request to the session; wakes it if necessary.
-    pub(super) async fn ask<T: Send + 'static>(
+    pub(super) async fn request<T: Send + 'static>(
         &self,
         id: &SessionId,
         message: impl Fn(RpcReplyPort<T>) -> SessionMessage,
     ) -> Result<(T, Arc<AwakeSession>), HostError> {
-        for _ in 0..TRIES {
-            let live = self.live(id).await?;
+        for _ in 0..REQUEST_TRIES_MAX {
+            let live = self.awake_session(id).await?;
             match live.actor.call(&message, None).await {
                 Ok(CallResult::Success(answer)) => return Ok((answer, live)),
                 Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => {
-                    if !live.state.leaving.load(Ordering::Acquire) {
+                    if !live.activity.leaving.load(Ordering::Acquire) {
                         break;
                     }
                     tokio::task::yield_now().await;
@@ -95,8 +98,8 @@ impl HostRef {
     pub(super) fn wake(&self, id: &SessionId) {
         let (link, id) = (self.clone(), id.clone());
         task::detach(async move {
-            let begun = match link.read_session(&id).await {
-                Ok(opening) => link.host.cast(HostMessage::Begin(Box::new(opening))),
+            let sent = match link.read_session(&id).await {
+                Ok(start) => link.host.cast(HostMessage::Begin(Box::new(start))),
                 Err(error) => {
                     if !matches!(error, HostError::NoSuchSession(_)) {
                         tracing::error!(session = %id, %error, "session_not_woken");
@@ -105,7 +108,7 @@ impl HostRef {
                     return;
                 }
             };
-            if begun.is_err() {
+            if sent.is_err() {
                 link.shared.wake_failed(&id, HostError::ShuttingDown);
             }
         });
@@ -136,8 +139,8 @@ impl HostRef {
         })
     }
 
-    /// Finds or removes a session: on this thread if the engine is in memory, else on a thread that may
-    /// block.
+    /// Runs a query or a removal of a session: on this thread if the engine is in memory, else on a
+    /// thread that may block.
     pub(super) async fn read_index<T: Send + 'static>(
         &self,
         read: impl FnOnce() -> T + Send + 'static,
@@ -159,7 +162,9 @@ fn read_stored(shared: &HostState, id: &SessionId) -> Result<StoredSession, Host
     let entries = shared.journal.read(id, Seq(0))?;
     let Some(first) = entries.first() else { return Err(HostError::NoSuchSession(id.clone())) };
     let Record::SessionOpened { agent, .. } = &first.record else {
-        return Err(HostError::Rebuild(format!("session {id} does not begin with its opening")));
+        return Err(HostError::Rebuild(format!(
+            "the first record of session {id} is not session_opened"
+        )));
     };
     let own = shared.agents.get(agent).ok_or_else(|| HostError::AgentGone(agent.clone()))?;
     let limits = |overrides: &_| own.with_recorded(overrides).limits().clone();

@@ -79,7 +79,7 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
 fn summary(shared: &HostState, stored: StoredSessionInfo) -> SessionSummary {
     let StoredSessionInfo { id, agent, state, seq, opened, touched } = stored;
     let state = match shared.awake(&id) {
-        Some(live) if live.state.running.load(Ordering::Acquire) => SessionState::Running,
+        Some(live) if live.activity.running.load(Ordering::Acquire) => SessionState::Running,
         Some(_) => SessionState::Idle,
         // Its run waits for an approval or to be resumed.
         None if state == SessionState::Running => SessionState::Running,

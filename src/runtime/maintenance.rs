@@ -58,12 +58,12 @@ pub(super) fn run(link: &HostRef) {
 fn release_idle(shared: &super::host_state::HostState) {
     let now = shared.clock_ms();
     for (_, live) in shared.all_awake() {
-        let idle_ms = now.saturating_sub(live.state.touched_ms.load(Ordering::Relaxed));
+        let idle_ms = now.saturating_sub(live.activity.touched_ms.load(Ordering::Relaxed));
         match shared.idle_after {
             Some(idle) if u128::from(idle_ms) >= idle.as_millis() => {
                 let _ = live.actor.cast(SessionMessage::Hibernate { idle });
             }
-            _ if idle_ms >= ACTORS_KEPT_MS && live.state.has_unused_actors() => {
+            _ if idle_ms >= ACTORS_KEPT_MS && live.activity.has_unused_actors() => {
                 let _ = live.actor.cast(SessionMessage::ReleaseActors);
             }
             _ => {}
@@ -85,7 +85,7 @@ fn wake_expired(link: &HostRef) {
         let link = link.clone();
         task::detach(async move {
             // A failure to wake the session is already logged.
-            let _ = link.live(&id).await;
+            let _ = link.awake_session(&id).await;
         });
     }
 }
@@ -98,7 +98,7 @@ fn wake_failed_runs(link: &HostRef) {
     for id in failed {
         let link = link.clone();
         task::detach(async move {
-            if matches!(link.live(&id).await, Err(HostError::NoSuchSession(_))) {
+            if matches!(link.awake_session(&id).await, Err(HostError::NoSuchSession(_))) {
                 link.shared.unwritten.lock().retain(|_, session| *session != id);
             }
         });

@@ -55,7 +55,7 @@ pub(super) enum SessionMessage {
         request: Option<RequestKey>,
         reply: RpcReplyPort<Result<Seq, HostError>>,
     },
-    /// Continue what the journal says was open.
+    /// Continue the run that was open when the session was stored.
     ContinueRun,
     /// Resume a suspended run on request.
     Resume { reply: RpcReplyPort<Result<Seq, HostError>> },
@@ -67,7 +67,7 @@ pub(super) enum SessionMessage {
     JournalFailed { error: JournalError },
     /// End the current run, if there is one.
     Stop { mode: StopMode, reply: RpcReplyPort<Seq> },
-    /// Start no more turns; with `now`, end the run at once.
+    /// Start no more turns. With `now`, also end the run at once.
     Interrupt { now: bool },
     /// Return a snapshot of the session.
     Snapshot { reply: RpcReplyPort<SessionSnapshot> },
@@ -89,14 +89,14 @@ pub(super) enum SessionMessage {
 /// A run that was started or queued, or one that an earlier request started.
 pub(super) struct RunAccepted {
     pub(super) id: RunId,
-    /// The position of its first record.
+    /// The sequence number of its first record.
     pub(super) seq: Seq,
     /// Receives the report. The sender is dropped without a report when the session dies. `None` for a run
     /// that is over.
     pub(super) report: Option<tokio::sync::oneshot::Receiver<ReportResult>>,
 }
 
-/// The report of a run for its caller, and the position of the run's last record.
+/// The report of a run for its caller, and the sequence number of the run's last record.
 pub(super) type ReportResult = Result<(RunReport, Seq), HostError>;
 
 /// A message to the stream actor.
@@ -112,7 +112,7 @@ pub(super) enum StreamMessage {
     },
     /// Drop the open exchange, or the wait before it.
     Disconnect,
-    /// The read loop died by a bug.
+    /// The task that reads the response has panicked.
     ReadLoopDied,
 }
 
@@ -124,8 +124,8 @@ pub(super) enum AccumulatorMessage {
     DeltasReceived { turn: u32, attempt: u32, batch: Vec<Delta>, reply: RpcReplyPort<()> },
     /// The request of an exchange waits for a permit of its model, or has received it.
     ModelPermitReplied { turn: u32, attempt: u32, permit: PermitReply },
-    /// An exchange is over. Reports to the model's circuit breaker how the exchange is judged; `None` if no
-    /// request was sent.
+    /// An exchange is over. `breaker_permit` is released with the result of the attempt, which the
+    /// circuit breaker counts. It is `None` if no request was sent.
     ResponseEnded {
         turn: u32,
         attempt: u32,
@@ -152,7 +152,7 @@ pub(super) enum AccumulatorMessage {
 pub(super) enum ToolSupervisorMessage {
     /// Execute the commands in order.
     Execute(Vec<ToolCommand>),
-    /// Report the ends of calls to this accumulator from now on. Returns the live calls of the turn
+    /// Report completions to this accumulator from now on. Reply with the started calls of the turn
     /// that it resumes, if it resumes one.
     Attach {
         accumulator: AccumulatorRef,
@@ -169,8 +169,8 @@ pub(super) enum ToolSupervisorMessage {
 /// A reference to the tool supervisor of a session.
 pub(super) type ToolSupervisorRef = ActorRef<ToolSupervisorMessage>;
 
-/// The ends of calls on their way from the tool supervisor to its accumulator. The first one in an
-/// empty queue is announced by a message, and the accumulator then takes all.
+/// The completions that the tool supervisor reports to its accumulator. A message announces the first
+/// one in an empty queue, and the accumulator then removes all.
 pub(super) type CompletionQueue = Arc<Mutex<Vec<(CallKey, ToolCompletion)>>>;
 
 /// A command for a call.

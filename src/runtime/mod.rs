@@ -113,7 +113,7 @@ use crate::config::{Config, Resume};
 use crate::context::InitialHistory;
 use crate::journal::Journal;
 use crate::record::Seq;
-use crate::telemetry::{Metrics, Telemetry, Traces};
+use crate::telemetry::{Metrics, MetricsOptions, Telemetry, Traces};
 use crate::tool::Extensions;
 use crate::tool::ToolRegistry;
 use crate::types::SessionId;
@@ -166,6 +166,8 @@ pub(crate) struct HostSetup {
     pub(crate) model_sources: ModelSources,
     /// The journal. `None`: the configured one.
     pub(crate) journal: Option<Arc<dyn Journal>>,
+    /// The destination and the labels of the host's metrics.
+    pub(crate) metrics: MetricsOptions,
     /// A value that lives as long as the host.
     pub(crate) kept: Box<dyn Any + Send + Sync>,
 }
@@ -173,7 +175,9 @@ pub(crate) struct HostSetup {
 impl HostSetup {
     pub(crate) fn new(config: Config, tools: ToolRegistry) -> Self {
         let (tool_sources, model_sources) = (ToolSources::default(), ModelSources::default());
-        Self { config, tools, tool_sources, model_sources, journal: None, kept: Box::new(()) }
+        let metrics = MetricsOptions::default();
+        let kept = Box::new(());
+        Self { config, tools, tool_sources, model_sources, journal: None, metrics, kept }
     }
 }
 
@@ -254,7 +258,8 @@ impl Host {
     /// # Errors
     /// If the configuration is invalid ([`Config::check`]), or the journal cannot be opened.
     pub(crate) async fn start(setup: HostSetup) -> Result<Self, HostError> {
-        let HostSetup { config, mut tools, tool_sources, model_sources, journal, kept } = setup;
+        let HostSetup { config, mut tools, tool_sources, model_sources, journal, metrics, kept } =
+            setup;
         let started = Instant::now();
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
         let registered: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -264,7 +269,8 @@ impl Host {
         let (gauges, stalls) = (Gauges::default(), StallClock::default());
         let caps = Caps::new(&tools, &gauges.waiting);
         let traces = |metrics: &Metrics| Traces::from_env(&config.models, metrics);
-        let telemetry = Telemetry::with_traces(&names, traces);
+        metrics.check().map_err(HostError::Config)?;
+        let telemetry = Telemetry::with(&names, &metrics, traces);
         let secrets = config.secrets();
         let journal = match journal {
             Some(journal) => journal,
@@ -413,6 +419,15 @@ impl Host {
     /// Updates the gauges now. The host also does this every 5 seconds.
     pub fn update_metrics(&self) {
         self.shared().update_gauges();
+    }
+
+    /// Updates the gauges and renders the host's metrics in Prometheus's text format. Returns `None`
+    /// if they go to a recorder of the program.
+    #[cfg(feature = "prometheus")]
+    #[must_use]
+    pub fn metrics_page(&self) -> Option<String> {
+        self.update_metrics();
+        self.telemetry().page()
     }
 
     /// Returns the host's telemetry.

@@ -14,15 +14,15 @@ use crate::journal::{SqliteJournal, SqliteOptions};
 use crate::telemetry::Telemetry;
 use crate::types::{SessionId, SessionState};
 
-/// The number of sessions that are read from the journal concurrently.
+/// Maximum number of sessions that are read from the journal concurrently.
 pub(super) const READS_MAX: usize = 8;
 
-/// The number of batches that may wait to be written.
+/// Maximum number of batches that wait to be written.
 #[cfg(feature = "sqlite")]
 const QUEUE_MAX: usize = 65_536;
 
-/// The number of unfinished runs of one listing.
-const PAGE: usize = 1000;
+/// Maximum number of sessions of one page of the list.
+const PAGE_LENGTH: usize = 1000;
 
 /// Opens the configured journal.
 pub(super) async fn open_journal(
@@ -63,12 +63,12 @@ pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>
     let mut found = Vec::new();
     let mut listing = StoredSessionFilter {
         state: Some(SessionState::Running),
-        limit: PAGE,
+        limit: PAGE_LENGTH,
         ..StoredSessionFilter::default()
     };
     loop {
         let page = journal.list(&listing)?;
-        let is_last = page.len() < PAGE;
+        let is_last = page.len() < PAGE_LENGTH;
         found.extend(page.into_iter().map(|stored| stored.id));
         if is_last {
             return Ok((journal.count()?, found));
@@ -80,7 +80,7 @@ pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>
 /// Wakes the sessions with unfinished runs, which then continue.
 pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: Instant) {
     let all = unfinished.len();
-    let woken = unfinished.iter().map(|id| link.live(id));
+    let woken = unfinished.iter().map(|id| link.awake_session(id));
     let woken = futures::future::join_all(woken).await;
     let recovered = woken.iter().filter(|woken| woken.is_ok()).count();
     let took = began.elapsed();

@@ -7,7 +7,7 @@ use crate::types::{Content, TraceContext};
 
 /// A user's input, and the overrides of the run.
 ///
-/// A plain text is a request without overrides.
+/// A string converts to a request without overrides.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct RunRequest {

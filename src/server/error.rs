@@ -1,10 +1,11 @@
-//! Errors of the API: a status code and the body `{"error":{"code","message"}}`. [`HostError`] is
-//! such a response too.
+//! Errors of the API: a status code and the body `{"error":{"code","message"}}`. [`HostError`] and
+//! [`RunFailed`] are such responses too.
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::runtime::{ErrorKind, HostError};
+use crate::runtime::{ErrorKind, HostError, RunFailed};
+use crate::types::RunEnd;
 
 /// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +109,48 @@ impl IntoResponse for HostError {
     }
 }
 
+impl RunFailed {
+    /// Returns the HTTP status for an answer that a run did not give: 502 if the service failed, 504
+    /// after a timeout, 503 if the host shut down, 409 if the run was stopped, and 422 otherwise.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self.run_end {
+            RunEnd::Failed => StatusCode::BAD_GATEWAY,
+            RunEnd::TimedOut => StatusCode::GATEWAY_TIMEOUT,
+            RunEnd::Interrupted => StatusCode::SERVICE_UNAVAILABLE,
+            RunEnd::Stopped => StatusCode::CONFLICT,
+            RunEnd::Answered
+            | RunEnd::MaxTurns
+            | RunEnd::Refused
+            | RunEnd::AllToolsFailed
+            | RunEnd::Budget
+            | RunEnd::LoopDetected => StatusCode::UNPROCESSABLE_ENTITY,
+        }
+    }
+}
+
+/// An error response in the form of the API. The code is that of the run's error, or else the run end.
+///
+/// ```
+/// use axum::extract::State;
+/// use callsheet::prelude::*;
+///
+/// // The error of an `axum::response::Result` is any response.
+/// async fn ask(State(host): State<Host>, question: String) -> axum::response::Result<String> {
+///     let session = host.open_session(OpenSession::default()).await?;
+///     Ok(session.run(question).await?.text()?.to_owned())
+/// }
+/// ```
+impl IntoResponse for RunFailed {
+    fn into_response(self) -> Response {
+        let code = match &self.error {
+            Some(error) => error.code.clone(),
+            None => self.run_end.as_str().to_owned(),
+        };
+        error_response(self.status(), &code, &self.to_string())
+    }
+}
+
 /// Returns the request of the API that helps, for errors that another request can resolve.
 fn remedy(error: &HostError) -> Option<&'static str> {
     match error {
@@ -148,8 +191,7 @@ impl From<HostError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let Self { status, code, message, header } = self;
-        let body = serde_json::json!({"error": {"code": code, "message": message}});
-        let mut response = (status, axum::Json(body)).into_response();
+        let mut response = error_response(status, code, &message);
         if let Some((name, value)) = header {
             response.headers_mut().insert(name, HeaderValue::from_static(value));
         }
@@ -157,9 +199,15 @@ impl IntoResponse for ApiError {
     }
 }
 
+fn error_response(status: StatusCode, code: &str, message: &str) -> Response {
+    let body = serde_json::json!({"error": {"code": code, "message": message}});
+    (status, axum::Json(body)).into_response()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::RunError;
 
     #[test]
     fn messages_name_the_request_that_helps() {
@@ -181,5 +229,20 @@ mod tests {
         assert_eq!(full.headers().get(header::RETRY_AFTER), Some(&HeaderValue::from_static("1")));
         let closed = ApiError::of_host(&HostError::SessionClosed, None);
         assert_eq!(closed.status_and_code(), (404, "no_such_session"));
+    }
+
+    #[test]
+    fn a_failed_run_is_a_response_with_the_code_of_its_error() {
+        let error = RunError {
+            code: "provider_error".to_owned(),
+            message: "it broke".to_owned(),
+            transient: true,
+        };
+        for (run_end, expected) in [(RunEnd::Failed, 502), (RunEnd::TimedOut, 504)] {
+            let failed = RunFailed { run_end, error: Some(error.clone()) };
+            assert_eq!(failed.status().as_u16(), expected);
+            assert_eq!(failed.into_response().status().as_u16(), expected);
+        }
+        assert_eq!(RunFailed { run_end: RunEnd::Budget, error: None }.status().as_u16(), 422);
     }
 }

@@ -31,7 +31,10 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
     Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message))
 }
 
-pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
-    state.host.update_metrics();
-    ([(header::CONTENT_TYPE, Telemetry::CONTENT_TYPE)], state.host.telemetry().render())
+pub(super) async fn metrics(State(state): State<AppState>) -> Result<Response, ApiError> {
+    let page = state.host.metrics_page().ok_or_else(|| {
+        let message = "this host has no metrics page: its metrics go to a recorder of the program";
+        ApiError::not_found("no_metrics_page", message)
+    })?;
+    Ok(([(header::CONTENT_TYPE, Telemetry::CONTENT_TYPE)], page).into_response())
 }

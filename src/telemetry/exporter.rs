@@ -6,7 +6,9 @@ use std::sync::Arc;
 use metrics::NoopRecorder;
 
 use super::logs;
+use super::metric_table::SharedRecorder;
 use super::metrics::Metrics;
+use super::metrics_options::MetricsOptions;
 #[cfg(feature = "prometheus")]
 use super::prometheus_page::PrometheusPage;
 use super::traces::Traces;
@@ -20,8 +22,9 @@ pub struct Telemetry {
 
 #[derive(Debug)]
 struct TelemetryInner {
+    /// The host's own page, unless its metrics go to a recorder of the program.
     #[cfg(feature = "prometheus")]
-    page: PrometheusPage,
+    page: Option<PrometheusPage>,
     metrics: Metrics,
     traces: Traces,
 }
@@ -30,19 +33,33 @@ impl Telemetry {
     /// The content type of [`Telemetry::render`].
     pub const CONTENT_TYPE: &'static str = "text/plain; version=0.0.4; charset=utf-8";
 
-    /// Creates telemetry for a host with these tools, without traces.
+    /// Creates telemetry for a host with these tools: with a page of its own, without traces.
     #[must_use]
     pub fn new(tools: &[String]) -> Self {
-        Self::with_traces(tools, |_| Traces::default())
+        Self::with(tools, &MetricsOptions::default(), |_| Traces::default())
     }
 
-    /// Creates telemetry with traces.
+    /// Creates telemetry.
     #[must_use]
-    pub fn with_traces(tools: &[String], traces: impl FnOnce(&Metrics) -> Traces) -> Self {
+    pub fn with(
+        tools: &[String],
+        options: &MetricsOptions,
+        traces: impl FnOnce(&Metrics) -> Traces,
+    ) -> Self {
+        let labels = options.labels();
         #[cfg(feature = "prometheus")]
-        let (recorder, page) = PrometheusPage::new();
+        let (recorder, page) = match options.recorder.clone() {
+            Some(recorder) => (SharedRecorder::new(recorder, labels), None),
+            None => {
+                let (recorder, page) = PrometheusPage::new(labels);
+                (recorder, Some(page))
+            }
+        };
         #[cfg(not(feature = "prometheus"))]
-        let recorder = Arc::new(NoopRecorder);
+        let recorder = SharedRecorder::new(
+            options.recorder.clone().unwrap_or_else(|| Arc::new(NoopRecorder)),
+            labels,
+        );
         let metrics = Metrics::new(recorder, tools);
         let inner = TelemetryInner {
             #[cfg(feature = "prometheus")]
@@ -73,17 +90,26 @@ impl Telemetry {
         &self.inner.traces
     }
 
-    /// Renders the page in Prometheus's text format.
+    /// Renders the host's own page in Prometheus's text format, if it has one.
+    #[cfg(feature = "prometheus")]
+    #[must_use]
+    pub fn page(&self) -> Option<String> {
+        Some(self.inner.page.as_ref()?.render(&self.inner.metrics))
+    }
+
+    /// Renders the host's own page. The text is empty if it has none.
     #[cfg(feature = "prometheus")]
     #[must_use]
     pub fn render(&self) -> String {
-        self.inner.page.render(&self.inner.metrics)
+        self.page().unwrap_or_default()
     }
 
     /// Moves samples into their buckets. The host calls it every 5 seconds; otherwise samples
     /// accumulate until the page is rendered.
     pub fn upkeep(&self) {
         #[cfg(feature = "prometheus")]
-        self.inner.page.upkeep();
+        if let Some(page) = &self.inner.page {
+            page.upkeep();
+        }
     }
 }

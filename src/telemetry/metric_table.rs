@@ -5,14 +5,44 @@
 //! labels. Names from Prometheus's client libraries begin with `process_`, our own with `callsheet_`.
 //! Labels have few values: never an id.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ::metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
 
-/// The recorder of one host.
-pub(super) type SharedRecorder = Arc<dyn Recorder + Send + Sync>;
+/// The recorder of one host, and the labels that all of the host's series have.
+#[derive(Clone)]
+pub struct SharedRecorder {
+    recorder: Arc<dyn Recorder + Send + Sync>,
+    labels: Vec<Label>,
+    /// True if the host renders its own page, which has the sums of seconds in full.
+    has_own_page: bool,
+}
+
+impl SharedRecorder {
+    /// Creates the recorder of a host without a page.
+    #[must_use]
+    pub fn new(recorder: Arc<dyn Recorder + Send + Sync>, labels: Vec<Label>) -> Self {
+        Self { recorder, labels, has_own_page: false }
+    }
+
+    /// Creates the recorder of a host's own page.
+    #[cfg(feature = "prometheus")]
+    pub(super) fn of_own_page(
+        recorder: Arc<dyn Recorder + Send + Sync>,
+        labels: Vec<Label>,
+    ) -> Self {
+        Self { recorder, labels, has_own_page: true }
+    }
+}
+
+impl fmt::Debug for SharedRecorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedRecorder").field("labels", &self.labels).finish_non_exhaustive()
+    }
+}
 
 const METADATA: Metadata<'static> = Metadata::new("callsheet", Level::INFO, None);
 
@@ -39,8 +69,8 @@ pub struct Metric {
 pub enum MetricKind {
     /// A whole number that only grows.
     Counter,
-    /// A sum of seconds that only grows. The exporter's counters are whole numbers, so
-    /// [`Metrics`](super::Metrics) renders it itself.
+    /// A sum of seconds that only grows. The exporter's counters are whole numbers, so the host's own
+    /// page renders it itself. Another recorder gets whole seconds.
     SecondsSum,
     /// A number that goes up and down.
     Gauge,
@@ -57,34 +87,39 @@ pub(super) trait MetricHandle {
 impl MetricHandle for Counter {
     fn register(metric: &Metric, recorder: &SharedRecorder, labels: &[(&str, &str)]) -> Self {
         debug_assert_eq!(metric.kind, MetricKind::Counter, "{}", metric.name);
-        recorder.register_counter(&metric.key(labels), &METADATA)
+        recorder.recorder.register_counter(&metric.key(recorder, labels), &METADATA)
     }
 }
 
 impl MetricHandle for Gauge {
     fn register(metric: &Metric, recorder: &SharedRecorder, labels: &[(&str, &str)]) -> Self {
         debug_assert_eq!(metric.kind, MetricKind::Gauge, "{}", metric.name);
-        recorder.register_gauge(&metric.key(labels), &METADATA)
+        recorder.recorder.register_gauge(&metric.key(recorder, labels), &METADATA)
     }
 }
 
 impl MetricHandle for Histogram {
     fn register(metric: &Metric, recorder: &SharedRecorder, labels: &[(&str, &str)]) -> Self {
         debug_assert!(matches!(metric.kind, MetricKind::Histogram(_)), "{}", metric.name);
-        recorder.register_histogram(&metric.key(labels), &METADATA)
+        recorder.recorder.register_histogram(&metric.key(recorder, labels), &METADATA)
     }
 }
 
 /// A sum of durations. Cloning shares it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct SecondsSum {
     nanoseconds: Arc<AtomicU64>,
+    /// Counts the whole seconds of the sum, unless the host's own page renders it.
+    whole_seconds: Counter,
 }
 
 impl SecondsSum {
     pub(super) fn add(&self, time: Duration) {
-        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+        let added = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let before = self.nanoseconds.fetch_add(added, Ordering::Relaxed);
+        let seconds = |nanoseconds| Duration::from_nanos(nanoseconds).as_secs();
+        let more = seconds(before.saturating_add(added)) - seconds(before);
+        self.whole_seconds.increment(more);
     }
 
     #[cfg(feature = "prometheus")]
@@ -94,8 +129,13 @@ impl SecondsSum {
 }
 
 impl MetricHandle for SecondsSum {
-    fn register(_: &Metric, _: &SharedRecorder, _: &[(&str, &str)]) -> Self {
-        Self::default()
+    fn register(metric: &Metric, recorder: &SharedRecorder, labels: &[(&str, &str)]) -> Self {
+        debug_assert_eq!(metric.kind, MetricKind::SecondsSum, "{}", metric.name);
+        let whole_seconds = match recorder.has_own_page {
+            true => Counter::noop(),
+            false => recorder.recorder.register_counter(&metric.key(recorder, labels), &METADATA),
+        };
+        Self { nanoseconds: Arc::default(), whole_seconds }
     }
 }
 
@@ -103,11 +143,14 @@ impl Metric {
     /// Passes name, unit and description to the recorder.
     pub(super) fn describe(&self, recorder: &SharedRecorder) {
         let (name, unit, help) = (self.name.into(), Some(self.unit), self.help.into());
+        let SharedRecorder { recorder, has_own_page, .. } = recorder;
         match self.kind {
-            MetricKind::Counter => recorder.describe_counter(name, unit, help),
+            MetricKind::SecondsSum if *has_own_page => {}
+            MetricKind::Counter | MetricKind::SecondsSum => {
+                recorder.describe_counter(name, unit, help);
+            }
             MetricKind::Gauge => recorder.describe_gauge(name, unit, help),
             MetricKind::Histogram(_) => recorder.describe_histogram(name, unit, help),
-            MetricKind::SecondsSum => {}
         }
     }
 
@@ -120,14 +163,29 @@ impl Metric {
         H::register(self, recorder, labels)
     }
 
-    fn key(&self, labels: &[(&str, &str)]) -> Key {
+    fn key(&self, recorder: &SharedRecorder, labels: &[(&str, &str)]) -> Key {
         debug_assert!(labels.iter().all(|(name, _)| self.labels.contains(name)), "{}", self.name);
         let labels: Vec<Label> = labels
             .iter()
             .map(|(name, value)| Label::new((*name).to_owned(), (*value).to_owned()))
+            .chain(recorder.labels.iter().cloned())
             .collect();
         Key::from_parts(self.name, labels)
     }
+}
+
+/// Returns the upper bounds of each histogram's buckets, by the name of the metric, for a recorder of
+/// the program that has buckets.
+///
+/// ```
+/// let bounds: Vec<_> = callsheet::histogram_bounds().collect();
+/// assert!(bounds.iter().any(|(name, _)| *name == "callsheet_turn_overhead_seconds"));
+/// ```
+pub fn histogram_bounds() -> impl Iterator<Item = (&'static str, &'static [f64])> {
+    ALL.iter().filter_map(|metric| match metric.kind {
+        MetricKind::Histogram(bounds) => Some((metric.name, bounds)),
+        MetricKind::Counter | MetricKind::Gauge | MetricKind::SecondsSum => None,
+    })
 }
 
 /// Upper bounds for delays that the host itself causes, in seconds.

@@ -2,7 +2,8 @@
 //!
 //! Runs are observed through [`PublishedEvent`](crate::event::PublishedEvent)s. Gauges of the
 //! host's current state are set by methods. Depends on neither HTTP nor actors. No metric and no
-//! recorder is global to the process, so several hosts in one process each have a page of their own.
+//! recorder is global to the process: each host has a page of its own, or a recorder that the program
+//! gives it.
 //!
 //! | subject | file |
 //! | --- | --- |
@@ -13,6 +14,7 @@
 //! | metrics of runs, turns, calls and subscribers, from events | `metrics` |
 //! | metrics of the process, of the journal and of a model | `host`, `journal`, `models` |
 //! | metrics whose label values are known only at run time | `labelled_handles` |
+//! | recorder of the program; labels that tell hosts apart | `metrics_options` |
 //! | metrics page for Prometheus | `prometheus_page` |
 //! | log lines from events; log output of the binary | `logs`, `log_output` |
 //! | traces (OpenTelemetry): spans, message contents, export | `traces/` |
@@ -28,6 +30,7 @@ mod log_output;
 pub mod logs;
 pub mod metric_table;
 mod metrics;
+mod metrics_options;
 mod models;
 #[cfg(feature = "prometheus")]
 mod prometheus_page;
@@ -40,7 +43,8 @@ pub use feed::{
 };
 #[cfg(feature = "cli")]
 pub use log_output::{LogFormat, LogsError, init};
-pub use metric_table::HostMetrics;
+pub use metric_table::{HostMetrics, SharedRecorder, histogram_bounds};
 pub use metrics::Metrics;
+pub use metrics_options::MetricsOptions;
 pub use models::{GaugeGuard, ModelMetrics};
 pub use traces::{TracedRun, Traces};

@@ -17,7 +17,7 @@ use crate::types::{
 pub struct AttemptTranscript<'a> {
     /// The number of the attempt in its turn, from 1.
     pub number: u32,
-    /// The start; none for a response that the session was opened with.
+    /// The start. `None` for a response that the session was opened with.
     pub start: Option<AttemptStart<'a>>,
     /// The failure, if it broke.
     pub failure: Option<AttemptFailure<'a>>,
@@ -36,7 +36,7 @@ pub struct AttemptStart<'a> {
     pub model: &'a str,
     /// True if a streamed response was requested.
     pub streamed: bool,
-    /// The error of the attempt before.
+    /// The error of the previous attempt.
     pub reason: Option<&'a str>,
     /// The time between the decision and the request, in milliseconds.
     pub wait_ms: u64,
@@ -49,9 +49,9 @@ pub struct AttemptFailure<'a> {
     pub at: RecordLocation,
     /// The error.
     pub error: &'a ProviderError,
-    /// True if the part that had come is kept as the turn's response.
+    /// True if the received part is kept as the turn's response.
     pub kept: bool,
-    /// The tokens that it cost.
+    /// The tokens that it used.
     pub usage: Usage,
     /// True if it broke because the host stopped.
     pub host_stopped: bool,
@@ -68,7 +68,7 @@ pub struct AttemptResponse<'a> {
     pub message: &'a Arc<ResponseMessage>,
     /// The provider's finish reason.
     pub finish_reason: Option<&'a FinishReason>,
-    /// The tokens that it cost.
+    /// The tokens that it used.
     pub usage: Usage,
     /// The names of calls that were decoded but are not kept.
     pub dropped_calls: &'a [Arc<str>],
@@ -76,18 +76,18 @@ pub struct AttemptResponse<'a> {
     pub displayed_segments: &'a [DisplayedSegment],
 }
 
-/// The records of a call, each list in their order.
+/// The records of a call. Each list is in the order of the records.
 #[derive(Clone, Debug, Default)]
 pub struct CallTranscript<'a> {
-    /// Intents to start it. A tool that is idempotent is intended again after a crash.
+    /// Intents to start it. A call of an idempotent tool has another intent after a crash.
     pub intents: Vec<CallIntent<'a>>,
-    /// Answers of its tool that may still be dropped, or reviewed by people.
+    /// Results of its tool that are not final: they may be dropped, or need an approval.
     pub reports: Vec<RecordedReport<'a>>,
-    /// Questions to people about it.
+    /// Requests for approval.
     pub questions: Vec<RecordedQuestion<'a>>,
-    /// Decisions of people about it.
+    /// Decisions about the approvals.
     pub decisions: Vec<RecordedDecision<'a>>,
-    /// Its outcome. Those behind the first only change notes, or replace a result that does not
+    /// Its outcomes. Those after the first one only change notes, or replace a result that does not
     /// count.
     pub outcomes: Vec<RecordedOutcome<'a>>,
 }
@@ -101,16 +101,16 @@ pub struct CallIntent<'a> {
     pub call: &'a ToolCall,
     /// The key that stays the same if the call runs again.
     pub idempotency_key: &'a str,
-    /// The response up to then, where that had not ended.
+    /// The response so far, if it had not ended.
     pub partial: Option<&'a PartialResponse>,
 }
 
-/// The answer of a tool that may still be dropped, or reviewed by people.
+/// The result of a tool that is not final: it may be dropped, or needs an approval.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedReport<'a> {
     /// The record.
     pub at: RecordLocation,
-    /// The answer of the tool.
+    /// The outcome of the tool.
     pub outcome: &'a ToolOutcome,
     /// The variables that it had read.
     pub reads: &'a ReadSet,
@@ -118,21 +118,21 @@ pub struct RecordedReport<'a> {
     pub writes: &'a WriteSet,
 }
 
-/// A question to people about a call.
+/// A request to approve a call or its result.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedQuestion<'a> {
     /// The record.
     pub at: RecordLocation,
-    /// The question, and the call that it concerns.
+    /// The request, with the call.
     pub request: &'a ApprovalRequest,
 }
 
-/// A decision about a call: by people, or because none was made in time.
+/// A decision about an approval, or its expiry.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedDecision<'a> {
     /// The record.
     pub at: RecordLocation,
-    /// The question that it answers.
+    /// The phase of the approval that it decides.
     pub phase: ApprovalPhase,
     /// The decision.
     pub verdict: Verdict,
@@ -153,7 +153,7 @@ pub struct RecordedOutcome<'a> {
     pub notes: &'a ResultNotes,
     /// The variables that it writes.
     pub writes: &'a WriteSet,
-    /// The time of its start, in milliseconds since the run began; none if it never started.
+    /// The time of its start, in milliseconds since the run began. `None` if it never started.
     pub started_ms: Option<u64>,
     /// The time from its seal to its start, in milliseconds.
     pub wait_ms: u64,
@@ -174,7 +174,7 @@ impl AttemptTranscript<'_> {
 }
 
 impl AttemptResponse<'_> {
-    /// Returns whether the message holds this call.
+    /// Returns whether the message contains this call.
     #[must_use]
     pub fn keeps(&self, key: CallKey) -> bool {
         self.message.calls.iter().any(|call| call.key == key)
@@ -182,7 +182,7 @@ impl AttemptResponse<'_> {
 }
 
 impl RecordedOutcome<'_> {
-    /// The result of the call, with times in whole milliseconds.
+    /// Returns the result of the call, with times in whole milliseconds.
     #[must_use]
     pub fn result(&self, call: ToolCall) -> ToolResult {
         ToolResult {
@@ -198,7 +198,7 @@ impl RecordedOutcome<'_> {
 }
 
 impl RecordedDecision<'_> {
-    /// The decision as the outcome of its call notes it.
+    /// Returns the decision in the form of [`ResultNotes`].
     #[must_use]
     pub fn judgement(&self) -> Judgement {
         Judgement { verdict: self.verdict, message: self.message.map(str::to_owned) }
@@ -206,7 +206,7 @@ impl RecordedDecision<'_> {
 }
 
 impl<'a> CallTranscript<'a> {
-    /// The name of the tool; none where no record holds it.
+    /// Returns the name of the tool, or `None` if no record contains it.
     #[must_use]
     pub fn name(&self) -> Option<&'a str> {
         let intended = self.intents.first().map(|intent| &*intent.call.name);
@@ -215,7 +215,7 @@ impl<'a> CallTranscript<'a> {
         intended.or_else(question).or_else(ended)
     }
 
-    /// All its records, list by list.
+    /// Returns the locations of all its records, list by list.
     pub fn locations(&self) -> impl Iterator<Item = RecordLocation> {
         let intents = self.intents.iter().map(|intent| intent.at);
         let reports = self.reports.iter().map(|report| report.at);
@@ -225,13 +225,13 @@ impl<'a> CallTranscript<'a> {
         intents.chain(reports).chain(questions).chain(decisions).chain(outcomes)
     }
 
-    /// The outcome as it was recorded last.
+    /// Returns the last recorded outcome.
     #[must_use]
     pub fn outcome(&self) -> Option<&RecordedOutcome<'a>> {
         self.outcomes.last()
     }
 
-    /// The first decision about this question, which is the one that counts.
+    /// Returns the first decision about the approval of this phase. Only the first one counts.
     #[must_use]
     pub fn decision(&self, phase: ApprovalPhase) -> Option<&RecordedDecision<'a>> {
         self.decisions.iter().find(|decision| decision.phase == phase)

@@ -43,12 +43,12 @@ pub struct RecordLocation {
     pub index: usize,
     /// Its number in the session's journal.
     pub seq: Seq,
-    /// If it was appended: Unix time in milliseconds.
+    /// The time at which it was appended: Unix time in milliseconds.
     pub time: u64,
 }
 
 impl RecordLocation {
-    /// Returns whether the record stands before another one.
+    /// Returns whether the record precedes another one.
     #[must_use]
     pub fn is_before(self, other: Self) -> bool {
         self.index < other.index
@@ -58,7 +58,7 @@ impl RecordLocation {
 /// A session's records as runs, turns, attempts and calls.
 ///
 /// It can also be read from a part of the records, such as those of one turn. The run and the
-/// turn that the part begins in then have no start, and breaches mean nothing.
+/// turn in which the part begins then have no start, and the breaches must be ignored.
 #[derive(Clone, Debug, Default)]
 pub struct Transcript<'a> {
     /// The opening of the session.
@@ -71,7 +71,7 @@ pub struct Transcript<'a> {
     pub runs: Vec<RunTranscript<'a>>,
     /// The record that closed the session.
     pub closed: Option<RecordLocation>,
-    /// Records that do not fit to those before them, in their order.
+    /// Records that contradict earlier ones, in their order.
     pub breaches: Vec<Breach>,
     first: Option<Seq>,
     last: Option<RecordLocation>,
@@ -117,7 +117,7 @@ pub struct RecordedInput<'a> {
 /// A run: one input to its final answer.
 #[derive(Clone, Debug, Default)]
 pub struct RunTranscript<'a> {
-    /// The start; none if the records that were read begin within the run.
+    /// The start. `None` if the records begin within the run.
     pub start: Option<RunStart<'a>>,
     /// Its turns, in their order.
     pub turns: Vec<TurnTranscript<'a>>,
@@ -127,7 +127,7 @@ pub struct RunTranscript<'a> {
     pub stops: Vec<StopRequest>,
     /// Limits that it reached.
     pub limits: Vec<ReachedLimit<'a>>,
-    /// The end; none while it is open.
+    /// The end. `None` while it is open.
     pub end: Option<RecordedRunEnd<'a>>,
 }
 
@@ -142,9 +142,9 @@ pub struct RunStart<'a> {
     pub input: &'a Content,
     /// The run's changes to its agent.
     pub overrides: &'a RunOverrides,
-    /// The name of the model that it asks first, at its service.
+    /// The service's name of its first model.
     pub model: &'a str,
-    /// The order in which its calls are run.
+    /// The execution of its calls.
     pub execution: Execution,
 }
 
@@ -194,11 +194,11 @@ pub struct RecordedRunEnd<'a> {
     pub id: &'a RunId,
     /// The reason of the end.
     pub end: RunEnd,
-    /// The final answer, or as much of it as there is.
+    /// The final answer, or its received part.
     pub text: &'a str,
     /// The error of a run that failed.
     pub error: Option<&'a RunError>,
-    /// The run's sums.
+    /// The run's totals.
     pub stats: &'a StatsReport,
     /// The number of inputs that waited for its end.
     pub waiting: u64,
@@ -211,7 +211,7 @@ pub struct TurnTranscript<'a> {
     pub number: u32,
     /// Its attempts, in their order.
     pub attempts: Vec<AttemptTranscript<'a>>,
-    /// The commit; none while it is open.
+    /// The commit. `None` while it is open.
     pub commit: Option<TurnCommit<'a>>,
 }
 
@@ -222,24 +222,24 @@ pub struct TurnCommit<'a> {
     pub at: RecordLocation,
     /// The end of the turn.
     pub end: &'a TurnEnd,
-    /// Its sums.
+    /// Its totals.
     pub summary: &'a TurnSummary,
 }
 
 impl<'a> Transcript<'a> {
-    /// The run that has not ended, if the last one has not.
+    /// Returns the last run if it has not ended.
     #[must_use]
     pub fn open_run(&self) -> Option<&RunTranscript<'a>> {
         self.runs.last().filter(|run| run.end.is_none())
     }
 
-    /// The turn of the open run that is not committed, if there is one.
+    /// Returns the turn of the open run that is not committed, if there is one.
     #[must_use]
     pub fn open_turn(&self) -> Option<&TurnTranscript<'a>> {
         self.open_run()?.turns.last().filter(|turn| turn.commit.is_none())
     }
 
-    /// The last record that was read.
+    /// Returns the last record that was read.
     #[must_use]
     pub fn last(&self) -> Option<RecordLocation> {
         self.last
@@ -247,21 +247,21 @@ impl<'a> Transcript<'a> {
 }
 
 impl<'a> RunTranscript<'a> {
-    /// The id of the run, if its start was read.
+    /// Returns the id of the run, if its start was read.
     #[must_use]
     pub fn id(&self) -> Option<&'a RunId> {
         self.start.map(|start| start.id)
     }
 
-    /// The turns that were committed.
+    /// Returns the turns that were committed.
     pub fn committed(&self) -> impl Iterator<Item = (&TurnTranscript<'a>, TurnCommit<'a>)> {
         self.turns.iter().filter_map(|turn| Some((turn, turn.commit?)))
     }
 }
 
 impl RecordedRunEnd<'_> {
-    /// Returns whether the session gave the run up because its actors died too often. Such a run
-    /// may leave a turn without a commit.
+    /// Returns whether the session ended the run because its actors died too often, or because the
+    /// journal failed. Such a run may contain a turn without a commit.
     #[must_use]
     pub fn is_given_up(&self) -> bool {
         let is_internal = |code: &str| code == "internal_error" || code == "journal_failed";
@@ -270,31 +270,31 @@ impl RecordedRunEnd<'_> {
 }
 
 impl<'a> TurnTranscript<'a> {
-    /// The last attempt.
+    /// Returns the last attempt.
     #[must_use]
     pub fn attempt(&self) -> Option<&AttemptTranscript<'a>> {
         self.attempts.last()
     }
 
-    /// The response that is kept: that of the last attempt.
+    /// Returns the response that is kept: that of the last attempt.
     #[must_use]
     pub fn response(&self) -> Option<&AttemptResponse<'a>> {
         self.attempt()?.response.as_ref()
     }
 
-    /// The calls of the response, in call order.
+    /// Returns the calls of the response, in call order.
     #[must_use]
     pub fn kept_calls(&self) -> &'a [ToolCall] {
         self.response().map(|response| &*response.message.calls).unwrap_or_default()
     }
 
-    /// The records of a call of the last attempt.
+    /// Returns the records of a call of the last attempt.
     #[must_use]
     pub fn call(&self, key: CallKey) -> Option<&CallTranscript<'a>> {
         self.attempt()?.calls.get(&key)
     }
 
-    /// The tokens that its attempts have cost up to now. An attempt that broke and is kept is
+    /// Returns the tokens that its attempts have used so far. An attempt that broke and is kept is
     /// counted with its response.
     #[must_use]
     pub fn usage(&self) -> Usage {

@@ -1,4 +1,5 @@
-//! Approvals: decisions of people about a call before it runs, and about its result.
+//! Approvals (human in the loop): decisions of people about a call before it runs, and about its
+//! result.
 //!
 //! Before: a call that could start now waits for the approval to run. It has its ticket and holds no
 //! permit. After: the tool has answered, and the model receives the result only if it is approved.

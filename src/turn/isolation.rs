@@ -1,4 +1,4 @@
-//! Isolation of variables between the calls of a turn: snapshots, outdated reads (conflicts), reruns.
+//! Isolation of variables between the calls of a turn: snapshots, stale reads (conflicts), reruns.
 //!
 //! A call starts with a snapshot: the session's variables and the writes of the turn's earlier calls
 //! that have ended. After the response has ended, the calls that used variables are resolved in call
@@ -10,7 +10,7 @@
 //! start, keeps its result, and its writes are dropped.
 //!
 //! Two calls that write the same variable without reading it have no conflict. Their writes are
-//! applied in call order, so that the later call wins, whichever tool answered first.
+//! applied in call order, so that the last writer in call order wins, whichever tool answered first.
 
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::schedule::StartGate;

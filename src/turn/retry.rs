@@ -1,5 +1,5 @@
-//! Retries of a turn: the number of attempts, the wait before each (backoff, jitter, `Retry-After`),
-//! and fallback models.
+//! Retries of a turn: the number of attempts, the wait before each (exponential backoff, jitter,
+//! `Retry-After`), and fallback models.
 //!
 //! A transient error ([`ProviderError::is_transient`]) is retried with the same model until its
 //! `max_attempts` are used up. After two broken streams the model is requested to answer without

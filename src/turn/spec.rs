@@ -1,4 +1,5 @@
-//! The values with which a turn starts: its rules, its models and its budget.
+//! The values with which a turn starts: its rules, its models and its budget. Also the idempotency keys
+//! of its tool calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -55,7 +55,7 @@ impl FromStr for CallKey {
 
 /// The text is not a call key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a tool_id is t, a turn, a, an attempt, c and an index, such as t1a1c0")]
+#[error("a tool_id must be of the form t{{turn}}a{{attempt}}c{{index}}, such as t1a1c0")]
 pub struct InvalidCallKey;
 
 /// A tool call of the model, as decoded. Cloning shares its texts.
@@ -219,7 +219,7 @@ impl ToolOutcome {
 pub struct ToolResult {
     /// The call.
     pub call: ToolCall,
-    /// The status.
+    /// The outcome.
     pub outcome: ToolOutcome,
     /// Additional facts about the result.
     pub notes: ResultNotes,

@@ -1,4 +1,4 @@
-//! JSON repair: makes payloads readable that some services write with invalid JSON.
+//! JSON repair: corrects the invalid JSON that some services send.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 pub(in crate::wire) enum Repaired<'a> {
     /// The same payload as valid JSON.
     Payload(String),
-    /// Several payloads that came as one.
+    /// The payloads that arrived as one.
     Payloads(Vec<&'a str>),
 }
 
@@ -70,9 +70,9 @@ fn repair_tokens(text: &str) -> Cow<'_, str> {
                 .map(|word| (word.len(), "null".to_owned())),
             _ => None,
         };
-        if let Some((length, instead)) = found {
+        if let Some((length, replacement)) = found {
             repaired.push_str(text.get(copied..at).unwrap_or_default());
-            repaired.push_str(&instead);
+            repaired.push_str(&replacement);
             copied = at + length;
         }
     }
@@ -83,9 +83,9 @@ fn repair_tokens(text: &str) -> Cow<'_, str> {
     Cow::Owned(repaired)
 }
 
-/// Replaces every escape that is half of a surrogate pair by U+FFFD.
+/// Replaces every escaped surrogate that is not part of a pair by an escaped U+FFFD.
 pub(crate) fn replace_lone_surrogates(text: &str) -> Cow<'_, str> {
-    let unit = |at: usize| -> Option<u16> {
+    let code_unit = |at: usize| -> Option<u16> {
         let digits = text.get(at..)?.strip_prefix("\\u")?.get(..4)?;
         u16::from_str_radix(digits, 16).ok()
     };
@@ -93,7 +93,7 @@ pub(crate) fn replace_lone_surrogates(text: &str) -> Cow<'_, str> {
     let (mut copied, mut at) = (0, 0);
     while let Some(found) = text.get(at..).and_then(|rest| rest.find('\\')) {
         let escape = at + found;
-        at = match (unit(escape), unit(escape + 6)) {
+        at = match (code_unit(escape), code_unit(escape + 6)) {
             (Some(0xD800..=0xDBFF), Some(0xDC00..=0xDFFF)) => escape + 12,
             (Some(0xD800..=0xDFFF), _) => {
                 repaired.push_str(text.get(copied..escape).unwrap_or_default());

@@ -29,10 +29,10 @@ pub struct ModelRequest {
     pub max_output_tokens: Option<u32>,
     /// The sampling temperature.
     pub temperature: Option<f64>,
-    /// Extra members of the body. They replace ours, except for those on which the host relies.
-    /// Where both are objects they are merged.
+    /// Extra members of the body. They replace the members that the host writes, except those that it
+    /// relies on. If both values of a member are objects, they are merged.
     pub extra_body: Map<String, Value>,
-    /// Members of ours that the service refuses.
+    /// Members that the host leaves out, because the service refuses them.
     pub omit_body: BTreeSet<String>,
 }
 

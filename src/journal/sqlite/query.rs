@@ -47,7 +47,7 @@ impl From<JournalError> for QueryError {
 }
 
 /// Selects sessions with their last record, which the index finds.
-const STORED: &str = "
+const SELECT_SESSIONS: &str = "
     SELECT s.id, s.agent, s.running, s.opened, r.seq, r.time
     FROM sessions s JOIN records r ON r.session = s.number
         AND r.seq = (SELECT max(seq) FROM records WHERE session = s.number)
@@ -87,8 +87,8 @@ pub(super) fn find(
     connection: &Connection,
     session: &SessionId,
 ) -> Result<Option<StoredSessionInfo>, QueryError> {
-    let mut statement = connection.prepare_cached(&format!("{STORED} s.id = ?1"))?;
-    Ok(statement.query_row([session.as_str()], stored).optional()?)
+    let mut statement = connection.prepare_cached(&format!("{SELECT_SESSIONS} s.id = ?1"))?;
+    Ok(statement.query_row([session.as_str()], session_info).optional()?)
 }
 
 /// Returns sessions in the order of their ids. Reads no more rows than `limit` needs, and only
@@ -98,7 +98,7 @@ pub(super) fn list(
     listing: &StoredSessionFilter,
 ) -> Result<Vec<StoredSessionInfo>, QueryError> {
     let after = listing.after.as_ref().map_or("", SessionId::as_str);
-    let mut query = format!("{STORED} s.id > ?");
+    let mut query = format!("{SELECT_SESSIONS} s.id > ?");
     let mut values = vec![Value::Text(after.to_owned())];
     match listing.state {
         Some(SessionState::Running) => query.push_str(" AND s.running = 1"),
@@ -117,7 +117,7 @@ pub(super) fn list(
         values.push(Value::Integer(i64::try_from(listing.limit).unwrap_or(i64::MAX)));
     }
     let mut statement = connection.prepare_cached(&query)?;
-    let sessions = statement.query_map(params_from_iter(values), stored)?;
+    let sessions = statement.query_map(params_from_iter(values), session_info)?;
     Ok(sessions.collect::<rusqlite::Result<_>>()?)
 }
 
@@ -126,7 +126,7 @@ pub(super) fn count(connection: &Connection) -> Result<usize, QueryError> {
     Ok(statement.query_row([], |row| row.get(0))?)
 }
 
-fn stored(row: &Row<'_>) -> rusqlite::Result<StoredSessionInfo> {
+fn session_info(row: &Row<'_>) -> rusqlite::Result<StoredSessionInfo> {
     let id = row.get_ref(0)?.as_str()?;
     let id = SessionId::parse(id).map_err(|error| {
         rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
@@ -142,9 +142,9 @@ fn stored(row: &Row<'_>) -> rusqlite::Result<StoredSessionInfo> {
     })
 }
 
-/// Returns at most `most` problems of the database.
-pub(super) fn check(connection: &Connection, most: i64) -> Result<Vec<String>, QueryError> {
-    let mut statement = connection.prepare(&format!("PRAGMA integrity_check({most})"))?;
+/// Returns at most `problems_max` problems of the database.
+pub(super) fn check(connection: &Connection, problems_max: i64) -> Result<Vec<String>, QueryError> {
+    let mut statement = connection.prepare(&format!("PRAGMA integrity_check({problems_max})"))?;
     let findings = statement.query_map([], |row| row.get::<_, String>(0))?;
     let findings = findings.collect::<rusqlite::Result<Vec<_>>>()?;
     Ok(findings.into_iter().filter(|finding| finding != "ok").collect())

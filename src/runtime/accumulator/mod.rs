@@ -48,7 +48,8 @@ pub(super) struct AccumulatorSetup {
 
 pub(super) struct AccumulatorState {
     setup: AccumulatorSetup,
-    /// True after the first turn began: the supervisor reports to this accumulator.
+    /// True if the tool supervisor reports to this accumulator. It is set at the start of the first
+    /// turn.
     is_attached: bool,
     completions: CompletionQueue,
     current: Option<CurrentTurn>,
@@ -79,7 +80,7 @@ struct CurrentTurn {
     /// Permits and pending permit requests of calls that have not started. Only tools with a
     /// concurrency limit need them.
     permits: HashMap<CallKey, PermitRequest>,
-    /// The breaker permit of the exchange that has ended. It is settled with the attempt's result.
+    /// The breaker permit of the exchange that has ended. It is released with the attempt's result.
     breaker_permit: Option<BreakerPermitGuard>,
     began: Instant,
     /// Number of records that the turn has produced.
@@ -93,7 +94,7 @@ struct CurrentTurn {
     notified_approvals: (Vec<(CallKey, ApprovalPhase)>, bool),
 }
 
-/// The timer of the turn. The state machine accepts that it fires too early.
+/// The timer of the turn. It may fire too early, which the state machine accepts.
 struct TurnTimer {
     at: Instant,
     _task: OwnedTask,
@@ -244,7 +245,7 @@ impl AccumulatorState {
             }
             AccumulatorMessage::ResponseEnded { turn, attempt, end, breaker_permit } => {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
-                // A turn that is over does not settle breaker permits.
+                // A turn that is over releases no breaker permits.
                 current.breaker_permit = breaker_permit.filter(|_| current.request.is_some());
                 current.turn.handle_response_end(now, end);
             }

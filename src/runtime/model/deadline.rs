@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// The delay of a timer that counts as a stall of the host. A shorter one is usual under load.
 const STALL_MIN: Duration = Duration::from_millis(50);
 
-/// The time that an event still has to arrive after a stall that lasted beyond the deadline.
+/// Maximum time that is added to the deadline if a stall of the host lasted beyond it.
 const GRACE_MAX: Duration = Duration::from_millis(500);
 
 /// The time for which the host's threads handled nothing: the process was stopped, or the threads
@@ -39,16 +39,22 @@ pub(super) struct EventDeadline {
     at: Instant,
     time_limit: Duration,
     clock: StallClock,
-    /// The time of the clock up to which stalls are part of `at`.
-    counted: Duration,
+    /// The part of the clock's time that is already added to `at`.
+    counted_stalls: Duration,
     /// True if the deadline was moved because of a late check.
-    is_graced: bool,
+    has_grace: bool,
 }
 
 impl EventDeadline {
     pub(super) fn new(time_limit: Duration, clock: StallClock) -> Self {
-        let counted = clock.stalled();
-        Self { at: Instant::now() + time_limit, time_limit, clock, counted, is_graced: false }
+        let counted_stalls = clock.stalled();
+        Self {
+            at: Instant::now() + time_limit,
+            time_limit,
+            clock,
+            counted_stalls,
+            has_grace: false,
+        }
     }
 
     pub(super) fn at(&self) -> Instant {
@@ -59,22 +65,22 @@ impl EventDeadline {
         self.time_limit
     }
 
-    /// Starts anew with this time limit.
+    /// Starts again with this time limit.
     pub(super) fn restart(&mut self, time_limit: Duration) {
         (self.at, self.time_limit) = (Instant::now() + time_limit, time_limit);
-        self.counted = self.clock.stalled();
-        self.is_graced = false;
+        self.counted_stalls = self.clock.stalled();
+        self.has_grace = false;
     }
 
     /// Returns true if the deadline is over. Adds the time for which the host was stalled since the
     /// last event; `woken` is the time at which the deadline was noticed.
     pub(super) fn is_over(&mut self, woken: Instant) -> bool {
         let stalled = self.clock.stalled();
-        self.at += stalled.saturating_sub(self.counted);
-        self.counted = stalled;
+        self.at += stalled.saturating_sub(self.counted_stalls);
+        self.counted_stalls = stalled;
         // The clock may not have noticed the stall that delayed this very check.
-        if woken.saturating_duration_since(self.at) >= STALL_MIN && !self.is_graced {
-            self.is_graced = true;
+        if woken.saturating_duration_since(self.at) >= STALL_MIN && !self.has_grace {
+            self.has_grace = true;
             self.at = woken + self.time_limit.min(GRACE_MAX);
         }
         self.at <= woken

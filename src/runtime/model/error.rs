@@ -79,9 +79,9 @@ pub(super) fn describe(error: &dyn Error) -> String {
     text
 }
 
-/// Returns a timeout error.
-pub(super) fn silence(what: &str, after: Duration) -> ProviderError {
-    ProviderError::new(ProviderErrorKind::Timeout, format!("{what} for {after:?}"))
+/// Returns the error of a service that sent nothing for a time. `problem` describes the silence.
+pub(super) fn silence_timeout(problem: &str, after: Duration) -> ProviderError {
+    ProviderError::new(ProviderErrorKind::Timeout, format!("{problem} for {after:?}"))
 }
 
 /// Returns the error of a response with more bytes than allowed.

@@ -150,7 +150,7 @@ impl Exchange {
                 break response.map_err(error::transport)?;
             }
             if deadline.is_over(woken) {
-                return Err(error::silence("no answer came", time_limit));
+                return Err(error::silence_timeout("no answer came", time_limit));
             }
         };
         if !response.status().is_success() {
@@ -179,7 +179,10 @@ impl ResponseBody {
                 None | Some(Err(_) | Ok(None)) if self.done => return None,
                 None => {
                     let time_limit = self.deadline.time_limit();
-                    return Some(Err(error::silence("the response was silent", time_limit)));
+                    return Some(Err(error::silence_timeout(
+                        "the response was silent",
+                        time_limit,
+                    )));
                 }
                 Some(Err(error)) => return Some(Err(error::transport(error))),
                 Some(Ok(chunk)) => chunk,

@@ -148,7 +148,10 @@ impl SourceExchange {
             let next = AssertUnwindSafe(stream.next()).catch_unwind();
             match timeout(self.time_limit, next).await {
                 Err(_) => {
-                    return Some(Err(error::silence("the model was silent", self.time_limit)));
+                    return Some(Err(error::silence_timeout(
+                        "the model was silent",
+                        self.time_limit,
+                    )));
                 }
                 Ok(Err(_)) => return Some(Err(panicked())),
                 Ok(Ok(None)) => return None,

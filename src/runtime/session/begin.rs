@@ -23,30 +23,30 @@ use crate::session::{OpenRun, QueuedRun, Session, SessionEffect};
 /// The arguments of a session actor.
 #[derive(Debug)]
 pub(in crate::runtime) struct SessionArguments {
-    opening: SessionStart,
+    start: SessionStart,
     link: HostRef,
     log: Arc<SessionLog>,
-    live: Arc<SessionActivity>,
+    activity: Arc<SessionActivity>,
 }
 
 /// Starts the actor of a session.
 pub(in crate::runtime) async fn spawn(
-    opening: SessionStart,
+    start: SessionStart,
     link: HostRef,
     supervisor: ActorCell,
 ) -> Result<Arc<AwakeSession>, HostError> {
-    let agent = opening.agent.name.to_string();
-    let feed_access = opening.publisher.feed_access(&link.shared.journal);
+    let agent = start.agent.name.to_string();
+    let feed_access = start.publisher.feed_access(&link.shared.journal);
     // This access does not keep the feed alive, so subscribers' streams end with the session.
     let feed_of_log = feed_access.clone();
     let actor: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
     let journal = Arc::clone(&link.shared.journal);
-    let last = match &opening.origin {
+    let last = match &start.origin {
         SessionOrigin::Stored(stored) => stored.last,
         SessionOrigin::New { .. } | SessionOrigin::Forked(..) => Seq(0),
     };
     let failure_receiver = Arc::clone(&actor);
-    let log = SessionLog::new(opening.id.clone(), journal, last, move |durable| {
+    let log = SessionLog::new(start.id.clone(), journal, last, move |durable| {
         let failed = durable.as_ref().err().cloned();
         feed_of_log.handle_journal(durable);
         if let Some((error, session)) = failed.zip(failure_receiver.get()) {
@@ -54,9 +54,9 @@ pub(in crate::runtime) async fn spawn(
             let _ = session.cast(SessionMessage::JournalFailed { error });
         }
     });
-    let (log, state) = (Arc::new(log), Arc::new(SessionActivity::default()));
+    let (log, activity) = (Arc::new(log), Arc::new(SessionActivity::default()));
     let arguments =
-        SessionArguments { opening, link, log: Arc::clone(&log), live: Arc::clone(&state) };
+        SessionArguments { start, link, log: Arc::clone(&log), activity: Arc::clone(&activity) };
     let (spawned, _) = Actor::spawn_linked(None, SessionActor, arguments, supervisor)
         .await
         .map_err(|_| HostError::ShuttingDown)?;
@@ -64,13 +64,13 @@ pub(in crate::runtime) async fn spawn(
     if let Some(error) = log.failure() {
         let _ = spawned.cast(SessionMessage::JournalFailed { error });
     }
-    Ok(Arc::new(AwakeSession { agent, actor: spawned, feed_access, log, state }))
+    Ok(Arc::new(AwakeSession { agent, actor: spawned, feed_access, log, activity }))
 }
 
 impl SessionActorState {
     pub(super) fn new(arguments: SessionArguments) -> Self {
-        let SessionArguments { opening, link, log, live } = arguments;
-        let SessionStart { id, agent, origin, publisher } = opening;
+        let SessionArguments { start, link, log, activity } = arguments;
+        let SessionStart { id, agent, origin, publisher } = start;
         let shared = Arc::clone(&link.shared);
         let awake = shared.gauges.awake.increment();
         let (session, stored) = match origin {
@@ -105,17 +105,17 @@ impl SessionActorState {
             stored_turn_after: stored.as_ref().map_or(Seq(0), first_of_turn),
             epoch: 0,
             lingering: HashMap::new(),
-            live,
+            activity,
             close_replies: Vec::new(),
             snapshot_replies: Vec::new(),
             _awake: awake,
         };
-        state.live.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
+        state.activity.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
         if let Some((_, entries)) = stored {
             state.log.prepend_recent(entries);
         }
         state.count_queued();
-        state.live.running.store(state.session.run().is_some(), Ordering::Release);
+        state.activity.running.store(state.session.run().is_some(), Ordering::Release);
         let agents = state.agents.clone();
         let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
         while let Some(SessionEffect::Record(batch)) = state.session.poll(Duration::ZERO, &rules_of)
@@ -134,7 +134,7 @@ impl SessionActorState {
         self.callers = queued.collect();
     }
 
-    /// Continues the run of a session that was resumed: counts it as a run of the host.
+    /// Continues the run of a session that was resumed, and counts it as a run of the host.
     pub(super) fn resumed(&mut self) {
         self.shared.suspended.lock().remove(&self.id);
         // The limit does not apply, because the run was accepted before.
@@ -149,7 +149,7 @@ impl SessionActorState {
         let extensions = self.shared.extensions.for_run(&self.id, &id);
         let run = ActiveRun::new(id, trace, extensions, self.stored_turn_after, None);
         self.run = Some(Box::new(run));
-        self.live.running.store(true, Ordering::Release);
+        self.activity.running.store(true, Ordering::Release);
         self.shared.update_counts();
         if has_failed {
             self.give_up("journal_failed", "the journal could not be written");

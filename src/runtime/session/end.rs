@@ -33,7 +33,7 @@ impl SessionActorState {
             // The caller may be gone.
             let _ = reply.send(Err(reason.clone()));
         }
-        self.live.leaving.store(true, Ordering::Release);
+        self.activity.leaving.store(true, Ordering::Release);
         self.log.close();
         self.shared.replace(&self.id, myself.get_id(), None);
         myself.stop(None);

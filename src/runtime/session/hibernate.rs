@@ -26,7 +26,7 @@ impl SessionActorState {
     /// Hibernates, if the last request is at least `idle` old and the other conditions hold.
     pub(super) fn hibernate(&mut self, myself: &ActorRef<SessionMessage>, idle: Duration) {
         let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
-        let touched = self.live.touched_ms.load(Ordering::Relaxed);
+        let touched = self.activity.touched_ms.load(Ordering::Relaxed);
         let is_quiet = self.shared.clock_ms().saturating_sub(touched) >= idle_ms
             && self.lingering.is_empty()
             && self.actors.as_ref().is_none_or(RunActors::run_no_tool)
@@ -45,7 +45,7 @@ impl SessionActorState {
                 self.publisher.reopen();
                 return false;
             }
-            self.live.leaving.store(leaves, Ordering::Release);
+            self.activity.leaving.store(leaves, Ordering::Release);
             leaves
         });
         if leaves {

@@ -81,7 +81,7 @@ pub(super) struct SessionActorState {
     /// its accumulator, and then the accumulators.
     lingering: HashMap<ActorId, Option<AccumulatorRef>>,
     /// The activity of the session, which others read without a message.
-    live: Arc<SessionActivity>,
+    activity: Arc<SessionActivity>,
     /// The callers that wait for the session to be deleted.
     close_replies: Vec<RpcReplyPort<Result<(), HostError>>>,
     /// The callers that wait for a snapshot.
@@ -112,7 +112,7 @@ impl Actor for SessionActor {
         state: &mut SessionActorState,
     ) -> Result<(), ActorProcessingErr> {
         if !matches!(message, SessionMessage::ReleaseActors | SessionMessage::Hibernate { .. }) {
-            state.live.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
+            state.activity.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
         }
         if state.shared.is_closing() {
             state.session.note_shutdown();

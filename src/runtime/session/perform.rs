@@ -57,7 +57,7 @@ impl SessionActorState {
                 }
                 SessionEffect::ReleaseSlot => {
                     self.slot = None;
-                    self.live.running.store(false, Ordering::Release);
+                    self.activity.running.store(false, Ordering::Release);
                     self.shared.update_counts();
                 }
                 SessionEffect::Close => self.delete_session(myself),
@@ -109,7 +109,7 @@ impl SessionActorState {
                 let report = self.callers.remove(&id).and_then(|caller| caller.report);
                 let extensions = self.shared.extensions.for_run(&self.id, &id);
                 self.run = Some(Box::new(ActiveRun::new(id, trace, extensions, seq, report)));
-                self.live.running.store(true, Ordering::Release);
+                self.activity.running.store(true, Ordering::Release);
                 self.shared.update_counts();
             }
             Record::ResponseEnded { .. } => {

@@ -196,7 +196,7 @@ impl SessionActorState {
         let Self { epoch, log, publisher, shared, .. } = &*self;
         let actors = RunActors::spawn(myself, *epoch, log, publisher, shared, supervisor).await?;
         self.actors = Some(actors);
-        self.live.has_actors.store(true, Ordering::Release);
+        self.activity.has_actors.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -211,7 +211,7 @@ impl SessionActorState {
 
     /// Removes the actors of runs. The next run gets new ones.
     pub(super) fn forget_actors(&mut self) -> Option<RunActors> {
-        self.live.has_actors.store(false, Ordering::Release);
+        self.activity.has_actors.store(false, Ordering::Release);
         self.actors.take()
     }
 

@@ -49,7 +49,7 @@ async fn killed_at(record: usize) -> (Vec<&'static str>, bool) {
     let host = start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
-    until("the model is asked", || provider.count() == 1).await;
+    until("the request has arrived", || provider.count() == 1).await;
     *armed.lock() = Some((record, actors(&session).await[ACCUMULATOR].clone()));
     gate.add_permits(100);
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
@@ -132,7 +132,7 @@ async fn a_turn_that_failed_before_the_death_is_not_retried() {
     let host = start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
-    until("the model is asked", || provider.count() == 1).await;
+    until("the request has arrived", || provider.count() == 1).await;
     *armed.lock() = Some((0, actors(&session).await[ACCUMULATOR].clone()));
     gate.add_permits(100);
     let report = timeout(SOON, run.report).await.unwrap().unwrap();

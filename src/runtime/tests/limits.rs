@@ -149,7 +149,7 @@ async fn a_host_that_is_dropped_ends() {
 }
 
 /// Kills a session's actor, and waits until the host has noticed.
-async fn dies(host: &Host, session: &SessionHandle) {
+async fn kill_session_actor(host: &Host, session: &SessionHandle) {
     let dead = session.link.shared.awake(session.id()).unwrap();
     dead.actor.get_cell().kill();
     let shared = Arc::clone(&host.inner.link.shared);
@@ -166,7 +166,7 @@ async fn a_session_that_dies_continues_from_its_records() {
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = host.open_session(named("one")).await.unwrap();
     session.run("go").await.unwrap();
-    dies(&host, &session).await;
+    kill_session_actor(&host, &session).await;
     assert_eq!(host.counts().sessions, 1);
     let error = host.open_session(named("one")).await.unwrap_err();
     assert_eq!(error, HostError::SessionExists);
@@ -185,7 +185,7 @@ async fn a_session_that_dies_during_a_run_continues_the_run() {
     let session = host.open_session(named("one")).await.unwrap();
     let run = session.start_run("go").await.unwrap();
     until("the stream is open", || provider.open() == 1).await;
-    dies(&host, &session).await;
+    kill_session_actor(&host, &session).await;
     assert_eq!(run.report.await.unwrap_err(), HostError::SessionClosed);
     session.snapshot().await.expect("it is there again");
     nothing_left(&host).await;

@@ -13,13 +13,13 @@ pub(super) const STREAM: usize = 0;
 pub(super) const ACCUMULATOR: usize = 1;
 pub(super) const SUPERVISOR: usize = 2;
 
-async fn named(session: &SessionHandle) -> Option<[ActorCell; 3]> {
+async fn run_actors(session: &SessionHandle) -> Option<[ActorCell; 3]> {
     let name = |reply| SessionMessage::NameActors { reply };
-    session.link.ask(session.id(), name).await.unwrap().0
+    session.link.request(session.id(), name).await.unwrap().0
 }
 
 pub(super) async fn actors(session: &SessionHandle) -> [ActorCell; 3] {
-    named(session).await.expect("a run goes on")
+    run_actors(session).await.expect("a run goes on")
 }
 
 /// Kills an actor of the run, and waits until it is replaced. The run may be over by then.
@@ -27,7 +27,7 @@ pub(super) async fn kill(session: &SessionHandle, which: usize) {
     let before = actors(session).await;
     before[which].kill();
     timeout(SOON, async {
-        while named(session).await.is_some_and(|now| now[which] == before[which]) {
+        while run_actors(session).await.is_some_and(|now| now[which] == before[which]) {
             sleep(Duration::from_millis(1)).await;
         }
     })
@@ -35,7 +35,7 @@ pub(super) async fn kill(session: &SessionHandle, which: usize) {
     .expect("it is replaced");
 }
 
-async fn while_the_model_is_silent(which: usize) {
+async fn check_death_while_the_model_is_silent(which: usize) {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Stall(vec![text("lost ")]),
         _ => Reply::Sse(answer_with("found")),
@@ -84,24 +84,24 @@ pub(super) fn refused() -> Reply {
 }
 
 #[tokio::test]
-async fn the_reader_dies() {
-    while_the_model_is_silent(STREAM).await;
+async fn the_stream_actor_dies_while_the_model_is_silent() {
+    check_death_while_the_model_is_silent(STREAM).await;
 }
 
 #[tokio::test]
-async fn the_accumulator_dies() {
-    while_the_model_is_silent(ACCUMULATOR).await;
+async fn the_accumulator_dies_while_the_model_is_silent() {
+    check_death_while_the_model_is_silent(ACCUMULATOR).await;
 }
 
 /// Kills an actor while a call with effects runs. The call must not run again and must get a
 /// result.
-async fn during_a_call_with_effects(which: usize) {
+async fn check_death_during_a_call_with_effects(which: usize) {
     let provider = Provider::calling(&[("pay", "{}"), ("echo", r#"{"n":1}"#)]).await;
-    let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let starts = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, {
-        let begun = Arc::clone(&begun);
+        let starts = Arc::clone(&starts);
         move |_| {
-            begun.fetch_add(1, Ordering::SeqCst);
+            starts.fetch_add(1, Ordering::SeqCst);
             std::future::pending()
         }
     });
@@ -109,28 +109,28 @@ async fn during_a_call_with_effects(which: usize) {
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the call runs", {
-        let begun = Arc::clone(&begun);
-        move || begun.load(Ordering::SeqCst) == 1
+        let starts = Arc::clone(&starts);
+        move || starts.load(Ordering::SeqCst) == 1
     })
     .await;
     kill(&session, which).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
-    assert_eq!(begun.load(Ordering::SeqCst), 1, "no effect is repeated");
+    assert_eq!(starts.load(Ordering::SeqCst), 1, "no effect is repeated");
     let by_tool = results(&report);
     assert_eq!((by_tool["pay"].0, by_tool["echo"]), ("unknown", ("success", r#"{"n":1}"#)));
-    assert_eq!(provider.count(), 2, "the response was whole: it is not asked for again");
+    assert_eq!(provider.count(), 2, "the response was complete and is not requested again");
     nothing_left(&host).await;
 }
 
 #[tokio::test]
-async fn the_reader_dies_during_a_call() {
-    during_a_call_with_effects(STREAM).await;
+async fn the_stream_actor_dies_during_a_call() {
+    check_death_during_a_call_with_effects(STREAM).await;
 }
 
 #[tokio::test]
 async fn the_tool_supervisor_dies_during_a_call() {
-    during_a_call_with_effects(SUPERVISOR).await;
+    check_death_during_a_call_with_effects(SUPERVISOR).await;
 }
 
 #[tokio::test]
@@ -208,7 +208,7 @@ async fn an_actor_that_dies_too_often_fails_the_run_with_every_call_answered() {
 }
 
 #[tokio::test]
-async fn a_stop_that_comes_with_the_death_is_not_lost() {
+async fn a_stop_during_the_death_of_an_actor_is_not_lost() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
@@ -222,7 +222,7 @@ async fn a_stop_that_comes_with_the_death_is_not_lost() {
 }
 
 #[tokio::test]
-async fn the_death_of_a_calls_actor_ends_that_call_alone() {
+async fn the_death_of_a_tool_actor_ends_only_its_call() {
     let provider = Provider::calling(&[("hang", "{}"), ("echo", r#"{"n":1}"#)]).await;
     let hang = tool(spec("hang"), |_| std::future::pending());
     let host = host(&provider, registry([hang, echo("echo")]), |_| ()).await;
@@ -277,7 +277,7 @@ async fn deaths_at_any_time_repeat_no_effect_and_leave_no_call_open() {
                 let run = session.start_run("go").await.unwrap();
                 sleep(Duration::from_micros((worker * 25 + n) as u64 * 37 % 6000)).await;
                 let victim = (worker + n) % 3;
-                if let Some(actors) = named(&session).await {
+                if let Some(actors) = run_actors(&session).await {
                     actors[victim].kill();
                 }
                 let report = timeout(SOON, run.report).await.unwrap().unwrap();
@@ -306,12 +306,12 @@ async fn deaths_at_any_time_repeat_no_effect_and_leave_no_call_open() {
 }
 
 #[tokio::test]
-async fn runs_of_a_session_share_their_actors_until_it_rests() {
+async fn runs_of_a_session_share_their_actors_until_it_is_idle() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("so far")])).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let mut seen = Vec::new();
-    for rests in [false, true, false] {
+    for becomes_idle in [false, true, false] {
         let run = session.start_run("go").await.unwrap();
         // The actors are not stopped during a run.
         rest(&host);
@@ -319,7 +319,7 @@ async fn runs_of_a_session_share_their_actors_until_it_rests() {
         session.stop(StopMode::Now).await.unwrap();
         timeout(SOON, run.report).await.unwrap().unwrap();
         assert_eq!(host.counts().actors, 3);
-        if rests {
+        if becomes_idle {
             nothing_left(&host).await;
         }
     }
@@ -329,7 +329,7 @@ async fn runs_of_a_session_share_their_actors_until_it_rests() {
 }
 
 #[tokio::test]
-async fn one_of_them_dies_between_two_runs() {
+async fn an_actor_of_a_session_may_die_between_two_runs() {
     for which in [STREAM, ACCUMULATOR, SUPERVISOR] {
         let provider = Provider::new(|n, _| match n {
             0 => Reply::Stall(vec![text("so far")]),
@@ -344,7 +344,7 @@ async fn one_of_them_dies_between_two_runs() {
         timeout(SOON, run.report).await.unwrap().unwrap();
         victim.kill();
         let counted = host.clone();
-        until("the other is gone too", move || counted.counts().actors == 0).await;
+        until("the other actors are gone", move || counted.counts().actors == 0).await;
         let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "found"));
         nothing_left(&host).await;
@@ -352,17 +352,17 @@ async fn one_of_them_dies_between_two_runs() {
 }
 
 #[tokio::test]
-async fn a_tool_of_a_run_that_is_over_keeps_its_grace_when_the_next_one_ends() {
+async fn a_tool_of_an_ended_run_keeps_its_grace_period_when_the_next_run_ends() {
     let provider = Provider::new(|_, _| Reply::Sse(calls_to(&[("slow", "{}")]))).await;
-    let tidied = Arc::new(AtomicBool::new(false));
+    let cleaned_up = Arc::new(AtomicBool::new(false));
     let slow = tool(spec("slow"), {
-        let tidied = Arc::clone(&tidied);
+        let cleaned_up = Arc::clone(&cleaned_up);
         move |context| {
-            let tidied = Arc::clone(&tidied);
+            let cleaned_up = Arc::clone(&cleaned_up);
             async move {
                 context.cancelled().await;
                 sleep(Duration::from_millis(200)).await;
-                tidied.store(true, Ordering::SeqCst);
+                cleaned_up.store(true, Ordering::SeqCst);
                 Ok("late".into())
             }
         }
@@ -381,10 +381,10 @@ async fn a_tool_of_a_run_that_is_over_keeps_its_grace_when_the_next_one_ends() {
     rest(&host);
     let run = session.start_run("again").await.unwrap();
     until("the next call runs too", running(2)).await;
-    assert!(!tidied.load(Ordering::SeqCst));
+    assert!(!cleaned_up.load(Ordering::SeqCst));
     session.stop(StopMode::Now).await.unwrap();
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.calls.len(), 1);
     nothing_left(&host).await;
-    assert!(tidied.load(Ordering::SeqCst));
+    assert!(cleaned_up.load(Ordering::SeqCst));
 }

@@ -29,7 +29,7 @@ async fn a_stop_takes_effect_while_the_model_is_silent() {
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
-    until("the provider was asked", || provider.open() == 1).await;
+    until("the request has arrived", || provider.open() == 1).await;
     session.stop(StopMode::Now).await.unwrap();
     assert_eq!(run.report.await.unwrap().run_end, RunEnd::Stopped);
     until("the provider sees the client leave", || provider.open() == 0).await;
@@ -104,8 +104,7 @@ async fn a_stop_answers_every_call() {
     assert!(report.calls.iter().all(|call| call.status.as_str() == "cancelled"));
     // The next request is valid, because each call in the history has a result.
     let snapshot = session.snapshot().await.unwrap();
-    let began = report.calls.len();
-    assert_eq!(snapshot.history.len(), 2 + began);
+    assert_eq!(snapshot.history.len(), 2 + report.calls.len());
     nothing_left(&host).await;
     assert!(notified.load(Ordering::SeqCst));
 }

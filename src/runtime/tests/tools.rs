@@ -5,8 +5,8 @@ use tokio::sync::Semaphore;
 use super::*;
 use crate::types::RunEnd;
 
-/// Runs `bad` between two working calls, with a short timeout and grace period.
-async fn beside(bad: Closure) -> (RunReport, Host) {
+/// Runs a turn in which `bad` is called between two working calls, with a short timeout and grace period.
+async fn run_between_working_calls(bad: Closure) -> (RunReport, Host) {
     let provider =
         Provider::calling(&[("one", r#"{"n":1}"#), ("bad", "{}"), ("two", r#"{"n":2}"#)]).await;
     let host = host(&provider, registry([echo("one"), bad, echo("two")]), |config| {
@@ -24,36 +24,36 @@ async fn beside(bad: Closure) -> (RunReport, Host) {
 }
 
 #[tokio::test]
-async fn an_error() {
+async fn an_error_ends_only_its_call() {
     let bad = tool(spec("bad"), |_| async { Err(ToolError::new("no luck")) });
-    let (report, host) = beside(bad).await;
+    let (report, host) = run_between_working_calls(bad).await;
     assert_eq!(results(&report)["bad"], ("error", "Error: no luck"));
     assert_eq!(report.calls[1].metadata, json!({"error": true, "kind": "tool_error"}));
     nothing_left(&host).await;
 }
 
 #[tokio::test]
-async fn a_panic() {
+async fn a_panic_ends_only_its_call() {
     let bad = tool(spec("bad"), |_| async { panic!("out of cheese") });
-    let (report, host) = beside(bad).await;
+    let (report, host) = run_between_working_calls(bad).await;
     assert_eq!(results(&report)["bad"], ("error", "Error: the tool panicked: out of cheese"));
     assert_eq!(report.calls[1].metadata, json!({"error": true, "kind": "panic"}));
     nothing_left(&host).await;
 }
 
 #[tokio::test]
-async fn a_panic_before_the_first_await() {
+async fn a_panic_before_the_first_await_ends_only_its_call() {
     fn boom() -> Result<ToolOutput, ToolError> {
         panic!("at once")
     }
     let bad = tool(spec("bad"), |_| std::future::ready(boom()));
-    let (report, host) = beside(bad).await;
+    let (report, host) = run_between_working_calls(bad).await;
     assert_eq!(results(&report)["bad"].0, "error");
     nothing_left(&host).await;
 }
 
 #[tokio::test]
-async fn a_hang_is_killed_after_its_grace() {
+async fn a_tool_that_hangs_is_killed_after_the_grace_period() {
     let dropped = Arc::new(AtomicBool::new(false));
     struct Dropped(Arc<AtomicBool>);
     impl Drop for Dropped {
@@ -71,14 +71,14 @@ async fn a_hang_is_killed_after_its_grace() {
             }
         }
     });
-    let (report, host) = beside(bad).await;
+    let (report, host) = run_between_working_calls(bad).await;
     assert_eq!(results(&report)["bad"].0, "timeout");
     nothing_left(&host).await;
     assert!(dropped.load(Ordering::SeqCst));
 }
 
 #[tokio::test]
-async fn after_thirty_seconds_a_call_is_answered_with_that() {
+async fn a_call_times_out_after_thirty_seconds() {
     let begun = Arc::new(tokio::sync::Notify::new());
     let slow = tool(spec("slow"), {
         let begun = Arc::clone(&begun);
@@ -117,27 +117,27 @@ async fn after_thirty_seconds_a_call_is_answered_with_that() {
 }
 
 #[tokio::test]
-async fn a_tool_that_is_told_to_stop_may_tidy_up() {
-    let tidied = Arc::new(AtomicBool::new(false));
+async fn a_cancelled_tool_may_clean_up() {
+    let cleaned_up = Arc::new(AtomicBool::new(false));
     let bad = tool(spec("bad"), {
-        let tidied = Arc::clone(&tidied);
+        let cleaned_up = Arc::clone(&cleaned_up);
         move |context| {
-            let tidied = Arc::clone(&tidied);
+            let cleaned_up = Arc::clone(&cleaned_up);
             async move {
                 context.cancelled().await;
-                tidied.store(true, Ordering::SeqCst);
+                cleaned_up.store(true, Ordering::SeqCst);
                 Ok("too late to count".into())
             }
         }
     });
-    let (report, host) = beside(bad).await;
+    let (report, host) = run_between_working_calls(bad).await;
     assert_eq!(results(&report)["bad"].0, "timeout");
     nothing_left(&host).await;
-    assert!(tidied.load(Ordering::SeqCst));
+    assert!(cleaned_up.load(Ordering::SeqCst));
 }
 
 #[tokio::test]
-async fn a_tool_that_blocks_leaves_the_others_their_threads() {
+async fn a_tool_that_blocks_does_not_block_other_tools() {
     let (release, blocked) = std::sync::mpsc::channel::<()>();
     let blocked = Arc::new(parking_lot::Mutex::new(blocked));
     let bad = tool(spec("bad").blocking(), move |_| {
@@ -148,7 +148,7 @@ async fn a_tool_that_blocks_leaves_the_others_their_threads() {
             Ok("free".into())
         }
     });
-    let (report, host) = beside(bad).await;
+    let (report, host) = run_between_working_calls(bad).await;
     assert_eq!(results(&report)["bad"].0, "timeout");
     let counting = host.clone();
     until("the thread is abandoned", move || counting.counts().abandoned_threads == 1).await;
@@ -163,13 +163,13 @@ async fn a_blocking_tool_answers_and_may_panic() {
         sleep(Duration::from_millis(1)).await;
         panic!("on its thread")
     });
-    let (report, host) = beside(bad).await;
+    let (report, host) = run_between_working_calls(bad).await;
     assert_eq!(results(&report)["bad"], ("error", "Error: the tool panicked: on its thread"));
     nothing_left(&host).await;
 }
 
 #[tokio::test]
-async fn progress_is_shown_while_the_call_is_open_and_is_bounded() {
+async fn progress_is_published_while_the_call_is_open_and_is_limited() {
     use crate::event::Event;
     use crate::telemetry::FeedItem;
     use futures::StreamExt as _;
@@ -223,11 +223,11 @@ impl Drop for Bomb {
 }
 
 #[tokio::test]
-async fn a_tool_that_panics_when_it_is_killed_or_done_ends_that_call_alone() {
+async fn a_panic_while_a_tool_is_dropped_ends_only_its_call() {
     for (blocking, hangs) in [(false, true), (true, true), (false, false), (true, false)] {
         let mut bad = spec("bad").timeout(Duration::from_millis(30));
         bad.blocking = blocking;
-        let (report, host) = beside(tool(bad, move |_| async move {
+        let (report, host) = run_between_working_calls(tool(bad, move |_| async move {
             let _bomb = Bomb;
             if hangs {
                 std::future::pending::<()>().await;
@@ -244,9 +244,9 @@ async fn a_tool_that_panics_when_it_is_killed_or_done_ends_that_call_alone() {
 }
 
 #[tokio::test]
-async fn whatever_ends_a_call_tells_those_who_still_work_for_it() {
+async fn the_end_of_a_call_cancels_the_tasks_that_its_tool_started() {
     let provider = Provider::calling(&[("compute", "{}"), ("leave", "{}")]).await;
-    let (begun, helped) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let (begun, helper_cancelled) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let first = Arc::new(AtomicBool::new(true));
     let compute = tool(spec("compute").blocking(), {
         let begun = Arc::clone(&begun);
@@ -262,12 +262,12 @@ async fn whatever_ends_a_call_tells_those_who_still_work_for_it() {
         }
     });
     let leave = tool(spec("leave"), {
-        let helped = Arc::clone(&helped);
+        let helper_cancelled = Arc::clone(&helper_cancelled);
         move |context| {
-            let helped = Arc::clone(&helped);
+            let helper_cancelled = Arc::clone(&helper_cancelled);
             spawn(async move {
                 context.cancelled().await;
-                helped.add_permits(1);
+                helper_cancelled.add_permits(1);
             });
             async { Ok("ok".into()) }
         }
@@ -282,5 +282,9 @@ async fn whatever_ends_a_call_tells_those_who_still_work_for_it() {
     assert_eq!(timeout(SOON, run.report).await.unwrap().unwrap().run_end, RunEnd::Answered);
     nothing_left(&host).await;
     until("the thread is back", || host.counts().abandoned_threads == 0).await;
-    timeout(SOON, helped.acquire()).await.expect("the helper is told").unwrap().forget();
+    timeout(SOON, helper_cancelled.acquire())
+        .await
+        .expect("the helper is cancelled")
+        .unwrap()
+        .forget();
 }

@@ -143,16 +143,16 @@ fn response(turn: u32, message: ResponseMessage) -> Record {
     }
 }
 
-/// What a session does live, and what its records say of it. A commit is recorded by the
-/// owner of the turn, before the session hears of it.
+/// The history of a running session, and its records. The owner of a turn records the commit before
+/// the session receives it.
 #[derive(Clone, Default)]
-struct Both {
+struct LiveAndRecorded {
     live: History,
     records: Vec<Record>,
     committed: Option<(u32, ResponseMessage)>,
 }
 
-impl Both {
+impl LiveAndRecorded {
     fn start(&mut self, input: &str) {
         self.records.push(started(input.into()));
         self.live.begin_run(input.into());
@@ -214,7 +214,7 @@ fn what_is_said_meanwhile_stands_behind_the_turn_whenever_it_came() {
     // hears of the commit, or in the next turn.
     for first in 0..4_u32 {
         for second in first..4 {
-            let mut both = Both::default();
+            let mut both = LiveAndRecorded::default();
             both.start("go");
             for moment in 0..4 {
                 match moment {
@@ -247,7 +247,7 @@ fn what_is_said_meanwhile_stands_behind_the_turn_whenever_it_came() {
 
 #[test]
 fn what_did_not_get_through_stands_at_the_runs_end() {
-    let mut both = Both::default();
+    let mut both = LiveAndRecorded::default();
     both.start("go");
     both.steer(1, "a");
     assert_eq!(both.live.pending_inputs(), 1);
@@ -259,11 +259,11 @@ fn what_did_not_get_through_stands_at_the_runs_end() {
     assert_eq!(both.live.pending_inputs(), 0);
 }
 
-fn seeded(messages: serde_json::Value) -> Both {
+fn seeded(messages: serde_json::Value) -> LiveAndRecorded {
     let serde_json::Value::Array(messages) = messages else { panic!("a list") };
     let live = History::from_initial(InitialHistory::parse(&messages).unwrap());
     let records = vec![Record::SessionOpened { agent: "default".into(), messages }];
-    Both { live, records, committed: None }
+    LiveAndRecorded { live, records, committed: None }
 }
 
 fn asks(id: &str) -> serde_json::Value {
@@ -306,7 +306,7 @@ fn the_first_input_stands_behind_the_answers_of_open_calls() {
 
 #[test]
 fn a_turn_that_was_given_up_leaves_nothing_to_the_next() {
-    let mut both = Both::default();
+    let mut both = LiveAndRecorded::default();
     both.start("go");
     // Its run ended as failed, without a commit.
     both.records.push(response(1, message_with_text("lost")));

@@ -189,8 +189,6 @@ fn explore_with_variables(
     });
 }
 
-const PARALLEL: [Execution; 2] = [Execution::Parallel { max: 2 }, Execution::Parallel { max: 8 }];
-
 #[test]
 fn four_calls_on_the_same_variables() {
     let mixes: [&[&str]; 3] = [
@@ -199,7 +197,7 @@ fn four_calls_on_the_same_variables() {
         &["put {}", "get {}", "put", "put {}"],
     ];
     explore_with_variables(&mixes, &EXECUTIONS, |scenario| scenario.durable_at_once = true);
-    explore_with_variables(&mixes[..1], &PARALLEL[1..], |_| {});
+    explore_with_variables(&mixes[..1], &PARALLEL_8, |_| {});
 }
 
 #[test]
@@ -209,7 +207,7 @@ fn variables_with_a_cancellation() {
 
 #[test]
 fn variables_with_failures_and_timeouts() {
-    explore_with_variables(&MIXES, &PARALLEL, |scenario| {
+    explore_with_variables(&MIXES, &PARALLEL_EXECUTIONS, |scenario| {
         scenario.durable_at_once = true;
         scenario.failures = true;
         scenario.timeouts = true;
@@ -218,7 +216,7 @@ fn variables_with_failures_and_timeouts() {
 
 #[test]
 fn variables_with_a_break() {
-    explore_with_variables(&MIXES, &PARALLEL, |scenario| {
+    explore_with_variables(&MIXES, &PARALLEL_EXECUTIONS, |scenario| {
         scenario.durable_at_once = true;
         scenario.breaks = 1;
     });
@@ -226,7 +224,7 @@ fn variables_with_a_break() {
 
 #[test]
 fn variables_with_a_crash() {
-    explore_with_variables(&MIXES[..5], &PARALLEL[1..], |scenario| {
+    explore_with_variables(&MIXES[..5], &PARALLEL_8, |scenario| {
         scenario.crashes = 1;
         scenario.torn = true;
     });
@@ -234,7 +232,7 @@ fn variables_with_a_crash() {
 
 #[test]
 fn variables_with_a_cut_off_response() {
-    explore_with_variables(&MIXES, &PARALLEL[1..], |scenario| {
+    explore_with_variables(&MIXES, &PARALLEL_8, |scenario| {
         *scenario.response.last_mut().unwrap() = finish(FinishKind::Length);
         scenario.crashes = 1;
         scenario.durable_at_once = true;
@@ -244,7 +242,7 @@ fn variables_with_a_cut_off_response() {
 #[test]
 fn variables_of_two_calls_with_all_actions() {
     let mixes: [&[&str]; 3] = [&["bump", "copy"], &["swap", "bump"], &["put", "add"]];
-    explore_with_variables(&mixes, &PARALLEL[1..], |scenario| {
+    explore_with_variables(&mixes, &PARALLEL_8, |scenario| {
         scenario.durable_at_once = true;
         scenario.breaks = 1;
         scenario.crashes = 1;

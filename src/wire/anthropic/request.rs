@@ -11,7 +11,7 @@ use crate::wire::extra_members::present_members;
 use crate::wire::request_cache::HistoryWriter;
 use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
-/// The limit of the answer's length if none is configured. The API requires one.
+/// Maximum length of the answer in tokens if none is configured. The API requires one.
 const MAX_TOKENS: u64 = 8192;
 
 impl RequestFormat for AnthropicDialect {
@@ -43,7 +43,7 @@ impl RequestFormat for AnthropicDialect {
     }
 }
 
-/// Returns the limit of the answer's length, including thinking. The default has room for the
+/// Returns the maximum length of the answer in tokens, including thinking. The default has room for the
 /// configured thinking budget, because the service refuses a budget that is not smaller
 /// (<https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking>).
 fn max_tokens(request: &ModelRequest) -> u64 {

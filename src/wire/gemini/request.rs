@@ -19,7 +19,7 @@ impl RequestFormat for GeminiDialect {
     const HISTORY_MEMBER: &'static str = "contents";
     const PROTECTED_MEMBERS: &'static [&'static str] = &["tools"];
 
-    /// Returns the address for requests. A base without a version gets the version of the Gemini API.
+    /// Returns the URL of requests. A base without a version gets the version of the Gemini API.
     /// On Vertex AI a model belongs to a publisher, which is Google if neither base nor model names
     /// one.
     fn url(base: &str, model: &str, stream: bool) -> String {

@@ -76,8 +76,8 @@ impl<'a> MessageParam<'a> {
         let ResponseMessage { text, reasoning, calls, .. } = message;
         // A model continues the reasoning that led to its calls. Reasoning before a final answer
         // is no longer needed, and reasoning of another model is not sent.
-        let continues = !calls.is_empty() && message.is_from(origin);
-        let thinking = if continues { reasoning } else { "" };
+        let sends_reasoning = !calls.is_empty() && message.is_from(origin);
+        let thinking = if sends_reasoning { reasoning } else { "" };
         let tool_calls = calls.iter().map(CallParam::new).collect();
         Self { content: text, thinking, tool_calls, ..Self::with_role("assistant") }
     }
@@ -90,7 +90,7 @@ impl<'a> CallParam<'a> {
     }
 }
 
-/// Returns the text of a content, with one line for each image that is given by its address.
+/// Returns the text, with one line for each image that is given by its URL.
 fn text_content(content: &Content) -> String {
     let lines: Vec<String> = content
         .parts()
@@ -104,7 +104,7 @@ fn text_content(content: &Content) -> String {
     lines.join("\n")
 }
 
-/// Returns the data of the images that the service accepts.
+/// Returns the images that are given as data. The service accepts no URLs.
 fn image_data(content: &Content) -> Vec<&str> {
     let images = content.parts().iter().filter_map(|part| match part {
         ContentPart::Image(Image::Base64 { data, .. }) => Some(&**data),

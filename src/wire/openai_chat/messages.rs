@@ -24,8 +24,8 @@ const ID_CHARS_MAX: usize = 40;
 
 /// Writes the messages of a request, system prompt first.
 ///
-/// A message of the model or a tool result does not depend on later messages. A user's message is
-/// joined with the next one if that is a user's too.
+/// A message of a model and a tool result do not depend on later messages. Consecutive messages of
+/// users are joined.
 pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     let origin = ModelOrigin { wire: Wire::OpenaiChat, model: request.model.clone() };
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
@@ -47,7 +47,8 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
                     more.push(content);
                     messages.next();
                 }
-                writer.write(&TextMessage { role: "user", content: &*joined(content, &more) });
+                writer
+                    .write(&TextMessage { role: "user", content: &*join_contents(content, &more) });
             }
             Message::Assistant(message) => {
                 ids.last_author = message.origin.as_deref();
@@ -97,8 +98,9 @@ struct ToolMessage<'a> {
     content: &'a str,
 }
 
-/// Joins consecutive contents of users. Texts alone become one text, which every service accepts.
-fn joined<'a>(first: &'a Content, more: &[&'a Content]) -> Cow<'a, Content> {
+/// Joins consecutive contents of users. If all parts are text, the result is one text, which every
+/// service accepts.
+fn join_contents<'a>(first: &'a Content, more: &[&'a Content]) -> Cow<'a, Content> {
     if more.is_empty() {
         return Cow::Borrowed(first);
     }
@@ -170,7 +172,7 @@ impl<'a> AssistantMessage<'a> {
     /// A model continues the reasoning that led to its calls. Reasoning before a final answer is no
     /// longer needed, and some services refuse it.
     fn new(message: &'a ResponseMessage, ids: &CallIdMap<'_>) -> Self {
-        let mut sent = ReasoningMembers::default();
+        let mut reasoning_members = ReasoningMembers::default();
         let mut reasoning_bytes = 0;
         let mut tool_calls = Vec::with_capacity(message.calls.len());
         for part in message.request_parts(ids.origin) {
@@ -178,9 +180,11 @@ impl<'a> AssistantMessage<'a> {
                 RequestPart::Reasoning { text, members } => {
                     reasoning_bytes += text.len();
                     let found: ReasoningMembers<'_> = read_members(members);
-                    sent.field = sent.field.or(found.field);
-                    sent.reasoning_details = found.reasoning_details.or(sent.reasoning_details);
-                    sent.reasoning_opaque = found.reasoning_opaque.or(sent.reasoning_opaque);
+                    reasoning_members.field = reasoning_members.field.or(found.field);
+                    reasoning_members.reasoning_details =
+                        found.reasoning_details.or(reasoning_members.reasoning_details);
+                    reasoning_members.reasoning_opaque =
+                        found.reasoning_opaque.or(reasoning_members.reasoning_opaque);
                 }
                 RequestPart::Call { call, members } => {
                     tool_calls.push(CallParam::new(call, ids.map(&call.id), members));
@@ -190,16 +194,16 @@ impl<'a> AssistantMessage<'a> {
             }
         }
         if tool_calls.is_empty() {
-            sent = ReasoningMembers::default();
+            reasoning_members = ReasoningMembers::default();
         }
         // The reasoning parts are the first bytes of the reasoning.
         let reasoning = message.reasoning.get(..reasoning_bytes).unwrap_or_default();
         // The details are sent instead of the reasoning's text.
-        let has_text = !reasoning.is_empty() && sent.reasoning_details.is_none();
-        let field = sent.field.filter(|_| has_text);
-        let in_field = |this: ReasoningField| (field == Some(this)).then_some(reasoning);
+        let has_text = !reasoning.is_empty() && reasoning_members.reasoning_details.is_none();
+        let field = reasoning_members.field.filter(|_| has_text);
+        let text_for = |this: ReasoningField| (field == Some(this)).then_some(reasoning);
         let text = Some(&*message.text).filter(|text| !text.is_empty());
-        let content = match in_field(ReasoningField::Content) {
+        let content = match text_for(ReasoningField::Content) {
             None => AssistantContent::Text(text),
             Some(thinking) => {
                 let thinking = [Box::new(AssistantPart::Text { text: thinking })];
@@ -211,11 +215,11 @@ impl<'a> AssistantMessage<'a> {
         Self {
             role: "assistant",
             content,
-            reasoning_content: in_field(ReasoningField::ReasoningContent),
-            reasoning: in_field(ReasoningField::Reasoning),
-            reasoning_text: in_field(ReasoningField::ReasoningText),
-            reasoning_details: sent.reasoning_details,
-            reasoning_opaque: sent.reasoning_opaque,
+            reasoning_content: text_for(ReasoningField::ReasoningContent),
+            reasoning: text_for(ReasoningField::Reasoning),
+            reasoning_text: text_for(ReasoningField::ReasoningText),
+            reasoning_details: reasoning_members.reasoning_details,
+            reasoning_opaque: reasoning_members.reasoning_opaque,
             tool_calls,
         }
     }
@@ -248,14 +252,14 @@ struct FunctionParam<'a> {
 impl<'a> CallParam<'a> {
     fn new(call: &'a ToolCall, id: Cow<'a, str>, members: Option<&str>) -> Self {
         let mut members: Map<String, Value> = read_members(members);
-        let of_function = match members.remove("function") {
+        let function_members = match members.remove("function") {
             Some(Value::Object(members)) => members,
             Some(_) | None => Map::new(),
         };
         let function = FunctionParam {
             name: call_ids::sanitized_tool_name(&call.name),
             arguments: call.arguments_text(),
-            members: of_function,
+            members: function_members,
         };
         Self { id, kind: "function", function, members }
     }
@@ -294,11 +298,11 @@ mod tests {
         Some(Arc::new(ModelOrigin { wire, model: model.into() }))
     }
 
-    fn thought(bytes: usize, members: &Value) -> MessagePart {
+    fn reasoning_part(bytes: usize, members: &Value) -> MessagePart {
         MessagePart::Reasoning { bytes, members: Some(members.to_string().into()) }
     }
 
-    /// Two calls after a thought of two bytes and a text of two.
+    /// A message with two bytes of reasoning, two bytes of text, and two calls.
     fn model_message(parts: Vec<MessagePart>) -> ResponseMessage {
         ResponseMessage {
             text: "ok".into(),
@@ -346,7 +350,8 @@ mod tests {
                     {"type": "text", "text": "ok"}]),
             ),
         ] {
-            let message = model_message(vec![thought(2, &json!({ "field": field })), text.clone()]);
+            let message =
+                model_message(vec![reasoning_part(2, &json!({ "field": field })), text.clone()]);
             let own = sent_to("m", vec![Message::Assistant(message.clone().into())]);
             assert_eq!(
                 (&own[0]["content"], own[0].get(member).is_some()),
@@ -364,8 +369,8 @@ mod tests {
     fn reasoning_details_go_back_instead_of_the_text() {
         let details = json!([{"type": "reasoning.encrypted", "data": "x", "index": 0}]);
         let parts = vec![
-            thought(2, &json!({"field": "reasoning"})),
-            thought(0, &json!({"field": "reasoning", "reasoning_details": details})),
+            reasoning_part(2, &json!({"field": "reasoning"})),
+            reasoning_part(0, &json!({"field": "reasoning", "reasoning_details": details})),
         ];
         let sent = sent_to("m", vec![Message::Assistant(model_message(parts).into())]);
         assert_eq!((&sent[0]["reasoning_details"], sent[0].get("reasoning")), (&details, None));
@@ -381,8 +386,8 @@ mod tests {
     #[test]
     fn reasoning_opaque_goes_back_beside_the_text() {
         let parts = vec![
-            thought(2, &json!({"field": "reasoning_text"})),
-            thought(0, &json!({"field": "reasoning_text", "reasoning_opaque": "x"})),
+            reasoning_part(2, &json!({"field": "reasoning_text"})),
+            reasoning_part(0, &json!({"field": "reasoning_text", "reasoning_opaque": "x"})),
         ];
         let message = model_message(parts);
         let sent = sent_to("m", vec![Message::Assistant(message.clone().into())]);
@@ -405,8 +410,8 @@ mod tests {
         for fits in ["add", "A-b_9", &"n".repeat(64)] {
             assert_eq!(named(fits), fits);
         }
-        for made_up in ["a.b", "a b", "é", &"n".repeat(65)] {
-            let sent = named(made_up);
+        for invalid in ["a.b", "a b", "é", &"n".repeat(65)] {
+            let sent = named(invalid);
             assert!(sent.len() <= 64, "{sent}");
             assert!(
                 sent.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b)),
@@ -421,7 +426,7 @@ mod tests {
         let extra = json!({"extra_content": {"google": {"thought_signature": "s"}},
             "function": {"thought_signature": "t"}});
         let parts = vec![
-            thought(2, &json!({"field": "reasoning_content"})),
+            reasoning_part(2, &json!({"field": "reasoning_content"})),
             MessagePart::Text { bytes: 2, members: None },
             MessagePart::Call { index: 0, members: Some(extra.to_string().into()) },
             MessagePart::Call { index: 1, members: None },
