@@ -123,13 +123,13 @@ pub use types::{Content, ContentPart, Image, RunEnd, RunError, RunId, Seq, Sessi
 /// Requests to models and their responses, without a host; models of one's own.
 pub mod model {
     pub use crate::message::{Message, MessageList, ResponseMessage};
-    pub use crate::response::decode_body;
+    pub use crate::response::{ResponseAssembler, decode_body};
     pub use crate::runtime::model::{
         InvalidModel, ModelClient, ModelReply, ModelRequest, ModelResponse, ModelSource,
         ModelStream, RequestedCall,
     };
     pub use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
-    pub use crate::wire::{CallDelta, CallKind, Delta, ToolChoice, ToolDefinition, Wire};
+    pub use crate::wire::{CallDelta, CallKind, Delta, Framing, ToolChoice, ToolDefinition, Wire};
 }
 
 /// The events of a session, in the form of the HTTP API.

@@ -11,6 +11,16 @@ use super::{ModelConfig, REHEARSAL};
 use crate::types::Execution;
 
 /// The configuration of one agent: models, tools, limits and execution mode.
+///
+/// ```
+/// use callsheet::config::{AgentConfig, Execution, Limits};
+///
+/// let agent = AgentConfig::new("main")
+///     .system("You are careful.")
+///     .tools(["clock", "calc*"])
+///     .limits(Limits::default().with(|limits| limits.max_turns = Some(5)))
+///     .with(|agent| agent.execution = Execution::Parallel { max: 4 });
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct AgentConfig {

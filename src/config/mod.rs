@@ -86,6 +86,18 @@ impl Config {
     /// Parses a configuration file. `file` is its name in errors, `env` looks up environment
     /// variables.
     ///
+    /// ```
+    /// use callsheet::config::Config;
+    ///
+    /// let text = "[agents.default]\nmodel = \"rehearsal\"\ntools = [\"clock\"]\n";
+    /// let config = Config::parse(text, "callsheet.toml", &|name| std::env::var(name).ok())?;
+    /// assert!(config.agents.contains_key("default"));
+    ///
+    /// let error = Config::parse("[agents.a]\nmodle = 1\n", "callsheet.toml", &|_| None).unwrap_err();
+    /// assert!(error.to_string().starts_with("callsheet.toml:2: agents.a.modle: "), "{error}");
+    /// # Ok::<(), callsheet::config::ConfigErrors>(())
+    /// ```
+    ///
     /// # Errors
     /// Returns all errors of the file and of the environment variables that it names, in the order
     /// of lines.

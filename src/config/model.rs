@@ -12,6 +12,19 @@ use super::values::{self, Parsed};
 use crate::types::Wire;
 
 /// The configuration of one model: address, wire format and time limits.
+///
+/// ```
+/// use callsheet::config::{ApiKey, BaseUrl, ModelConfig, Wire};
+///
+/// let base_url = BaseUrl::parse("https://api.anthropic.com/v1")?;
+/// let key = ApiKey::new("a-secret-from-a-vault")?;
+/// let model = ModelConfig::new(base_url, "claude-sonnet-4-5").with(|model| {
+///     model.wire = Wire::AnthropicMessages;
+///     model.api_key = Some(key);
+///     model.max_output_tokens = Some(2_000);
+/// });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ModelConfig {

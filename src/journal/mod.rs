@@ -46,7 +46,7 @@ use crate::types::{SessionId, SessionState};
 /// A storage engine for records. All methods except `append`, `flush` and `status` may block on a
 /// disk.
 ///
-/// `examples/own_journal.rs` is an engine in 120 lines. [`check_journal`](crate::testing::check_journal)
+/// `examples/own_journal.rs` is an engine in 120 lines. [`check_journal`]
 /// tests an engine.
 pub trait Journal: Send + Sync + fmt::Debug {
     /// Appends a batch atomically. Batches of one session are stored in the order of the calls.

@@ -95,6 +95,27 @@ impl RehearsalOptions {
 }
 
 /// A running rehearsal server. Dropping it stops it.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::config::{BaseUrl, ModelConfig};
+/// use callsheet::prelude::Host;
+/// use callsheet::rehearsal::{Call, Rehearsal, Response, Script};
+/// use serde_json::json;
+///
+/// let script = Script::new([
+///     Response::calls([Call::new("clock", json!({}))]),
+///     Response::text("It is late."),
+/// ]);
+/// let model = Rehearsal::with_script(script).await?;
+/// let config = ModelConfig::new(BaseUrl::parse(&model.base_url())?, "any");
+/// let host = Host::builder().model("main", config).start().await?;
+/// let report = host.open_session("demo").await?.run("What time is it?").await?;
+/// assert_eq!(report.text()?, "It is late.");
+/// assert_eq!(model.requests().len(), 2);
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct Rehearsal {
     address: SocketAddr,

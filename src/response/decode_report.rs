@@ -11,6 +11,14 @@ use crate::wire::{CallKind, Decoder, DecoderOptions, Delta, Framing, Problem, Wi
 /// Decodes a whole response body.
 ///
 /// If a limit is exceeded, the response keeps what was decoded before and gets an error.
+///
+/// ```
+/// use callsheet::model::{Framing, Wire, decode_body};
+///
+/// let body = b"data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hi\"}}]}\n\ndata: [DONE]\n\n";
+/// let response = decode_body(Wire::OpenaiChat, Framing::Sse, Default::default(), body);
+/// assert_eq!(response.text(), "Hi");
+/// ```
 #[must_use]
 pub fn decode_body(
     wire: Wire,

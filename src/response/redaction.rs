@@ -77,10 +77,16 @@ impl DeltaRedactor {
                 piece.arguments = piece.arguments.map(|text| self.hold_end(channel, text));
                 out.push(Delta::Call(piece));
             }
-            mut other => {
+            mut whole @ (Delta::Seal { .. }
+            | Delta::Metadata(_)
+            | Delta::Finish(_)
+            | Delta::Usage { .. }
+            | Delta::Error(_)
+            | Delta::Problem(_)
+            | Delta::Done) => {
                 out.extend(self.finish());
-                self.redact_whole(&mut other);
-                out.push(other);
+                self.redact_whole(&mut whole);
+                out.push(whole);
             }
         }
     }

@@ -178,6 +178,26 @@ impl SessionHandle {
     /// doubled or omitted; text may come in larger pieces. The first position is 0.0. If the text of
     /// the position's attempt is void by now, the events continue after that text.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// use callsheet::events::{EventId, FeedItem};
+    /// use futures::StreamExt as _;
+    ///
+    /// session.run("Say hello.").await?;
+    /// let mut events = session.watch("0.0".parse::<EventId>()?).await?;
+    /// if let Some(FeedItem::Event(event)) = events.next().await {
+    ///     for public in event.public() {
+    ///         println!("{}: {}", public.kind, public.json);
+    ///     }
+    /// }
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// If no event with that id exists, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<SessionEvents, HostError> {
@@ -219,6 +239,21 @@ impl SessionHandle {
     /// with this turn takes another one, unless it is stopped or its limits are used up; then the
     /// message stands at the run's end. Returns the position of the message's record.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// let run = session.start_run("Count to ten.").await?;
+    /// if session.steer("Stop at five.").await.is_err() {
+    ///     println!("the run is over already");
+    /// }
+    /// run.report.await?;
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// If there is no run, the input is empty, too many inputs wait, or the session is closed.
     pub async fn steer(&self, input: impl Into<Content>) -> Result<Seq, HostError> {
@@ -245,6 +280,21 @@ impl SessionHandle {
     }
 
     /// Ends the current run, if there is one. Returns when the session has received the request.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// use callsheet::StopMode;
+    ///
+    /// let run = session.start_run("Count to a million.").await?;
+    /// session.stop(StopMode::Now).await?;
+    /// assert!(["stopped", "answered"].contains(&run.report.await?.run_end.as_str()));
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// If the session is closed.
@@ -298,6 +348,19 @@ impl SessionHandle {
     }
 
     /// Returns a snapshot of the session, durable or not.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// session.run("Say hello.").await?;
+    /// let snapshot = session.snapshot().await?;
+    /// assert_eq!((snapshot.history.len(), snapshot.current_run), (2, None));
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// If the session is closed.

@@ -396,6 +396,22 @@ impl Host {
     /// Opens a session with the first records of another one, up to `at`. A run that is open at that
     /// record ends, and its open calls are answered. Queued inputs are dropped.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// use callsheet::Seq;
+    ///
+    /// session.run("Say hello.").await?;
+    /// // The records up to the third one: the opening, the input and the first attempt.
+    /// let fork = host.fork(&session, Seq(3), Some("copy".to_owned())).await?;
+    /// assert_eq!(fork.id().as_str(), "copy");
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// If the session or the record does not exist, the id is taken or invalid, or the host is full or
     /// shutting down.
@@ -409,6 +425,21 @@ impl Host {
     }
 
     /// Lists sessions by id, awake or hibernating.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// use callsheet::SessionQuery;
+    ///
+    /// let query = SessionQuery::default().with(|query| query.limit = 10);
+    /// let ids: Vec<_> = host.sessions(query).await?.into_iter().map(|session| session.id).collect();
+    /// assert_eq!(ids[0].as_str(), "demo");
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// If the journal cannot be read.
@@ -437,6 +468,18 @@ impl Host {
     }
 
     /// Returns the state of each configured model, by name.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// let model = &host.models()[0];
+    /// println!("{}", model.name);
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn models(&self) -> Vec<ModelStatus> {
         self.shared().models.values().map(|model| model.status()).collect()
@@ -449,6 +492,17 @@ impl Host {
     }
 
     /// Returns counts of live objects.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// assert_eq!((host.counts().sessions, host.counts().runs), (1, 0));
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn counts(&self) -> HostCounts {
         let gauges = &self.shared().gauges;

@@ -13,6 +13,21 @@ use crate::types::{
 };
 
 /// A run that is over.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::prelude::*;
+///
+/// let host = Host::builder().start().await?;
+/// let session = host.open_session("demo").await?;
+/// let report = session.run("Say hello.").await?;
+/// println!("{} in {} turns, {} tokens", report.text()?, report.turns, report.stats.output_tokens);
+/// for call in &report.calls {
+///     println!("{} {} -> {}", call.tool_name, call.arguments, call.result);
+/// }
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct RunReport {

@@ -22,6 +22,15 @@ impl fmt::Debug for RegisteredTool {
 }
 
 /// The tools of a host, by name. Cannot change once the host runs.
+///
+/// ```
+/// use callsheet::tool::{ToolRegistry, ToolSpec};
+///
+/// let mut tools = ToolRegistry::new();
+/// tools.register(ToolSpec::named("one", "Returns one.").into_tool(async |(): (), _| Ok(1)))?;
+/// assert!(tools.tool("one").is_some());
+/// # Ok::<(), callsheet::tool::RegistryError>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct ToolRegistry {
     tools: BTreeMap<String, RegisteredTool>,

@@ -40,6 +40,16 @@ impl InputSchema {
 
     /// Compiles a schema.
     ///
+    /// ```
+    /// use callsheet::tool::{InputSchema, ToolSpec};
+    /// use serde_json::json;
+    ///
+    /// let schema = json!({ "type": "object", "properties": { "q": { "type": "string" } }, "required": ["q"] });
+    /// let spec = ToolSpec::with_schema("search", "Searches.", InputSchema::parse(schema)?);
+    /// assert!(spec.input.first_violation(&json!({ "q": 1 })).is_some());
+    /// # Ok::<(), callsheet::tool::InvalidSchema>(())
+    /// ```
+    ///
     /// # Errors
     /// If it is not a valid JSON schema, or refers to another document.
     pub fn parse(schema: Value) -> Result<Self, InvalidSchema> {

@@ -18,6 +18,17 @@ const QUOTE_CHARS: usize = 64;
 ///
 /// Its JSON form is that of Chat Completions: a text, or a list of parts of type `text` and
 /// `image_url`. An image is a URL or a `data:` URL.
+///
+/// ```
+/// use callsheet::{Content, ContentPart, Image};
+///
+/// let text: Content = "What is this?".into();
+/// assert_eq!(text.text(), "What is this?");
+/// let image = ContentPart::Image(Image::parse("https://example.com/cat.png")?);
+/// let both = Content::from(vec![ContentPart::Text("What is this?".to_owned()), image]);
+/// assert_eq!(both.parts().len(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Content(Vec<ContentPart>);
 

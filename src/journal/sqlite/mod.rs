@@ -55,6 +55,21 @@ pub struct SqliteJournal {
 }
 
 /// The options of a [`SqliteJournal`].
+///
+/// ```
+/// use std::sync::Arc;
+/// use callsheet::config::Durability;
+/// use callsheet::journal::{SqliteJournal, SqliteOptions};
+/// use callsheet::prelude::*;
+///
+/// # async fn start() -> Result<(), Box<dyn std::error::Error>> {
+/// let options = SqliteOptions::default().with(|options| options.durability = Durability::Relaxed);
+/// let journal = SqliteJournal::open("./sessions".as_ref(), options)?;
+/// let host = Host::builder().journal(Arc::new(journal)).start().await?;
+/// # host.shutdown().await;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SqliteOptions {

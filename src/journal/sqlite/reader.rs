@@ -13,6 +13,20 @@ use crate::types::SessionId;
 const FINDINGS_MAX: i64 = 100;
 
 /// Reads the journal in a data directory of a running or stopped host.
+///
+/// ```
+/// use callsheet::Seq;
+/// use callsheet::journal::{JournalReader, StoredSessionFilter};
+///
+/// # fn list() -> Result<(), callsheet::journal::JournalError> {
+/// let journal = JournalReader::open("./callsheet-data".as_ref())?;
+/// for session in journal.list(&StoredSessionFilter::default())? {
+///     let records = journal.read(&session.id, Seq(0))?;
+///     println!("{}: {} records", session.id, records.len());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct JournalReader {
     readers: ReadConnections,

@@ -220,6 +220,21 @@ impl ModelClient {
 
     /// Sends a request and waits for the whole response.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::config::{BaseUrl, ModelConfig};
+    /// use callsheet::model::{Message, ModelClient, ModelRequest};
+    /// use callsheet::rehearsal::{Rehearsal, RehearsalOptions};
+    ///
+    /// let service = Rehearsal::start(RehearsalOptions::default()).await?;
+    /// let base_url = BaseUrl::parse(&service.base_url())?;
+    /// let client = ModelClient::new(&ModelConfig::new(base_url, "rehearsal"))?;
+    /// let request = ModelRequest::new("rehearsal", vec![Message::user("Say hello.")].into());
+    /// let response = client.complete(&request).await?;
+    /// println!("{} {:?}", response.text, response.tool_calls());
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// If no response arrives, or the response reports an error or is incomplete. A response is
     /// accepted by the same rules as in a turn of a host: it has a finish reason, or else an end mark,
@@ -239,6 +254,28 @@ impl ModelClient {
 
     /// Sends a request and returns its deltas, one batch for each chunk of the body that holds any.
     /// An error is the last item. Dropping the stream drops the exchange.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use callsheet::config::{BaseUrl, ModelConfig};
+    /// # use callsheet::model::{Delta, Message, ModelClient, ModelRequest};
+    /// # use callsheet::rehearsal::{Rehearsal, RehearsalOptions};
+    /// use futures::StreamExt as _;
+    ///
+    /// # let service = Rehearsal::start(RehearsalOptions::default()).await?;
+    /// # let base_url = BaseUrl::parse(&service.base_url())?;
+    /// # let client = ModelClient::new(&ModelConfig::new(base_url, "rehearsal"))?;
+    /// let request = ModelRequest::new("rehearsal", vec![Message::user("Say hello.")].into());
+    /// let mut batches = std::pin::pin!(client.stream(&request));
+    /// while let Some(batch) = batches.next().await {
+    ///     for delta in batch? {
+    ///         if let Delta::Text(text) = delta {
+    ///             print!("{text}");
+    ///         }
+    ///     }
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
     pub fn stream(
         &self,
         request: &ModelRequest,

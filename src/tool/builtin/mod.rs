@@ -41,6 +41,17 @@ pub struct BuiltinOptions {
 /// Makes a registry with `calculator`, `clock`, `get_variable`, `http_get`, `set_variable` and, if
 /// it has a root, `read_file`.
 ///
+/// ```
+/// use callsheet::tool::{BuiltinOptions, builtin};
+///
+/// let options = BuiltinOptions::default().with(|options| {
+///     options.http_get_allow = vec!["localhost:8080".to_owned()];
+/// });
+/// let tools = builtin(&options)?;
+/// assert!(tools.tool("calculator").is_some() && tools.tool("read_file").is_none());
+/// # Ok::<(), callsheet::tool::BuiltinError>(())
+/// ```
+///
 /// # Errors
 /// If the directory cannot be opened, an allow rule is invalid, or the HTTP client cannot be
 /// built.
