@@ -101,7 +101,7 @@ fn outcome(call: &ToolContext, ran: Result<ToolOutput, ToolError>) -> ToolOutcom
     failed(FailureKind::ToolError, error.message())
 }
 
-/// The outcome of a call whose tool failed, or whose actor died.
+/// Returns the outcome of a call whose tool failed, or whose actor died.
 pub(super) fn failed(kind: FailureKind, what: &str) -> ToolOutcome {
     ToolOutcome::not_ok(ToolStatus::Failed, kind, format!("Error: {what}"))
 }
