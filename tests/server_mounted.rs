@@ -149,6 +149,23 @@ async fn a_guard_checks_requests_without_connection_info() {
 }
 
 #[tokio::test]
+async fn a_router_has_the_limits_of_its_options() {
+    let host = host().await;
+    let options = server::ServerOptions::default().with(|options| {
+        options.body_bytes_max = 20;
+        options.allowed_hosts = vec!["api.example.com".to_owned()];
+    });
+    let api = server::router_with(&host, &options).layer(Guard::from(&options));
+    let addr = serve(Router::new().nest("/agents", api)).await;
+    let long = json!({"id": "a-long-session-id"}).to_string();
+    let refused = send(addr, &post("/agents/v1/sessions", "", &long)).await;
+    assert_eq!(refused.error(), (413, "body_too_large".to_owned()));
+    let request = "GET /agents/v1/sessions HTTP/1.1\r\nhost: api.example.com\r\n\r\n";
+    assert_eq!(send(addr, request).await.status, 200);
+    host.shutdown().await;
+}
+
+#[tokio::test]
 async fn the_api_is_served_on_a_unix_socket() {
     let host = host().await;
     let path = std::env::temp_dir().join(format!("callsheet-{}.sock", std::process::id()));

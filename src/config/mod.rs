@@ -11,6 +11,7 @@ mod journal;
 mod limits;
 mod model;
 mod overrides;
+mod secrets;
 mod source;
 mod tools;
 mod values;

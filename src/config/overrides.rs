@@ -377,10 +377,19 @@ mod tests {
     }
 
     #[test]
+    fn an_execution_may_have_the_form_of_the_configuration() {
+        let object = parsed(r#"{"execution": {"parallel": 4}}"#).unwrap();
+        assert_eq!(object.execution, Some(Execution::Parallel { max: 4 }));
+        assert_eq!(object, parsed(r#"{"execution": "parallel:4"}"#).unwrap());
+    }
+
+    #[test]
     fn invalid_values_are_reported_by_key() {
         for (json, part) in [
             (r#"{"executoin": "sequential"}"#, "unknown field `executoin`"),
             (r#"{"execution": "fast"}"#, "execution must be \"sequential\""),
+            (r#"{"execution": {"parallel": 0}}"#, "with N from 1 to 1024"),
+            (r#"{"execution": 7}"#, "execution must be \"sequential\""),
             (r#"{"limits": {"max_turn": 1}}"#, "unknown field `max_turn`"),
             (r#"{"limits": {"tool_timeout": "soon"}}"#, "soon"),
             (r#"{"limits": {"max_result_bytes": 0}}"#, "expected a nonzero"),

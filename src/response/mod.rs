@@ -23,6 +23,7 @@ mod finish_reason;
 #[cfg(test)]
 pub(crate) mod fixtures;
 mod partial_call;
+mod redaction;
 
 pub use arguments::{ParsedArguments, parse_arguments};
 pub use assembler::ResponseAssembler;
@@ -32,3 +33,4 @@ pub(crate) use display_order::DisplayOrder;
 pub(crate) use finish_reason::classify_ending;
 pub use finish_reason::{ExchangeEnd, ended_well};
 pub use partial_call::PartialCall;
+pub use redaction::DeltaRedactor;

@@ -12,6 +12,7 @@ use crate::message::MessageList;
 use crate::telemetry::Telemetry;
 use crate::tool::{RegisteredTool, Tool, ToolRegistry, ToolSpec};
 use crate::turn::TurnRules;
+use crate::types::Secrets;
 use crate::wire::{ToolChoice, ToolDefinition};
 
 /// A configured agent, shared by its sessions.
@@ -243,6 +244,7 @@ impl AgentRules {
             &ModelSources::default(),
             &Telemetry::new(&[]),
             &StallClock::default(),
+            &Secrets::default(),
         )?);
         Ok(Self { agents: Agent::all(config, tools, &models)? })
     }

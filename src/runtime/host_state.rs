@@ -23,7 +23,7 @@ use super::models::Model;
 use crate::journal::Journal;
 use crate::telemetry::Telemetry;
 use crate::tool::ToolSource;
-use crate::types::{RunId, SessionId, SessionState};
+use crate::types::{RunId, Secrets, SessionId, SessionState};
 
 /// The configuration, the journal and the index of sessions of one host.
 #[derive(Debug)]
@@ -34,6 +34,7 @@ pub(super) struct HostState {
     pub(super) journal: Arc<dyn Journal>,
     pub(super) telemetry: Telemetry,
     pub(super) stalls: StallClock,
+    pub(super) secrets: Secrets,
     pub(super) gauges: Gauges,
     pub(super) pool: BlockingPool,
     pub(super) caps: Caps,

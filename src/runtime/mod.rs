@@ -271,11 +271,12 @@ impl Host {
         let traces = |metrics: &Metrics| Traces::from_env(&config.models, metrics);
         metrics.check().map_err(HostError::Config)?;
         let telemetry = Telemetry::with(&names, &metrics, traces);
+        let secrets = config.secrets();
         let journal = match journal {
             Some(journal) => journal,
             None => open_journal(&config, &telemetry).await?,
         };
-        let models = Arc::new(Model::all(&config, &model_sources, &telemetry, &stalls)?);
+        let models = Arc::new(Model::all(&config, &model_sources, &telemetry, &stalls, &secrets)?);
         let agents = Agent::all(&config, tools, &models)?;
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
         let stored = Arc::clone(&journal);
@@ -286,6 +287,7 @@ impl Host {
             journal,
             telemetry,
             stalls,
+            secrets,
             models,
             pool: BlockingPool::new(BLOCKING_THREADS_MAX, gauges.abandoned.clone()),
             caps,

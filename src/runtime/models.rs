@@ -12,7 +12,7 @@ use super::model_limiter::{ModelLimiter, ModelStatus};
 use crate::config::{Config, ModelConfig};
 use crate::telemetry::Telemetry;
 use crate::turn::{ModelPlan, ModelPlans};
-use crate::types::ModelOrigin;
+use crate::types::{ModelOrigin, Secrets};
 
 /// The models that the program implements itself, by name.
 #[derive(Clone, Default)]
@@ -30,6 +30,8 @@ pub(super) struct Model {
     /// Its name in the configuration.
     pub(super) name: String,
     pub(super) service: ModelService,
+    /// The secrets of the host, which are replaced in responses.
+    pub(super) secrets: Secrets,
     pub(super) limiter: Arc<ModelLimiter>,
     plan: ModelPlan,
     max_output_tokens: Option<u32>,
@@ -46,6 +48,7 @@ impl Model {
         sources: &ModelSources,
         telemetry: &Telemetry,
         stalls: &StallClock,
+        secrets: &Secrets,
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let models = config.models.iter().map(|(name, model)| {
             let limiter = ModelLimiter::new(model, telemetry.metrics().model(name));
@@ -61,7 +64,7 @@ impl Model {
                     )
                 }
             };
-            let model = Self::new(name, model, service, limiter);
+            let model = Self::new(name, model, service, secrets.clone(), limiter);
             Ok((name.clone(), Arc::new(model)))
         });
         models.collect()
@@ -71,11 +74,13 @@ impl Model {
         name: &str,
         config: &ModelConfig,
         service: ModelService,
+        secrets: Secrets,
         limiter: Arc<ModelLimiter>,
     ) -> Self {
         Self {
             name: name.to_owned(),
             service,
+            secrets,
             limiter,
             plan: ModelPlan {
                 origin: Arc::new(ModelOrigin { wire: config.wire, model: config.model.clone() }),

@@ -43,6 +43,7 @@ impl RunActors {
                     publisher: publisher.clone(),
                     pool: host.pool.clone(),
                     gauges: gauges.clone(),
+                    secrets: host.secrets.clone(),
                 };
                 Actor::spawn_linked(None, ToolSupervisor, setup, cell.clone()).await?.0
             }

@@ -151,9 +151,14 @@ impl ReadLoop {
         let mut cache = self.cache.lock();
         let trace = self.trace.clone();
         if plan.model == 0 && request.stream == plan.streamed {
-            return self.model.service.next_exchange(request, &mut cache, trace);
+            return self.model.service.next_exchange(
+                request,
+                &mut cache,
+                trace,
+                &self.model.secrets,
+            );
         }
         let request = self.model.adapt(ModelRequest::clone(request), plan.streamed);
-        self.model.service.next_exchange(&request, &mut cache, trace)
+        self.model.service.next_exchange(&request, &mut cache, trace, &self.model.secrets)
     }
 }

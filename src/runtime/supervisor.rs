@@ -3,6 +3,7 @@
 //! It is an actor of its own, so that running calls survive the death of the accumulator. The next
 //! accumulator attaches to it, and receives the ends of calls that the last one may have missed.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -25,7 +26,9 @@ use crate::context::VariablesTransaction;
 use crate::event::Event;
 use crate::tool::{ProgressCallback, SharedVariableView, ToolContext, ToolContextParts};
 use crate::turn::{CallStartState, StartedCall, StartedCalls, ToolCompletion};
-use crate::types::{CallKey, FailureKind, RunId, SessionId, ToolOutcome, VariablesUse, excerpt};
+use crate::types::{
+    CallKey, FailureKind, RunId, Secrets, SessionId, ToolOutcome, VariablesUse, excerpt,
+};
 
 /// The number of progress texts that one call may send; further ones are dropped.
 const PROGRESS_PER_CALL_MAX: u32 = 1000;
@@ -42,6 +45,8 @@ pub(super) struct ToolSupervisorSetup {
     pub(super) publisher: Publisher,
     pub(super) pool: BlockingPool,
     pub(super) gauges: Gauges,
+    /// The secrets of the host, which are replaced in what tools return.
+    pub(super) secrets: Secrets,
 }
 
 pub(super) struct ToolSupervisorState {
@@ -50,6 +55,7 @@ pub(super) struct ToolSupervisorState {
     publisher: Arc<Publisher>,
     pool: BlockingPool,
     gauges: Gauges,
+    secrets: Secrets,
     running: Vec<RunningCall>,
     /// The ends of the calls of the current turn, for an accumulator that attaches later.
     ended: Vec<(CallKey, StartedCall)>,
@@ -92,13 +98,14 @@ impl Actor for ToolSupervisor {
         _: ToolSupervisorRef,
         setup: ToolSupervisorSetup,
     ) -> Result<ToolSupervisorState, ActorProcessingErr> {
-        let ToolSupervisorSetup { session, publisher, pool, gauges } = setup;
+        let ToolSupervisorSetup { session, publisher, pool, gauges, secrets } = setup;
         Ok(ToolSupervisorState {
             session,
             publisher: Arc::new(publisher),
             pool,
             _counted: gauges.actors.increment(),
             gauges,
+            secrets,
             running: Vec::new(),
             ended: Vec::new(),
             accumulator: None,
@@ -236,6 +243,7 @@ impl ToolSupervisorState {
             context,
             pool: registered.spec.blocking.then(|| self.pool.clone()),
             slot: Arc::clone(&slot),
+            secrets: self.secrets.clone(),
             permit,
             counted: [self.gauges.actors.increment(), self.gauges.tools.increment()],
         });
@@ -273,7 +281,7 @@ impl ToolSupervisorState {
     ) -> ProgressCallback {
         let (publisher, run) = (Arc::downgrade(&self.publisher), run.clone());
         let (slot, cancellation) = (Arc::downgrade(slot), cancellation.clone());
-        let sent = AtomicU32::new(0);
+        let (sent, secrets) = (AtomicU32::new(0), self.secrets.clone());
         Box::new(move |text| {
             let open = slot.upgrade().is_some_and(|slot| slot.lock().is_none())
                 && !cancellation.is_cancelled();
@@ -281,7 +289,7 @@ impl ToolSupervisorState {
                 return;
             }
             if let Some(publisher) = publisher.upgrade() {
-                let text = excerpt(&text, PROGRESS_CHARS_MAX);
+                let text = excerpt(&secrets.redact(&text), PROGRESS_CHARS_MAX);
                 publisher.publish(&run, key.turn, Event::CallProgressed { key, text });
             }
         })
@@ -307,10 +315,26 @@ impl ToolSupervisorState {
     fn handle_end(&mut self, actor: ActorId, died: impl FnOnce() -> ToolOutcome) {
         let found = self.running.iter().position(|running| running.actor.get_id() == actor);
         let Some(running) = found.map(|at| self.running.swap_remove(at)) else { return };
-        let outcome = running.slot.lock().take().unwrap_or_else(died);
-        let used = running.view.lock().take();
+        let mut outcome = running.slot.lock().take().unwrap_or_else(died);
+        let mut used = running.view.lock().take();
+        self.redact(&mut outcome, &mut used);
         let call = running.as_started(Some(ToolCompletion { outcome, variables: used }));
         self.report(running.key, call);
+    }
+
+    /// Replaces the host's secrets in what a call returned and wrote.
+    fn redact(&self, outcome: &mut ToolOutcome, used: &mut VariablesUse) {
+        if self.secrets.is_empty() {
+            return;
+        }
+        if let Cow::Owned(redacted) = self.secrets.redact(&outcome.content) {
+            outcome.content = redacted.into();
+        }
+        for value in used.writes.0.values_mut() {
+            if let Some(redacted) = self.secrets.redact_json(value) {
+                *value = Arc::new(redacted);
+            }
+        }
     }
 
     /// Hands the end of a call to the accumulator.

@@ -9,7 +9,7 @@ use super::blocking::BlockingPool;
 use super::fair_semaphore::PermitRequest;
 use super::gauge::CountGuard;
 use crate::tool::{Tool, ToolContext, ToolError, ToolOutput};
-use crate::types::{FailureKind, ToolOutcome, ToolStatus};
+use crate::types::{FailureKind, Secrets, ToolOutcome, ToolStatus};
 
 /// The place where a call leaves its outcome for the tool supervisor. A message could not be used:
 /// the supervisor receives the end of an actor before the actor's last message.
@@ -27,6 +27,8 @@ pub(super) struct ToolSetup {
     /// The pool whose threads the tool may block, if it does.
     pub(super) pool: Option<BlockingPool>,
     pub(super) slot: OutcomeSlot,
+    /// The secrets of the host, which are replaced in the log.
+    pub(super) secrets: Secrets,
     /// The permit of its tool, if the tool has `max_concurrent`. It is held until the tool's future
     /// is dropped.
     pub(super) permit: Option<PermitRequest>,
@@ -53,7 +55,7 @@ impl Actor for ToolActor {
         state: &mut Option<Box<ToolSetup>>,
     ) -> Result<(), ActorProcessingErr> {
         let Some(work) = state.take() else { return Ok(()) };
-        let ToolSetup { tool, context, pool, slot, permit, counted: _counted } = *work;
+        let ToolSetup { tool, context, pool, slot, secrets, permit, counted: _counted } = *work;
         let call = context.clone();
         let run = async move {
             let _permit = permit;
@@ -66,7 +68,7 @@ impl Actor for ToolActor {
                 .await
                 .unwrap_or_else(|| Err(ToolError::new("the host is shutting down"))),
         };
-        *slot.lock() = Some(outcome(&call, ran));
+        *slot.lock() = Some(outcome(&call, ran, &secrets));
         myself.stop(None);
         Ok(())
     }
@@ -82,7 +84,11 @@ impl Actor for ToolActor {
 }
 
 /// Returns the outcome of a call. The sources of its error go to the log.
-fn outcome(call: &ToolContext, ran: Result<ToolOutput, ToolError>) -> ToolOutcome {
+fn outcome(
+    call: &ToolContext,
+    ran: Result<ToolOutput, ToolError>,
+    secrets: &Secrets,
+) -> ToolOutcome {
     let error = match ran {
         Ok(output) => return ToolOutcome::ok(output.into_text()),
         Err(error) => error,
@@ -94,7 +100,7 @@ fn outcome(call: &ToolContext, ran: Result<ToolOutput, ToolError>) -> ToolOutcom
             turn = call.key().turn,
             tool_id = %call.key(),
             tool_name = call.tool(),
-            error = sources,
+            error = &*secrets.redact(&sources),
             "tool_failed"
         );
     }

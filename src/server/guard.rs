@@ -21,6 +21,7 @@ use tower_service::Service;
 
 use super::error::ApiError;
 use super::listener::LocalAddress;
+use super::state::ServerOptions;
 use crate::config::ApiKey;
 
 /// A layer that refuses requests of foreign web pages, and requests without the bearer token.
@@ -181,6 +182,13 @@ impl Guard {
             }
             Some(_) | None => Err(ApiError::unauthorized()),
         }
+    }
+}
+
+impl From<&ServerOptions> for Guard {
+    fn from(options: &ServerOptions) -> Self {
+        let token = options.token.clone();
+        Self { token, ..Self::new().hosts(&options.allowed_hosts) }
     }
 }
 

@@ -55,7 +55,7 @@ use crate::runtime::HostError;
 pub use event_stream::{EventStream, sse};
 pub use guard::{Guard, GuardedService};
 use listener::{LocalAddress, NoDelayListener};
-pub use routes::{operations, router};
+pub use routes::{operations, router, router_with};
 use state::ApiState;
 pub use state::ServerOptions;
 
@@ -78,10 +78,7 @@ pub fn serve(
     }
     let closing = CancellationToken::new();
     let close_timeout = options.close_timeout;
-    let mut guard = Guard::new().hosts(&options.allowed_hosts).public_paths(HEALTH_PATHS);
-    if let Some(token) = options.token.clone() {
-        guard = guard.token(token);
-    }
+    let guard = Guard::from(&options).public_paths(HEALTH_PATHS);
     let state = ApiState { host, options, closing: closing.clone(), is_server: true };
     let router = routes::of_server(state).layer(guard);
     let service = router.into_make_service_with_connect_info::<LocalAddress>();

@@ -41,17 +41,40 @@ type Route = (&'static str, &'static str, MethodRouter<AppState>);
 /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
 /// ```
 pub fn router<S: Clone + Send + Sync + 'static>(host: &Host) -> Router<S> {
+    router_with(host, &ServerOptions::default())
+}
+
+/// Returns the routes of [`router`] with other limits: the `body_bytes_max`, `body_timeout` and
+/// `keep_alive` of these options. `Guard::from(options)` has their access rules.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::prelude::*;
+/// use callsheet::server::{self, Guard, ServerOptions};
+///
+/// let host = Host::builder().start().await?;
+/// let options = ServerOptions::default().with(|options| options.body_bytes_max = 32 << 20);
+/// let api = server::router_with(&host, &options).layer(Guard::from(&options));
+/// let app: axum::Router = axum::Router::new().nest("/agents", api);
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+pub fn router_with<S: Clone + Send + Sync + 'static>(
+    host: &Host,
+    options: &ServerOptions,
+) -> Router<S> {
     with_routes(api_routes())
         // A fallback would be lost in a router that is nested twice, and would collide with the
         // fallback of an application.
         .route("/v1/{*path}", any(unknown_path))
-        .with_state(Arc::new(embedded_state(host)))
+        .with_state(Arc::new(embedded_state(host, options)))
 }
 
 /// Returns the routes of an operator: `/healthz`, `/readyz` and `/metrics`. They can be mounted
 /// elsewhere than [`router`], or left out.
 pub fn operations<S: Clone + Send + Sync + 'static>(host: &Host) -> Router<S> {
-    with_routes(operations_routes()).with_state(Arc::new(embedded_state(host)))
+    let state = embedded_state(host, &ServerOptions::default());
+    with_routes(operations_routes()).with_state(Arc::new(state))
 }
 
 /// Returns all routes, for the server of the binary.
@@ -62,10 +85,10 @@ pub(super) fn of_server(state: ApiState) -> Router {
         .with_state(Arc::new(state))
 }
 
-fn embedded_state(host: &Host) -> ApiState {
+fn embedded_state(host: &Host, options: &ServerOptions) -> ApiState {
     ApiState {
         host: host.clone(),
-        options: ServerOptions::default(),
+        options: options.clone(),
         closing: CancellationToken::new(),
         is_server: false,
     }

@@ -158,14 +158,20 @@ impl RetryPolicy {
     }
 }
 
+/// The statuses with which a proxy reports, within a stream, that its connection to the service broke.
+const BROKEN_UPSTREAM: [u16; 3] = [500, 502, 504];
+
 /// Returns whether the stream itself broke, so that a response without streaming may succeed. An
-/// error with a status is not a broken stream, even if it arrived within a stream.
+/// error that arrived within a stream counts unless its status says that the service refuses the
+/// request or is overloaded.
 fn is_broken_stream(error: &ProviderError) -> bool {
     match error.kind {
         ProviderErrorKind::Transport
         | ProviderErrorKind::Timeout
         | ProviderErrorKind::Malformed => true,
-        ProviderErrorKind::InStream => error.status.is_none(),
+        ProviderErrorKind::InStream => {
+            error.status.is_none_or(|status| BROKEN_UPSTREAM.contains(&status))
+        }
         ProviderErrorKind::Connect
         | ProviderErrorKind::Status
         | ProviderErrorKind::TooLarge
@@ -259,7 +265,7 @@ mod tests {
             retry.first();
             assert_eq!(retry.after_error(&in_stream(status), true), None, "{status}");
         }
-        for status in [429, 500, 529] {
+        for status in [429, 503, 529] {
             let mut retry = retry_policy(4, 1);
             retry.first();
             let mut limited = in_stream(status);
@@ -270,6 +276,15 @@ mod tests {
                 assert_eq!(plan.wait, Duration::from_secs(9));
             }
             assert_eq!(retry.after_error(&limited, true), None);
+        }
+        // A proxy reports a broken connection to the service.
+        for status in [500, 502, 504] {
+            let mut retry = retry_policy(4, 1);
+            retry.first();
+            for (number, streamed) in [(2, true), (3, false)] {
+                let plan = retry.after_error(&in_stream(status), true).unwrap();
+                assert_eq!(summary(&plan), (number, 0, streamed), "{status} is a broken stream");
+            }
         }
     }
 

@@ -7,6 +7,7 @@ mod call;
 mod content;
 mod message_part;
 mod response;
+mod secrets;
 mod trace;
 mod variables;
 mod wire;
@@ -25,6 +26,7 @@ pub use call::{
 pub use content::{Content, ContentPart, Image, InvalidContent};
 pub use message_part::{MessagePart, ModelOrigin};
 pub use response::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
+pub use secrets::{REDACTED, Secrets};
 pub use trace::{RunTrace, TRACEPARENT, TRACESTATE, TraceContext};
 pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};
 pub use wire::{UnknownWire, Wire};
@@ -196,7 +198,7 @@ pub struct RunError {
 
 /// The execution mode of a run's tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "ExecutionForm", into = "String")]
 pub enum Execution {
     /// Sequential: a call starts when all earlier calls have ended.
     Sequential,
@@ -244,11 +246,33 @@ impl From<Execution> for String {
     }
 }
 
-impl TryFrom<String> for Execution {
+/// The forms in which JSON may hold an execution mode: `"parallel:4"`, or `{"parallel": 4}` as in the
+/// configuration.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ExecutionForm {
+    Text(String),
+    Object(ParallelForm),
+    Other(serde::de::IgnoredAny),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ParallelForm {
+    parallel: u32,
+}
+
+impl TryFrom<ExecutionForm> for Execution {
     type Error = InvalidExecution;
 
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
+    fn try_from(form: ExecutionForm) -> Result<Self, Self::Error> {
+        match form {
+            ExecutionForm::Text(text) => text.parse(),
+            ExecutionForm::Object(ParallelForm { parallel: max @ 1..=1024 }) => {
+                Ok(Self::Parallel { max })
+            }
+            ExecutionForm::Object(_) | ExecutionForm::Other(_) => Err(InvalidExecution),
+        }
     }
 }
 

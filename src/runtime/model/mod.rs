@@ -34,10 +34,10 @@ pub use response::{ModelResponse, RequestedCall};
 pub use source::{ModelReply, ModelSource, ModelStream};
 
 use crate::config::ModelConfig;
-use crate::response::ExchangeEnd;
+use crate::response::{DeltaRedactor, ExchangeEnd};
 use crate::tls;
-use crate::types::ProviderError;
 use crate::types::TraceContext;
+use crate::types::{ProviderError, Secrets};
 use crate::wire::{Delta, Framing, HeadCache, KeyHeader, PayloadTemplates, RequestCache, Wire};
 pub(super) use deadline::StallClock;
 use exchange::Exchange;
@@ -54,9 +54,9 @@ pub(super) struct ExchangeCache {
 impl ExchangeCache {
     /// Stores the templates of a finished exchange.
     pub(super) fn keep_templates(&mut self, exchange: ModelExchange) {
-        match exchange {
-            ModelExchange::Http(exchange) => self.templates = exchange.into_templates(),
-            ModelExchange::Source(_) => {}
+        match exchange.response {
+            ServiceExchange::Http(exchange) => self.templates = exchange.into_templates(),
+            ServiceExchange::Source(_) => {}
         }
     }
 }
@@ -75,10 +75,11 @@ impl ModelService {
         request: &ModelRequest,
         cache: &mut ExchangeCache,
         trace: Option<TraceContext>,
+        secrets: &Secrets,
     ) -> ModelExchange {
-        match self {
+        let response = match self {
             Self::Http(client) => {
-                ModelExchange::Http(client.next_exchange(request, cache).with_trace(trace))
+                ServiceExchange::Http(client.next_exchange(request, cache).with_trace(trace))
             }
             Self::Source { source, config } => {
                 let first_limit = match request.stream {
@@ -88,9 +89,10 @@ impl ModelService {
                 let source = Arc::clone(source);
                 let exchange =
                     SourceExchange::new(source, request, first_limit, config.idle_timeout);
-                ModelExchange::Source(Box::new(exchange))
+                ServiceExchange::Source(Box::new(exchange))
             }
-        }
+        };
+        ModelExchange { response, redactor: DeltaRedactor::new(secrets) }
     }
 }
 
@@ -103,9 +105,16 @@ impl fmt::Debug for ModelService {
     }
 }
 
-/// A request to a model and its response.
+/// A request to a model and its response, in which the host's secrets are replaced.
 #[derive(Debug)]
-pub(super) enum ModelExchange {
+pub(super) struct ModelExchange {
+    response: ServiceExchange,
+    /// `None` if the host has no secrets.
+    redactor: Option<DeltaRedactor>,
+}
+
+#[derive(Debug)]
+enum ServiceExchange {
     Http(Exchange),
     Source(Box<SourceExchange>),
 }
@@ -114,9 +123,25 @@ impl ModelExchange {
     /// Returns the deltas that arrived together. Batches are never empty. After an error, returns
     /// `None`.
     pub(super) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
-        match self {
-            Self::Http(exchange) => exchange.next().await,
-            Self::Source(exchange) => exchange.next().await,
+        loop {
+            let batch = match &mut self.response {
+                ServiceExchange::Http(exchange) => exchange.next().await,
+                ServiceExchange::Source(exchange) => exchange.next().await,
+            };
+            let Some(redactor) = &mut self.redactor else { return batch };
+            match batch {
+                Some(Ok(batch)) => {
+                    let batch = redactor.redact(batch);
+                    if !batch.is_empty() {
+                        return Some(Ok(batch));
+                    }
+                }
+                Some(Err(mut error)) => {
+                    redactor.redact_error(&mut error);
+                    return Some(Err(error));
+                }
+                None => return redactor.finish().map(|delta| Ok(vec![delta])),
+            }
         }
     }
 }

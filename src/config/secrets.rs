@@ -1,0 +1,57 @@
+//! The secrets of a configuration.
+
+use super::{ApiKey, Config};
+use crate::types::Secrets;
+
+/// Parts of the names of headers that hold a secret.
+const SECRET_NAMES: [&str; 7] =
+    ["auth", "cookie", "credential", "key", "password", "secret", "token"];
+
+/// The minimum length of a header's value that looks like a generated key.
+const GENERATED_CHARS_MIN: usize = 16;
+
+impl Config {
+    /// Returns the secrets that must not be repeated to clients: the keys of models, the token of the
+    /// host, and headers that hold a key.
+    #[must_use]
+    pub fn secrets(&self) -> Secrets {
+        let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
+        let keys = keys.chain(&self.host.token).map(ApiKey::reveal);
+        let headers = self.models.values().flat_map(|model| &model.headers);
+        let headers = headers.filter(|(name, value)| is_secret(name, value)).flat_map(
+            // A service may repeat the key without the scheme before it, such as `Bearer`.
+            |(_, value)| [value.as_str(), value.rsplit(' ').next().unwrap_or_default()],
+        );
+        Secrets::new(keys.chain(headers))
+    }
+}
+
+/// Returns whether a header holds a secret: by its name, or because its value looks generated.
+fn is_secret(name: &str, value: &str) -> bool {
+    let has = |test: fn(&u8) -> bool| value.as_bytes().iter().any(test);
+    let is_generated = value.len() >= GENERATED_CHARS_MIN
+        && !has(u8::is_ascii_whitespace)
+        && has(u8::is_ascii_digit)
+        && has(u8::is_ascii_alphabetic)
+        && !value.contains("://");
+    is_generated || SECRET_NAMES.iter().any(|part| name.contains(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secret_headers_are_told_from_other_ones() {
+        for (name, value, expected) in [
+            ("authorization", "Bearer abcdefgh", true),
+            ("x-api-key", "abcdefgh", true),
+            ("x-team", "f81d4fae7dec11d0a76500a0c91e6bf6", true),
+            ("x-team", "search and rescue 2", false),
+            ("x-title", "Callsheet", false),
+            ("http-referer", "https://callsheet.example/v1", false),
+        ] {
+            assert_eq!(is_secret(name, value), expected, "{name}: {value}");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The secrets of a host, which are replaced wherever a service or a tool repeats them.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use serde_json::Value;
+
+/// The text that replaces a secret.
+pub const REDACTED: &str = "[redacted]";
+
+/// The minimum length of a secret in bytes. A shorter text occurs by accident.
+const SECRET_BYTES_MIN: usize = 8;
+
+/// The secrets of a host, such as the keys of its models, and a search for them. A secret is found in
+/// these forms: plain, escaped in JSON, percent-encoded, and as a part of a text in base64 (both
+/// alphabets, each of the three alignments). Cloning is cheap.
+#[derive(Clone, Default)]
+pub struct Secrets {
+    search: Option<Arc<SecretSearch>>,
+}
+
+struct SecretSearch {
+    forms: Vec<String>,
+    automaton: AhoCorasick,
+    /// For each byte: true if a form begins with it.
+    first_bytes: [bool; 256],
+    longest: usize,
+}
+
+impl Secrets {
+    /// Prepares the search. Secrets shorter than 8 bytes are not replaced.
+    #[must_use]
+    pub fn new<'s>(secrets: impl IntoIterator<Item = &'s str>) -> Self {
+        let secrets = secrets.into_iter().filter(|secret| secret.len() >= SECRET_BYTES_MIN);
+        let mut forms: Vec<String> = secrets.flat_map(forms).collect();
+        forms.sort_unstable();
+        forms.dedup();
+        let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&forms);
+        let (false, Ok(automaton)) = (forms.is_empty(), automaton) else { return Self::default() };
+        let mut first_bytes = [false; 256];
+        for first in forms.iter().filter_map(|form| form.bytes().next()) {
+            if let Some(is_first) = first_bytes.get_mut(usize::from(first)) {
+                *is_first = true;
+            }
+        }
+        let longest = forms.iter().map(String::len).max().unwrap_or_default();
+        Self { search: Some(Arc::new(SecretSearch { forms, automaton, first_bytes, longest })) }
+    }
+
+    /// Returns true if there is nothing to replace.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.search.is_none()
+    }
+
+    /// Returns the text with [`REDACTED`] in place of each secret.
+    #[must_use]
+    pub fn redact<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let Some(search) = self.search.as_deref().filter(|search| search.is_in(text)) else {
+            return Cow::Borrowed(text);
+        };
+        let mut redacted = String::with_capacity(text.len());
+        search.automaton.replace_all_with(text, &mut redacted, |_, _, redacted| {
+            redacted.push_str(REDACTED);
+            true
+        });
+        Cow::Owned(redacted)
+    }
+
+    /// Replaces each secret in the text.
+    pub fn redact_in_place(&self, text: &mut String) {
+        if let Cow::Owned(redacted) = self.redact(text) {
+            *text = redacted;
+        }
+    }
+
+    /// Replaces each secret in the strings and keys of a JSON value. Returns `None` if there is none.
+    #[must_use]
+    pub fn redact_json(&self, value: &Value) -> Option<Value> {
+        let search = self.search.as_deref()?;
+        let text = value.to_string();
+        search.is_in(&text).then(|| serde_json::from_str(&self.redact(&text)).ok())?
+    }
+
+    /// Returns the length of the longest end of a text that may be the beginning of a secret.
+    #[must_use]
+    pub fn begun_at_end(&self, text: &str) -> usize {
+        let Some(search) = &self.search else { return 0 };
+        let bytes = text.as_bytes();
+        let tail = bytes.len().saturating_sub(search.longest - 1);
+        let begins = |at: &usize| {
+            let end = bytes.get(*at..).unwrap_or_default();
+            let first = end.first().copied().map(usize::from).unwrap_or_default();
+            search.first_bytes.get(first).copied().unwrap_or_default()
+                && search
+                    .forms
+                    .iter()
+                    .any(|form| form.len() > end.len() && form.as_bytes().starts_with(end))
+        };
+        (tail..bytes.len()).find(begins).map_or(0, |at| bytes.len() - at)
+    }
+}
+
+impl SecretSearch {
+    fn is_in(&self, text: &str) -> bool {
+        self.automaton.is_match(text)
+    }
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secrets")
+    }
+}
+
+/// Returns the forms in which a secret may occur.
+fn forms(secret: &str) -> Vec<String> {
+    let mut forms = vec![secret.to_owned()];
+    let json = Value::from(secret).to_string();
+    forms.extend(json.get(1..json.len() - 1).map(str::to_owned));
+    let encoded = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+            char::from(byte).to_string()
+        }
+        _ => format!("%{byte:02X}"),
+    };
+    let percent: String = secret.bytes().map(encoded).collect();
+    forms.push(percent.replace('%', "%25"));
+    forms.push(percent);
+    for alignment in 0..3 {
+        let mut bytes = vec![0; alignment];
+        bytes.extend_from_slice(secret.as_bytes());
+        // The first characters also hold bits of what stands before the secret, the last one of what
+        // follows.
+        let first = (alignment * 8).div_ceil(6);
+        let last = bytes.len() * 8 / 6;
+        for encoded in [STANDARD_NO_PAD.encode(&bytes), URL_SAFE_NO_PAD.encode(&bytes)] {
+            forms.extend(encoded.get(first..last).map(str::to_owned));
+        }
+    }
+    forms
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "sk-test+key/with 'odd\" \u{e9}";
+
+    #[test]
+    fn every_form_of_a_secret_is_replaced() {
+        let secrets = Secrets::new([KEY, "short"]);
+        let percent = "sk-test%2Bkey%2Fwith%20%27odd%22%20%C3%A9";
+        let json = serde_json::to_string(KEY).unwrap();
+        for (text, expected) in [
+            (format!("key {KEY}!"), "key [redacted]!"),
+            (format!("{{\"a\":{json}}}"), "{\"a\":\"[redacted]\"}"),
+            (format!("?key={percent}&b"), "?key=[redacted]&b"),
+            (format!("{KEY}{KEY}"), "[redacted][redacted]"),
+            ("a short one".to_owned(), "a short one"),
+        ] {
+            assert_eq!(secrets.redact(&text), expected);
+        }
+        for before in ["", "a", "ab", "abc", "user:"] {
+            for after in ["", "x", "xy"] {
+                let text = STANDARD_NO_PAD.encode(format!("{before}{KEY}{after}"));
+                let redacted = secrets.redact(&text);
+                assert!(redacted.contains(REDACTED), "{before:?} {after:?}: {redacted}");
+                let rest = redacted.len() - REDACTED.len();
+                assert!(rest <= (before.len() + after.len()) * 4 / 3 + 6, "{redacted}");
+            }
+        }
+        let value = serde_json::json!({"a": [format!("x{KEY}")], "b": 1});
+        let redacted = serde_json::json!({"a": ["x[redacted]"], "b": 1});
+        assert_eq!(secrets.redact_json(&value), Some(redacted));
+        assert_eq!(secrets.redact_json(&serde_json::json!({"b": 1})), None);
+    }
+
+    #[test]
+    fn the_beginning_of_a_secret_at_the_end_is_found() {
+        let secrets = Secrets::new(["secret-key-1"]);
+        for (text, expected) in [
+            ("", 0),
+            ("nothing", 0),
+            ("a s", 1),
+            ("a secret-key-", 11),
+            ("secret-secret-", 7),
+            ("a secret-key-1", 0),
+            ("sss", 1),
+        ] {
+            assert_eq!(secrets.begun_at_end(text), expected, "{text}");
+        }
+        assert!(Secrets::new([]).is_empty() && Secrets::new(["1234567"]).is_empty());
+    }
+
+    #[test]
+    fn the_debug_form_shows_nothing() {
+        assert_eq!(format!("{:?}", Secrets::new([KEY])), "Secrets");
+    }
+}
