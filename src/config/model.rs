@@ -128,8 +128,7 @@ impl ModelConfig {
             let name = values::non_empty_string(value)?;
             ApiKey::from_env(&name, env).map_err(|error| error.to_string())
         });
-        let default =
-            Self::new(base_url.unwrap_or_else(BaseUrl::unset), model.unwrap_or_default());
+        let default = Self::new(base_url.unwrap_or_else(BaseUrl::unset), model.unwrap_or_default());
         let config = Self {
             wire: wire.unwrap_or(default.wire),
             api_key,
