@@ -217,7 +217,7 @@ pub(super) async fn run(args: LoadArgs) -> Result<ExitCode, CommandError> {
     Ok(ExitCode::from(status(&report)))
 }
 
-/// The hidden command.
+/// Runs the hidden command.
 pub(super) async fn run_service(args: ServiceArgs) -> Result<ExitCode, CommandError> {
     load::raise_open_files(args.sessions).map_err(failure)?;
     load::serve(args.workload).await.map_err(CommandError::failed)?;

@@ -103,7 +103,7 @@ impl AgentConfig {
         std::iter::once(&self.model).chain(&self.fallback_models).map(String::as_str)
     }
 
-    pub(super) fn asks_rehearsal(&self) -> bool {
+    pub(super) fn uses_rehearsal(&self) -> bool {
         self.models().any(|model| model == REHEARSAL)
     }
 

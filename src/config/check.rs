@@ -13,10 +13,10 @@ impl Config {
     /// All mistakes, with the key of each.
     pub fn check(&self, registered: &[&str]) -> Result<(), ConfigErrors> {
         let mut errors = self.tool_errors(registered);
-        let mut complain =
+        let mut add_error =
             |key: String, message: String| errors.push(self.origins.error(&key, message));
         if self.agents.is_empty() {
-            complain("agents".to_owned(), "there is no agent".to_owned());
+            add_error("agents".to_owned(), "there is no agent".to_owned());
         }
         for (name, agent) in &self.agents {
             for model in agent.models() {
@@ -24,18 +24,18 @@ impl Config {
                     None => {
                         let hint = did_you_mean(model, self.models.keys().map(String::as_str));
                         let message = format!("no model is called {model:?}{hint}");
-                        complain(format!("agents.{name}.model"), message);
+                        add_error(format!("agents.{name}.model"), message);
                     }
-                    Some(model) if model.base_url.is_nowhere() => {
+                    Some(model) if model.base_url.is_unset() => {
                         let message = "the offline rehearsal model was not started: start it and \
                                        call Config::set_rehearsal, or use Host::builder()";
-                        complain(format!("agents.{name}.model"), message.to_owned());
+                        add_error(format!("agents.{name}.model"), message.to_owned());
                     }
                     Some(_) => {}
                 }
             }
             for (key, message) in agent.limits.mistakes() {
-                complain(format!("agents.{name}.limits.{key}"), message.to_owned());
+                add_error(format!("agents.{name}.limits.{key}"), message.to_owned());
             }
         }
         for (name, model) in &self.models {
@@ -47,10 +47,10 @@ impl Config {
                 ("breaker_open_for", model.breaker_open_for),
             ];
             for (key, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
-                complain(format!("models.{name}.{key}"), NO_TIME.to_owned());
+                add_error(format!("models.{name}.{key}"), NO_TIME.to_owned());
             }
             if model.max_attempts == 0 {
-                complain(format!("models.{name}.max_attempts"), NOT_ONE.to_owned());
+                add_error(format!("models.{name}.max_attempts"), NOT_ONE.to_owned());
             }
         }
         let counts = [
@@ -59,7 +59,7 @@ impl Config {
             ("max_queued_inputs", self.host.max_queued_inputs),
         ];
         for (key, _) in counts.into_iter().filter(|(_, count)| *count == 0) {
-            complain(format!("host.{key}"), NOT_ONE.to_owned());
+            add_error(format!("host.{key}"), NOT_ONE.to_owned());
         }
         if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
     }

@@ -75,9 +75,9 @@ impl HostConfig {
         };
         section.finish();
         if let Err(message) = host.check_token(is_named, env) {
-            section.complain("token_env", message);
+            section.add_error("token_env", message);
         } else if let Err(message) = host.check() {
-            section.complain("listen", message);
+            section.add_error("listen", message);
         }
         host
     }

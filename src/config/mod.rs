@@ -116,7 +116,7 @@ impl Config {
             .map(|(name, section)| (name, ModelConfig::read(&section, env)))
             .collect();
         if models.contains_key(REHEARSAL) {
-            root.table("models").complain(REHEARSAL, "is the name of the built-in offline model");
+            root.table("models").add_error(REHEARSAL, "is the name of the built-in offline model");
         }
         let mut agents: BTreeMap<String, AgentConfig> = root
             .tables("agents")
@@ -140,14 +140,14 @@ impl Config {
                 Ok(agent) => {
                     agents.insert(DEFAULT_AGENT.to_owned(), agent);
                 }
-                Err(message) => source.complain(None, "agents", message),
+                Err(message) => source.add_error(None, "agents", message),
             }
         }
-        if agents.values().any(AgentConfig::asks_rehearsal) {
-            models.insert(REHEARSAL.to_owned(), ModelConfig::rehearsal(BaseUrl::nowhere()));
+        if agents.values().any(AgentConfig::uses_rehearsal) {
+            models.insert(REHEARSAL.to_owned(), ModelConfig::rehearsal(BaseUrl::unset()));
         }
-        let multi_tool_calls = switch(&source, env, MULTI_TOOL_CALLS_ENV);
-        let stream = switch(&source, env, STREAM_ENV);
+        let multi_tool_calls = parse_switch(&source, env, MULTI_TOOL_CALLS_ENV);
+        let stream = parse_switch(&source, env, STREAM_ENV);
         let fast_path = fast_path(&source, env);
         let origins = source.finish()?;
         let mut config = Self { host, journal, models, agents, tools, stream, fast_path, origins };
@@ -167,8 +167,8 @@ impl Config {
     /// must be started then.
     #[must_use]
     pub fn needs_rehearsal(&self) -> bool {
-        let is_set = |model: &ModelConfig| !model.base_url.is_nowhere();
-        self.agents.values().any(AgentConfig::asks_rehearsal)
+        let is_set = |model: &ModelConfig| !model.base_url.is_unset();
+        self.agents.values().any(AgentConfig::uses_rehearsal)
             && !self.models.get(REHEARSAL).is_some_and(is_set)
     }
 
@@ -182,7 +182,7 @@ impl Config {
 
     /// Makes every agent use the offline rehearsal model with this wire format.
     pub fn use_rehearsal(&mut self, wire: Wire) {
-        let model = ModelConfig { wire, ..ModelConfig::rehearsal(BaseUrl::nowhere()) };
+        let model = ModelConfig { wire, ..ModelConfig::rehearsal(BaseUrl::unset()) };
         self.use_model(REHEARSAL, model);
     }
 
@@ -237,7 +237,7 @@ impl Config {
 impl Default for Config {
     fn default() -> Self {
         let models =
-            BTreeMap::from([(REHEARSAL.to_owned(), ModelConfig::rehearsal(BaseUrl::nowhere()))]);
+            BTreeMap::from([(REHEARSAL.to_owned(), ModelConfig::rehearsal(BaseUrl::unset()))]);
         let agents =
             BTreeMap::from([(DEFAULT_AGENT.to_owned(), AgentConfig::default_with(REHEARSAL))]);
         Self {
@@ -259,14 +259,14 @@ fn fast_path(source: &ConfigSource<'_>, env: &dyn Fn(&str) -> Option<String>) ->
         None | Some("on") => true,
         Some("off") => false,
         Some(other) => {
-            source.complain_of_env(FAST_PATH_ENV, format!("must be on or off, not {other:?}"));
+            source.add_env_error(FAST_PATH_ENV, format!("must be on or off, not {other:?}"));
             true
         }
     }
 }
 
 /// Parses an environment variable with the value `true` or `false`.
-fn switch(
+fn parse_switch(
     source: &ConfigSource<'_>,
     env: &dyn Fn(&str) -> Option<String>,
     name: &str,
@@ -277,7 +277,7 @@ fn switch(
         "false" => Ok(false),
         other => Err(format!("must be true or false, not {other:?}")),
     };
-    parsed.map_err(|message| source.complain_of_env(name, message)).ok()
+    parsed.map_err(|message| source.add_env_error(name, message)).ok()
 }
 
 crate::types::impl_with!(

@@ -141,8 +141,7 @@ impl ModelConfig {
             let name = values::non_empty_string(value)?;
             ApiKey::from_env(&name, env).map_err(|error| error.to_string())
         });
-        let default =
-            Self::new(base_url.unwrap_or_else(BaseUrl::nowhere), model.unwrap_or_default());
+        let default = Self::new(base_url.unwrap_or_else(BaseUrl::unset), model.unwrap_or_default());
         let config = Self {
             wire: wire.unwrap_or(default.wire),
             api_key,
@@ -239,12 +238,12 @@ impl BaseUrl {
     }
 
     /// Returns an address without a listener, for the rehearsal model before it has started.
-    pub(super) fn nowhere() -> Self {
+    pub(super) fn unset() -> Self {
         Self("http://127.0.0.1:0/v1".to_owned())
     }
 
-    pub(super) fn is_nowhere(&self) -> bool {
-        *self == Self::nowhere()
+    pub(super) fn is_unset(&self) -> bool {
+        *self == Self::unset()
     }
 }
 

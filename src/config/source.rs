@@ -119,14 +119,14 @@ impl<'t> ConfigSource<'t> {
         Some(Section::new(self, String::new(), Some(table.get_ref())))
     }
 
-    pub(super) fn complain(&self, offset: Option<usize>, key: &str, message: impl Into<String>) {
+    pub(super) fn add_error(&self, offset: Option<usize>, key: &str, message: impl Into<String>) {
         let file = self.origins.borrow().file.clone();
         let line = offset.map(|offset| line_number(self.text, offset));
         let error = ConfigError { file, line, key: key.to_owned(), message: message.into() };
         self.errors.borrow_mut().push(error);
     }
 
-    pub(super) fn complain_of_env(&self, name: &str, message: String) {
+    pub(super) fn add_env_error(&self, name: &str, message: String) {
         let error = ConfigError { file: None, line: None, key: name.to_owned(), message };
         self.errors.borrow_mut().push(error);
     }
@@ -174,7 +174,7 @@ impl<'s, 't> Section<'s, 't> {
         match parse(value.get_ref()) {
             Ok(parsed) => Some(parsed),
             Err(message) => {
-                self.source.complain(Some(value.span().start), &self.key(key), message);
+                self.source.add_error(Some(value.span().start), &self.key(key), message);
                 None
             }
         }
@@ -189,7 +189,7 @@ impl<'s, 't> Section<'s, 't> {
         let value = self.value(key)?;
         let Some(items) = value.get_ref().as_array() else {
             let message = values::wrong_type("a list", value.get_ref());
-            self.source.complain(Some(value.span().start), &self.key(key), message);
+            self.source.add_error(Some(value.span().start), &self.key(key), message);
             return None;
         };
         let mut parsed = Vec::new();
@@ -198,7 +198,7 @@ impl<'s, 't> Section<'s, 't> {
             self.source.locate(&path, item.span().start);
             match parse(item.get_ref()) {
                 Ok(item) => parsed.push(item),
-                Err(message) => self.source.complain(Some(item.span().start), &path, message),
+                Err(message) => self.source.add_error(Some(item.span().start), &path, message),
             }
         }
         Some(parsed)
@@ -210,7 +210,7 @@ impl<'s, 't> Section<'s, 't> {
             let table = value.get_ref().as_table();
             if table.is_none() {
                 let message = values::wrong_type("a table", value.get_ref());
-                self.source.complain(Some(value.span().start), &self.key(key), message);
+                self.source.add_error(Some(value.span().start), &self.key(key), message);
             }
             table
         });
@@ -226,11 +226,11 @@ impl<'s, 't> Section<'s, 't> {
             self.source.locate(&path, name.span().start);
             let Some(table) = value.get_ref().as_table() else {
                 let message = values::wrong_type("a table", value.get_ref());
-                self.source.complain(Some(value.span().start), &path, message);
+                self.source.add_error(Some(value.span().start), &path, message);
                 continue;
             };
             if let Err(message) = values::check_name(name.get_ref()) {
-                self.source.complain(Some(name.span().start), &path, message);
+                self.source.add_error(Some(name.span().start), &path, message);
             }
             let section = Section::new(self.source, path, Some(table));
             found.push((name.get_ref().to_string(), section));
@@ -239,7 +239,7 @@ impl<'s, 't> Section<'s, 't> {
     }
 
     /// Records an error about a key, or about the whole table if the key is missing.
-    pub(super) fn complain(&self, key: &str, message: impl Into<String>) {
+    pub(super) fn add_error(&self, key: &str, message: impl Into<String>) {
         let entry = self.table.and_then(|table| table.get_key_value(key));
         let offset = entry.map(|(key, _)| key.span().start);
         let whole = || self.source.origins.borrow().lines.get(&self.path).copied();
@@ -253,7 +253,7 @@ impl<'s, 't> Section<'s, 't> {
     /// wrong value already has its error.
     pub(super) fn require(&self, key: &'static str, missing: bool) {
         if missing && !self.has(key) {
-            self.complain(key, "is missing");
+            self.add_error(key, "is missing");
         }
     }
 
@@ -264,7 +264,7 @@ impl<'s, 't> Section<'s, 't> {
     /// Records a specific error for an unknown key.
     pub(super) fn forbid(&self, key: &'static str, message: &str) {
         if self.value(key).is_some() {
-            self.complain(key, message);
+            self.add_error(key, message);
         }
     }
 
@@ -275,7 +275,7 @@ impl<'s, 't> Section<'s, 't> {
             if !known.contains(key.get_ref().as_ref()) {
                 let hint = did_you_mean(key.get_ref(), known.iter().copied());
                 let message = format!("unknown key{hint}");
-                self.source.complain(Some(key.span().start), &self.key(key.get_ref()), message);
+                self.source.add_error(Some(key.span().start), &self.key(key.get_ref()), message);
             }
         }
     }

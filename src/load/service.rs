@@ -32,7 +32,7 @@ pub struct Workload {
 }
 
 impl Default for Workload {
-    /// Four calls that take no time, twice 32 pieces of text, no pauses.
+    /// Returns four calls that take no time and two answers of 32 pieces, without pauses.
     fn default() -> Self {
         Self { calls: 4, work: Duration::ZERO, texts: 32, pace: Duration::ZERO }
     }

@@ -357,7 +357,7 @@ pub enum Record {
         error: Option<RunError>,
         /// The statistics.
         stats: StatsReport,
-        /// Number of inputs that are queued behind it.
+        /// Number of queued inputs.
         #[serde(skip_serializing_if = "is_zero", default)]
         waiting: u64,
     },

@@ -74,7 +74,8 @@ pub struct RehearsalOptions {
 }
 
 impl Default for RehearsalOptions {
-    /// A free port of 127.0.0.1, no script, no pauses, the last 1,000 requests kept.
+    /// Returns options with a free port of 127.0.0.1, without script and pauses. The last 1,000 requests
+    /// are kept.
     fn default() -> Self {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),

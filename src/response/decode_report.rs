@@ -57,13 +57,13 @@ pub fn describe_response(response: &ResponseAssembler) -> Value {
     let mut problems = response.problems().to_vec();
     problems.extend(calls.iter().copied().filter_map(cut_off_arguments));
     let calls: Vec<Value> =
-        (0_u64..).zip(calls).map(|(place, call)| describe_call(place, call)).collect();
+        (0_u64..).zip(calls).map(|(position, call)| describe_call(position, call)).collect();
     json!({
         "text": response.text(),
         "reasoning": response.reasoning(),
         "refusal": response.refusal(),
         "tool_calls": calls,
-        // Empty if the wire sent no word, for instance because the prompt was refused.
+        // Empty if the service sent no reason, for instance because the prompt was refused.
         "finish_reason": response.finish().map(|finish| &finish.raw).filter(|raw| !raw.is_empty()),
         "usage": response.usage_raw().and_then(|raw| serde_json::from_str::<Value>(raw).ok()),
         "error": response.error().map(describe_error),
@@ -71,7 +71,7 @@ pub fn describe_response(response: &ResponseAssembler) -> Value {
     })
 }
 
-fn describe_call(place: u64, call: &PartialCall) -> Value {
+fn describe_call(position: u64, call: &PartialCall) -> Value {
     let arguments = parse_arguments(&call.raw);
     let object = arguments.object().filter(|_| !call.oversize);
     // Free text has no form that it could violate.
@@ -80,7 +80,7 @@ fn describe_call(place: u64, call: &PartialCall) -> Value {
         CallKind::Custom => !call.oversize,
     };
     json!({
-        "index": call.wire_index.unwrap_or(place),
+        "index": call.wire_index.unwrap_or(position),
         "id": call.provider_id,
         "name": call.name,
         "arguments": object,

@@ -107,7 +107,7 @@ fn outcome(
     failed(FailureKind::ToolError, error.message())
 }
 
-/// The outcome of a call whose tool failed, or whose actor died.
+/// Returns the outcome of a call whose tool failed, or whose actor died.
 pub(super) fn failed(kind: FailureKind, what: &str) -> ToolOutcome {
     ToolOutcome::not_ok(ToolStatus::Failed, kind, format!("Error: {what}"))
 }

@@ -153,8 +153,8 @@ impl Session {
         }
     }
 
-    /// The host shuts down. The current run is interrupted after its turn, or with `now` at once.
-    /// Queued runs do not start any more.
+    /// Handles the shutdown of the host. Interrupts the current run after its turn, or with `now` at
+    /// once. Queued runs do not start any more.
     pub fn handle_shutdown(&mut self, now: bool) {
         self.shutting_down = true;
         for queued in &self.queue {
@@ -163,18 +163,18 @@ impl Session {
         }
         let Some(run) = self.run.as_deref_mut().filter(|_| !self.suspended) else { return };
         let reason = *run.cancel.get_or_insert(CancelReason::Shutdown);
-        // A turn that waits only for people would wait for too long.
+        // A turn that waits only for approvals may not end before the host.
         if now || run.turn().is_some_and(super::OpenTurn::is_resting) {
             self.outbox.push_back(SessionEffect::CancelTurn(reason));
         }
     }
 
-    /// No further run starts, because the host shuts down.
+    /// Notes that the host shuts down: no further run starts.
     pub fn note_shutdown(&mut self) {
         self.shutting_down = true;
     }
 
-    /// Sets whether people are all that the current turn waits for.
+    /// Sets whether the current turn waits only for approvals.
     pub fn handle_resting(&mut self, now: Duration, rests: bool) {
         let Some(run) = self.run.as_deref_mut() else { return };
         if let RunStage::Turn(turn) = &mut run.stage {
@@ -185,7 +185,7 @@ impl Session {
         }
     }
 
-    /// The owner of the current turn is gone: the turn continues from its records.
+    /// Handles the death of the owner of the current turn. The turn continues from its records.
     pub fn handle_turn_lost(&mut self, now: Duration) {
         let Some(run) = self.run.as_deref_mut() else { return };
         if let RunStage::Turn(turn) = &mut run.stage {

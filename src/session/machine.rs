@@ -70,7 +70,7 @@ impl Session {
         session
     }
 
-    /// A session without any record.
+    /// Creates a session without records.
     pub(super) fn blank() -> Self {
         Self {
             agent: String::new(),
@@ -279,7 +279,7 @@ impl Session {
         self.run = Some(Box::new(run));
     }
 
-    /// A record of the turn `number` shows that the turn has begun.
+    /// Applies a record of the turn `number`. The first such record begins the turn.
     fn apply_turn_record(&mut self, number: u32) -> Result<(), String> {
         let last = self.turn;
         let run = self.open_run()?;

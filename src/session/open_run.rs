@@ -1,4 +1,4 @@
-//! The current run of a session, and the runs that wait behind it.
+//! The current run of a session, and the runs that are queued.
 
 use std::time::Duration;
 
@@ -190,7 +190,7 @@ impl OpenRun {
         self.skip_empty_follow_up();
     }
 
-    /// A limit of the follow-up is recorded.
+    /// Removes a limit from the follow-up, because it is recorded.
     pub(super) fn limit_recorded(&mut self, limit: &str) {
         if let RunStage::FollowUp(follow_up) = &mut self.stage
             && follow_up.limits.first().is_some_and(|hit| hit.limit == limit)
@@ -200,7 +200,7 @@ impl OpenRun {
         }
     }
 
-    /// Nothing is recorded between a turn and the next one.
+    /// Goes on to the next turn if the follow-up has no limits to record.
     fn skip_empty_follow_up(&mut self) {
         if let RunStage::FollowUp(FollowUp { limits, next: RunNext::Turn(plan) }) = &self.stage
             && limits.is_empty()
@@ -209,12 +209,12 @@ impl OpenRun {
         }
     }
 
-    /// A record shows that the next turn has begun.
+    /// Goes on to the next turn, because a record of it exists.
     pub(super) fn skip_follow_up(&mut self) {
         let RunStage::FollowUp(FollowUp { next, .. }) = &self.stage else { return };
         let plan = match next {
             RunNext::Turn(plan) => *plan,
-            // The limits have changed since: by those of today the run would have ended.
+            // By the current limits the run would have ended. They have changed since the record.
             RunNext::End { .. } => self.machine.begin(),
         };
         self.stage = RunStage::Ready(plan);

@@ -88,7 +88,7 @@ impl Run {
     }
 
     /// Returns the plan of a turn of the calls that the session was opened with. The turn makes no
-    /// request and does not count; [`begin`](Self::begin) counts the one behind it.
+    /// request and does not count; [`begin`](Self::begin) counts the one after it.
     #[must_use]
     pub const fn plan_of_initial_calls() -> TurnPlan {
         TurnPlan { final_answer_request: false }

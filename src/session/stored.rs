@@ -207,7 +207,7 @@ impl<'a> SessionReader<'a> {
         Ok(())
     }
 
-    /// Hands the committed turn to the session. If a stop after the turn was recorded behind it,
+    /// Passes the committed turn to the session. If a stop after the turn was recorded after it,
     /// the stop may have reached the session first. `fits` returns true if the state then agrees
     /// with the next record; otherwise the session received the turn first.
     fn commit_kept_back(&mut self, fits: impl Fn(&OpenRun) -> bool) {

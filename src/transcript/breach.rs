@@ -48,7 +48,7 @@ pub enum Invariant {
 }
 
 impl Invariant {
-    /// The word for people.
+    /// Returns the name for messages.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

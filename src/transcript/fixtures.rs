@@ -44,8 +44,8 @@ fn committed(turn: u32, end: Value, tools: &[&str], finish: Value, usage: Value)
         "parallel": true, "times": {}}})
 }
 
-/// Returns the end of a run for whose end this number of inputs waits.
-fn behind(waiting: u64, mut run_ended: Value) -> Value {
+/// Returns the end of a run with this number of queued inputs.
+fn with_queued_inputs(waiting: u64, mut run_ended: Value) -> Value {
     run_ended["waiting"] = waiting.into();
     run_ended
 }
@@ -62,9 +62,9 @@ fn finish(kind: &str) -> Value {
     json!({"kind": kind, "raw": kind})
 }
 
-/// Two runs. In the first an attempt breaks, a call is a duplicate, a payment is approved, and the
+/// Returns the records of two runs. In the first run an attempt breaks, a call is a duplicate, a payment is approved, and the
 /// user steers. The second is stopped.
-pub(crate) fn rich() -> Vec<Record> {
+pub(crate) fn sample_records() -> Vec<Record> {
     let pay = call(1, 2, 1, "pay", json!({"to": "Ada", "eur": 5}));
     let calls = [
         call(1, 2, 0, "clock", json!({"zone": "Asia/Tokyo"})),
@@ -75,7 +75,7 @@ pub(crate) fn rich() -> Vec<Record> {
     let noon = json!({"status": "success", "content": format!("noon\n```\n# {}", "z".repeat(250))});
     let paid = json!({"status": "success", "content": "paid"});
     let approved = json!({"verdict": "approved", "message": "go on"});
-    let asked = json!({"call": {"key": key(1, 2, 1), "provider_id": "c1", "name": "pay"},
+    let request = json!({"call": {"key": key(1, 2, 1), "provider_id": "c1", "name": "pay"},
         "phase": "before", "arguments": {"to": "Ada", "eur": 5}, "arguments_sha256": "00"});
     let mut clock = ended(0, "clock", noon.clone(), json!({}));
     clock["started_ms"] = json!(3);
@@ -104,7 +104,7 @@ pub(crate) fn rich() -> Vec<Record> {
         clock,
         ended(2, "clock", noon, json!({"duplicate_of": key(1, 2, 0)})),
         ended(3, "`x`\u{1b}[2J", unknown, json!({})),
-        {"type": "approval_asked", "asked": asked},
+        {"type": "approval_asked", "asked": request},
         {"type": "approval_given", "key": key(1, 2, 1), "phase": "before", "verdict": "approved",
             "message": "go on"},
         {"type": "call_intended", "call": pay, "idempotency_key": "s1/t1a2c1"},
@@ -120,7 +120,7 @@ pub(crate) fn rich() -> Vec<Record> {
             "message": {"text": "It is noon.\u{9b}31m"}, "finish_reason": finish("stop"),
             "usage": usage(20, 4)},
         committed(2, json!("finished"), &[], finish("stop"), usage(20, 4)),
-        behind(1, run_ended("run_1", "answered", "It is noon.\u{9b}31m", [2, 4, 33, 9, 3_210])),
+        with_queued_inputs(1, run_ended("run_1", "answered", "It is noon.\u{9b}31m", [2, 4, 33, 9, 3_210])),
         {"type": "run_started", "run_id": "run_2", "input": "And tomorrow?", "model": "m",
             "execution": "parallel:4"},
         {"type": "attempt_started", "turn": 3, "attempt": 1, "model": "m", "streamed": true},

@@ -206,7 +206,7 @@ impl<'a> Transcript<'a> {
         self.breaches.push(Breach { seq: at.seq, invariant, what: what.into() });
     }
 
-    /// The open run that a record belongs to. Where none is open, one without a start is added.
+    /// Returns the open run, to which a record belongs. If no run is open, adds one without a start.
     fn open_run_for(&mut self, at: RecordLocation) -> Option<&mut RunTranscript<'a>> {
         if self.open_run().is_none() {
             self.breach(at, Invariant::Run, "it belongs to a run, and no run is open");
@@ -224,7 +224,7 @@ impl<'a> Transcript<'a> {
         skipped == Some(1) || (gave_up && skipped == Some(2))
     }
 
-    /// The open turn, if it has this number. A later turn begins with its first record.
+    /// Returns the turn with this number: the open turn, or a later one that begins with this record.
     fn turn(&mut self, at: RecordLocation, number: u32) -> Option<&mut TurnTranscript<'a>> {
         let open = self.open_turn().map(|turn| turn.number);
         let is_next = self.may_begin(number);
@@ -267,7 +267,7 @@ impl<'a> Transcript<'a> {
         }
     }
 
-    /// The open attempt of a turn, if it has this number.
+    /// Returns the open attempt of a turn if it has this number.
     fn attempt(
         &mut self,
         at: RecordLocation,
@@ -292,7 +292,7 @@ impl<'a> Transcript<'a> {
         }
     }
 
-    /// Adds a response. One without an attempt is that of calls which the session was opened with.
+    /// Adds a response. A response without an attempt contains the initial calls of the session.
     fn add_response(&mut self, turn: u32, number: u32, response: AttemptResponse<'a>) {
         let Some(open) = self.turn(response.at, turn) else { return };
         if open.attempts.is_empty() {
@@ -317,7 +317,7 @@ impl<'a> Transcript<'a> {
         }
     }
 
-    /// The call that a record concerns: one of the open attempt that is not void and is kept.
+    /// Returns the call that a record concerns: a kept call of the open attempt, which is not void.
     fn call(&mut self, at: RecordLocation, key: CallKey) -> Option<&mut CallTranscript<'a>> {
         let attempt = self.open_turn().map(|turn| (turn.number, turn.attempt()));
         let wrong = match attempt {
@@ -348,7 +348,7 @@ impl<'a> Transcript<'a> {
         Some(attempt.calls.entry(key).or_default())
     }
 
-    /// The call that a record concerns, unless it has its outcome.
+    /// Returns the call that a record concerns, unless the call has its outcome.
     fn open_call(
         &mut self,
         at: RecordLocation,

@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use super::fixtures::{entries, rich};
+use super::fixtures::{entries, sample_records};
 use super::*;
 use crate::record::{JournalEntry, Record, ResponseDisposition};
 use crate::types::{ApprovalPhase, ToolStatus, Verdict};
@@ -28,7 +28,7 @@ fn changed(records: &mut [Record], index: usize, change: serde_json::Value) {
 
 #[test]
 fn records_are_read_as_runs_turns_attempts_and_calls() {
-    let entries = entries(rich());
+    let entries = entries(sample_records());
     let transcript = Transcript::read(&entries);
     assert_eq!(transcript.breaches, []);
     assert_eq!(
@@ -63,7 +63,7 @@ fn records_are_read_as_runs_turns_attempts_and_calls() {
 
 #[test]
 fn texts_are_borrowed() {
-    let entries = entries(rich());
+    let entries = entries(sample_records());
     let transcript = Transcript::read(&entries);
     let Record::ResponseEnded { message, .. } = &entries[6].record else { panic!("a response") };
     let read = transcript.runs[0].turns[0].response().unwrap();
@@ -72,7 +72,7 @@ fn texts_are_borrowed() {
 
 #[test]
 fn entries_can_be_read_one_after_the_other() {
-    let entries = entries(rich());
+    let entries = entries(sample_records());
     let mut transcript = Transcript::default();
     for (read, entry) in entries.iter().enumerate() {
         transcript.push(entry);
@@ -84,7 +84,7 @@ fn entries_can_be_read_one_after_the_other() {
 
 #[test]
 fn the_records_of_one_turn_can_be_read_alone() {
-    let entries = entries(rich());
+    let entries = entries(sample_records());
     let transcript = Transcript::read(&entries[2..17]);
     assert_eq!(shape(&transcript), [vec![(1, vec![1, 2])]]);
     let run = &transcript.runs[0];
@@ -95,7 +95,7 @@ fn the_records_of_one_turn_can_be_read_alone() {
 
 #[test]
 fn a_run_and_its_turn_are_open_until_they_end() {
-    let entries = entries(rich());
+    let entries = entries(sample_records());
     let open = |length: usize| {
         let transcript = Transcript::read(&entries[..length]);
         let turn = transcript.open_turn().map(|turn| turn.number);
@@ -117,7 +117,7 @@ fn a_run_and_its_turn_are_open_until_they_end() {
 #[test]
 fn a_record_that_does_not_fit_is_listed_and_the_rest_is_read() {
     // The outcome of a call that the response does not hold.
-    let mut records = rich();
+    let mut records = sample_records();
     let key = json!({"turn": 1, "attempt": 2, "index": 9});
     changed(&mut records, 7, json!({"call": {"key": key, "name": "x"}}));
     let stray = entries(records);
@@ -133,7 +133,7 @@ fn a_record_that_does_not_fit_is_listed_and_the_rest_is_read() {
         (16, false, vec![(18, Invariant::Turn)]),
         (6, true, vec![(8, Invariant::Response)]),
     ] {
-        let mut records = rich();
+        let mut records = sample_records();
         if doubled {
             records.insert(index, records[index].clone());
         } else {
@@ -147,7 +147,7 @@ fn a_record_that_does_not_fit_is_listed_and_the_rest_is_read() {
     }
 
     // Two runs that overlap, and the end of a run that is not open.
-    let mut records = rich();
+    let mut records = sample_records();
     let end = records.remove(21);
     records.push(end);
     let overlapping = entries(records);
@@ -160,7 +160,7 @@ fn a_record_that_does_not_fit_is_listed_and_the_rest_is_read() {
 #[test]
 fn numbers_and_times_are_checked() {
     let read = |change: &dyn Fn(&mut Vec<JournalEntry>)| {
-        let mut entries = entries(rich());
+        let mut entries = entries(sample_records());
         change(&mut entries);
         let transcript = Transcript::read(&entries);
         breaches(&transcript)
@@ -177,7 +177,7 @@ fn numbers_and_times_are_checked() {
 #[test]
 fn a_turn_that_was_given_up_may_have_left_no_record() {
     let given_up = json!({"end": "failed", "error": {"code": "internal_error", "message": "x"}});
-    let mut records = rich();
+    let mut records = sample_records();
     changed(&mut records, 21, given_up);
     for record in &mut records[22..] {
         let json = serde_json::to_string(record).unwrap();

@@ -13,11 +13,11 @@ pub(super) struct TurnClock {
     now: Duration,
     /// True while a request to the model is open.
     request_open: bool,
-    /// The number of running tools.
+    /// Returns the number of running tools.
     running: u32,
     /// True while the turn waits only for approvals.
     waits_for_approval: bool,
-    /// The number of calls that wait for a permit of their tool.
+    /// Returns the number of calls that wait for a permit of their tool.
     queued: u32,
     times: TurnTimes,
 }
@@ -90,13 +90,13 @@ impl TurnClock {
         self.queued = self.queued.saturating_sub(1);
     }
 
-    /// The number of calls that wait for a permit of their tool.
+    /// Returns the number of calls that wait for a permit of their tool.
     #[cfg(test)]
     pub(super) fn queued(&self) -> usize {
         self.queued as usize
     }
 
-    /// The number of running tools.
+    /// Returns the number of running tools.
     #[cfg(test)]
     pub(super) fn running(&self) -> usize {
         self.running as usize

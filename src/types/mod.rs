@@ -342,7 +342,7 @@ pub fn text_columns(line: &str) -> usize {
     line.chars().map(char_columns).sum()
 }
 
-/// East Asian characters count as two columns.
+/// Returns the number of columns of a character. East Asian characters have two.
 fn char_columns(c: char) -> usize {
     if c >= '\u{1100}' && !('\u{2000}'..'\u{2e80}').contains(&c) { 2 } else { 1 }
 }

@@ -102,7 +102,7 @@ pub struct ProviderError {
     pub message: String,
     /// The delay before a retry that the service requested.
     pub retry_after: Option<Duration>,
-    /// True if the service said that a retry may succeed. It takes precedence.
+    /// True if the service states that a retry may succeed. It takes precedence.
     #[serde(default)]
     pub retryable: Option<bool>,
 }

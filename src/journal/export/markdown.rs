@@ -1,9 +1,9 @@
 //! A log in Markdown: the runs, their messages, and the calls of tools.
 //!
-//! Text of a user, a model or a tool stands in a fence that is longer than any fence within it,
-//! or in a code span of that kind.
+//! Text of a user, a model or a tool is put into a code block or code span whose delimiters are longer
+//! than any in the text.
 
-use super::{approval_question, counted, how_long, images, tokens, when, word};
+use super::{approval_question, count_with_noun, format_duration, image_count, tokens, when, word};
 use crate::journal::JournalEntry;
 use crate::transcript::{
     AttemptResponse, AttemptTranscript, CallTranscript, RecordLocation, RecordedOutcome,
@@ -14,7 +14,7 @@ use crate::types::{Content, RunEnd, RunError, SessionId, ToolCall, excerpt, harm
 /// Maximum number of characters of a result that are printed. Its length follows it.
 const RESULT_CHARS: usize = 200;
 
-/// The number of characters of a text that stands within a line.
+/// Maximum number of characters of a text within a line.
 const SPAN_CHARS: usize = 500;
 
 /// Formats the session's log, piece by piece.
@@ -35,7 +35,7 @@ fn title(session: &SessionId, entries: &[JournalEntry], transcript: &Transcript<
         }
         title.push_str(&format!("- opened: {}\n", when(first.time)));
         title.push_str(&format!("- last change: {}\n", when(last.time)));
-        title.push_str(&format!("- {}\n", counted(entries.len(), "record")));
+        title.push_str(&format!("- {}\n", count_with_noun(entries.len(), "record")));
     }
     if let Some(run) = transcript.open_run().and_then(RunTranscript::id) {
         title.push_str(&format!("- run {} has not ended\n", span(&run.0)));
@@ -43,7 +43,7 @@ fn title(session: &SessionId, entries: &[JournalEntry], transcript: &Transcript<
     title
 }
 
-/// Pieces of text, each with the index of the record that it stands for.
+/// Pieces of text, each with the index of its record.
 #[derive(Default)]
 struct MarkdownLog {
     pieces: Vec<(usize, String)>,
@@ -95,13 +95,13 @@ impl MarkdownLog {
         }
         for steer in &run.steers {
             let input = content(steer.input);
-            self.add(steer.at, format!("\n**User**, to the run that goes on\n\n{input}"));
+            self.add(steer.at, format!("\n**User**, to the current run\n\n{input}"));
         }
         for stop in &run.stops {
-            self.add(stop.at, format!("\n- A stop was asked for: {}\n", word(stop.mode)));
+            self.add(stop.at, format!("\n- A stop was requested: {}\n", word(stop.mode)));
         }
         for hit in &run.limits {
-            let note = hit.note.map(|note| format!(". The model is told {}", span(note)));
+            let note = hit.note.map(|note| format!(". The model receives the note {}", span(note)));
             let (limit, action) = (span(hit.limit), span(hit.action));
             let (values, note) =
                 (format!("{} of {}", hit.value, hit.maximum), note.unwrap_or_default());
@@ -116,11 +116,10 @@ impl MarkdownLog {
         for AttemptTranscript { number, failure, response, calls, .. } in &turn.attempts {
             if let Some(failure) = failure {
                 let kept = if failure.kept { "is kept" } else { "is void" };
-                let (of, why) = (
-                    format!("Attempt {number} of turn {}", turn.number),
-                    span(&failure.error.message),
+                let (turn, error) = (turn.number, span(&failure.error.message));
+                let line = format!(
+                    "\n- Attempt {number} of turn {turn} failed: {error}. The received part {kept}.\n"
                 );
-                let line = format!("\n- {of} failed: {why}. What had come of it {kept}.\n");
                 self.add(failure.at, line);
             }
             if let Some(response) = response {
@@ -136,7 +135,7 @@ impl MarkdownLog {
         for question in &call.questions {
             let name = span(&question.request.call.name);
             let text = approval_question(question.request.phase);
-            self.add(question.at, format!("\n- Approval asked: {text} {name} ({key})\n"));
+            self.add(question.at, format!("\n- Approval requested: {text} {name} ({key})\n"));
         }
         for decision in &call.decisions {
             let with = decision.message.map(|message| format!(": {}", span(message)));
@@ -163,18 +162,18 @@ fn message(response: &AttemptResponse<'_>) -> String {
     log
 }
 
-/// The calls of a turn with their outcomes up to now.
+/// Formats the calls of a turn with their outcomes so far.
 fn calls(turn: &TurnTranscript<'_>) -> String {
     let mut log = String::new();
-    for (call, place) in turn.kept_calls().iter().zip(1..) {
-        if place == 1 {
+    for (call, number) in turn.kept_calls().iter().zip(1..) {
+        if number == 1 {
             log.push_str("\n**[Tool Execution Log]**\n");
         }
         let ToolCall { key, name, arguments, raw, .. } = call;
         let outcome = turn.call(*key).and_then(CallTranscript::outcome);
         let status = outcome.map_or_else(|| "no outcome yet".to_owned(), status);
         let (name, key) = (span(name), span(&key.to_string()));
-        log.push_str(&format!("\n{place}. {name} ({key}): {status}\n\n"));
+        log.push_str(&format!("\n{number}. {name} ({key}): {status}\n\n"));
         let arguments = raw.clone().unwrap_or_else(|| arguments.to_string());
         log.push_str(&format!("Arguments:\n\n{}", fence("json", &arguments)));
         if let Some(recorded) = outcome {
@@ -187,8 +186,8 @@ fn calls(turn: &TurnTranscript<'_>) -> String {
 fn status(recorded: &RecordedOutcome<'_>) -> String {
     let took = match (recorded.notes.duplicate_of, recorded.started_ms) {
         (Some(of), _) => format!("a copy of {}", span(&of.to_string())),
-        (None, _) if recorded.notes.reused => "from the attempt before".to_owned(),
-        (None, Some(_)) => how_long(recorded.duration_ms),
+        (None, _) if recorded.notes.reused => "from the previous attempt".to_owned(),
+        (None, Some(_)) => format_duration(recorded.duration_ms),
         (None, None) => "never started".to_owned(),
     };
     format!("{}, {took}", recorded.outcome.status.as_str())
@@ -217,23 +216,23 @@ fn run_end(ended: &RecordedRunEnd<'_>) -> String {
         "{text}{}\n**Run ended**: {}, {}, {}, {} + {} tokens, {}\n",
         error.unwrap_or_default(),
         ended.end.as_str(),
-        counted(stats.turns as usize, "turn"),
-        counted(stats.tool_calls as usize, "call"),
+        count_with_noun(stats.turns as usize, "turn"),
+        count_with_noun(stats.tool_calls as usize, "call"),
         stats.input_tokens,
         stats.output_tokens,
-        how_long(stats.duration_ms)
+        format_duration(stats.duration_ms)
     )
 }
 
 fn content(input: &Content) -> String {
-    let with = match images(input) {
+    let with = match image_count(input) {
         0 => String::new(),
-        images => format!("\n(with {})\n", counted(images, "image")),
+        images => format!("\n(with {})\n", count_with_noun(images, "image")),
     };
     format!("{}{with}", fence("text", &input.text()))
 }
 
-/// A code block that no text within it can end.
+/// Formats a code block that no text within it can end.
 fn fence(language: &str, text: &str) -> String {
     let text = harmless(text);
     let fence = "`".repeat(longest_ticks(&text).max(2) + 1);
@@ -241,7 +240,7 @@ fn fence(language: &str, text: &str) -> String {
     format!("{fence}{language}\n{text}{end}{fence}\n")
 }
 
-/// A code span that no text within it can end.
+/// Formats a code span that no text within it can end.
 pub(super) fn span(text: &str) -> String {
     let text = one_line(&harmless(text), SPAN_CHARS);
     if text.is_empty() {

@@ -1,7 +1,7 @@
 //! A session's records as text, for people and for programs.
 //!
-//! Pure: entries go in, text comes out, piece by piece where it may be long. The texts of models
-//! and tools can neither break the layout nor send control characters to a terminal.
+//! Pure functions from entries to text. Long texts are returned in pieces. The texts of models and
+//! tools can neither break the layout nor send control characters to a terminal.
 
 mod markdown;
 #[cfg(test)]
@@ -32,8 +32,8 @@ pub fn jsonl(entry: &JournalEntry) -> String {
     line
 }
 
-/// Formats the session's history as a JSON array of messages in the Chat Completions form, a
-/// message a line, as a provider accepts it. Results are whole, even if the model received a
+/// Formats the session's history as a JSON array of messages in the Chat Completions form, as a
+/// provider accepts it, with one message per line. Results are whole, even if the model received a
 /// shortened text. A turn that is not committed has no messages.
 ///
 /// # Errors
@@ -53,7 +53,7 @@ pub fn openai(entries: &[JournalEntry]) -> Result<String, RebuildError> {
     Ok(if list.is_empty() { "[]\n".to_owned() } else { format!("[\n{list}\n]\n") })
 }
 
-/// The history that a host rebuilds from these records, with whole results.
+/// Returns the history that a host rebuilds from these records, with whole results.
 pub(super) fn whole_history(entries: &[JournalEntry]) -> Result<History, RebuildError> {
     let limits = Limits { max_result_bytes: usize::MAX, ..Limits::default() };
     Ok(StoredSession::read(entries, &|_| limits.clone())?.session.history().clone())
@@ -71,19 +71,19 @@ pub fn when(time: u64) -> String {
     humantime::format_rfc3339_millis(time).to_string().replace('T', " ")
 }
 
-fn how_long(ms: u64) -> String {
+fn format_duration(ms: u64) -> String {
     if ms < 1000 { format!("{ms} ms") } else { format!("{}.{:03} s", ms / 1000, ms % 1000) }
 }
 
-fn counted(count: usize, noun: &str) -> String {
+fn count_with_noun(count: usize, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
-fn images(input: &Content) -> usize {
+fn image_count(input: &Content) -> usize {
     input.parts().iter().filter(|part| matches!(part, ContentPart::Image(_))).count()
 }
 
-/// The tokens that were read and written.
+/// Formats the numbers of input and output tokens.
 fn tokens(usage: Usage) -> String {
     format!("{} + {} tokens", usage.input_tokens, usage.output_tokens)
 }
@@ -95,7 +95,7 @@ fn approval_question(phase: ApprovalPhase) -> &'static str {
     }
 }
 
-/// The word for a value in JSON.
+/// Returns the JSON word of an enum value.
 fn word(value: impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(Value::String(word)) => word,

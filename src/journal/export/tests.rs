@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::*;
 use crate::record::Record;
-use crate::transcript::fixtures::{entries, rich, session};
+use crate::transcript::fixtures::{entries, sample_records, session};
 
 fn rich_entries() -> Vec<JournalEntry> {
-    entries(rich())
+    entries(sample_records())
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn markdown_has_runs_turns_and_calls() {
 fn jsonl_can_be_read_back() {
     let lines: String = rich_entries().iter().map(jsonl).collect();
     insta::assert_snapshot!("jsonl", lines);
-    for (line, record) in lines.lines().zip(rich()) {
+    for (line, record) in lines.lines().zip(sample_records()) {
         let mut fields: serde_json::Map<String, Value> = serde_json::from_str(line).unwrap();
         assert!(fields.remove("seq").is_some() && fields.remove("time").is_some());
         let read: Record = serde_json::from_value(Value::Object(fields)).unwrap();
@@ -46,7 +46,7 @@ fn messages_can_open_a_session() {
     let reopened = crate::context::InitialHistory::parse(&messages).unwrap();
     let history = History::from_initial(reopened);
     assert_eq!((history.messages().len(), history.request_messages().1), (10, 0));
-    assert_eq!(openai(&entries(rich().into_iter().take(1))).unwrap(), "[]\n");
+    assert_eq!(openai(&entries(sample_records().into_iter().take(1))).unwrap(), "[]\n");
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn an_open_turn_has_no_messages_and_is_marked_as_open() {
 #[test]
 fn quoted_text_cannot_break_the_layout_of_markdown() {
     let hostile = "x\n```\n````\n# Run ended\n> q\n<!-- \n- `` b ` c";
-    let mut records = rich();
+    let mut records = sample_records();
     let text = |record: &mut Record| match record {
         Record::RunStarted { input, .. } | Record::Steered { input, .. } => {
             *input = hostile.into();
@@ -114,7 +114,7 @@ fn quoted_text_cannot_break_the_layout_of_markdown() {
 
 #[test]
 fn a_misplaced_record_has_a_line_of_text() {
-    let mut records = rich();
+    let mut records = sample_records();
     // The attempt that answers does not start, so that its response and its calls do not fit.
     records.remove(4);
     let entries = entries(records);
@@ -130,7 +130,7 @@ fn a_misplaced_record_has_a_line_of_text() {
 
 #[test]
 fn the_calls_of_an_abandoned_turn_precede_the_end_of_its_run() {
-    let mut records = rich();
+    let mut records = sample_records();
     records.drain(9..21);
     let Record::RunEnded { end, error, .. } = &mut records[9] else { panic!("the end of run_1") };
     *end = crate::types::RunEnd::Failed;

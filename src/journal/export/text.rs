@@ -1,8 +1,8 @@
-//! For a terminal: a line for each record, and a few more for what it holds.
+//! Text for a terminal: one line for each record, and more for its contents.
 
 use std::collections::BTreeMap;
 
-use super::{approval_question, counted, how_long, images, tokens, when, word};
+use super::{approval_question, count_with_noun, format_duration, image_count, tokens, when, word};
 use crate::journal::JournalEntry;
 use crate::record::ResponseMessage;
 use crate::transcript::{
@@ -14,23 +14,24 @@ use crate::types::{
 };
 
 /// Maximum number of characters of a text that are printed. Its length follows it.
-const SHOWN_CHARS: usize = 200;
+const BRIEF_CHARS_MAX: usize = 200;
 
-/// The columns of the longest word for a kind of record.
-const WORD_COLUMNS: usize = 9;
+/// The number of columns of the longest label of a record.
+const LABEL_COLUMNS: usize = 9;
 
-/// A word for the kind of a record, and lines about what it holds.
+/// The label of a kind of record, and lines about the contents.
 type Description = (&'static str, Vec<String>);
 
-/// Formats the records, each as its lines.
+/// Formats the records. Each piece is the lines of one record.
 pub fn text(entries: &[JournalEntry]) -> impl Iterator<Item = String> + '_ {
     let columns = entries.last().map_or(1, |entry| entry.seq.to_string().len());
     let mut log = TextLog::default();
     log.describe(&Transcript::read(entries));
     entries.iter().enumerate().map(move |(index, entry)| {
-        let (word, lines) = log.records.remove(&index).unwrap_or_else(|| unplaced(entry));
+        let (label, lines) =
+            log.records.remove(&index).unwrap_or_else(|| describe_misplaced(entry));
         let (seq, time) = (entry.seq.to_string(), when(entry.time));
-        let head = format!("{seq:>columns$}  {time}  {word:<WORD_COLUMNS$}  ");
+        let head = format!("{seq:>columns$}  {time}  {label:<LABEL_COLUMNS$}  ");
         let margin = " ".repeat(head.len());
         let mut rows = String::new();
         for (row, line) in lines.iter().enumerate() {
@@ -43,8 +44,8 @@ pub fn text(entries: &[JournalEntry]) -> impl Iterator<Item = String> + '_ {
     })
 }
 
-/// Describes a record that does not fit to those before it.
-fn unplaced(entry: &JournalEntry) -> Description {
+/// Describes a record that contradicts earlier ones.
+fn describe_misplaced(entry: &JournalEntry) -> Description {
     ("misplaced", vec![brief(&serde_json::to_string(&entry.record).unwrap_or_default())])
 }
 
@@ -55,15 +56,15 @@ struct TextLog {
 }
 
 impl TextLog {
-    fn add(&mut self, at: RecordLocation, word: &'static str, lines: Vec<String>) {
-        self.records.insert(at.index, (word, lines));
+    fn add(&mut self, at: RecordLocation, label: &'static str, lines: Vec<String>) {
+        self.records.insert(at.index, (label, lines));
     }
 
     fn describe(&mut self, transcript: &Transcript<'_>) {
         if let Some(opening) = transcript.opening {
             let with = match opening.messages.len() {
                 0 => String::new(),
-                count => format!(" with {}", counted(count, "message")),
+                count => format!(" with {}", count_with_noun(count, "message")),
             };
             self.add(opening.at, "opened", vec![format!("agent {}{with}", opening.agent)]);
         }
@@ -96,15 +97,15 @@ impl TextLog {
         }
         run.turns.iter().for_each(|turn| self.turn(turn));
         for steer in &run.steers {
-            let line = format!("behind turn {}: {}", steer.after_turn, content(steer.input));
-            self.add(steer.at, "said", vec![line]);
+            let line = format!("after turn {}: {}", steer.after_turn, content(steer.input));
+            self.add(steer.at, "steered", vec![line]);
         }
         for stop in &run.stops {
             self.add(stop.at, "stop", vec![word(stop.mode)]);
         }
         for hit in &run.limits {
             let head = format!("{}: {} of {}, {}", hit.limit, hit.value, hit.maximum, hit.action);
-            let note = hit.note.map(|note| format!("the model is told {}", brief(note)));
+            let note = hit.note.map(|note| format!("the model receives the note {}", brief(note)));
             self.add(hit.at, "limit", Vec::from_iter([head].into_iter().chain(note)));
         }
         if let Some(end) = &run.end {
@@ -118,7 +119,7 @@ impl TextLog {
             self.attempt(&of, attempt);
         }
         if let Some(commit) = turn.commit {
-            let calls = counted(commit.summary.tool_names.len(), "call");
+            let calls = count_with_noun(commit.summary.tool_names.len(), "call");
             let (end, tokens) = (word(commit.end), tokens(commit.summary.usage));
             let line = format!("turn {}: {end}, {calls}, {tokens}", turn.number);
             self.add(commit.at, "committed", vec![line]);
@@ -127,11 +128,15 @@ impl TextLog {
 
     fn attempt(&mut self, of: &str, attempt: &AttemptTranscript<'_>) {
         if let Some(start) = &attempt.start {
-            self.add(start.at, "asked", start_lines(of, start));
+            self.add(start.at, "requested", start_lines(of, start));
         }
         if let Some(failure) = &attempt.failure {
-            let what = if failure.kept { "what had come is kept" } else { "what had come is void" };
-            let head = format!("{of}: {what}, {}", tokens(failure.usage));
+            let received = if failure.kept {
+                "the received part is kept"
+            } else {
+                "the received part is void"
+            };
+            let head = format!("{of}: {received}, {}", tokens(failure.usage));
             self.add(failure.at, "broke", vec![head, brief(&failure.error.message)]);
         }
         if let Some(response) = &attempt.response {
@@ -145,7 +150,7 @@ impl TextLog {
     fn call(&mut self, key: &str, call: &CallTranscript<'_>) {
         for intent in &call.intents {
             let under = format!("under the key {}", intent.idempotency_key);
-            self.add(intent.at, "intends", vec![call_line(intent.call), under]);
+            self.add(intent.at, "intent", vec![call_line(intent.call), under]);
         }
         for report in &call.reports {
             let mut lines = vec![format!("{key} {}", outcome_line(report.outcome))];
@@ -159,7 +164,7 @@ impl TextLog {
             let (name, arguments) = (&question.request.call.name, &question.request.arguments);
             let (text, arguments) =
                 (approval_question(question.request.phase), brief(&arguments.to_string()));
-            self.add(question.at, "asks", vec![format!("{text} {key} {name} {arguments}")]);
+            self.add(question.at, "approval", vec![format!("{text} {key} {name} {arguments}")]);
         }
         for decision in &call.decisions {
             let with = decision.message.map(|message| format!(": {}", brief(message)));
@@ -176,10 +181,10 @@ impl TextLog {
 fn start_lines(of: &str, start: &AttemptStart<'_>) -> Vec<String> {
     let how = if start.streamed { "" } else { ", not streamed" };
     let head = format!("{of} of {}{how}", start.model);
-    let why = start
-        .reason
-        .map(|reason| format!("after {}, because {}", how_long(start.wait_ms), brief(reason)));
-    Vec::from_iter([head].into_iter().chain(why))
+    let reason = start.reason.map(|reason| {
+        format!("after {}, because {}", format_duration(start.wait_ms), brief(reason))
+    });
+    Vec::from_iter([head].into_iter().chain(reason))
 }
 
 fn response_lines(of: &str, response: &AttemptResponse<'_>) -> Vec<String> {
@@ -202,10 +207,10 @@ fn response_lines(of: &str, response: &AttemptResponse<'_>) -> Vec<String> {
 
 fn outcome_lines(ended: &RecordedOutcome<'_>) -> Vec<String> {
     let took = match ended.started_ms {
-        Some(_) => format!("in {}", how_long(ended.duration_ms)),
+        Some(_) => format!("in {}", format_duration(ended.duration_ms)),
         None => "without a start".to_owned(),
     };
-    let again = if ended.amended { " (noted again)" } else { "" };
+    let again = if ended.amended { " (with new notes)" } else { "" };
     let (key, name) = (ended.label.key, &ended.label.name);
     let mut lines = vec![format!("{key} {name} {took}{again}: {}", outcome_line(ended.outcome))];
     let metadata = metadata(ended.outcome, ended.notes);
@@ -221,11 +226,11 @@ fn run_end_lines(ended: &RecordedRunEnd<'_>) -> Vec<String> {
         "{}: {} after {}, {}, {} + {} tokens, {}",
         ended.id,
         ended.end.as_str(),
-        counted(stats.turns as usize, "turn"),
-        counted(stats.tool_calls as usize, "call"),
+        count_with_noun(stats.turns as usize, "turn"),
+        count_with_noun(stats.tool_calls as usize, "call"),
         stats.input_tokens,
         stats.output_tokens,
-        how_long(stats.duration_ms)
+        format_duration(stats.duration_ms)
     )];
     if !ended.text.is_empty() {
         lines.push(brief(ended.text));
@@ -235,14 +240,14 @@ fn run_end_lines(ended: &RecordedRunEnd<'_>) -> Vec<String> {
     }
     if ended.waiting > 0 {
         let waiting = usize::try_from(ended.waiting).unwrap_or(usize::MAX);
-        lines.push(format!("{} behind it", counted(waiting, "input")));
+        lines.push(format!("{} queued", count_with_noun(waiting, "input")));
     }
     lines
 }
 
 fn call_line(call: &ToolCall) -> String {
     let ToolCall { key, name, arguments, raw, .. } = call;
-    let raw = raw.as_ref().map(|raw| format!(", which came as {}", brief(raw)));
+    let raw = raw.as_ref().map(|raw| format!(", received as {}", brief(raw)));
     format!("{key} {name} {}{}", brief(&arguments.to_string()), raw.unwrap_or_default())
 }
 
@@ -260,17 +265,17 @@ fn names(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
 }
 
 fn content(input: &Content) -> String {
-    let with = match images(input) {
+    let with = match image_count(input) {
         0 => String::new(),
-        images => format!(" with {}", counted(images, "image")),
+        images => format!(" with {}", count_with_noun(images, "image")),
     };
     format!("{}{with}", brief(&input.text()))
 }
 
-/// The beginning of a text in one line, and the length of the text if that is longer.
+/// Returns the beginning of a text in one line, with the length of the text if it is longer.
 fn brief(text: &str) -> String {
     let text = harmless(text);
-    let line = one_line(&text, SHOWN_CHARS);
-    let is_cut = line.chars().count() > SHOWN_CHARS;
+    let line = one_line(&text, BRIEF_CHARS_MAX);
+    let is_cut = line.chars().count() > BRIEF_CHARS_MAX;
     if is_cut { format!("{line} [{} characters]", text.chars().count()) } else { line }
 }

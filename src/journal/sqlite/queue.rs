@@ -12,7 +12,7 @@ use super::super::{BatchCallback, BatchStatus, EngineLogState, JournalError};
 use crate::types::{SessionId, SessionState};
 
 /// Maximum delay of a batch that is not urgent.
-const LAZY_WAIT: Duration = Duration::from_millis(10);
+const DEFER_TIME_MAX: Duration = Duration::from_millis(10);
 
 /// Maximum size of a transaction, unless a single batch is larger.
 const GROUP_BATCHES_MAX: usize = 1_024;
@@ -60,15 +60,15 @@ pub(super) type TaskReply = SyncSender<Result<(), JournalError>>;
 pub(super) struct WriterWork {
     pub(super) queued: Vec<QueuedBatch>,
     pub(super) task: Option<(WriterTask, TaskReply)>,
-    /// Everything up to here must become durable.
+    /// True if all stored batches must become durable now.
     pub(super) flush: bool,
-    /// The queue is closed and empty.
+    /// True if the queue is closed and empty.
     pub(super) ended: bool,
 }
 
 enum QueueItem {
-    Store(QueuedBatch),
-    Do(WriterTask, TaskReply),
+    Batch(QueuedBatch),
+    Task(WriterTask, TaskReply),
 }
 
 /// The queue of the writer thread, in order.
@@ -83,11 +83,11 @@ struct QueueState {
     items: VecDeque<QueueItem>,
     batches: usize,
     bytes: usize,
-    /// The writer must not wait for more batches.
-    hurry: bool,
+    /// True if the writer must not wait for more batches.
+    is_urgent: bool,
     flush: bool,
-    /// The time at which the first queued lazy batch arrived.
-    lazy_since: Option<Instant>,
+    /// The arrival of the first queued batch that is not urgent.
+    deferred_since: Option<Instant>,
     closed: bool,
 }
 
@@ -97,7 +97,7 @@ impl WriteQueue {
     }
 
     /// Queues a batch, or reports at once that it failed.
-    pub(super) fn push(&self, job: QueuedBatch) {
+    pub(super) fn push(&self, batch: QueuedBatch) {
         let mut state = self.state.lock();
         let refused = if state.closed {
             Some(JournalError::Closed)
@@ -108,18 +108,18 @@ impl WriteQueue {
         };
         if let Some(error) = refused {
             drop(state);
-            return job.fail(&error);
+            return batch.fail(&error);
         }
         state.batches += 1;
-        state.bytes += job.bytes;
-        let wake = if job.urgent {
-            !std::mem::replace(&mut state.hurry, true)
+        state.bytes += batch.bytes;
+        let wake = if batch.urgent {
+            !std::mem::replace(&mut state.is_urgent, true)
         } else {
-            let first = state.lazy_since.is_none();
-            state.lazy_since.get_or_insert_with(Instant::now);
+            let first = state.deferred_since.is_none();
+            state.deferred_since.get_or_insert_with(Instant::now);
             first
         };
-        state.items.push_back(QueueItem::Store(job));
+        state.items.push_back(QueueItem::Batch(batch));
         drop(state);
         if wake {
             self.ready.notify_one();
@@ -133,8 +133,8 @@ impl WriteQueue {
         if state.closed {
             return Err(JournalError::Closed);
         }
-        state.items.push_back(QueueItem::Do(task, done));
-        state.hurry = true;
+        state.items.push_back(QueueItem::Task(task, done));
+        state.is_urgent = true;
         drop(state);
         self.ready.notify_one();
         Ok(())
@@ -144,7 +144,7 @@ impl WriteQueue {
     pub(super) fn flush(&self) {
         let mut state = self.state.lock();
         state.flush = true;
-        if !std::mem::replace(&mut state.hurry, true) {
+        if !std::mem::replace(&mut state.is_urgent, true) {
             drop(state);
             self.ready.notify_one();
         }
@@ -166,9 +166,9 @@ impl WriteQueue {
         };
         for item in items {
             match item {
-                QueueItem::Store(job) => job.fail(&JournalError::Closed),
+                QueueItem::Batch(batch) => batch.fail(&JournalError::Closed),
                 // Dropping the sender reports the failure.
-                QueueItem::Do(..) => {}
+                QueueItem::Task(..) => {}
             }
         }
     }
@@ -181,9 +181,9 @@ impl WriteQueue {
     /// Waits until there is work, or until a time.
     pub(super) fn next_work(&self, until: Option<Instant>) -> WriterWork {
         let mut state = self.state.lock();
-        while !state.hurry && !state.closed {
-            let lazy = state.lazy_since.map(|since| since + LAZY_WAIT);
-            let wake = lazy.into_iter().chain(until).min();
+        while !state.is_urgent && !state.closed {
+            let deferred_until = state.deferred_since.map(|since| since + DEFER_TIME_MAX);
+            let wake = deferred_until.into_iter().chain(until).min();
             let Some(wake) = wake else {
                 self.ready.wait(&mut state);
                 continue;
@@ -204,17 +204,17 @@ impl QueueState {
         let mut bytes = 0;
         while let Some(item) = self.items.pop_front() {
             match item {
-                QueueItem::Store(job) => {
+                QueueItem::Batch(batch) => {
                     let fits = work.queued.len() < GROUP_BATCHES_MAX
-                        && (work.queued.is_empty() || bytes + job.bytes <= GROUP_BYTES_MAX);
+                        && (work.queued.is_empty() || bytes + batch.bytes <= GROUP_BYTES_MAX);
                     if !fits {
-                        self.items.push_front(QueueItem::Store(job));
+                        self.items.push_front(QueueItem::Batch(batch));
                         break;
                     }
-                    bytes += job.bytes;
-                    work.queued.push(job);
+                    bytes += batch.bytes;
+                    work.queued.push(batch);
                 }
-                QueueItem::Do(task, done) => {
+                QueueItem::Task(task, done) => {
                     work.task = Some((task, done));
                     break;
                 }
@@ -222,9 +222,9 @@ impl QueueState {
         }
         self.batches -= work.queued.len();
         self.bytes -= bytes;
-        self.hurry = !self.items.is_empty();
-        if !self.hurry {
-            self.lazy_since = None;
+        self.is_urgent = !self.items.is_empty();
+        if !self.is_urgent {
+            self.deferred_since = None;
             work.flush = std::mem::take(&mut self.flush);
             work.ended = self.closed;
         }

@@ -11,7 +11,8 @@ use crate::types::{SessionId, SessionState};
 
 /// The outcome of a batch in a committed transaction.
 pub(super) enum BatchOutcome {
-    /// The batch is stored in the session with this number. `new` if it created the session.
+    /// The batch is stored in the session with this number. `new` is true if the
+    /// batch created the session.
     Stored { number: i64, new: bool },
     /// The batch does not continue the stored records.
     Refused(JournalError),

@@ -48,18 +48,18 @@ impl<'a> Verifier<'_, 'a> {
         self.require(is_scoped, at, Invariant::Intent, || {
             format!("{key:?} is not the idempotency key of {of} in this session")
         });
-        // An idempotent tool runs again after a crash, and is intended again.
+        // A call of an idempotent tool runs again after a crash and has another intent.
         let is_same = call.intents.first().is_none_or(|first| {
             (first.call, first.idempotency_key) == (intent.call, intent.idempotency_key)
         });
         self.require(is_same, at, Invariant::Intent, || {
             format!("{of} is intended again, as another call")
         });
-        let mut question = call.questions.iter().filter(|question| question.at.is_before(at));
-        let is_asked = question.any(|question| question.request.phase == ApprovalPhase::Before);
+        let mut requests = call.questions.iter().filter(|question| question.at.is_before(at));
+        let is_requested = requests.any(|question| question.request.phase == ApprovalPhase::Before);
         let verdict = verdict_before(call, ApprovalPhase::Before, at);
         self.require(
-            !is_asked || verdict == Some(Verdict::Approved),
+            !is_requested || verdict == Some(Verdict::Approved),
             at,
             Invariant::Approval,
             || format!("{of} starts without an approval"),
@@ -83,7 +83,7 @@ impl<'a> Verifier<'_, 'a> {
             let (at, phase) = (question.at, question.request.phase);
             let is_open = verdict_before(call, phase, at).is_none();
             self.require(is_open, at, Invariant::Approval, || {
-                format!("{key} is asked about after the decision")
+                format!("{key} has an approval request after the decision")
             });
             let is_in_time = match phase {
                 ApprovalPhase::Before => {
@@ -94,23 +94,23 @@ impl<'a> Verifier<'_, 'a> {
                 }
             };
             self.require(is_in_time, at, Invariant::Approval, || match phase {
-                ApprovalPhase::Before => format!("{key} is asked about after its intent"),
-                ApprovalPhase::After => format!("{key} is asked about without a result"),
+                ApprovalPhase::Before => format!("{key} has an approval request after its intent"),
+                ApprovalPhase::After => format!("{key} has an approval request without a result"),
             });
         }
         for decision in &call.decisions {
             let (at, phase) = (decision.at, decision.phase);
-            let mut question =
+            let mut requests =
                 call.questions.iter().filter(|question| question.request.phase == phase);
             self.require(
-                question.any(|question| question.at.is_before(at)),
+                requests.any(|question| question.at.is_before(at)),
                 at,
                 Invariant::Approval,
-                || format!("{key} is decided about without a question"),
+                || format!("{key} has a decision without an approval request"),
             );
             let is_first = verdict_before(call, phase, at).is_none();
             self.require(is_first, at, Invariant::Approval, || {
-                format!("{key} is decided about a second time")
+                format!("{key} has a second decision")
             });
         }
     }
@@ -186,7 +186,7 @@ impl<'a> Verifier<'_, 'a> {
         let is_expired = outcome.kind == Some(FailureKind::ApprovalExpired);
         let is_decided = is_forbidden || notes.duplicate_of.is_some();
         self.require(!is_expired || is_decided, at, Invariant::Approval, || {
-            format!("the time for {key} is over, and no decision says so")
+            format!("{key} has expired without a recorded expiry")
         });
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::record::Record;
 use crate::transcript::TIME_FALL_MAX_MS;
-use crate::transcript::fixtures::{entries, rich, session};
+use crate::transcript::fixtures::{entries, sample_records, session};
 use crate::types::Seq;
 
 fn seen(entries: &[JournalEntry]) -> Vec<Invariant> {
@@ -25,7 +25,7 @@ fn at(records: &[Record], of: &str, nth: usize) -> usize {
 
 /// The journal, where the n-th record of this kind has another value at this JSON pointer.
 fn changed(of: &str, nth: usize, pointer: &str, value: Value) -> Vec<JournalEntry> {
-    let mut records = rich();
+    let mut records = sample_records();
     let place = at(&records, of, nth);
     let mut json = serde_json::to_value(&records[place]).unwrap();
     match json.pointer_mut(pointer) {
@@ -38,13 +38,13 @@ fn changed(of: &str, nth: usize, pointer: &str, value: Value) -> Vec<JournalEntr
 
 #[test]
 fn a_legal_journal_has_no_breach() {
-    assert_eq!(verify(&session(), &entries(rich())), []);
-    assert_eq!(unfinished(&entries(rich())), None);
+    assert_eq!(verify(&session(), &entries(sample_records())), []);
+    assert_eq!(unfinished(&entries(sample_records())), None);
 }
 
 #[test]
 fn a_prefix_has_no_breach_and_may_have_an_open_run() {
-    let entries = entries(rich());
+    let entries = entries(sample_records());
     for length in 1..entries.len() {
         assert_eq!(verify(&session(), &entries[..length]), [], "the first {length}");
         let open = !(length == 1 || kind(&entries[length - 1].record) == "run_ended");
@@ -56,7 +56,7 @@ fn a_prefix_has_no_breach_and_may_have_an_open_run() {
 fn a_missing_record_is_a_breach() {
     // No other record depends on these.
     let alone = ["steered", "stop_asked", "limit_reached"];
-    let whole = rich();
+    let whole = sample_records();
     for place in 0..whole.len() {
         let mut gap = entries(whole.clone());
         gap.remove(place);
@@ -82,8 +82,8 @@ fn a_repeated_record_is_a_breach() {
         "stop_asked",
         "limit_reached",
     ];
-    for place in 0..rich().len() {
-        let mut records = rich();
+    for place in 0..sample_records().len() {
+        let mut records = sample_records();
         let doubled = records[place].clone();
         records.insert(place, doubled.clone());
         let legal = repeatable.contains(&&*kind(&doubled));
@@ -108,7 +108,7 @@ fn exchanged_records_are_a_breach() {
         (("turn_committed", 1), ("run_ended", 0)),
         (("run_ended", 0), ("run_started", 1)),
     ] {
-        let mut records = rich();
+        let mut records = sample_records();
         let (a, b) = (at(&records, one.0, one.1), at(&records, other.0, other.1));
         records.swap(a, b);
         assert!(!seen(&entries(records)).is_empty(), "{one:?} and {other:?}");
@@ -205,7 +205,7 @@ fn a_changed_field_is_a_breach() {
         assert!(seen.contains(&expected), "{of} {nth} {pointer} {value}: {seen:?}");
     }
     let forked = Record::SessionForked { from: session(), at: Seq(7) };
-    let mut records = rich();
+    let mut records = sample_records();
     records.push(forked);
     assert!(seen(&entries(records)).contains(&Session));
 }
@@ -213,7 +213,7 @@ fn a_changed_field_is_a_breach() {
 #[test]
 fn a_request_for_a_final_answer_does_not_count_as_a_turn() {
     let counting = |turns: u32, change: &dyn Fn(&mut Record)| {
-        let mut records = rich();
+        let mut records = sample_records();
         records.iter_mut().for_each(change);
         let end = at(&records, "run_ended", 0);
         if let Record::RunEnded { stats, .. } = &mut records[end] {
@@ -271,38 +271,38 @@ fn an_empty_answer_is_followed_by_a_request_for_a_final_answer() {
 
 #[test]
 fn numbers_and_times_rise() {
-    let mut late = entries(rich());
+    let mut late = entries(sample_records());
     late[4].seq = Seq(9);
     assert_eq!(seen(&late), [Invariant::Numbering]);
-    let mut fallen = entries(rich());
+    let mut fallen = entries(sample_records());
     fallen[4].time -= TIME_FALL_MAX_MS;
     assert_eq!(seen(&fallen), [], "a clock may be set right");
     fallen[4].time -= 2_000;
     assert_eq!(seen(&fallen), [Invariant::Time]);
-    let mut with_displayed_bytes = entries(rich());
+    let mut with_displayed_bytes = entries(sample_records());
     with_displayed_bytes[0].displayed_bytes = 7;
     assert_eq!(seen(&with_displayed_bytes), [Invariant::Run]);
 }
 
 #[test]
 fn a_record_after_the_end_is_a_breach() {
-    let mut records = rich();
+    let mut records = sample_records();
     records.push(Record::SessionClosed);
     assert_eq!(seen(&entries(records.clone())), []);
     records.push(Record::SessionClosed);
     assert_eq!(seen(&entries(records)), [Invariant::Session]);
-    let mut open = rich();
+    let mut open = sample_records();
     *open.last_mut().unwrap() = Record::SessionClosed;
     assert_eq!(seen(&entries(open)), [Invariant::Run]);
 }
 
 #[test]
 fn copied_records_keep_the_idempotency_keys_of_their_session() {
-    let mut records = rich();
+    let mut records = sample_records();
     let at = Seq(records.len() as u64);
     records.push(Record::SessionForked { from: session(), at });
     let fork = SessionId::parse("s2").unwrap();
     assert_eq!(verify(&fork, &entries(records)), []);
-    let foreign = verify(&fork, &entries(rich()));
+    let foreign = verify(&fork, &entries(sample_records()));
     assert_eq!(foreign.iter().map(|b| b.invariant).collect::<Vec<_>>(), [Invariant::Intent]);
 }

@@ -1,5 +1,5 @@
-//! Checks of runs: each has its own id, the input that waited for it, and sums that agree with
-//! its turns.
+//! Checks of runs: each has an id of its own, starts with its queued input, and has totals that agree
+//! with its turns.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,7 +40,7 @@ impl<'a> Verifier<'_, 'a> {
                 self.queue_until(end.at, &mut queue);
                 let waiting = queue.waiting.len() as u64;
                 self.require(waiting == end.waiting, end.at, Invariant::Run, || {
-                    format!("it counts {} waiting inputs, and {waiting} wait", end.waiting)
+                    format!("it counts {} waiting inputs, but {waiting} wait", end.waiting)
                 });
                 self.check_run_end(run, &end);
             }
@@ -81,7 +81,7 @@ impl<'a> Verifier<'_, 'a> {
         let at = end.at;
         if let Some(id) = run.id() {
             self.require(id == end.id, at, Invariant::Run, || {
-                format!("{} ends, and {id} is open", end.id)
+                format!("{} ends, but {id} is open", end.id)
             });
         }
         self.require(
@@ -104,7 +104,7 @@ impl<'a> Verifier<'_, 'a> {
     /// Checks that the end of a run follows from the end of its last turn.
     fn check_end_of_last_turn(&mut self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) {
         let Some((turn, commit)) = run.committed().last() else {
-            // A run that waited when its host was shut down.
+            // The run was queued when its host shut down.
             self.require(end.end == RunEnd::Interrupted, end.at, Invariant::Run, || {
                 "it ends without a turn".to_owned()
             });
@@ -115,7 +115,7 @@ impl<'a> Verifier<'_, 'a> {
             RunEnd::Answered | RunEnd::MaxTurns | RunEnd::AllToolsFailed | RunEnd::LoopDetected => {
                 *last == TurnEnd::Finished
             }
-            // A limit can be reached between two turns, and a stop can come there.
+            // A limit can be reached between two turns, and so can a stop.
             RunEnd::Stopped | RunEnd::Budget => {
                 matches!(last, TurnEnd::Finished | TurnEnd::Cancelled(_))
             }
@@ -141,9 +141,9 @@ impl<'a> Verifier<'_, 'a> {
             usage += turn.usage();
         }
         let turns = self.counted_turns(run);
-        // A run that was given up also counts the turn that had begun or was about to begin.
-        let legal = turns..=turns + u32::from(end.is_given_up());
-        self.require(legal.contains(&stats.turns), at, Invariant::Sums, || {
+        // A run that the session gave up also counts the turn that had begun or was about to begin.
+        let allowed = turns..=turns + u32::from(end.is_given_up());
+        self.require(allowed.contains(&stats.turns), at, Invariant::Sums, || {
             format!("it counts {} turns, and had {turns}", stats.turns)
         });
         self.require(stats.tool_calls == calls, at, Invariant::Sums, || {
@@ -165,8 +165,8 @@ impl<'a> Verifier<'_, 'a> {
         let (mut counted, mut previous) = (0, None);
         for (turn, commit) in run.committed() {
             let is_initial = self.opens_with_calls && turn.number == 1;
-            let is_final_answer = previous.is_some_and(|(previous, behind)| {
-                requests_final_answer(run, previous, behind, commit.at)
+            let is_final_answer = previous.is_some_and(|(previous, previous_commit)| {
+                requests_final_answer(run, previous, previous_commit, commit.at)
             });
             counted += u32::from(!is_initial && !is_final_answer);
             previous = Some((turn, commit));
@@ -176,7 +176,7 @@ impl<'a> Verifier<'_, 'a> {
 }
 
 /// Returns true if the turn that follows `turn` and is committed at `until` is a request for a
-/// final answer: the turns ran out, or the answer was empty and no input followed it.
+/// final answer: `max_turns` was reached, or the answer was empty and no input followed it.
 fn requests_final_answer(
     run: &RunTranscript<'_>,
     turn: &TurnTranscript<'_>,

@@ -31,12 +31,12 @@ pub struct ModelResponse {
     service_calls: Vec<RequestedCall>,
     origin: Option<Arc<ModelOrigin>>,
     parts: Vec<MessagePart>,
-    /// True if the request said `parallel_tool_calls: Some(false)`.
+    /// True if the request had `parallel_tool_calls: Some(false)`.
     one_call: bool,
 }
 
 impl ModelResponse {
-    /// Returns the tool calls to run, in the model's order. If the request said
+    /// Returns the tool calls to run, in the model's order. If the request had
     /// `parallel_tool_calls: Some(false)`, returns only the first call, even if the service sent
     /// more.
     #[must_use]

@@ -193,10 +193,10 @@ impl Actor for SessionActor {
         }
         match event {
             SupervisionEvent::ActorTerminated(cell, _, reason) => {
-                state.actor_ended(&myself, &cell, reason.unwrap_or_default()).await;
+                state.handle_actor_end(&myself, &cell, reason.unwrap_or_default()).await;
             }
             SupervisionEvent::ActorFailed(cell, error) => {
-                state.actor_ended(&myself, &cell, error.to_string()).await;
+                state.handle_actor_end(&myself, &cell, error.to_string()).await;
             }
             SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
         }
@@ -327,8 +327,8 @@ impl SessionActorState {
         self.session.handle_close();
     }
 
-    /// An actor of this session has ended.
-    async fn actor_ended(
+    /// Handles the end of an actor of this session.
+    async fn handle_actor_end(
         &mut self,
         myself: &ActorRef<SessionMessage>,
         cell: &ActorCell,

@@ -27,7 +27,8 @@ const RECOVERIES_MAX: u32 = 3;
 const DIED: &str = "the run's actors died too often";
 
 impl SessionActorState {
-    /// An actor is gone. If it was one of those that runs need, the run goes on without it.
+    /// Handles the death of an actor. If it was one of the run's actors, replaces it and continues the
+    /// run.
     pub(super) async fn recover(
         &mut self,
         myself: &ActorRef<SessionMessage>,
@@ -139,8 +140,8 @@ impl SessionActorState {
     }
 }
 
-/// The running turn, if it was over before its accumulator died but the session has not heard of
-/// it: the end of an actor overtakes its last message.
+/// Returns the current turn if it was committed before its accumulator died. The session may not have
+/// received the commit, because the end of an actor overtakes its last message.
 fn committed(entries: &[Arc<JournalEntry>]) -> Option<TurnRecord> {
     TurnRecord::from_records(entries.iter().map(|entry| &entry.record))
 }

@@ -106,7 +106,7 @@ impl RunAgents {
     }
 }
 
-/// The run in progress. What is decided about it is in the session machine.
+/// The run in progress, without its decisions, which belong to the session machine.
 pub(super) struct ActiveRun {
     pub(super) id: RunId,
     /// The trace context that the run's requests and calls carry.

@@ -265,13 +265,13 @@ impl World {
         }
     }
 
-    /// The session is read from its journal by another host, or after it was asleep.
+    /// Reads the session from its journal, after a crash of the host or after hibernation.
     fn restart(&mut self, crashed: bool) {
         let was_suspended = self.session.suspended;
         let stored = self.read(self.log.len());
         self.session = stored.session;
         (self.turn, self.has_slot) = (None, false);
-        // A run that was interrupted before the session fell asleep still is.
+        // A run that was interrupted before the session hibernated still is.
         self.interrupted = crashed || (self.interrupted && was_suspended);
         self.is_crashed |= crashed;
         let seq = self.log.len() as u64;
@@ -345,7 +345,7 @@ fn committed(turn: u32, end: TurnEnd) -> Record {
     Record::TurnCommitted { turn, end, summary: Box::new(summary) }
 }
 
-/// The usage of every turn.
+/// Returns the usage of every turn.
 fn usage() -> Usage {
     Usage { input_tokens: 2, output_tokens: 1, ..Usage::default() }
 }

@@ -26,14 +26,15 @@ impl World {
         self.check_end();
     }
 
-    /// Run ids start and end once, one run at a time. The queue keeps its order, and each queued
-    /// run starts as it was requested. A run that was steered last is not answered yet.
+    /// Checks that each run starts and ends once, one run at a time. The queue keeps its order, and each
+    /// queued run starts as it was requested. A run that was steered after its last turn is not
+    /// answered.
     fn check_runs(&self) {
         let (mut open, mut seen) = (None, BTreeSet::new());
         let (mut queued, mut closed) = (Vec::<&RunId>::new(), false);
         let (mut requests, mut committed, mut steered) = (BTreeMap::new(), 0, 0);
         for record in &self.log {
-            assert!(!closed, "{record:?} behind the close");
+            assert!(!closed, "{record:?} follows the close");
             match record {
                 Record::InputQueued { run_id, input, overrides, trace, .. } => {
                     queued.push(run_id);
@@ -75,7 +76,8 @@ impl World {
         assert!(queued == waiting || (is_closing && waiting.is_empty()), "the queue");
     }
 
-    /// No accepted run is lost, every input stands in the history once, and keys are remembered.
+    /// Checks that no accepted run is lost, that the history contains every input once, and that
+    /// idempotency keys are known.
     fn check_inputs(&self) {
         for (id, seq) in &self.accepted {
             let of_run = |record: &Record| {
@@ -99,8 +101,8 @@ impl World {
         assert_eq!(users, inputs, "inputs in the history");
     }
 
-    /// The requests of all steered inputs are known, and the sums of the session and of its runs
-    /// are those of the turns that it has received.
+    /// Checks that the requests of all steered inputs are known, and that the totals of the session and
+    /// of its runs are those of the received turns.
     fn check_sums(&self) {
         let (mut all, mut of_run, mut calls) = (Usage::default(), Usage::default(), 0);
         for (record, seq) in self.log.iter().zip(1..) {
@@ -127,8 +129,8 @@ impl World {
         assert_eq!(self.session.usage, all, "the usage of the session");
     }
 
-    /// The history has the message of each turn and every note, and the variables are those of the
-    /// last write.
+    /// Checks that the history has the message of each turn and every note, and that the variables have
+    /// the values of the last writes.
     fn check_context(&self) {
         let (mut responses, mut notes, mut variables) = (0, 0, Variables::default());
         for record in &self.log {
@@ -169,18 +171,19 @@ impl World {
         self.log.iter().filter(|record| is_counted(record)).count()
     }
 
-    /// A run in progress has a turn, a place and an owner; an idle session has none of them.
+    /// Checks that a run in progress has an owner of its turn and a slot, and that an idle session has
+    /// neither.
     fn check_owner(&self) {
         let goes_on = self.session.run.is_some() && !self.session.suspended;
         assert_eq!(goes_on, self.turn.is_some(), "the owner of the turn");
-        assert_eq!(goes_on, self.has_slot, "the place among the host's runs");
+        assert_eq!(goes_on, self.has_slot, "the slot among the host's runs");
         assert_eq!(self.session.holds_slot, self.has_slot);
         if let Some(turn) = &self.turn {
             assert_eq!(turn.number, self.session.turn);
         }
     }
 
-    /// The state that the records give is the state of the living session.
+    /// Checks that the state that is read from the records equals the state of the running session.
     fn check_stored(&self) {
         for upto in self.batch_from.max(1)..self.log.len() {
             self.read(upto);
@@ -203,7 +206,7 @@ impl World {
         if !self.is_closing() {
             assert_eq!(stored.queue, live.queue);
         }
-        // A stop behind a commit may have come before the session received the commit.
+        // A stop that is recorded after a commit may have arrived before the session received the commit.
         if has_received && self.is_stop_ambiguous() {
             return;
         }
@@ -212,10 +215,10 @@ impl World {
         // A turn that failed without a record is counted until the host stops.
         let is_counted = !has_records && stored.turn + 1 == live.turn;
         assert!(stored.turn == live.turn - begun || is_counted, "the last turn");
-        // The first reason for a cancellation stands, and a shutdown has no record.
+        // The first reason for a cancellation is kept, and a shutdown has no record.
         let is_shutting_down = live.shutting_down;
         let run = |session: Session| {
-            let mut run = session.run.map(|run| durable(*run, has_records));
+            let mut run = session.run.map(|run| durable_part(*run, has_records));
             if let Some(run) = run.as_mut().filter(|_| is_shutting_down) {
                 run.cancel = None;
             }
@@ -224,7 +227,7 @@ impl World {
         assert_eq!(run(stored), run(live), "the run");
     }
 
-    /// A turn that is in progress resumes from all records since its first one.
+    /// Checks that a turn in progress resumes from all records since its first one.
     fn check_turn_entries(&self, stored: &[JournalEntry]) {
         let number = self.session.turn;
         let is_open = self.session.run.is_some() && !self.progress(number).committed;
@@ -248,7 +251,7 @@ impl World {
             && !behind.iter().any(|record| matches!(record, Record::RunStarted { .. }))
     }
 
-    /// The records show the approvals that the turn waits for.
+    /// Checks that the open approvals in the records are those that the turn waits for.
     fn check_approvals(&self) {
         let Some(turn) = &self.turn else { return };
         let progress = self.progress(turn.number);
@@ -263,16 +266,16 @@ impl World {
         assert_eq!(open_approvals(&of_turn).len(), usize::from(progress.asks), "open approvals");
         let run = self.session.run.as_ref().unwrap();
         let rests = run.turn().is_some_and(OpenTurn::is_resting);
-        assert_eq!(rests, progress.asks, "it waits for people");
+        assert_eq!(rests, progress.asks, "it waits only for approvals");
         if rests && run.cancel.is_some() {
-            assert!(turn.cancel.is_some(), "a run that ends waits for nobody");
+            assert!(turn.cancel.is_some(), "a run that ends waits for no approval");
         }
         if run.cancel == Some(CancelReason::Stop) {
             assert!(turn.cancel.is_some(), "a stopped turn is cancelled");
         }
     }
 
-    /// Once no action is left, every accepted run has ended or was refused.
+    /// Checks that every accepted run has ended or was refused when no action is left.
     fn check_end(&self) {
         let is_over =
             |action: &super::actions::Action| matches!(action, super::actions::Action::Repeat);
@@ -288,8 +291,8 @@ impl World {
     }
 }
 
-/// A run without what is not durable.
-fn durable(mut run: OpenRun, has_records: bool) -> OpenRun {
+/// Returns the part of a run that is durable.
+fn durable_part(mut run: OpenRun, has_records: bool) -> OpenRun {
     run.cancel = run.cancel.filter(|reason| *reason == CancelReason::Stop);
     run.stage = match run.stage {
         RunStage::Turn(turn) if has_records => RunStage::Turn(OpenTurn::new(turn.plan, None)),

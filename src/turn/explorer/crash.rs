@@ -10,7 +10,7 @@ use crate::turn::fixtures::entries;
 const LONG_DOWNTIME_MS: u64 = 1 << 40;
 
 impl World {
-    /// The host crashes: the records after the first `kept` are lost, and all tools stop.
+    /// Crashes the host: the records after the first `kept` are lost, and all tools stop.
     pub(super) fn crash(&mut self, kept: usize, is_long: bool, scenario: &Scenario) {
         self.crashes += 1;
         self.log.truncate(kept);
@@ -20,7 +20,7 @@ impl World {
         self.resume(StartedCalls::default(), is_long, scenario);
     }
 
-    /// The owner of the turn dies, and another one resumes it from all records under the same tool
+    /// Ends the owner of the turn. Another one resumes it from all records under the same tool
     /// supervisor. The call `ends` ends before the resume.
     pub(super) fn replace_owner(&mut self, ends: Option<CallKey>, scenario: &Scenario) {
         self.owner_deaths += 1;

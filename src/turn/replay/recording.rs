@@ -210,7 +210,7 @@ impl<'a> Recording<'a> {
         call.is_some_and(|call| call.intents.iter().any(|intent| intent.at.index >= at))
     }
 
-    /// The calls that timed out together from a record on.
+    /// Returns the calls that timed out together, from this record on.
     pub(super) fn timed_out(&self, at: usize) -> Vec<CallKey> {
         let mut keys = Vec::new();
         let Some(run) = self.run(at) else { return keys };

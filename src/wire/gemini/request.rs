@@ -34,12 +34,12 @@ impl RequestFormat for GeminiDialect {
             // The base may hold the beginning of the resource name already.
             Some(kind) => {
                 let before = base.find(&format!("/{kind}/")).and_then(|at| base.get(..at));
-                (before.unwrap_or(&base), encoded(model, true))
+                (before.unwrap_or(&base), percent_encode(model, true))
             }
             None if is_vertex && !base.contains("/publishers/") => {
-                (&*base, format!("publishers/google/models/{}", encoded(model, false)))
+                (&*base, format!("publishers/google/models/{}", percent_encode(model, false)))
             }
-            None => (&*base, format!("models/{}", encoded(model, false))),
+            None => (&*base, format!("models/{}", percent_encode(model, false))),
         };
         let method = if stream { "streamGenerateContent?alt=sse" } else { "generateContent" };
         format!("{base}/{resource}:{method}")
@@ -67,7 +67,7 @@ impl RequestFormat for GeminiDialect {
 }
 
 /// Percent-encodes a model's name.
-fn encoded(name: &str, with_slashes: bool) -> String {
+fn percent_encode(name: &str, with_slashes: bool) -> String {
     let mut text = String::with_capacity(name.len());
     for byte in name.bytes() {
         let plain = byte.is_ascii_alphanumeric() || b"-._~@".contains(&byte);

@@ -147,8 +147,9 @@ impl RowLayout {
             }
         }
         for part in self.axis.parts.iter().filter(|part| part.is_cut) {
-            let (idle, from) = (how_long(part.until - part.from), part.from.saturating_sub(began));
-            let from = how_long(from);
+            let (idle, from) =
+                (format_duration(part.until - part.from), part.from.saturating_sub(began));
+            let from = format_duration(from);
             let line = format!("{margin}┊ {idle} without a stream or a tool, from {from}");
             text.push_str(&format!("{}\n", fitting(&line, columns)));
         }
@@ -169,7 +170,7 @@ impl RowLayout {
         cells.extend(std::iter::repeat_n(BLANK, blanks));
         cells.extend(self.axis.cells(&row.bars));
         let is_wide = self.notes > 8;
-        let notes = match row.duration_ms.map(how_long) {
+        let notes = match row.duration_ms.map(format_duration) {
             Some(duration) if row.word.is_empty() => duration,
             Some(duration) if is_wide => format!("{} {duration}", row.word),
             Some(_) | None => row.word.to_owned(),
@@ -321,7 +322,7 @@ impl Axis {
 /// Formats a time on the axis, precise enough to differ from the next one.
 fn tick(ms: u64, interval: u64) -> String {
     if ms < 60_000 || interval >= 1_000 {
-        return how_long(ms);
+        return format_duration(ms);
     }
     let text = format!("{}.{:03}", ms / 1_000, ms % 1_000);
     format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
@@ -342,7 +343,7 @@ fn scaled(value: u64, to: u64, of: u64) -> u64 {
 }
 
 /// Formats a duration with few digits.
-pub(super) fn how_long(ms: u64) -> String {
+pub(super) fn format_duration(ms: u64) -> String {
     let (seconds, minutes) = (ms / 1_000, ms / 60_000);
     match ms {
         0..1_000 => format!("{ms} ms"),

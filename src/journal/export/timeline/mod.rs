@@ -10,14 +10,14 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use super::counted;
+use super::count_with_noun;
 use crate::journal::JournalEntry;
 use crate::record::ResponseDisposition;
 use crate::transcript::{
     AttemptTranscript, CallTranscript, RecordedOutcome, RunTranscript, Transcript, TurnTranscript,
 };
 use crate::types::{CallKey, FailureKind, RunId, ToolStatus};
-use draw::{draw, how_long, legend};
+use draw::{draw, format_duration, legend};
 
 /// Options of the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,9 +100,10 @@ impl RunTimeline {
         let heading = match run.end {
             None => format!("{}: has not ended", start.id),
             Some(ended) => {
-                let turns = counted(ended.stats.turns as usize, "turn");
-                let calls = counted(ended.stats.tool_calls as usize, "call");
-                let (end, duration) = (ended.end.as_str(), how_long(ended.stats.duration_ms));
+                let turns = count_with_noun(ended.stats.turns as usize, "turn");
+                let calls = count_with_noun(ended.stats.tool_calls as usize, "call");
+                let (end, duration) =
+                    (ended.end.as_str(), format_duration(ended.stats.duration_ms));
                 format!("{}: {end}, {turns}, {calls}, {duration}", start.id)
             }
         };

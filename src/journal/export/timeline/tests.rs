@@ -301,6 +301,6 @@ fn durations_have_few_digits() {
         (60_000, "1 m 0 s"),
         (3_600_000 * 20 + 60_000 * 3, "20 h 3 m"),
     ] {
-        assert_eq!(how_long(ms), expected);
+        assert_eq!(format_duration(ms), expected);
     }
 }
