@@ -842,3 +842,46 @@ fn the_engine_keeps_the_contract_of_a_journal() {
     let dir = TestDir::new();
     callsheet::testing::check_journal(|| open(&dir));
 }
+
+#[cfg(unix)]
+#[test]
+fn other_users_cannot_read_the_journal_whatever_the_directory_was() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let mode =
+        |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let set = |path: &std::path::Path, mode: u32| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let dir = TestDir::new();
+    std::fs::create_dir_all(&dir.0).unwrap();
+    // The directory is only the journal's: it is tightened.
+    set(&dir.0, 0o755);
+    let journal = open(&dir);
+    SessionLog::new(id("a"), journal.clone(), Seq(0), |_| ()).append(
+        vec![opened()],
+        Urgency::Urgent,
+        || (),
+    );
+    let files = |expected: usize| {
+        let files = std::fs::read_dir(&dir.0).unwrap().map(|file| file.unwrap().path());
+        let files: Vec<_> = files.filter(|path| !path.ends_with("notes.txt")).collect();
+        assert!(files.len() >= expected, "{files:?}");
+        files
+    };
+    assert_eq!(mode(&dir.0), 0o700);
+    files(3).iter().for_each(|file| assert_eq!(mode(file), 0o600, "{file:?}"));
+    journal.close();
+    // Files of an earlier version are tightened, and a directory with other files stays as it is.
+    std::fs::write(dir.0.join("notes.txt"), "mine").unwrap();
+    files(2).iter().for_each(|file| set(file, 0o644));
+    set(&dir.0, 0o755);
+    open(&dir).close();
+    files(2).iter().for_each(|file| assert_eq!(mode(file), 0o600, "{file:?}"));
+    assert_eq!(mode(&dir.0), 0o755);
+    // Others could replace the files.
+    set(&dir.0, 0o777);
+    let error = SqliteJournal::open(&dir.0, options()).unwrap_err().to_string();
+    assert!(error.contains("other users can write to this directory: run chmod go-w"), "{error}");
+    set(&dir.0, 0o700);
+}

@@ -6,6 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::super::JournalError;
 
+/// The files of a journal.
+#[cfg(unix)]
+const FILES: [&str; 4] = ["journal.db", "journal.db-wal", "journal.db-shm", "callsheet.lock"];
+
 /// Returns the path of the database in a data directory.
 pub(super) fn database_path(dir: &Path) -> PathBuf {
     dir.join("journal.db")
@@ -40,6 +44,60 @@ pub(super) fn create_if_missing(dir: &Path) -> Result<(), JournalError> {
         .create(dir)
         .and_then(|()| dir.parent().map_or(Ok(()), sync_directory))
         .map_err(|error| open_error(format!("it cannot be created ({error}): {hint}")))
+}
+
+/// Makes the files of the journal readable by this user alone, and creates the database for that. SQLite
+/// gives its log the permissions of the database. A directory that holds only the journal is tightened
+/// too.
+///
+/// # Errors
+/// If other users can write to the directory, because they could replace the files.
+#[cfg(unix)]
+pub(super) fn protect(dir: &Path) -> Result<(), JournalError> {
+    use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+
+    let failed = |path: &Path, reason: String| JournalError::Open { path: path.to_owned(), reason };
+    let io = |path: &Path, error: io::Error| failed(path, error.to_string());
+    let set_mode = |path: &Path, mode: u32| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(|error| io(path, error))
+    };
+    let database = database_path(dir);
+    let created =
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&database);
+    // If it cannot be opened, the database reports why.
+    let Ok(user) = created.and_then(|file| file.metadata()).map(|found| found.uid()) else {
+        return Ok(());
+    };
+    let mut is_shared = false;
+    for entry in fs::read_dir(dir).map_err(|error| io(dir, error))? {
+        let entry = entry.map_err(|error| io(dir, error))?;
+        let name = entry.file_name();
+        if !FILES.iter().any(|file| name == *file) {
+            is_shared = true;
+            continue;
+        }
+        let found = entry.metadata().map_err(|error| io(&entry.path(), error))?;
+        if found.is_file() && found.mode() & 0o077 != 0 && found.uid() == user {
+            set_mode(&entry.path(), 0o600)?;
+        }
+    }
+    let found = fs::metadata(dir).map_err(|error| io(dir, error))?;
+    if found.mode() & 0o077 != 0 && found.uid() == user && !is_shared {
+        return set_mode(dir, 0o700);
+    }
+    // In a sticky directory such as /tmp nobody can replace the files of another user.
+    if found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0 {
+        let reason = "other users can write to this directory: run chmod go-w on it, or name another \
+                      data_dir";
+        return Err(failed(dir, reason.to_owned()));
+    }
+    Ok(())
+}
+
+/// Does nothing: other systems have no such permissions.
+#[cfg(not(unix))]
+pub(super) fn protect(_: &Path) -> Result<(), JournalError> {
+    Ok(())
 }
 
 /// Syncs the entries of a directory.

@@ -122,6 +122,7 @@ impl SqliteJournal {
         let SqliteOptions { durability, holder, observer, queue_max } = options;
         data_directory::create_if_missing(dir)?;
         let lock = data_directory::DirectoryLock::acquire(dir, &holder)?;
+        data_directory::protect(dir)?;
         let file = data_directory::database_path(dir);
         let open_error = |error: &rusqlite::Error| errors::open_error(&file, error);
         let connection = database::open(&file)?;
