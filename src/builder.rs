@@ -13,7 +13,7 @@ use crate::journal::Journal;
 use crate::runtime::model::ModelSource;
 use crate::runtime::{Host, HostError, HostSetup, ModelSources, ToolSources};
 use crate::telemetry::MetricsOptions;
-use crate::tool::{RegistryError, Tool, ToolRegistry, ToolSource};
+use crate::tool::{Tool, ToolRegistry, ToolSource};
 
 impl Host {
     /// Returns a builder of a host. Without further calls it has one agent, called `default`, without
@@ -54,7 +54,7 @@ pub struct HostBuilder {
     journal: Option<Arc<dyn Journal>>,
     metrics: MetricsOptions,
     /// The first error of a call before the start.
-    error: Option<RegistryError>,
+    error: Option<String>,
 }
 
 impl HostBuilder {
@@ -77,16 +77,44 @@ impl HostBuilder {
         Self { config, ..self }
     }
 
+    /// Changes the configuration, for example limits of the host or the time after which sessions
+    /// hibernate.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder()
+    ///     .configure(|config| {
+    ///         config.host.max_queued_inputs = 100;
+    ///         config.host.idle_after = Some(Duration::from_secs(60));
+    ///     })
+    ///     .start()
+    ///     .await?;
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    pub fn configure(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        change(&mut self.config);
+        self
+    }
+
     /// Adds a model under a name of one's own.
     pub fn model(mut self, name: impl Into<String>, model: ModelConfig) -> Self {
         self.config.models.insert(name.into(), model);
         self
     }
 
-    /// Adds a model that the program implements itself. [`HostBuilder::model`] with the same name sets
-    /// its limits: time limits, attempts, permits, circuit breaker.
+    /// Adds a model that the program implements itself. [`HostBuilder::model`] with the same name and
+    /// [`ModelConfig::for_source`] sets its limits: time limits, attempts, permits, circuit breaker.
     pub fn model_source(mut self, name: impl Into<String>, source: impl ModelSource) -> Self {
-        self.model_sources.0.insert(name.into(), Arc::new(source));
+        let name = name.into();
+        let earlier = self.model_sources.0.insert(name.clone(), Arc::new(source));
+        if earlier.is_some() {
+            let error = format!("model_source {name:?}: another source has this name");
+            self.error.get_or_insert(error);
+        }
         self
     }
 
@@ -107,7 +135,7 @@ impl HostBuilder {
     /// [`tools`](AgentConfig::tools) name it.
     pub fn register(mut self, tool: impl Tool) -> Self {
         if let Err(error) = self.tools.register(tool) {
-            self.error.get_or_insert(error);
+            self.error.get_or_insert(error.to_string());
         }
         self
     }
@@ -196,7 +224,7 @@ impl HostBuilder {
             error,
         } = self;
         if let Some(error) = error {
-            return Err(HostError::Config(error.to_string()));
+            return Err(HostError::Config(error));
         }
         for name in model_sources.0.keys() {
             config.models.entry(name.clone()).or_insert_with(|| ModelConfig::for_source(name));

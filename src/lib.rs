@@ -111,14 +111,19 @@ pub mod types;
 pub mod wire;
 
 pub use builder::HostBuilder;
-pub use record::StopMode;
+pub use record::{RequestKey, StopMode};
 pub use runtime::{
     ApprovalQuestion, CallReport, CurrentRun, ErrorKind, Host, HostCounts, HostError, ModelStatus,
-    OpenSession, PendingApproval, QueuedInput, RunEvent, RunFailed, RunReport, RunRequest,
-    SessionHandle, SessionQuery, SessionSnapshot, SessionState, SessionSummary, StartedRun,
+    OpenSession, PendingApproval, QueuedInput, ReportFuture, RunEvent, RunFailed, RunReport,
+    RunRequest, SessionHandle, SessionQuery, SessionSnapshot, SessionState, SessionSummary,
+    StartedRun, StatsReport,
 };
 pub use telemetry::histogram_bounds;
-pub use types::{Content, ContentPart, Image, RunEnd, RunError, RunId, Seq, SessionId, ToolStatus};
+pub use turn::ApprovalDecision;
+pub use types::{
+    ApprovalPhase, CallKey, Content, ContentPart, Image, Judgement, RunEnd, RunError, RunId, Seq,
+    SessionId, ToolStatus, TraceContext, Verdict,
+};
 
 /// Requests to models and their responses, without a host; models of one's own.
 pub mod model {
@@ -149,10 +154,12 @@ pub mod testing {
 
 /// The names that a program with a host of its own uses.
 pub mod prelude {
-    pub use crate::config::{AgentConfig, ApiKey, BaseUrl, ModelConfig};
+    pub use crate::config::{AgentConfig, ApiKey, ApprovalPolicy, BaseUrl, Limits, ModelConfig};
+    pub use crate::model::{ModelReply, ModelRequest, ModelSource, ModelStream};
     pub use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, TypedTool};
     pub use crate::{
-        Host, HostBuilder, HostError, OpenSession, RunEvent, RunReport, RunRequest, SessionHandle,
+        Host, HostBuilder, HostError, OpenSession, RunEnd, RunEvent, RunReport, RunRequest,
+        SessionHandle, SessionId, StopMode,
     };
 }
 

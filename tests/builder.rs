@@ -76,6 +76,47 @@ async fn mistakes_are_errors_of_the_start() {
 }
 
 #[tokio::test]
+async fn two_model_sources_with_one_name_and_a_tool_without_time_are_errors() {
+    let reply = |_: ModelRequest| ModelReply::text("hi").into_stream();
+    let two = Host::builder().model_source("own", reply).model_source("own", reply).start();
+    let error = two.await.unwrap_err().to_string();
+    assert!(error.contains("model_source \"own\": another source has this name"), "{error}");
+    let hurried = ToolSpec::named("hurried", "").timeout(Duration::ZERO);
+    let hurried = Host::builder().tool(hurried.into_tool(async |(): (), _| Ok(1))).start();
+    let error = hurried.await.unwrap_err().to_string();
+    assert!(error.contains("its time limits must be longer than 0"), "{error}");
+}
+
+#[tokio::test]
+async fn a_dropped_host_ends_the_events_with_an_error_and_frees_its_directory() {
+    let directory = std::env::temp_dir().join(format!("callsheet-drop-{}", std::process::id()));
+    let silent = |_: ModelRequest| -> ModelStream { Box::pin(futures::stream::pending()) };
+    let host = Host::builder().model_source("own", silent).sqlite(&directory);
+    let host = host.start().await.unwrap();
+    let session = host.open_session("demo").await.unwrap();
+    let mut run = session.start_run("go").await.unwrap();
+    assert!(session.approvals().await.unwrap().is_empty());
+    drop(host);
+    assert_eq!(run.next_event().await.unwrap_err(), HostError::SessionClosed);
+    // The run and the session still exist, and the directory is free all the same.
+    let patience = tokio::time::timeout(Duration::from_secs(20), async {
+        loop {
+            let answering = |_: ModelRequest| ModelReply::text("done").into_stream();
+            match Host::builder().model_source("own", answering).sqlite(&directory).start().await {
+                Ok(host) => return host,
+                Err(HostError::Journal(_)) => tokio::time::sleep(Duration::from_millis(10)).await,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+    let host = patience.await.unwrap();
+    assert_eq!(session.run("again").await.unwrap_err(), HostError::SessionClosed);
+    host.shutdown().await;
+    drop((run, session));
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[tokio::test]
 async fn a_failed_run_has_no_text() {
     let host = Host::builder().model("main", unreachable_model()).start().await.unwrap();
     let session = host.open_session(OpenSession::default()).await.unwrap();

@@ -65,7 +65,7 @@ async fn a_run_may_exceed_its_agent_only_if_overrides_may_raise() {
         ),
         (
             json!({"limits": {"max_turns": 0}}),
-            "limits.max_turns: no limit is more than the agent allows (10)",
+            "limits.max_turns: 0 (no limit) is more than the agent allows (10)",
         ),
         (json!({"tools": ["nope"]}), "tools: no tool is called \"nope\""),
     ] {

@@ -125,8 +125,10 @@ impl ModelConfig {
         Self::new(base_url, super::REHEARSAL)
     }
 
-    /// Creates a model that the program implements itself. It has no address.
-    pub(crate) fn for_source(name: &str) -> Self {
+    /// Creates the configuration of a model that the program implements itself, which has no address.
+    /// It sets the limits of a [`ModelSource`](crate::model::ModelSource).
+    #[must_use]
+    pub fn for_source(name: &str) -> Self {
         Self::new(BaseUrl("http://model-source.invalid".to_owned()), name)
     }
 

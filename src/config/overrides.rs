@@ -239,7 +239,7 @@ fn lower<T: Copy + Default + PartialOrd>(
     if fits || may_raise {
         return Ok(requested);
     }
-    let format = |limit: Option<T>| limit.map_or("no limit".to_owned(), &format);
+    let format = |limit: Option<T>| limit.map_or("0 (no limit)".to_owned(), &format);
     Err(OverrideTooHigh { key, requested: format(requested), highest: format(own) })
 }
 
@@ -305,7 +305,7 @@ mod tests {
         check(more, false, Err("limits.max_turns: 11 is more than the agent allows (10)"));
         check(more, true, Ok(Limits { max_turns: Some(11), ..own }));
         let none = r#"{"limits": {"run_timeout": "0s"}}"#;
-        let error = "limits.run_timeout: no limit is more than the agent allows (600s)";
+        let error = "limits.run_timeout: 0 (no limit) is more than the agent allows (600s)";
         check(none, false, Err(error));
         check(none, true, Ok(Limits { run_timeout: None, ..own }));
     }
@@ -325,7 +325,7 @@ mod tests {
         };
         check(budgets, false, Ok(lower));
         let never = r#"{"limits": {"repeat_limit": 0}}"#;
-        let error = "limits.repeat_limit: no limit is more than the agent allows (3)";
+        let error = "limits.repeat_limit: 0 (no limit) is more than the agent allows (3)";
         check(never, false, Err(error));
         let more = r#"{"limits": {"max_result_bytes": 65537}}"#;
         let error = "limits.max_result_bytes: 65537 is more than the agent allows (65536)";

@@ -17,7 +17,7 @@ use super::ids;
 use super::message::{RunAccepted, SessionMessage};
 use super::report::RunReport;
 use super::request::RunRequest;
-use super::run_events::{RunEvent, RunEventReader};
+use super::run_events::{ApprovalQuestion, RunEvent, RunEventReader};
 use super::session_events::SessionEvents;
 use super::snapshot::SessionSnapshot;
 use super::stored_sessions;
@@ -118,7 +118,9 @@ impl SessionHandle {
         })
     }
 
-    /// Starts a run and waits for its end.
+    /// Starts a run and waits for its end. A call that needs approval waits for an answer, by default for
+    /// a day: a program whose tools need approval uses [`Self::start_run`], or answers
+    /// [`Self::approvals`] elsewhere.
     ///
     /// # Errors
     /// As [`Self::start_run`], and when the session is closed meanwhile.
@@ -279,7 +281,7 @@ impl SessionHandle {
         self.wait_stored(seq?, &live).await
     }
 
-    /// Ends the current run, if there is one. Returns when the session has received the request.
+    /// Ends the current run, if there is one; queued inputs stay and start their runs. Returns when the session has received the request.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -312,6 +314,31 @@ impl SessionHandle {
     pub async fn resume(&self) -> Result<Seq, HostError> {
         let resume = |reply| SessionMessage::Resume { reply };
         self.link.request(&self.id, resume).await?.0
+    }
+
+    /// Returns the calls of the current run that wait for approval, in call order: for a program that
+    /// answers later than on [`RunEvent::ApprovalRequested`], for example after a restart.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// for question in session.approvals().await? {
+    ///     println!("{} {}", question.approval.tool_name, question.approval.input);
+    ///     question.reject("nobody is there to answer").await?;
+    /// }
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// If the session is closed.
+    pub async fn approvals(&self) -> Result<Vec<ApprovalQuestion>, HostError> {
+        let run = self.snapshot().await?.current_run;
+        let open = run.map(|run| run.approvals).unwrap_or_default().into_iter();
+        Ok(open.filter_map(|approval| ApprovalQuestion::new(approval, self.clone())).collect())
     }
 
     /// Decides about a call that waits for approval. The first decision stands; the same decision
@@ -497,7 +524,7 @@ impl StartedRun {
     /// ```
     ///
     /// # Errors
-    /// If the session is closed, or its journal fails.
+    /// If the session or the host ended before the run, or the journal fails.
     pub async fn next_event(&mut self) -> Result<Option<RunEvent>, HostError> {
         if !std::mem::replace(&mut self.events_are_complete, true) {
             self.reader.read_stored().await?;

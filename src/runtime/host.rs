@@ -14,6 +14,7 @@ use super::host_ref::HostRef;
 use super::host_state::{HostState, SessionSlot};
 use super::maintenance;
 use super::message::{HostMessage, SessionMessage};
+use super::recovery::blocking;
 use super::session;
 use super::session_start::SessionStart;
 use super::task::{self, OwnedTask};
@@ -80,6 +81,21 @@ impl Actor for HostActor {
                 state.link.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
                 maintenance::run(&state.link);
             }
+        }
+        Ok(())
+    }
+
+    /// Closes the journal of a host that was dropped, although handles of its sessions may still exist.
+    async fn post_stop(
+        &self,
+        _: ActorRef<HostMessage>,
+        state: &mut HostActorState,
+    ) -> Result<(), ActorProcessingErr> {
+        // A shutdown closes it after the last session has ended.
+        if !state.link.shared.is_closing() {
+            let journal = Arc::clone(&state.link.shared.journal);
+            // A panic of an engine ends nothing else.
+            let _ = blocking(move || journal.close()).await;
         }
         Ok(())
     }

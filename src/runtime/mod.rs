@@ -137,8 +137,11 @@ use session_start::{SessionOrigin, SessionStart};
 /// Time limit for the end of cancelled runs, and for the end of the host actor.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// A host of many sessions in one process. All clones are the same host; cloning is cheap. Dropping
-/// the last clone ends the host at once.
+/// A host of many sessions in one process. All clones are the same host; cloning is cheap.
+///
+/// Dropping the last clone ends the host at once, like a crash of the process: the next host with the
+/// same journal continues its runs. [`Host::shutdown`] ends runs as `interrupted`, and they stay so.
+/// After either, handles of its sessions return [`HostError::SessionClosed`].
 #[derive(Clone, Debug)]
 pub struct Host {
     inner: Arc<HostInner>,

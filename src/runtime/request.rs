@@ -29,6 +29,29 @@ pub struct RunRequest {
 }
 
 impl RunRequest {
+    /// Lets the input wait for the run in progress, and start when that run has ended. Without this, a
+    /// request during a run is refused. At most `max_queued_inputs` inputs of a session wait (16 by
+    /// default).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// let first = session.start_run("Say hello.").await?;
+    /// let second = session.start_run(RunRequest::from("Say goodbye.").queued()).await?;
+    /// first.report.await?.text()?;
+    /// second.report.await?.text()?;
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn queued(mut self) -> Self {
+        self.queue = true;
+        self
+    }
+
     /// Gives the request an idempotency key. A later request of the session with the same key starts
     /// no second run: it returns the run that the first one started, also after a restart of the
     /// host. The same key with another input or other overrides is an error.
@@ -57,7 +80,7 @@ impl RunRequest {
     ///
     /// ```
     /// # struct Tenant(&'static str);
-    /// use callsheet::runtime::RunRequest;
+    /// use callsheet::RunRequest;
     ///
     /// let request = RunRequest::from("How many orders are open?").with_extension(Tenant("acme"));
     /// assert_eq!(request.extensions.get::<Tenant>().map(|tenant| tenant.0), Some("acme"));

@@ -61,6 +61,12 @@ pub struct ApprovalQuestion {
 }
 
 impl ApprovalQuestion {
+    /// Creates the question of an open approval. `None` if the call's id is not valid.
+    pub(super) fn new(approval: PendingApproval, session: SessionHandle) -> Option<Self> {
+        let key = approval.tool_id.parse().ok()?;
+        Some(Self { approval, key, session })
+    }
+
     /// Allows the call, or its result.
     ///
     /// # Errors
@@ -138,7 +144,8 @@ impl RunEventReader {
                 }
                 Some(FeedItem::Lagged) => self.read_stored().await?,
                 Some(FeedItem::Failed(error)) => return Err(error.into()),
-                None => self.has_ended = true,
+                // The events of a run end with `RunEnded`, unless the session ends before.
+                None => return Err(HostError::SessionClosed),
             }
         }
         Ok(None)

@@ -110,8 +110,9 @@ impl Guard {
         // HTTP/2 and proxies put the host into the URI. If both are present, both must be valid.
         for host in in_header.iter().chain(uri.authority()) {
             if !self.is_own_name(host, local) {
-                let message =
-                    format!("{host} is not a name of this host; add it to host.allowed_hosts");
+                let message = format!(
+                    "{host} is not a name of this host; add it to host.allowed_hosts, or in a program to Guard::hosts"
+                );
                 return Err(ApiError::forbidden("forbidden_host", message));
             }
         }
@@ -140,8 +141,9 @@ impl Guard {
     fn check_origin(&self, headers: &HeaderMap, host: &Authority) -> Result<(), ApiError> {
         let foreign = |origin: &[u8]| {
             let origin = crate::types::excerpt(&String::from_utf8_lossy(origin), 100);
-            let message =
-                format!("pages of {origin:?} must not use this host; add it to host.allowed_hosts");
+            let message = format!(
+                "pages of {origin:?} must not use this host; add it to host.allowed_hosts, or in a program to Guard::hosts"
+            );
             ApiError::forbidden("forbidden_origin", message)
         };
         for value in headers.get_all(header::ORIGIN) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Tool, ToolSpec};
 
@@ -58,6 +59,9 @@ impl ToolRegistry {
         if self.tools.contains_key(&name) {
             return Err(RegistryError::DuplicateName(name));
         }
+        if spec.timeout == Some(Duration::ZERO) || spec.approval_timeout.is_zero() {
+            return Err(RegistryError::ZeroTimeout(name));
+        }
         if !spec.input.allows_object() {
             return Err(RegistryError::InputNotAnObject(name));
         }
@@ -94,6 +98,9 @@ pub enum RegistryError {
     /// The name has characters or a length that providers refuse.
     #[error("register tool {0:?}: the name must have 1 to 64 characters of a-z, A-Z, 0-9, _ and -")]
     InvalidName(String),
+    /// A time limit is zero.
+    #[error("register tool {0:?}: its time limits must be longer than 0")]
+    ZeroTimeout(String),
     /// The schema of the arguments is that of a text, a number or a list.
     #[error("register tool {0:?}: its input must be a struct, because arguments are a JSON object")]
     InputNotAnObject(String),

@@ -131,6 +131,13 @@ impl ToolSpec {
         self
     }
 
+    /// Sets the time within which a call must be approved. Default: 24 hours.
+    #[must_use]
+    pub fn approval_timeout(mut self, timeout: Duration) -> Self {
+        self.approval_timeout = timeout;
+        self
+    }
+
     /// Requires a person's approval of each call, within [`Self::approval_timeout`].
     #[must_use]
     pub fn approval(mut self, approval: ApprovalPolicy) -> Self {

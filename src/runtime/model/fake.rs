@@ -9,7 +9,7 @@ use super::{ModelReply, ModelRequest, ModelSource, ModelStream};
 use crate::types::{ProviderError, ProviderErrorKind};
 
 /// A model that gives prepared replies in order, without a socket, and keeps the requests. Cloning
-/// shares both.
+/// shares both. A reply of [`ModelReply::error`] is a failed attempt.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

@@ -42,6 +42,22 @@ pub type ModelStream = Pin<Box<dyn Stream<Item = Result<Vec<Delta>, ProviderErro
 pub trait ModelSource: Send + Sync + 'static {
     /// Returns the response to a request. The stream is dropped when the response is not needed any
     /// more. A response needs a [`Delta::Finish`]; without one it counts as broken, and is retried.
+    ///
+    /// A model that streams returns its deltas as they come:
+    ///
+    /// ```
+    /// use callsheet::model::{Delta, FinishKind, FinishReason, ModelRequest, ModelStream};
+    ///
+    /// fn respond(_: ModelRequest) -> ModelStream {
+    ///     let words = ["It ", "is ", "42."].map(|word| Ok(vec![Delta::Text(word.to_owned())]));
+    ///     let finish = FinishReason { kind: FinishKind::Stop, raw: "stop".into() };
+    ///     let last = Ok(vec![Delta::Finish(finish)]);
+    ///     Box::pin(futures::stream::iter(words.into_iter().chain([last])))
+    /// }
+    /// ```
+    ///
+    /// After two broken streams, the third attempt asks for a response that is not streamed
+    /// (`request.stream` is false).
     fn respond(&self, request: ModelRequest) -> ModelStream;
 }
 
@@ -65,17 +81,25 @@ impl<T: ModelSource + ?Sized> ModelSource for Arc<T> {
 pub struct ModelReply {
     deltas: Vec<Delta>,
     calls: u64,
+    error: Option<ProviderError>,
 }
 
 impl ModelReply {
     /// Makes a response with a text.
     pub fn text(text: impl Into<String>) -> Self {
-        Self { deltas: vec![Delta::Text(text.into())], calls: 0 }
+        Self { deltas: vec![Delta::Text(text.into())], calls: 0, error: None }
     }
 
     /// Makes a response with a tool call. `arguments` is a JSON object.
     pub fn call(name: impl Into<String>, arguments: Value) -> Self {
-        Self { deltas: Vec::new(), calls: 0 }.and_call(name, arguments)
+        Self { deltas: Vec::new(), calls: 0, error: None }.and_call(name, arguments)
+    }
+
+    /// Makes a response that fails. Errors of the kinds `Connect`, `Timeout`, `Transport`, `InStream`
+    /// and `Malformed` are retried, those of the kind `Status` only with a status such as 429 or 503.
+    #[must_use]
+    pub fn error(error: ProviderError) -> Self {
+        Self { deltas: Vec::new(), calls: 0, error: Some(error) }
     }
 
     /// Adds a tool call. `arguments` is a JSON object.
@@ -96,6 +120,9 @@ impl ModelReply {
     /// Returns the response as a stream of one batch.
     #[must_use]
     pub fn into_stream(mut self) -> ModelStream {
+        if let Some(error) = self.error {
+            return Box::pin(futures::stream::once(std::future::ready(Err(error))));
+        }
         let kind = if self.calls > 0 { FinishKind::ToolCalls } else { FinishKind::Stop };
         self.deltas.push(Delta::Finish(FinishReason {
             kind,
