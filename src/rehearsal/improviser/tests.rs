@@ -156,14 +156,15 @@ fn without_parallel_calls_one_call_is_made_at_a_time() {
 
 #[test]
 fn the_tool_choice_is_obeyed() {
-    let mut asked = request("What time is it in Tokyo?");
-    asked["tool_choice"] = "none".into();
-    assert!(calls(&asked).is_empty());
-    let mut asked = request("Hello");
-    asked["tool_choice"] = "required".into();
-    assert_eq!(calls(&asked), [r#"clock {"zone":"UTC"}"#]);
-    asked["tool_choice"] = json!({"type": "function", "function": {"name": "get_weather"}});
-    assert_eq!(calls(&asked), [r#"get_weather {"city":"London"}"#]);
+    let mut request_with_choice = request("What time is it in Tokyo?");
+    request_with_choice["tool_choice"] = "none".into();
+    assert!(calls(&request_with_choice).is_empty());
+    let mut request_with_choice = request("Hello");
+    request_with_choice["tool_choice"] = "required".into();
+    assert_eq!(calls(&request_with_choice), [r#"clock {"zone":"UTC"}"#]);
+    request_with_choice["tool_choice"] =
+        json!({"type": "function", "function": {"name": "get_weather"}});
+    assert_eq!(calls(&request_with_choice), [r#"get_weather {"city":"London"}"#]);
     let bare = json!({"model": "m", "messages": [{"role": "user", "content": "time in Rome?"}]});
     let text = improvise(&bare).text.concat();
     assert!(text.contains("offline rehearsal model") && text.contains("time in Rome?"), "{text}");

@@ -251,8 +251,8 @@ fn the_cost_of_the_next_body_does_not_depend_on_the_length_of_the_history() {
             // The first addition may grow the buffer.
             let held = next(&add_turn());
             let held = Some(held).filter(|_| is_held);
-            let asked = add_turn();
-            let cost = allocation_counter::measure(|| drop(next(&asked)));
+            let request = add_turn();
+            let cost = allocation_counter::measure(|| drop(next(&request)));
             drop(held);
             // A body that is still held is copied.
             (cost.count_total, cost.bytes_total * u64::from(!is_held))

@@ -33,19 +33,19 @@ fn key(turn: u32, attempt: u32, index: u32) -> Value {
     json!({"turn": turn, "attempt": attempt, "index": index})
 }
 
-fn began() -> (u64, Value) {
+fn run_started() -> (u64, Value) {
     let run = json!({"type": "run_started", "run_id": "run_1", "input": "hi", "model": "m",
         "execution": "sequential"});
     (0, run)
 }
 
-fn asked(at: u64, turn: u32, attempt: u32, wait_ms: u64) -> (u64, Value) {
-    let asked = json!({"type": "attempt_started", "turn": turn, "attempt": attempt,
+fn attempt_started(at: u64, turn: u32, attempt: u32, wait_ms: u64) -> (u64, Value) {
+    let record = json!({"type": "attempt_started", "turn": turn, "attempt": attempt,
         "model": "small-1", "streamed": true, "wait_ms": wait_ms});
-    (at, asked)
+    (at, record)
 }
 
-fn broke(at: u64, turn: u32, attempt: u32, message: &str) -> (u64, Value) {
+fn attempt_failed(at: u64, turn: u32, attempt: u32, message: &str) -> (u64, Value) {
     let error = json!({"kind": "transport", "status": null, "code": null, "message": message,
         "retry_after": null});
     (
@@ -55,14 +55,14 @@ fn broke(at: u64, turn: u32, attempt: u32, message: &str) -> (u64, Value) {
     )
 }
 
-/// The failure of an attempt during which the host stopped.
-fn stopped(at: u64, turn: u32, attempt: u32) -> (u64, Value) {
-    let (at, mut failed) = broke(at, turn, attempt, "the host stopped during the attempt");
+/// Returns the failure of an attempt during which the host stopped.
+fn attempt_interrupted(at: u64, turn: u32, attempt: u32) -> (u64, Value) {
+    let (at, mut failed) = attempt_failed(at, turn, attempt, "the host stopped during the attempt");
     failed["host_stopped"] = true.into();
     (at, failed)
 }
 
-fn response(at: u64, turn: u32, attempt: u32, ending: &str, names: &[&str]) -> (u64, Value) {
+fn response_ended(at: u64, turn: u32, attempt: u32, ending: &str, names: &[&str]) -> (u64, Value) {
     let calls: Vec<Value> = names
         .iter()
         .enumerate()
@@ -78,8 +78,8 @@ fn response(at: u64, turn: u32, attempt: u32, ending: &str, names: &[&str]) -> (
     (at, record)
 }
 
-/// The outcome of a call, with its wait, its start and its duration.
-fn ran(of: (u32, u32, u32), name: &str, times: [u64; 3], status: &str) -> (u64, Value) {
+/// Returns the outcome of a call. `times` are its wait, its start and its duration in milliseconds.
+fn call_ended(of: (u32, u32, u32), name: &str, times: [u64; 3], status: &str) -> (u64, Value) {
     let (wait, started, took) = (times[0], times[1], times[2]);
     let record = json!({"type": "call_ended", "outcome": {"status": status, "content": "x"},
         "call": {"key": key(of.0, of.1, of.2), "provider_id": null, "name": name},
@@ -87,13 +87,13 @@ fn ran(of: (u32, u32, u32), name: &str, times: [u64; 3], status: &str) -> (u64, 
     (started + took, record)
 }
 
-fn not_run(at: u64, of: (u32, u32, u32), name: &str, outcome: Value) -> (u64, Value) {
+fn call_not_run(at: u64, of: (u32, u32, u32), name: &str, outcome: Value) -> (u64, Value) {
     let record = json!({"type": "call_ended", "outcome": outcome,
         "call": {"key": key(of.0, of.1, of.2), "provider_id": null, "name": name}});
     (at, record)
 }
 
-fn ended(at: u64, end: &str, turns: u64, calls: u64) -> (u64, Value) {
+fn run_ended(at: u64, end: &str, turns: u64, calls: u64) -> (u64, Value) {
     let record = json!({"type": "run_ended", "run_id": "run_1", "end": end, "text": "",
         "error": null, "stats": {"turns": turns, "tool_calls": calls, "input_tokens": 1,
             "output_tokens": 1, "duration_ms": at, "model_ms": 0, "tools_ms": 0,
@@ -101,19 +101,20 @@ fn ended(at: u64, end: &str, turns: u64, calls: u64) -> (u64, Value) {
     (at, record)
 }
 
-/// A run with three calls in one response.
-fn three(times: [[u64; 3]; 3], done: u64) -> Vec<(u64, Value)> {
+/// Returns the records of a run with three calls in one response.
+fn run_with_three_calls(times: [[u64; 3]; 3], done: u64) -> Vec<(u64, Value)> {
     let names = ["clock", "http_get", "calculator"];
-    let mut records = vec![began(), asked(2, 1, 1, 0), response(402, 1, 1, "well", &names)];
+    let mut records =
+        vec![run_started(), attempt_started(2, 1, 1, 0), response_ended(402, 1, 1, "well", &names)];
     records.extend(
         times
             .iter()
             .zip(0..)
-            .map(|(times, n)| ran((1, 1, n), names[n as usize], *times, "success")),
+            .map(|(times, n)| call_ended((1, 1, n), names[n as usize], *times, "success")),
     );
     records.sort_by_key(|(at, _)| *at);
-    records.extend([asked(done, 2, 1, 0), response(done + 200, 2, 1, "well", &[])]);
-    records.push(ended(done + 203, "answered", 2, 3));
+    records.extend([attempt_started(done, 2, 1, 0), response_ended(done + 200, 2, 1, "well", &[])]);
+    records.push(run_ended(done + 203, "answered", 2, 3));
     records
 }
 
@@ -121,7 +122,7 @@ fn three(times: [[u64; 3]; 3], done: u64) -> Vec<(u64, Value)> {
 fn sequential_calls() {
     let times = [[302, 402, 200], [402, 602, 300], [582, 902, 100]];
     for columns in [40, 80, 200] {
-        let text = drawn(three(times, 1_005), style(columns));
+        let text = drawn(run_with_three_calls(times, 1_005), style(columns));
         insta::assert_snapshot!(format!("sequential_{columns}"), text);
     }
 }
@@ -129,13 +130,13 @@ fn sequential_calls() {
 #[test]
 fn parallel_calls() {
     let times = [[302, 402, 200], [200, 402, 300], [80, 402, 100]];
-    insta::assert_snapshot!("parallel", drawn(three(times, 705), style(80)));
+    insta::assert_snapshot!("parallel", drawn(run_with_three_calls(times, 705), style(80)));
 }
 
 #[test]
 fn calls_that_start_early() {
     let times = [[0, 100, 200], [0, 200, 300], [0, 320, 100]];
-    insta::assert_snapshot!("early", drawn(three(times, 505), style(80)));
+    insta::assert_snapshot!("early", drawn(run_with_three_calls(times, 505), style(80)));
 }
 
 #[test]
@@ -143,37 +144,37 @@ fn failed_refused_and_copied_calls() {
     let names = ["a", "slow", "pay", "nothing", "a", "wire"];
     let unknown = json!({"status": "error", "kind": "unknown_tool", "content": "no such tool"});
     let refused = json!({"status": "refused", "kind": "rejected", "content": "no"});
-    let mut copied = not_run(350, (1, 2, 4), "a", json!({"status": "error", "content": "x"}));
+    let mut copied = call_not_run(350, (1, 2, 4), "a", json!({"status": "error", "content": "x"}));
     copied.1["notes"] = json!({"duplicate_of": key(1, 2, 0)});
     let ask = |at, index: u32, name: &str| {
         let call = json!({"key": key(1, 2, index), "provider_id": null, "name": name});
-        let asked =
+        let request =
             json!({"call": call, "phase": "before", "arguments": {}, "arguments_sha256": ""});
-        (at, json!({"type": "approval_asked", "asked": asked}))
+        (at, json!({"type": "approval_asked", "asked": request}))
     };
     let given = |at, index: u32, verdict: &str| {
         let key = key(1, 2, index);
         (at, json!({"type": "approval_given", "key": key, "phase": "before", "verdict": verdict}))
     };
     let records = vec![
-        began(),
-        asked(0, 1, 1, 0),
-        broke(80, 1, 1, "the stream broke"),
-        asked(80, 1, 2, 120),
-        response(300, 1, 2, "well", &names),
+        run_started(),
+        attempt_started(0, 1, 1, 0),
+        attempt_failed(80, 1, 1, "the stream broke"),
+        attempt_started(80, 1, 2, 120),
+        response_ended(300, 1, 2, "well", &names),
         ask(301, 2, "pay"),
         ask(301, 5, "wire"),
-        not_run(302, (1, 2, 3), "nothing", unknown),
-        ran((1, 2, 0), "a", [0, 300, 50], "error"),
+        call_not_run(302, (1, 2, 3), "nothing", unknown),
+        call_ended((1, 2, 0), "a", [0, 300, 50], "error"),
         copied,
-        ran((1, 2, 1), "slow", [0, 300, 400], "timeout"),
+        call_ended((1, 2, 1), "slow", [0, 300, 400], "timeout"),
         given(900, 2, "rejected"),
-        not_run(900, (1, 2, 2), "pay", refused),
+        call_not_run(900, (1, 2, 2), "pay", refused),
         given(1_000, 5, "approved"),
-        ran((1, 2, 5), "wire", [700, 1_000, 100], "success"),
-        asked(1_101, 2, 1, 0),
-        response(1_300, 2, 1, "length", &[]),
-        ended(1_301, "answered", 2, 6),
+        call_ended((1, 2, 5), "wire", [700, 1_000, 100], "success"),
+        attempt_started(1_101, 2, 1, 0),
+        response_ended(1_300, 2, 1, "length", &[]),
+        run_ended(1_301, "answered", 2, 6),
     ];
     insta::assert_snapshot!("failures_40", drawn(records.clone(), style(40)));
     insta::assert_snapshot!("failures", drawn(records, style(80)));
@@ -181,13 +182,13 @@ fn failed_refused_and_copied_calls() {
 
 #[test]
 fn a_stopped_run() {
-    let mut records = three([[0, 100, 300], [0, 200, 201], [0, 320, 81]], 405);
+    let mut records = run_with_three_calls([[0, 100, 300], [0, 200, 201], [0, 320, 81]], 405);
     records.retain(|(at, record)| *at < 402 && record["type"] != "response_ended");
-    records.push(ran((1, 1, 0), "clock", [0, 100, 301], "cancelled"));
-    records.push(response(401, 1, 1, "cancelled", &["clock", "http_get"]));
+    records.push(call_ended((1, 1, 0), "clock", [0, 100, 301], "cancelled"));
+    records.push(response_ended(401, 1, 1, "cancelled", &["clock", "http_get"]));
     let cancelled = json!({"status": "cancelled", "kind": "cancelled", "content": "x"});
-    records.push(not_run(402, (1, 1, 1), "http_get", cancelled));
-    records.push(ended(403, "stopped", 1, 2));
+    records.push(call_not_run(402, (1, 1, 1), "http_get", cancelled));
+    records.push(run_ended(403, "stopped", 1, 2));
     insta::assert_snapshot!("stopped", drawn(records, style(80)));
 }
 
@@ -199,10 +200,10 @@ fn an_open_run() {
         (at, json!({"type": "call_intended", "call": call, "idempotency_key": "k"}))
     };
     let records = vec![
-        began(),
-        asked(0, 1, 1, 0),
-        response(300, 1, 1, "well", &["clock", "pay", "wire"]),
-        ran((1, 1, 0), "clock", [0, 300, 150], "success"),
+        run_started(),
+        attempt_started(0, 1, 1, 0),
+        response_ended(300, 1, 1, "well", &["clock", "pay", "wire"]),
+        call_ended((1, 1, 0), "clock", [0, 300, 150], "success"),
         intended(451, 1),
         (600, json!({"type": "steered", "input": "quick", "after_turn": 1})),
     ];
@@ -212,22 +213,22 @@ fn an_open_run() {
     assert!(drawn(records[..1].to_vec(), style(80)).starts_with("run_1: has not ended\n"));
 }
 
-/// The host is killed while the model streams, and again while a question is open for a day.
+/// The host is killed while the model streams, and again while an approval is pending for a day.
 #[test]
 fn idle_time_is_shortened_and_noted() {
     let hour = 3_600_000;
     let day = 24 * hour;
     let call = json!({"key": key(1, 2, 0), "provider_id": null, "name": "pay"});
     let asks = json!({"call": call, "phase": "before", "arguments": {}, "arguments_sha256": ""});
-    let mut pays = ran((1, 2, 0), "pay", [700, 1_000, 300], "success");
+    let mut pays = call_ended((1, 2, 0), "pay", [700, 1_000, 300], "success");
     pays.0 = day + 2_300;
     let records = vec![
-        began(),
-        asked(0, 1, 1, 0),
+        run_started(),
+        attempt_started(0, 1, 1, 0),
         (400, json!({"type": "steered", "input": "quick", "after_turn": 1})),
-        stopped(hour, 1, 1),
-        asked(hour, 1, 2, 0),
-        response(hour + 500, 1, 2, "well", &["pay"]),
+        attempt_interrupted(hour, 1, 1),
+        attempt_started(hour, 1, 2, 0),
+        response_ended(hour + 500, 1, 2, "well", &["pay"]),
         (hour + 501, json!({"type": "approval_asked", "asked": asks})),
         (
             day + 2_000,
@@ -235,26 +236,29 @@ fn idle_time_is_shortened_and_noted() {
             "verdict": "approved"}),
         ),
         pays,
-        asked(day + 2_310, 2, 1, 0),
-        response(day + 2_900, 2, 1, "well", &[]),
-        ended(day + 2_901, "answered", 2, 1),
+        attempt_started(day + 2_310, 2, 1, 0),
+        response_ended(day + 2_900, 2, 1, "well", &[]),
+        run_ended(day + 2_901, "answered", 2, 1),
     ];
     insta::assert_snapshot!("left_out", drawn(records, style(80)));
 }
 
 #[test]
 fn a_long_run_has_a_limited_number_of_rows() {
-    let mut records = vec![began()];
+    let mut records = vec![run_started()];
     for turn in 1..=100_u32 {
         let at = u64::from(turn) * 1_000;
         let names = vec!["a_tool_with_a_rather_long_name_東京"; 64];
-        records.extend([asked(at, turn, 1, 0), response(at + 200, turn, 1, "well", &names)]);
+        records.extend([
+            attempt_started(at, turn, 1, 0),
+            response_ended(at + 200, turn, 1, "well", &names),
+        ]);
         records.extend((0..64_u32).map(|n| {
             let status = if n % 32 == 31 { "error" } else { "success" };
-            ran((turn, 1, n), names[0], [0, at + 200 + u64::from(n) * 10, 10], status)
+            call_ended((turn, 1, n), names[0], [0, at + 200 + u64::from(n) * 10, 10], status)
         }));
     }
-    records.push(ended(101_000, "answered", 100, 6_400));
+    records.push(run_ended(101_000, "answered", 100, 6_400));
     let last = TimelineStyle { turns_max: 12, ..style(100) };
     let text = drawn(records.clone(), last);
     // A heading, a line about hidden turns, 12 turns of 18 rows below an axis each, the legend.
@@ -266,7 +270,7 @@ fn a_long_run_has_a_limited_number_of_rows() {
 
 #[test]
 fn colours_do_not_change_the_text() {
-    let records = three([[302, 402, 200], [402, 602, 300], [582, 902, 100]], 1_005);
+    let records = run_with_three_calls([[302, 402, 200], [402, 602, 300], [582, 902, 100]], 1_005);
     let plain = drawn(records.clone(), style(80));
     let coloured = drawn_coloured(records);
     let mut bare = coloured.clone();
@@ -284,8 +288,8 @@ fn drawn_coloured(records: Vec<(u64, Value)>) -> String {
 
 #[test]
 fn control_characters_in_names_are_removed() {
-    let mut records = vec![began(), asked(0, 1, 1, 0)];
-    records.push(response(100, 1, 1, "well", &["a\x1b[2J\u{9b}31m\nb"]));
+    let mut records = vec![run_started(), attempt_started(0, 1, 1, 0)];
+    records.push(response_ended(100, 1, 1, "well", &["a\x1b[2J\u{9b}31m\nb"]));
     let text = drawn(records, style(80));
     assert!(text.contains("a[2J31mb"), "{text}");
 }

@@ -62,25 +62,25 @@ fn a_history_that_is_paired_passes() {
 
 #[test]
 fn the_pairing_rule_in_the_services_own_words() {
-    let asked = user(json!([text("a")]));
+    let user_message = user(json!([text("a")]));
     let called = model(json!([call("call_1")]));
     let error = "messages.1: `tool_use` ids were found without `tool_result` blocks immediately \
                  after: call_1. Each `tool_use` block must have a corresponding `tool_result` \
                  block in the next message.";
-    check_request_with(json!([asked, called, user(json!([text("b")]))]), Some(error));
-    check_request_with(json!([asked, called]), Some(error));
+    check_request_with(json!([user_message, called, user(json!([text("b")]))]), Some(error));
+    check_request_with(json!([user_message, called]), Some(error));
     let late = user(json!([text("b"), result("call_1")]));
-    check_request_with(json!([asked, called, late]), Some(error));
+    check_request_with(json!([user_message, called, late]), Some(error));
     check_request_with(
-        json!([asked, user(json!([result("x")]))]),
+        json!([user_message, user(json!([result("x")]))]),
         Some("messages.1.content.0: unexpected `tool_use_id` found in `tool_result` blocks: x."),
     );
     check_request_with(
-        json!([asked, called, user(json!([result("call_1"), result("call_1")]))]),
+        json!([user_message, called, user(json!([result("call_1"), result("call_1")]))]),
         Some("messages.2.content.1: each tool_use must have a single result."),
     );
     let again = json!([
-        asked,
+        user_message,
         called,
         user(json!([result("call_1")])),
         called,
@@ -91,8 +91,8 @@ fn the_pairing_rule_in_the_services_own_words() {
 
 #[test]
 fn what_each_block_must_hold() {
-    let asked = user(json!([text("a")]));
-    let after = |block: Value| json!([asked, model(json!([block, text("b")]))]);
+    let user_message = user(json!([text("a")]));
+    let after = |block: Value| json!([user_message, model(json!([block, text("b")]))]);
     check_request_with(
         after(call("a:1")),
         Some("messages.1.content.0.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"),
@@ -126,14 +126,14 @@ fn what_each_block_must_hold() {
     );
     let search = json!({"type": "server_tool_use", "id": "s", "name": "g", "input": {}});
     check_request_with(
-        json!([asked, model(json!([search])), asked]),
+        json!([user_message, model(json!([search])), user_message]),
         Some("messages.1: `g` tool use with id `s` was found without"),
     );
 }
 
 #[test]
 fn where_messages_may_begin_and_end() {
-    let asked = user(json!([text("a")]));
+    let user_message = user(json!([text("a")]));
     check_request_with(
         json!([model(json!([text("a")]))]),
         Some("messages: first message must use the \"user\" role"),
@@ -145,11 +145,11 @@ fn where_messages_may_begin_and_end() {
     check_request_with(json!([user(json!([]))]), Some("messages.0: all messages must have"));
     check_request_with(json!([]), Some("messages: at least one message is required"));
     check_request_with(
-        json!([asked, model(json!([text("b ")]))]),
+        json!([user_message, model(json!([text("b ")]))]),
         Some("messages: final assistant content cannot end with trailing whitespace"),
     );
     check_request_with(
-        json!([asked, model(json!([text("b"), thinking("s")])), asked]),
+        json!([user_message, model(json!([text("b"), thinking("s")])), user_message]),
         Some("messages.1: The final block in an assistant message cannot be `thinking`."),
     );
 }
