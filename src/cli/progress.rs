@@ -9,6 +9,7 @@ use crate::event::{
 };
 use crate::types::{
     ApprovalPhase, CallKey, RunEnd, ToolResult, ToolStatus, VariableName, Verdict, excerpt,
+    harmless, printable,
 };
 
 /// Maximum number of characters of a call's name, arguments or result on its line.
@@ -193,11 +194,12 @@ fn service_line(call: &ServiceCall, status: ServiceCallStatus) -> Option<String>
 
 /// Formats the question of an approval, with the full arguments.
 pub(super) fn approval_question(request: &ApprovalRequest) -> String {
-    let (name, input) = (clean(&request.call.name), clean(&request.arguments.to_string()));
+    let name = printable(&request.call.name);
+    let input = printable(&request.arguments.to_string());
     match request.phase {
         ApprovalPhase::Before => format!("? {name} {input}: may it run?"),
         ApprovalPhase::After => {
-            let output = clean(request.output_summary.as_deref().unwrap_or_default());
+            let output = printable(request.output_summary.as_deref().unwrap_or_default());
             format!("? {name} {input} answered: {output}\n  may the model see it?")
         }
     }
@@ -269,9 +271,10 @@ fn short(text: &str) -> String {
     excerpt(&clean(text), EXCERPT_CHARS)
 }
 
-/// Replaces control characters, so that the text is one line without terminal commands.
+/// Replaces control characters and writes invisible ones out, so that the text is one line that shows what
+/// it holds.
 fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    harmless(&text.replace(char::is_control, " "))
 }
 
 #[cfg(test)]
@@ -346,11 +349,11 @@ mod tests {
             output_summary: None,
         };
         let text = approval_question(&request);
-        assert!(text.len() > 500 && text.ends_with(" \"}: may it run?"), "{text}");
+        assert!(text.len() > 500 && text.ends_with("\\u{9b}\"}: may it run?"), "{text}");
         request.phase = ApprovalPhase::After;
         request.output_summary = Some("no\non".to_owned());
         let text = approval_question(&request);
-        assert!(text.ends_with("answered: no on\n  may the model see it?"), "{text}");
+        assert!(text.ends_with("answered: no\\non\n  may the model see it?"), "{text}");
         let line = |event: &Event| match RunProgress::default().handle_event(Duration::ZERO, event)
         {
             Some(ScreenItem::Line(line)) => line,

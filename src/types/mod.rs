@@ -324,11 +324,65 @@ pub fn one_line(text: &str, chars_max: usize) -> String {
     excerpt(&words.collect::<Vec<_>>().join(" "), chars_max)
 }
 
-/// Returns the text without control characters that a terminal would interpret. Keeps line feeds
-/// and tabs.
+/// Returns the text without control characters that a terminal would interpret, and with invisible
+/// characters written out (`\u{202e}`), because they can make a text look like another one. Keeps line
+/// feeds and tabs.
 #[must_use]
 pub fn harmless(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
+    let mut shown = String::with_capacity(text.len());
+    let mut before = '\0';
+    for c in text.chars() {
+        // A joiner between other than ASCII characters is a part of an emoji or of a script that needs it.
+        let joins = matches!(c, '\u{200c}' | '\u{200d}') && !before.is_ascii();
+        if is_invisible(c) && !joins {
+            shown.extend(c.escape_unicode());
+        } else if !c.is_control() || matches!(c, '\n' | '\t') {
+            shown.push(c);
+        }
+        before = c;
+    }
+    shown
+}
+
+/// Returns the text with everything written out that is not printable: for a question that a person
+/// answers.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '"' | '\'' | '\\' => shown.push(c),
+            c if is_invisible(c) => shown.extend(c.escape_unicode()),
+            c => shown.extend(c.escape_debug()),
+        }
+    }
+    shown
+}
+
+/// Returns true for bidirectional controls and for default-ignorable characters (the properties
+/// `Bidi_Control` and `Default_Ignorable_Code_Point` of Unicode 17), except for the variation selectors of
+/// emoji.
+fn is_invisible(c: char) -> bool {
+    matches!(
+        c,
+        '\u{ad}'
+            | '\u{34f}'
+            | '\u{61c}'
+            | '\u{115f}'..='\u{1160}'
+            | '\u{17b4}'..='\u{17b5}'
+            | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{202a}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0d}'
+            | '\u{feff}'
+            | '\u{ffa0}'
+            | '\u{fff0}'..='\u{fff8}'
+            | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0000}'..='\u{e0fff}'
+    )
 }
 
 /// Returns the part of a line that fits into this number of terminal columns.
@@ -367,5 +421,14 @@ mod tests {
             assert!(text_columns(fits) <= columns);
         }
         assert_eq!(text_columns("⠋ 東京"), 6);
+    }
+
+    #[test]
+    fn invisible_characters_are_written_out() {
+        let text = "a\u{202e}b\u{2066}c\u{200b}d\u{7}e\nf \u{1f468}\u{200d}\u{1f469} \u{2764}\u{fe0f} x\u{200d}";
+        let expected = "a\\u{202e}b\\u{2066}c\\u{200b}de\nf \u{1f468}\u{200d}\u{1f469} \u{2764}\u{fe0f} x\\u{200d}";
+        assert_eq!(harmless(text), expected);
+        let expected = "{\"a\": \"\\u{202e}\\n\\u{9b} \u{e9}\"}";
+        assert_eq!(printable("{\"a\": \"\u{202e}\n\u{9b} \u{e9}\"}"), expected);
     }
 }
