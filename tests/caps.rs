@@ -143,7 +143,7 @@ async fn the_tool_timeout_does_not_include_the_wait_for_a_permit() {
         // When the second call times out, the first has waited longer than its own timeout.
         response_to("hurry", [call("waits", "b"), call("hangs", "c")]),
     ]);
-    let world = world(script.then_done(), registry(&control), |config| {
+    let world = world(script.then_done(), registry_with_blocks(&control), |config| {
         one_at_a_time(config);
         let mut hurried = config.agents["default"].clone();
         hurried.limits.tool_timeout = Some(Duration::from_millis(300));

@@ -267,7 +267,6 @@ impl Host {
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
         let registered: Vec<&str> = names.iter().map(String::as_str).collect();
         config.check(&registered).map_err(|errors| HostError::Config(errors.to_string()))?;
-        log_tools_not_offered(&config, &registered);
         tools.apply_overrides(&config.tools);
         let (gauges, stalls) = (Gauges::default(), StallClock::default());
         let caps = Caps::new(&tools, &gauges.waiting);
@@ -279,6 +278,7 @@ impl Host {
             Some(journal) => journal,
             None => open_journal(&config, &telemetry).await?,
         };
+        log_tools_not_offered(&config, &registered);
         let models = Arc::new(Model::all(&config, &model_sources, &telemetry, &stalls, &secrets)?);
         let agents = Agent::all(&config, tools, &models)?;
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
