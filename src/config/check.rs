@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::source::did_you_mean;
+use super::error::did_you_mean;
 use super::{Config, ConfigError, ConfigErrors, Limits};
 
 impl Config {

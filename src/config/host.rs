@@ -5,8 +5,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::model::ApiKey;
-use super::source::Section;
-use super::values::{self, Parsed};
 
 /// The default environment variable for the host's token.
 pub const TOKEN_ENV: &str = "CALLSHEET_TOKEN";
@@ -44,62 +42,8 @@ pub struct HostConfig {
 }
 
 impl HostConfig {
-    pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
-        let default = Self::default();
-        let named_env = section.read("token_env", values::non_empty_string);
-        let is_named = named_env.is_some();
-        let token_env = named_env.unwrap_or(default.token_env);
-        let host = Self {
-            listen: section.read("listen", listen).unwrap_or(default.listen),
-            allowed_hosts: section.list("allowed_hosts", allowed_host).unwrap_or_default(),
-            token: ApiKey::from_env(&token_env, env).ok(),
-            token_env,
-            shutdown_grace: section
-                .read("shutdown_grace", values::duration)
-                .unwrap_or(default.shutdown_grace),
-            max_sessions: section
-                .read("max_sessions", values::count)
-                .unwrap_or(default.max_sessions),
-            max_concurrent_runs: section
-                .read("max_concurrent_runs", values::count)
-                .unwrap_or(default.max_concurrent_runs),
-            max_queued_inputs: section
-                .read("max_queued_inputs", values::count)
-                .unwrap_or(default.max_queued_inputs),
-            data_dir: section
-                .read("data_dir", values::non_empty_string)
-                .map_or(default.data_dir, PathBuf::from),
-            idle_after: section
-                .read("idle_after", values::time_limit)
-                .unwrap_or(default.idle_after),
-        };
-        section.finish();
-        if let Err(message) = host.check_token(is_named, env) {
-            section.add_error("token_env", message);
-        } else if let Err(message) = host.check() {
-            section.add_error("listen", message);
-        }
-        host
-    }
-
-    /// Checks that a token that was meant to be set can be used, so that the host never accepts
-    /// requests without one by mistake. `is_named` is true if the file names the variable.
-    fn check_token(&self, is_named: bool, env: &dyn Fn(&str) -> Option<String>) -> Parsed<()> {
-        let is_set = env(&self.token_env).is_some_and(|text| !text.trim().is_empty());
-        let Err(error) = ApiKey::from_env(&self.token_env, env) else { return Ok(()) };
-        if !is_named && !is_set {
-            return Ok(());
-        }
-        let remedy = match (self.listen.ip().is_loopback(), is_named) {
-            (false, _) => "",
-            (true, true) => ", or remove token_env to accept requests without a token",
-            (true, false) => ", or unset it to accept requests without a token",
-        };
-        Err(format!("{error}: set it to the token{remedy}"))
-    }
-
     /// Checks that the address is loopback or requests need a token.
-    pub(super) fn check(&self) -> Parsed<()> {
+    pub(super) fn check(&self) -> Result<(), String> {
         if self.listen.ip().is_loopback() || self.token.is_some() {
             return Ok(());
         }
@@ -125,10 +69,6 @@ impl Default for HostConfig {
     }
 }
 
-fn listen(value: &toml::de::DeValue<'_>) -> Parsed<SocketAddr> {
-    parse_listen(&values::text(value)?)
-}
-
 /// Parses an address with a port from the file or the command line. `localhost` means 127.0.0.1.
 ///
 /// # Errors
@@ -141,37 +81,4 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
             format!("must be an address with a port such as \"127.0.0.1:7700\", not {text:?}")
         }),
     }
-}
-
-fn allowed_host(value: &toml::de::DeValue<'_>) -> Parsed<String> {
-    let text = values::text(value)?;
-    let (name, port) = split_port(&text);
-    let fits = is_host_name(name) && port.is_none_or(|port| port.parse::<u16>().is_ok());
-    if fits {
-        Ok(text.to_ascii_lowercase())
-    } else {
-        Err(format!("must be a name or \"name:port\" without scheme or path, not {text:?}"))
-    }
-}
-
-/// Splits `host:port` or `[v6]:port`. The port may be missing.
-pub(super) fn split_port(text: &str) -> (&str, Option<&str>) {
-    let after_address = text.rfind(']').map_or(0, |at| at + 1);
-    match text.get(after_address..).unwrap_or_default().rfind(':') {
-        Some(at) => {
-            let (name, port) = text.split_at(after_address + at);
-            (name, port.strip_prefix(':'))
-        }
-        None => (text, None),
-    }
-}
-
-/// Returns whether the text is a DNS name, an IPv4 address or an IPv6 address in brackets.
-pub(super) fn is_host_name(text: &str) -> bool {
-    if let Some(address) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
-        return address.parse::<std::net::Ipv6Addr>().is_ok();
-    }
-    (1..=253).contains(&text.len())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'))
-        && !text.starts_with('.')
 }

@@ -1,20 +1,22 @@
-//! Parses and validates `callsheet.toml`.
+//! The configuration of a host: its types, their defaults, and its checks.
 //!
-//! Values are converted to types: durations, addresses, patterns and API keys. All errors are found
-//! before the host starts, with file, line and key. Depends on neither HTTP nor actors nor tools;
-//! [`Config::check`] receives the names of the registered tools.
+//! `file` reads `callsheet.toml` (feature `toml`). All errors are found before the host starts, with
+//! file, line and key. Depends on neither HTTP nor actors nor tools; [`Config::check`] receives the
+//! names of the registered tools.
 
 mod agent;
 mod check;
+mod duration;
+mod error;
+#[cfg(feature = "toml")]
+mod file;
 mod host;
 mod journal;
 mod limits;
 mod model;
 mod overrides;
 mod secrets;
-mod source;
 mod tools;
-mod values;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,6 +26,9 @@ pub use crate::types::Execution;
 pub use crate::types::UnknownWire;
 pub use crate::types::Wire;
 pub use agent::{AgentConfig, ToolPattern};
+#[doc(hidden)]
+pub use duration::parse_duration;
+pub use error::{ConfigError, ConfigErrors};
 pub use host::HostConfig;
 #[doc(hidden)]
 pub use host::{TOKEN_ENV, parse_listen};
@@ -33,13 +38,9 @@ pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig};
 #[doc(hidden)]
 pub use overrides::OverrideTooHigh;
 pub use overrides::{LimitOverrides, RunOverrides};
-pub use source::{ConfigError, ConfigErrors};
 pub use tools::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};
-#[doc(hidden)]
-pub use values::parse_duration;
 
-use source::{ConfigSource, Origins};
-use values::Parsed;
+use error::Origins;
 
 /// The name of the built-in offline model. The file must not define a model of this name.
 #[doc(hidden)]
@@ -83,86 +84,6 @@ pub struct Config {
 }
 
 impl Config {
-    /// Parses a configuration file. `file` is its name in errors, `env` looks up environment
-    /// variables.
-    ///
-    /// ```
-    /// use callsheet::config::Config;
-    ///
-    /// let text = "[agents.default]\nmodel = \"rehearsal\"\ntools = [\"clock\"]\n";
-    /// let config = Config::parse(text, "callsheet.toml", &|name| std::env::var(name).ok())?;
-    /// assert!(config.agents.contains_key("default"));
-    ///
-    /// let error = Config::parse("[agents.a]\nmodle = 1\n", "callsheet.toml", &|_| None).unwrap_err();
-    /// assert!(error.to_string().starts_with("callsheet.toml:2: agents.a.modle: "), "{error}");
-    /// # Ok::<(), callsheet::config::ConfigErrors>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns all errors of the file and of the environment variables that it names, in the order
-    /// of lines.
-    pub fn parse(
-        text: &str,
-        file: &str,
-        env: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Self, ConfigErrors> {
-        let source = ConfigSource::new(text, file);
-        let Some(root) = source.root() else { return Err(source.into_errors()) };
-        let host = HostConfig::read(&root.table("host"), env);
-        let journal = JournalConfig::read(&root.table("journal"));
-        let mut models: BTreeMap<String, ModelConfig> = root
-            .tables("models")
-            .into_iter()
-            .map(|(name, section)| (name, ModelConfig::read(&section, env)))
-            .collect();
-        if models.contains_key(REHEARSAL) {
-            root.table("models").add_error(REHEARSAL, "is the name of the built-in offline model");
-        }
-        let mut agents: BTreeMap<String, AgentConfig> = root
-            .tables("agents")
-            .into_iter()
-            .map(|(name, section)| {
-                let agent = AgentConfig::read(&section, &models);
-                (name, agent)
-            })
-            .collect();
-        let tools = root
-            .tables("tools")
-            .into_iter()
-            .map(|(name, section)| {
-                let change = ToolOverride::read(&name, &section);
-                (name, change)
-            })
-            .collect();
-        root.finish();
-        if agents.is_empty() {
-            match AgentConfig::embedded(&models) {
-                Ok(agent) => {
-                    agents.insert(DEFAULT_AGENT.to_owned(), agent);
-                }
-                Err(message) => source.add_error(None, "agents", message),
-            }
-        }
-        if agents.values().any(AgentConfig::uses_rehearsal) {
-            models.insert(REHEARSAL.to_owned(), ModelConfig::rehearsal(BaseUrl::unset()));
-        }
-        let multi_tool_calls = parse_switch(&source, env, MULTI_TOOL_CALLS_ENV);
-        let stream = parse_switch(&source, env, STREAM_ENV);
-        let fast_path = fast_path(&source, env);
-        let origins = source.finish()?;
-        let mut config = Self { host, journal, models, agents, tools, stream, fast_path, origins };
-        if let Some(on) = multi_tool_calls {
-            config.set_multi_tool_calls(on);
-        }
-        if let Some(on) = stream {
-            config.set_stream(on);
-        }
-        for model in config.models.values_mut() {
-            model.fast_path = fast_path;
-        }
-        Ok(config)
-    }
-
     /// Returns whether an agent uses the offline rehearsal model and its address is not set yet. It
     /// must be started then.
     #[must_use]
@@ -251,33 +172,6 @@ impl Default for Config {
             origins: Origins::default(),
         }
     }
-}
-
-/// Reads [`FAST_PATH_ENV`]. The fast path is on without it.
-fn fast_path(source: &ConfigSource<'_>, env: &dyn Fn(&str) -> Option<String>) -> bool {
-    match env(FAST_PATH_ENV).as_deref() {
-        None | Some("on") => true,
-        Some("off") => false,
-        Some(other) => {
-            source.add_env_error(FAST_PATH_ENV, format!("must be on or off, not {other:?}"));
-            true
-        }
-    }
-}
-
-/// Parses an environment variable with the value `true` or `false`.
-fn parse_switch(
-    source: &ConfigSource<'_>,
-    env: &dyn Fn(&str) -> Option<String>,
-    name: &str,
-) -> Option<bool> {
-    let text = env(name)?;
-    let parsed: Parsed<bool> = match text.as_str() {
-        "true" => Ok(true),
-        "false" => Ok(false),
-        other => Err(format!("must be true or false, not {other:?}")),
-    };
-    parsed.map_err(|message| source.add_env_error(name, message)).ok()
 }
 
 crate::types::impl_with!(

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::duration::parse_duration;
 use super::limits::Limits;
 use super::tools::ApprovalPolicy;
-use super::values;
 use crate::types::Execution;
 
 /// The changes of one run to its agent's configuration. `None` means no change.
@@ -253,14 +253,14 @@ fn too_high(
 
 /// Serialises time limits as texts.
 mod time {
-    use super::{Deserialize, Deserializer, Duration, Serializer, values};
+    use super::{Deserialize, Deserializer, Duration, Serializer, parse_duration};
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {
         let text = String::deserialize(deserializer)?;
         let wrong = |reason| serde::de::Error::custom(format!("this limit {reason}"));
-        values::parse_duration(&text).map(Some).map_err(wrong)
+        parse_duration(&text).map(Some).map_err(wrong)
     }
 
     pub(super) fn serialize<S: Serializer>(

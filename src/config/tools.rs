@@ -1,17 +1,12 @@
 //! `[tools.NAME]`.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use toml::de::DeValue;
 
-use super::host::{is_host_name, split_port};
-use super::source::Section;
-use super::values::{self, Parsed};
 use crate::types::excerpt;
 
 /// The effects of a tool's calls outside the process.
@@ -130,58 +125,4 @@ pub struct ToolOverride {
     /// For `http_get`: allowed addresses that would be refused by default. Each is `host`,
     /// `host:port`, an IP address or a network such as `10.0.0.0/8`.
     pub allow: Vec<String>,
-}
-
-impl ToolOverride {
-    pub(super) fn read(name: &str, section: &Section<'_, '_>) -> Self {
-        let effects = [("none", ToolEffect::None), ("some", ToolEffect::Some)];
-        let starts = [("on_finish", StartPolicy::OnFinish), ("on_seal", StartPolicy::OnSeal)];
-        let mut change = Self {
-            effect: section.read("effect", |value| values::word(value, &effects)),
-            start: section.read("start", |value| values::word(value, &starts)),
-            exclusive: section.read("exclusive", values::switch),
-            idempotent: section.read("idempotent", values::switch),
-            repeatable: section.read("repeatable", values::switch),
-            blocking: section.read("blocking", values::switch),
-            timeout: section.read("timeout", values::time),
-            approval: section.read("approval", |value| values::word(value, &ApprovalPolicy::WORDS)),
-            approval_timeout: section.read("approval_timeout", values::time),
-            max_concurrent: section.read("max_concurrent", values::count).and_then(NonZeroU32::new),
-            root: None,
-            allow: Vec::new(),
-        };
-        if name == "read_file" {
-            change.root = section.read("root", values::non_empty_string).map(PathBuf::from);
-            section.require("root", change.root.is_none());
-        }
-        if name == "http_get" {
-            change.allow = section.list("allow", allow).unwrap_or_default();
-        }
-        section.finish();
-        change
-    }
-}
-
-fn allow(value: &DeValue<'_>) -> Parsed<String> {
-    let text = values::text(value)?;
-    if is_network(&text) || is_host(&text) {
-        return Ok(text.to_ascii_lowercase());
-    }
-    Err(format!("must be a host, \"host:port\" or a network such as \"10.0.0.0/8\", not {text:?}"))
-}
-
-fn is_network(text: &str) -> bool {
-    let Some((address, bits)) = text.split_once('/') else { return false };
-    let (Ok(address), Ok(bits)) = (address.parse::<IpAddr>(), bits.parse::<u8>()) else {
-        return false;
-    };
-    bits <= if address.is_ipv4() { 32 } else { 128 }
-}
-
-fn is_host(text: &str) -> bool {
-    if text.parse::<IpAddr>().is_ok() {
-        return true;
-    }
-    let (name, port) = split_port(text);
-    is_host_name(name) && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
 }

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use toml::de::DeValue;
 
+use crate::config::parse_duration;
+
 /// A parsed value, or the problem with it.
 pub(super) type Parsed<T> = Result<T, String>;
-
-/// Maximum duration. Adding it to a clock does not overflow.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// Returns the message for a value of the wrong type.
 pub(super) fn wrong_type(expected: &str, value: &DeValue<'_>) -> String {
@@ -141,31 +140,26 @@ pub(super) fn check_name(name: &str) -> Parsed<()> {
     if fits { Ok(()) } else { Err(message.to_owned()) }
 }
 
-/// Parses a duration such as `30s`, `5m`, `250ms` or `24h`.
-///
-/// # Errors
-/// If the text is not a duration.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong =
-        || format!("must be a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not {text:?}");
-    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-    let (amount, unit) = text.split_at(digits);
-    let milliseconds: u64 = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err(wrong()),
-    };
-    if amount.is_empty() {
-        return Err(wrong());
+/// Splits `host:port` or `[v6]:port`. The port may be missing.
+pub(super) fn split_port(text: &str) -> (&str, Option<&str>) {
+    let after_address = text.rfind(']').map_or(0, |at| at + 1);
+    match text.get(after_address..).unwrap_or_default().rfind(':') {
+        Some(at) => {
+            let (name, port) = text.split_at(after_address + at);
+            (name, port.strip_prefix(':'))
+        }
+        None => (text, None),
     }
-    let amount: Option<u64> = amount.parse().ok();
-    amount
-        .and_then(|amount| amount.checked_mul(milliseconds))
-        .map(Duration::from_millis)
-        .filter(|duration| *duration <= LONGEST)
-        .ok_or_else(|| format!("is too long: {text:?}"))
+}
+
+/// Returns whether the text is a DNS name, an IPv4 address or an IPv6 address in brackets.
+pub(super) fn is_host_name(text: &str) -> bool {
+    if let Some(address) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
+        return address.parse::<std::net::Ipv6Addr>().is_ok();
+    }
+    (1..=253).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'))
+        && !text.starts_with('.')
 }
 
 fn described(value: &DeValue<'_>) -> String {
@@ -183,31 +177,6 @@ fn described(value: &DeValue<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations() {
-        for (text, expected) in [
-            ("250ms", Some(250)),
-            ("30s", Some(30_000)),
-            ("5m", Some(300_000)),
-            ("24h", Some(86_400_000)),
-            ("0s", Some(0)),
-            ("", None),
-            ("s", None),
-            ("30", None),
-            ("-1s", None),
-            ("1.5s", None),
-            ("1 s", None),
-            ("30S", None),
-            ("5d", None),
-            ("99999999999999999999s", None),
-            ("18446744073709551615h", None),
-            ("999999h", None),
-        ] {
-            let parsed = parse_duration(text).ok();
-            assert_eq!(parsed, expected.map(Duration::from_millis), "{text:?}");
-        }
-    }
 
     #[test]
     fn tables_become_json_and_dates_do_not() {

@@ -1,0 +1,134 @@
+//! The errors of a configuration, with the positions of its keys.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// One error: `callsheet.toml:12: agents.default.model: ...`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The file. `None` if a flag or an environment variable is wrong.
+    pub file: Option<String>,
+    /// The line, from 1. `None` if a key is missing from the whole file.
+    pub line: Option<usize>,
+    /// The full key with its tables, or the flag or environment variable.
+    pub key: String,
+    /// The problem.
+    pub message: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            f.write_str(file)?;
+            if let Some(line) = self.line {
+                write!(f, ":{line}")?;
+            }
+            f.write_str(": ")?;
+        }
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// All errors, at least one, in the order of lines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigErrors(Vec<ConfigError>);
+
+impl ConfigErrors {
+    pub(super) fn new(mut errors: Vec<ConfigError>) -> Self {
+        errors.sort_by_key(|error| error.line);
+        Self(errors)
+    }
+
+    /// Creates an error without a file.
+    #[must_use]
+    pub fn single(key: impl Into<String>, message: impl Into<String>) -> Self {
+        let (key, message) = (key.into(), message.into());
+        Self(vec![ConfigError { file: None, line: None, key, message }])
+    }
+
+    /// Returns the errors in the order of lines.
+    pub fn iter(&self) -> impl Iterator<Item = &ConfigError> {
+        self.0.iter()
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, error) in self.0.iter().enumerate() {
+            if at > 0 {
+                f.write_str("\n")?;
+            }
+            error.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// The positions of the keys, for errors that are found after parsing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Origins {
+    pub(super) file: Option<String>,
+    pub(super) lines: BTreeMap<String, usize>,
+}
+
+impl Origins {
+    pub(super) fn error(&self, key: &str, message: String) -> ConfigError {
+        let line = self.lines.get(key).copied();
+        ConfigError { file: self.file.clone(), line, key: key.to_owned(), message }
+    }
+}
+
+/// Returns ` (did you mean NAME?)` for the most similar name, if there is one.
+pub(super) fn did_you_mean<'n>(wrong: &str, names: impl Iterator<Item = &'n str>) -> String {
+    let far = (wrong.chars().count() / 3).max(1);
+    names
+        .map(|name| (distance(wrong, name), name))
+        .filter(|(steps, name)| *steps <= far || (wrong.len() > 3 && name.starts_with(wrong)))
+        .min()
+        .map(|(_, name)| format!(" (did you mean {name}?)"))
+        .unwrap_or_default()
+}
+
+/// Returns the edit distance of two texts.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (above, a) in from.chars().enumerate() {
+        let mut next = vec![above + 1];
+        for ((b, diagonal), up) in to.iter().zip(&row).zip(row.iter().skip(1)) {
+            let left = next.last().copied().unwrap_or_default();
+            next.push((diagonal + usize::from(a != *b)).min(up + 1).min(left + 1));
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_similar_names_are_suggested() {
+        let names = || ["max_turns", "run_timeout", "tool_timeout"].into_iter();
+        assert_eq!(did_you_mean("max_turn", names()), " (did you mean max_turns?)");
+        assert_eq!(did_you_mean("tool_timeuot", names()), " (did you mean tool_timeout?)");
+        assert_eq!(did_you_mean("data_dir", names()), "");
+        assert_eq!(did_you_mean("", names()), "");
+    }
+
+    #[test]
+    fn distances() {
+        for (from, to, expected) in
+            [("", "", 0), ("a", "", 1), ("kitten", "sitting", 3), ("über", "uber", 1)]
+        {
+            assert_eq!(distance(from, to), expected, "{from} {to}");
+            assert_eq!(distance(to, from), expected, "{to} {from}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Reads `[agents.NAME]`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use toml::de::DeValue;
+
+use super::source::Section;
+use super::values::{self, Parsed};
+use crate::config::error::did_you_mean;
+use crate::config::{AgentConfig, Execution, Limits, ModelConfig, REHEARSAL, ToolPattern};
+
+impl AgentConfig {
+    /// Returns the agent of a configuration without agents, with its only model.
+    pub(super) fn embedded(models: &BTreeMap<String, ModelConfig>) -> Parsed<Self> {
+        match only(models) {
+            Some(model) => Ok(Self::default_with(model)),
+            None => Err("several models but no agent: choose one, as in [agents.default] \
+                         model = \"NAME\""
+                .to_owned()),
+        }
+    }
+
+    pub(super) fn read(section: &Section<'_, '_>, models: &BTreeMap<String, ModelConfig>) -> Self {
+        let model =
+            section.read("model", |value| known_model(value, models)).unwrap_or_else(|| {
+                let only = only(models);
+                section.require("model", only.is_none());
+                only.unwrap_or_default().to_owned()
+            });
+        let fallback_models = fallbacks(section, &model, models);
+        let default = Self::new(model);
+        let agent = Self {
+            fallback_models,
+            system: section.read("system", values::text).unwrap_or_default(),
+            tools: section.list("tools", pattern).unwrap_or_default(),
+            multi_tool_calls: section
+                .read("multi_tool_calls", values::switch)
+                .unwrap_or(default.multi_tool_calls),
+            execution: section.read("execution", execution).unwrap_or(default.execution),
+            early_start: section.read("early_start", values::switch).unwrap_or(default.early_start),
+            allow_overrides: section
+                .read("allow_overrides", values::switch)
+                .unwrap_or(default.allow_overrides),
+            limits: Limits::read(&section.table("limits")),
+            ..default
+        };
+        section.finish();
+        agent
+    }
+}
+
+/// Returns the model of an agent that names none.
+fn only(models: &BTreeMap<String, ModelConfig>) -> Option<&str> {
+    let mut names = models.keys();
+    match (names.next(), names.next()) {
+        (None, _) => Some(REHEARSAL),
+        (Some(name), None) => Some(name),
+        (Some(_), Some(_)) => None,
+    }
+}
+
+fn known_model(value: &DeValue<'_>, models: &BTreeMap<String, ModelConfig>) -> Parsed<String> {
+    let name = values::text(value)?;
+    if name == REHEARSAL || models.contains_key(&name) {
+        return Ok(name);
+    }
+    let hint = did_you_mean(&name, models.keys().map(String::as_str));
+    Err(format!("no model is called {name:?}{hint}"))
+}
+
+/// Parses the fallback models. A model may be listed only once.
+fn fallbacks(
+    section: &Section<'_, '_>,
+    own: &str,
+    models: &BTreeMap<String, ModelConfig>,
+) -> Vec<String> {
+    let mut chosen = BTreeSet::new();
+    let fallbacks = section.list("fallback_models", |value| {
+        let name = known_model(value, models)?;
+        if name == own {
+            return Err(format!("{name:?} is the agent's own model"));
+        }
+        if !chosen.insert(name.clone()) {
+            return Err(format!("{name:?} is listed twice"));
+        }
+        Ok(name)
+    });
+    fallbacks.unwrap_or_default()
+}
+
+fn pattern(value: &DeValue<'_>) -> Parsed<ToolPattern> {
+    let text = values::non_empty_string(value)?;
+    let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'*' | b'?');
+    if text.bytes().all(fits) {
+        Ok(ToolPattern { text })
+    } else {
+        Err(format!(
+            "must be a tool's name, in which * and ? stand for other characters, not {text:?}"
+        ))
+    }
+}
+
+fn execution(value: &DeValue<'_>) -> Parsed<Execution> {
+    let wrong =
+        || values::wrong_type("\"sequential\" or { parallel = N } with N from 1 to 1024", value);
+    if let Some(text) = value.as_str() {
+        return text.parse().map_err(|_| wrong());
+    }
+    let table = value.as_table().filter(|table| table.len() == 1).ok_or_else(wrong)?;
+    let max = table.get("parallel").ok_or_else(wrong)?;
+    match values::number::<u32>(max.get_ref()) {
+        Ok(max) if (1..=1024).contains(&max) => Ok(Execution::Parallel { max }),
+        Ok(max) => Err(format!("parallel is a number from 1 to 1024, not {max}")),
+        Err(error) => Err(format!("parallel: {error}")),
+    }
+}

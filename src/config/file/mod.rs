@@ -1,0 +1,128 @@
+//! Reads `callsheet.toml`: converts its values to types, and finds all errors with their lines.
+
+mod agent;
+mod host;
+mod journal;
+mod limits;
+mod model;
+mod source;
+mod tools;
+mod values;
+
+use std::collections::BTreeMap;
+
+use super::{
+    AgentConfig, BaseUrl, Config, ConfigErrors, DEFAULT_AGENT, FAST_PATH_ENV, HostConfig,
+    JournalConfig, MULTI_TOOL_CALLS_ENV, ModelConfig, REHEARSAL, STREAM_ENV, ToolOverride,
+};
+use source::ConfigSource;
+use values::Parsed;
+
+impl Config {
+    /// Parses a configuration file. `file` is its name in errors, `env` looks up environment
+    /// variables.
+    ///
+    /// ```
+    /// use callsheet::config::Config;
+    ///
+    /// let text = "[agents.default]\nmodel = \"rehearsal\"\ntools = [\"clock\"]\n";
+    /// let config = Config::parse(text, "callsheet.toml", &|name| std::env::var(name).ok())?;
+    /// assert!(config.agents.contains_key("default"));
+    ///
+    /// let error = Config::parse("[agents.a]\nmodle = 1\n", "callsheet.toml", &|_| None).unwrap_err();
+    /// assert!(error.to_string().starts_with("callsheet.toml:2: agents.a.modle: "), "{error}");
+    /// # Ok::<(), callsheet::config::ConfigErrors>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns all errors of the file and of the environment variables that it names, in the order
+    /// of lines.
+    pub fn parse(
+        text: &str,
+        file: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigErrors> {
+        let source = ConfigSource::new(text, file);
+        let Some(root) = source.root() else { return Err(source.into_errors()) };
+        let host = HostConfig::read(&root.table("host"), env);
+        let journal = JournalConfig::read(&root.table("journal"));
+        let mut models: BTreeMap<String, ModelConfig> = root
+            .tables("models")
+            .into_iter()
+            .map(|(name, section)| (name, ModelConfig::read(&section, env)))
+            .collect();
+        if models.contains_key(REHEARSAL) {
+            root.table("models").add_error(REHEARSAL, "is the name of the built-in offline model");
+        }
+        let mut agents: BTreeMap<String, AgentConfig> = root
+            .tables("agents")
+            .into_iter()
+            .map(|(name, section)| {
+                let agent = AgentConfig::read(&section, &models);
+                (name, agent)
+            })
+            .collect();
+        let tools = root
+            .tables("tools")
+            .into_iter()
+            .map(|(name, section)| {
+                let change = ToolOverride::read(&name, &section);
+                (name, change)
+            })
+            .collect();
+        root.finish();
+        if agents.is_empty() {
+            match AgentConfig::embedded(&models) {
+                Ok(agent) => {
+                    agents.insert(DEFAULT_AGENT.to_owned(), agent);
+                }
+                Err(message) => source.add_error(None, "agents", message),
+            }
+        }
+        if agents.values().any(AgentConfig::uses_rehearsal) {
+            models.insert(REHEARSAL.to_owned(), ModelConfig::rehearsal(BaseUrl::unset()));
+        }
+        let multi_tool_calls = parse_switch(&source, env, MULTI_TOOL_CALLS_ENV);
+        let stream = parse_switch(&source, env, STREAM_ENV);
+        let fast_path = fast_path(&source, env);
+        let origins = source.finish()?;
+        let mut config = Self { host, journal, models, agents, tools, stream, fast_path, origins };
+        if let Some(on) = multi_tool_calls {
+            config.set_multi_tool_calls(on);
+        }
+        if let Some(on) = stream {
+            config.set_stream(on);
+        }
+        for model in config.models.values_mut() {
+            model.fast_path = fast_path;
+        }
+        Ok(config)
+    }
+}
+
+/// Reads [`FAST_PATH_ENV`]. The fast path is on without it.
+fn fast_path(source: &ConfigSource<'_>, env: &dyn Fn(&str) -> Option<String>) -> bool {
+    match env(FAST_PATH_ENV).as_deref() {
+        None | Some("on") => true,
+        Some("off") => false,
+        Some(other) => {
+            source.add_env_error(FAST_PATH_ENV, format!("must be on or off, not {other:?}"));
+            true
+        }
+    }
+}
+
+/// Parses an environment variable with the value `true` or `false`.
+fn parse_switch(
+    source: &ConfigSource<'_>,
+    env: &dyn Fn(&str) -> Option<String>,
+    name: &str,
+) -> Option<bool> {
+    let text = env(name)?;
+    let parsed: Parsed<bool> = match text.as_str() {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        other => Err(format!("must be true or false, not {other:?}")),
+    };
+    parsed.map_err(|message| source.add_env_error(name, message)).ok()
+}

@@ -1,0 +1,120 @@
+//! Reads `[models.NAME]`.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use toml::de::DeValue;
+
+use super::source::Section;
+use super::values::{self, Parsed};
+use crate::config::{ApiKey, BaseUrl, ModelConfig, Wire};
+
+impl ModelConfig {
+    pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
+        let wire = section.read("wire", |value| values::word(value, &Wire::WORDS));
+        let base_url = section.read("base_url", base_url);
+        let model = section.read("model", values::non_empty_string);
+        for (key, missing) in [("base_url", base_url.is_none()), ("model", model.is_none())] {
+            section.require(key, missing);
+        }
+        let api_key = section.read("api_key_env", |value| {
+            let name = values::non_empty_string(value)?;
+            ApiKey::from_env(&name, env).map_err(|error| error.to_string())
+        });
+        let default = Self::new(base_url.unwrap_or_else(BaseUrl::unset), model.unwrap_or_default());
+        let config = Self {
+            wire: wire.unwrap_or(default.wire),
+            api_key,
+            stream: section.read("stream", values::switch).unwrap_or(default.stream),
+            connect_timeout: section
+                .read("connect_timeout", values::time)
+                .unwrap_or(default.connect_timeout),
+            first_event_timeout: section
+                .read("first_event_timeout", values::time)
+                .unwrap_or(default.first_event_timeout),
+            idle_timeout: section
+                .read("idle_timeout", values::time)
+                .unwrap_or(default.idle_timeout),
+            answer_timeout: section
+                .read("answer_timeout", values::time)
+                .unwrap_or(default.answer_timeout),
+            max_response_bytes: section
+                .read("max_response_bytes", values::count)
+                .unwrap_or(default.max_response_bytes),
+            max_attempts: section
+                .read("max_attempts", values::count)
+                .unwrap_or(default.max_attempts),
+            max_concurrent_requests: section
+                .read("max_concurrent_requests", values::number)
+                .map_or(default.max_concurrent_requests, NonZeroU32::new),
+            breaker_failures: section
+                .read("breaker_failures", values::limit)
+                .unwrap_or(default.breaker_failures),
+            breaker_open_for: section
+                .read("breaker_open_for", values::time)
+                .unwrap_or(default.breaker_open_for),
+            max_output_tokens: section.read("max_output_tokens", values::count),
+            temperature: section.read("temperature", temperature),
+            headers: section.read("headers", headers).unwrap_or_default(),
+            extra_body: section.read("extra_body", extra_body).unwrap_or_default(),
+            omit_body: section.list("omit_body", omitted).unwrap_or_default().into_iter().collect(),
+            ..default
+        };
+        section.forbid("api_key", "a key is never in the file: name a variable with api_key_env");
+        section.finish();
+        config
+    }
+}
+
+fn base_url(value: &DeValue<'_>) -> Parsed<BaseUrl> {
+    BaseUrl::parse(&values::text(value)?).map_err(|error| error.to_string())
+}
+
+fn temperature(value: &DeValue<'_>) -> Parsed<f64> {
+    let number = values::float(value)?;
+    if (0.0..=2.0).contains(&number) {
+        Ok(number)
+    } else {
+        Err(format!("must be a number from 0 to 2, not {number}"))
+    }
+}
+
+fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
+    let table = value.as_table().ok_or_else(|| values::wrong_type("a table", value))?;
+    let mut headers = BTreeMap::new();
+    for (name, value) in table {
+        let name = name.get_ref().to_ascii_lowercase();
+        let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+        if name.is_empty() || !name.bytes().all(token) {
+            return Err(format!("{name:?} is not a valid header name"));
+        }
+        if matches!(name.as_str(), "authorization" | "content-type" | "content-length" | "host") {
+            return Err(format!("{name} is set by the host itself (keys come from api_key_env)"));
+        }
+        let value = values::text(value.get_ref()).map_err(|error| format!("{name}: {error}"))?;
+        if !value.bytes().all(|b| b == b' ' || b.is_ascii_graphic()) {
+            return Err(format!("{name}: a header holds printable ASCII only"));
+        }
+        headers.insert(name, value);
+    }
+    Ok(headers)
+}
+
+/// Fields of request bodies that the host needs with every wire format.
+const OURS: [&str; 6] = ["model", "messages", "input", "contents", "tools", "stream"];
+
+fn omitted(value: &DeValue<'_>) -> Parsed<String> {
+    let field = values::non_empty_string(value)?;
+    if OURS.contains(&field.as_str()) {
+        return Err(format!("{field} cannot be left out"));
+    }
+    Ok(field)
+}
+
+fn extra_body(value: &DeValue<'_>) -> Parsed<serde_json::Map<String, serde_json::Value>> {
+    let fields = values::json_object(value)?;
+    match OURS.iter().find(|field| fields.contains_key(**field)) {
+        Some(field) => Err(format!("{field} is set by the host itself")),
+        None => Ok(fields),
+    }
+}
