@@ -188,6 +188,8 @@ fn help_exits_with_success() {
         (vec!["serve", "--help"], "--log-format"),
         (vec!["run", "--help"], "--multi-tool-calls"),
         (vec!["run", "--help"], "--approve"),
+        (vec!["load", "--help"], "callsheet-load-*"),
+        (vec!["load", "--help"], "which is deleted"),
         (vec!["decode", "--help"], "--framing"),
     ] {
         let output = folder.run(&args);
@@ -334,6 +336,22 @@ fn serve_runs_until_a_signal() {
         err.read_to_string(&mut rest).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(0), "{rest}");
         assert!(TcpStream::connect(addr).is_err(), "the host no longer listens");
+    }
+}
+
+#[test]
+fn serve_does_not_start_without_the_token_that_its_configuration_names() {
+    let folder = Folder::new("serve-token")
+        .with("callsheet.toml", "[host]\nlisten = \"127.0.0.1:0\"\ntoken_env = \"HOUSE_TOKEN\"\n");
+    for token in [None, Some(""), Some(" \n")] {
+        let mut command = folder.command(&["serve"]);
+        command.env_remove("HOUSE_TOKEN").envs(token.map(|token| ("HOUSE_TOKEN", token)));
+        let output = command.output().unwrap();
+        let error = stderr(&output);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{error}");
+        assert!(error.contains("callsheet.toml:3: host.token_env: "), "{error}");
+        assert!(error.contains("HOUSE_TOKEN") && error.contains("set it to the token"), "{error}");
+        assert!(!folder.0.join("callsheet-data").exists());
     }
 }
 

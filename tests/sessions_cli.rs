@@ -275,3 +275,39 @@ async fn a_closed_stdout_prints_no_error() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
+
+#[tokio::test]
+async fn verify_finds_rows_that_contradict_each_other() {
+    for (wrong, right) in [(1, "idle"), (0, "running")] {
+        let folder = Folder::filled(&format!("flipped-{wrong}")).await;
+        let id = if wrong == 1 { "answered" } else { "open" };
+        folder.tamper(&format!("UPDATE sessions SET running = {wrong} WHERE id = '{id}'"));
+        let output = folder.run(&["verify"]);
+        let found = String::from_utf8(output.stdout).unwrap();
+        assert_eq!((output.status.code(), found.lines().count()), (Some(1), 2), "{found}");
+        let state = format!("session {id}: its row in the table sessions has the state");
+        assert!(found.starts_with(&state) && found.contains(&format!("end {right}: restore")));
+        assert_eq!(folder.run(&["verify", id]).status.code(), Some(1));
+    }
+    let folder = Folder::filled("orphans").await;
+    folder.tamper("DELETE FROM sessions WHERE id = 'answered'");
+    let output = folder.run(&["verify"]);
+    let found = String::from_utf8(output.stdout).unwrap();
+    assert_eq!((output.status.code(), found.lines().count()), (Some(1), 2), "{found}");
+    assert!(found.contains("journal.db: 6 records of session number 1 have no row"), "{found}");
+    let folder = Folder::filled("recordless").await;
+    folder.tamper("UPDATE sessions SET number = 77 WHERE id = 'answered'");
+    let output = folder.run(&["verify"]);
+    let found = String::from_utf8(output.stdout).unwrap();
+    assert!(found.contains("session answered has no records: restore"), "{found}");
+}
+
+#[tokio::test]
+async fn an_empty_database_is_an_error_that_advises() {
+    let folder = Folder::filled("empty").await;
+    folder.journal.close();
+    std::fs::write(folder.path.join("callsheet-data/journal.db"), "").unwrap();
+    let (status, error) = refused(&folder.run(&["verify"]));
+    assert!(status == 2 && error.contains("journal.db: it is empty"), "{error}");
+    assert!(error.contains("restore it from a backup"), "{error}");
+}

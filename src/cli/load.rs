@@ -67,10 +67,15 @@ pub(super) struct LoadArgs {
     /// Request streamed responses (true) or plain ones (false).
     #[arg(long, value_name = "true|false", default_value_t = true, action = clap::ArgAction::Set)]
     stream: bool,
-    /// The journal of the records: strict, relaxed or memory.
+    /// The journal of the records: strict, relaxed or memory. Memory writes nothing to a disk.
+    ///
+    /// Strict and relaxed write a SQLite database, without --data-dir into a new directory
+    /// callsheet-load-* below the system's temporary directory ($TMPDIR), which is deleted at the
+    /// end of the test. A load that is killed leaves it.
     #[arg(long, value_name = "JOURNAL", default_value = "memory", value_parser = parse_journal)]
     journal: LoadJournal,
-    /// Directory of the strict or relaxed journal [default: a temporary directory]
+    /// Directory of the strict or relaxed journal, kept with its sessions after the test
+    /// [default: a temporary directory, which is deleted]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Threads that run tasks [default: one for each processor]

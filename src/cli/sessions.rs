@@ -12,13 +12,17 @@ use super::screen::{is_coloured, terminal_columns};
 use super::setup::{self, CONFIG_HELP, DATA_DIR_HELP};
 use crate::journal::export::{self, TimelineStyle};
 use crate::journal::{
-    JournalError, JournalReader, StoredSessionFilter, StoredSessionInfo, unfinished, verify,
+    JournalError, JournalReader, StoredSessionFilter, StoredSessionInfo, state_after, unfinished,
+    verify,
 };
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState, harmless};
 
 /// Number of sessions that are read at once.
 const PAGE_LENGTH: usize = 1_000;
+
+/// The advice for a damaged database.
+const RESTORE_HINT: &str = "restore the data directory from a backup";
 
 /// The subcommands of `callsheet sessions`.
 #[derive(Debug, clap::Subcommand)]
@@ -245,18 +249,20 @@ fn verify_journal(journal: &OpenJournal, id: Option<&SessionId>) -> Result<ExitC
     let mut summary = VerifySummary::default();
     match id {
         Some(id) => {
-            journal.session(id)?;
-            verify_session(journal, id, &mut summary, &mut stdout)?;
+            let session = journal.session(id)?;
+            verify_session(journal, &session, &mut summary, &mut stdout)?;
         }
         None => {
             let findings = journal.reader.check().unwrap_or_else(|error| vec![error.to_string()]);
             for finding in findings {
-                report_problem(&mut summary, &mut stdout, &format!("the database: {finding}"))?;
+                let file = journal.reader.file().display();
+                let line = format!("the database {file}: {finding}: {RESTORE_HINT}");
+                report_problem(&mut summary, &mut stdout, &line)?;
             }
             for page in journal.pages(0, None) {
                 match page {
                     Ok(page) => page.iter().try_for_each(|session| {
-                        verify_session(journal, &session.id, &mut summary, &mut stdout)
+                        verify_session(journal, session, &mut summary, &mut stdout)
                     })?,
                     Err(error) => report_problem(&mut summary, &mut stdout, &error.to_string())?,
                 }
@@ -283,17 +289,30 @@ fn verify_journal(journal: &OpenJournal, id: Option<&SessionId>) -> Result<ExitC
 /// Verifies one session. Only one session is in memory at a time.
 fn verify_session(
     journal: &OpenJournal,
-    id: &SessionId,
+    session: &StoredSessionInfo,
     summary: &mut VerifySummary,
     output: &mut impl Write,
 ) -> Result<(), CommandError> {
     summary.sessions += 1;
+    let id = &session.id;
     let entries = match journal.reader.read(id, Seq(0)) {
         Ok(entries) => entries,
         Err(error) => return report_problem(summary, output, &format!("session {id}: {error}")),
     };
     summary.records += entries.len();
     summary.unfinished += usize::from(unfinished(&entries).is_some());
+    // A running host may have stored more since the session was listed.
+    let listed = entries.iter().filter(|entry| entry.seq <= session.seq);
+    let state = state_after(listed).unwrap_or(SessionState::Idle);
+    if state != session.state {
+        let what = format!(
+            "session {id}: its row in the table sessions has the state {}, but its records end {}: \
+             {RESTORE_HINT}",
+            session.state.as_str(),
+            state.as_str()
+        );
+        report_problem(summary, output, &what)?;
+    }
     for problem in verify(id, &entries) {
         report_problem(summary, output, &format!("session {id}: {problem}"))?;
     }

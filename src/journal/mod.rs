@@ -207,7 +207,7 @@ impl StoredSessionInfo {
         Some(Self {
             id: id.clone(),
             agent: agent.clone(),
-            state: state_after(entries).unwrap_or(SessionState::Idle),
+            state: state_after(entries.iter().map(Arc::as_ref)).unwrap_or(SessionState::Idle),
             seq: last.seq,
             opened: first.time,
             touched: last.time,
@@ -282,8 +282,11 @@ impl fmt::Debug for Batch {
 }
 
 /// Returns the session's state after these records, if they change it.
-fn state_after(entries: &[Arc<JournalEntry>]) -> Option<SessionState> {
-    entries.iter().rev().find_map(|entry| {
+#[doc(hidden)]
+pub fn state_after<'e>(
+    entries: impl DoubleEndedIterator<Item = &'e JournalEntry>,
+) -> Option<SessionState> {
+    entries.rev().find_map(|entry| {
         let record = &entry.record;
         // A queued input keeps the session running.
         if matches!(record, Record::RunStarted { .. } | Record::RunEnded { waiting: 1.., .. }) {

@@ -269,7 +269,7 @@ fn queued_batch(batch: Batch) -> Option<QueuedBatch> {
     } else {
         None
     };
-    let state = state_after(&entries);
+    let state = state_after(entries.iter().map(Arc::as_ref));
     let row = |entry: &Arc<JournalEntry>| StoredRow {
         seq: entry.seq.0,
         time: entry.time,

@@ -53,6 +53,15 @@ const SELECT_SESSIONS: &str = "
         AND r.seq = (SELECT max(seq) FROM records WHERE session = s.number)
     WHERE ";
 
+/// Selects the records that belong to no session. They cannot be listed or deleted.
+const RECORDS_WITHOUT_SESSION: &str = "
+    SELECT session, count(*) FROM records
+    WHERE session NOT IN (SELECT number FROM sessions) GROUP BY session LIMIT ?1";
+
+/// Selects the sessions that cannot be listed because they have no record.
+const SESSIONS_WITHOUT_RECORDS: &str = "
+    SELECT id FROM sessions WHERE number NOT IN (SELECT session FROM records) LIMIT ?1";
+
 /// Returns a session's entries after `after`, in order.
 pub(super) fn read(
     connection: &Connection,
@@ -147,5 +156,18 @@ pub(super) fn check(connection: &Connection, problems_max: i64) -> Result<Vec<St
     let mut statement = connection.prepare(&format!("PRAGMA integrity_check({problems_max})"))?;
     let findings = statement.query_map([], |row| row.get::<_, String>(0))?;
     let findings = findings.collect::<rusqlite::Result<Vec<_>>>()?;
-    Ok(findings.into_iter().filter(|finding| finding != "ok").collect())
+    let mut problems: Vec<String> =
+        findings.into_iter().filter(|finding| finding != "ok").collect();
+    let mut statement = connection.prepare(RECORDS_WITHOUT_SESSION)?;
+    let orphans = statement.query_map([problems_max], |row| {
+        let (number, count): (i64, u64) = (row.get(0)?, row.get(1)?);
+        Ok(format!("{count} records of session number {number} have no row in the table sessions"))
+    })?;
+    problems.extend(orphans.collect::<rusqlite::Result<Vec<_>>>()?);
+    let mut statement = connection.prepare(SESSIONS_WITHOUT_RECORDS)?;
+    let empty = statement.query_map([problems_max], |row| {
+        Ok(format!("session {} has no records", row.get::<_, String>(0)?))
+    })?;
+    problems.extend(empty.collect::<rusqlite::Result<Vec<_>>>()?);
+    Ok(problems)
 }

@@ -48,7 +48,11 @@ impl JournalReader {
         let connection =
             database::open_reading(&file).map_err(|error| errors::open_error(&file, &error))?;
         if database::check_kind(&connection, &file)? {
-            return Err(open_error("there is nothing in it yet: start the host once".to_owned()));
+            return Err(open_error(
+                "it is empty, without tables: if a host has stored sessions here, restore it from a \
+                 backup; otherwise start the host once"
+                    .to_owned(),
+            ));
         }
         database::check_size(&connection, &file)?;
         Ok(Self { readers, file })

@@ -70,6 +70,13 @@ impl FendExpression {
         self.has_word(&["to", "as", "in"])
     }
 
+    /// Returns the expression without its last conversion.
+    pub(super) fn without_conversion(&self) -> &str {
+        let keywords = [" to ", " as ", " in "];
+        let at = keywords.iter().filter_map(|keyword| self.0.rfind(keyword)).max();
+        at.and_then(|at| self.0.get(..at)).unwrap_or(&self.0)
+    }
+
     /// Returns true if the expression rounds to whole numbers.
     pub(super) fn has_rounding(&self) -> bool {
         self.has_word(&["ceil", "floor", "round"])

@@ -30,6 +30,9 @@ const COMPUTING_TIME_MAX: Duration = Duration::from_secs(2);
 /// check for an interrupt while it reduces a fraction of two very long numbers.
 const CALL_TIME_MAX: Duration = Duration::from_secs(5);
 
+/// The number of digits to which floating point is exact.
+const PRECISE_DIGITS: usize = 15;
+
 /// Number of fend's interrupt checks between two reads of the clock.
 const CHECKS_PER_CLOCK_READ: u32 = 64;
 
@@ -102,7 +105,12 @@ fn evaluate_in_thread(
     let evaluation = thread::Builder::new()
         .name("calculator".to_owned())
         .stack_size(STACK_BYTES)
-        .spawn(move || evaluate_with_rounding(&parsed, interrupted.as_ref()))
+        .spawn(move || {
+            let interrupt = interrupted.as_ref();
+            let text = evaluate_with_rounding(&parsed, interrupt)?;
+            let is_precise = !has_doubtful_digits(&text) || is_exact_value(&parsed, interrupt);
+            Ok::<_, String>(if is_precise { Some(text) } else { cut_to_precision(&text) })
+        })
         .map_err(|e| EvaluationError::Evaluator(format!("start a thread: {e}")))?;
     let result = evaluation
         .join()
@@ -111,6 +119,7 @@ fn evaluate_in_thread(
         true => EvaluationError::TimedOut,
         false => EvaluationError::Rejected { expression: source.trim().to_owned(), reason },
     })?;
+    let text = text.ok_or(EvaluationError::Imprecise)?;
     if is_beyond_precision(&expression, &text) {
         return Err(EvaluationError::Imprecise);
     }
@@ -149,6 +158,54 @@ fn evaluate(expression: &str, interrupt: &impl Interrupt) -> Result<String, Stri
         return Err("it has no value".to_owned());
     }
     Ok(result.get_main_result().to_owned())
+}
+
+/// Returns true if fend marks the result as approximate and prints a number with more digits than
+/// floating point is exact to.
+fn has_doubtful_digits(result: &str) -> bool {
+    result.starts_with("approx.") && numbers(result).any(|part| digits(part) > PRECISE_DIGITS)
+}
+
+/// Returns true if the value itself is exact, so that only its decimals are rounded, as in `1/3 to 30
+/// dp`. fend prints such a value as a fraction.
+fn is_exact_value(expression: &FendExpression, interrupt: &impl Interrupt) -> bool {
+    let fraction = format!("{} to fraction", expression.without_conversion());
+    evaluate(&fraction, interrupt).is_ok_and(|value| !value.starts_with("approx."))
+}
+
+/// Rounds each number of a result to the digits that floating point is exact to. Returns `None` if a
+/// number has more digits before its point.
+fn cut_to_precision(result: &str) -> Option<String> {
+    let mut output = String::with_capacity(result.len());
+    for part in numbers(result) {
+        if digits(part) <= PRECISE_DIGITS {
+            output.push_str(part);
+            continue;
+        }
+        let (number, separator) = part.split_at(part.trim_end_matches(|c| !is_digit(c)).len());
+        let value: f64 = number.parse().ok()?;
+        let scientific = format!("{value:.*e}", PRECISE_DIGITS - 1);
+        let exponent: i32 = scientific.split_once('e')?.1.parse().ok()?;
+        let decimals = usize::try_from(PRECISE_DIGITS as i32 - 1 - exponent).ok()?;
+        output.push_str(&format!("{value:.decimals$}"));
+        output.push_str(separator);
+    }
+    Some(output)
+}
+
+/// Splits a result behind each character that is not part of a number.
+fn numbers(result: &str) -> impl Iterator<Item = &str> {
+    result.split_inclusive(|c: char| !is_digit(c) && c != '.')
+}
+
+/// Returns the number of significant digits.
+fn digits(number: &str) -> usize {
+    let significant = number.trim_start_matches(['0', '.']);
+    significant.chars().filter(|c| is_digit(*c)).count()
+}
+
+fn is_digit(symbol: char) -> bool {
+    symbol.is_ascii_digit()
 }
 
 /// Returns true if floating point has made the result imprecise. fend rounds with floating point
@@ -240,6 +297,15 @@ mod tests {
         check("sqrt(abs(-16)^2)/2", "8");
         check("3 kg(2)^2", "12 kg");
         check("sqrt 16", "4");
+    }
+
+    #[test]
+    fn approximate_values_have_only_their_exact_digits() {
+        check("sqrt(2) to 30 dp", "approx. 1.41421356237310");
+        check("sqrt(2) m to cm to 30 dp", "approx. 141.421356237310 cm");
+        check("ln(2) to 30 sf", "approx. 0.693147180559945");
+        check("10 sqrt(2) to 20 dp", "approx. 14.1421356237310");
+        check("1/3 to 20 dp", "approx. 0.33333333333333333333");
     }
 
     #[test]
