@@ -85,7 +85,7 @@ pub(super) fn protect(dir: &Path) -> Result<(), JournalError> {
     if found.mode() & 0o077 != 0 && found.uid() == user && !is_shared {
         return set_mode(dir, 0o700);
     }
-    // In a sticky directory such as /tmp nobody can replace the files of another user.
+    // In a sticky directory such as /tmp, users cannot replace the files of another user.
     if found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0 {
         let reason = "other users can write to this directory: run chmod go-w on it, or name another \
                       data_dir";
