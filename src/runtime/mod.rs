@@ -298,6 +298,7 @@ impl Host {
             runs_max: config.host.max_concurrent_runs,
             sessions_max: config.host.max_sessions,
             queued_inputs_max: config.host.max_queued_inputs,
+            session_bytes_max: config.host.max_session_bytes,
             idle_after: config.host.idle_after,
             keep_idle: config.journal.keep_idle,
             deleted_ms: AtomicU64::new(0),
