@@ -13,7 +13,7 @@ pub(super) fn limit_connections(wanted: usize) -> usize {
     let Some(files) = getrlimit(Resource::Nofile).current else { return wanted };
     let allowed = usize::try_from(files - files / 4).unwrap_or(usize::MAX);
     if allowed < wanted {
-        tracing::warn!(
+        tracing::debug!(
             open_files = files,
             max_connections = allowed,
             "connections_limited: the system's limit of open files (ulimit -n) allows no more"
