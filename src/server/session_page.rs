@@ -139,7 +139,6 @@ impl PageBody {
 
 /// Encodes a large message on a thread that may block.
 async fn encode_apart(message: Arc<Message>) -> serde_json::Result<Vec<u8>> {
-    #[expect(clippy::disallowed_methods, reason = "it ends by itself, and is awaited")]
     let encoded = tokio::task::spawn_blocking(move || serde_json::to_vec(&message));
     encoded.await.unwrap_or_else(|error| Err(serde::ser::Error::custom(error)))
 }
