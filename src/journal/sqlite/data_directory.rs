@@ -8,7 +8,8 @@ use super::super::JournalError;
 
 /// The files of a journal.
 #[cfg(unix)]
-const FILES: [&str; 4] = ["journal.db", "journal.db-wal", "journal.db-shm", "callsheet.lock"];
+const FILES: [&str; 5] =
+    ["journal.db", "journal.db-wal", "journal.db-shm", "journal.reserve", "callsheet.lock"];
 
 /// Returns the path of the database in a data directory.
 pub(super) fn database_path(dir: &Path) -> PathBuf {
