@@ -226,6 +226,7 @@ impl Session {
         let mut stats = run.stats;
         stats.turns = run.machine.turns();
         stats.duration = run.elapsed(now);
+        stats.overhead += stats.duration.saturating_sub(run.turns_duration);
         let summary = RunSummary {
             run_id: run.id.clone(),
             end,
