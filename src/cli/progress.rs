@@ -8,8 +8,8 @@ use crate::event::{
     ApprovalRequest, CallLabel, Event, RunStats, ServiceCall, ServiceCallStatus, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, RunEnd, ToolResult, ToolStatus, VariableName, Verdict, excerpt,
-    harmless, printable,
+    ApprovalPhase, CallKey, RunEnd, ToolOutcome, ToolResult, ToolStatus, VariableName, Verdict,
+    excerpt, harmless, printable,
 };
 
 /// Maximum number of characters of a call's name, arguments or result on its line.
@@ -93,6 +93,12 @@ impl RunProgress {
                 self.update(&request.call, &input, CallActivity::Waiting(WaitingFor::Approval));
                 None
             }
+            // The result of a call that may not run has the reason.
+            Event::ApprovalGiven {
+                phase: ApprovalPhase::Before,
+                verdict: Verdict::Rejected | Verdict::Expired,
+                ..
+            } => None,
             Event::ApprovalGiven { call, phase, verdict, waited: _ } => {
                 Some(ScreenItem::Line(approval_line(&call.name, *phase, *verdict)))
             }
@@ -306,9 +312,18 @@ fn result_line(result: &ToolResult) -> String {
     };
     let name = short(&result.call.name);
     let input = short(&result.call.arguments_text());
-    let output = short(&result.outcome.content);
+    let output = short(&refusal_reason(&result.outcome).unwrap_or_default());
+    let output = if output.is_empty() { short(&result.outcome.content) } else { output };
     let copied = if result.notes.duplicate_of.is_some() { " (copied)" } else { "" };
     format!("{mark} {name} {input}  {}{copied}  {output}", format_duration(result.duration))
+}
+
+/// Returns the reason of a call that was refused. The model receives it as JSON.
+fn refusal_reason(outcome: &ToolOutcome) -> Option<String> {
+    let refused = outcome.status == ToolStatus::Refused;
+    let content: serde_json::Value =
+        refused.then(|| serde_json::from_str(&outcome.content).ok()).flatten()?;
+    content.get("message")?.as_str().map(str::to_owned)
 }
 
 fn run_end_line(end: RunEnd, stats: &RunStats) -> String {
@@ -345,7 +360,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::types::{FailureKind, ResultNotes, ToolCall, ToolOutcome};
+    use crate::types::{FailureKind, ResultNotes, ToolCall};
 
     fn label(index: u32) -> CallLabel {
         let key = CallKey { turn: 1, attempt: 1, index };
@@ -471,6 +486,24 @@ mod tests {
         assert_eq!(lines(&progress, 20), ["⠋ m is thinking, 15 s"]);
         progress.handle_event(at(21), &Event::TextReceived { text: "So".to_owned() });
         assert!(lines(&progress, 60).is_empty());
+    }
+
+    #[test]
+    fn a_rejected_call_has_one_line_with_the_reason_as_a_sentence() {
+        let mut progress = RunProgress::default();
+        let rejected = Event::ApprovalGiven {
+            call: label(0),
+            phase: ApprovalPhase::Before,
+            verdict: Verdict::Rejected,
+            waited: Duration::ZERO,
+        };
+        assert_eq!(progress.handle_event(Duration::ZERO, &rejected), None);
+        let content = json!({"status": "rejected", "message": "not run: too expensive"});
+        let outcome =
+            ToolOutcome::not_ok(ToolStatus::Refused, FailureKind::Rejected, content.to_string());
+        let line = "✗ clock {\"zone\":\"Asia/Tokyo\"}  1.5 s  not run: too expensive".to_owned();
+        let ended = progress.handle_event(Duration::ZERO, &finished(0, outcome));
+        assert_eq!(ended, Some(ScreenItem::Line(line)));
     }
 
     #[test]
