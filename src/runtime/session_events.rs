@@ -24,8 +24,8 @@ use crate::telemetry::{
 };
 use crate::types::{RunId, Seq, SessionId};
 
-/// Number of records of the first read.
-const FIRST_PAGE: usize = 16;
+/// Number of records of the first read, whose size is unknown.
+const FIRST_PAGE: usize = 1;
 
 /// Maximum number of records of one read.
 const PAGE_MAX: usize = 256;

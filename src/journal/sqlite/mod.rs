@@ -19,10 +19,11 @@ mod write_connection;
 mod writer;
 
 use std::fmt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
@@ -56,6 +57,8 @@ pub struct SqliteJournal {
     readers: ReadConnections,
     sessions: Arc<AtomicUsize>,
     file: PathBuf,
+    /// The open file, while the writer runs.
+    database: Weak<Mutex<File>>,
     failure: SharedFailure,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
@@ -131,7 +134,7 @@ impl SqliteJournal {
         let SqliteOptions { durability, holder, observer, queue_max, reserve_bytes } = options;
         data_directory::create_if_missing(dir)?;
         let lock = data_directory::DirectoryLock::acquire(dir, &holder)?;
-        data_directory::protect(dir)?;
+        let database = Arc::downgrade(lock.database());
         let file = data_directory::database_path(dir);
         let open_error = |error: &rusqlite::Error| errors::open_error(&file, error);
         let connection = database::open(&file)?;
@@ -151,7 +154,6 @@ impl SqliteJournal {
             observer,
             sessions: Arc::clone(&sessions),
             durability,
-            file: file.clone(),
             reserve: Reserve::new(dir, reserve_bytes),
             failure: Arc::clone(&failure),
             lock,
@@ -167,7 +169,15 @@ impl SqliteJournal {
             .spawn(move || writer.run())
             .map_err(io_error)?;
         let readers = ReadConnections::new(file.clone());
-        Ok(Self { queue, readers, sessions, file, failure, writer: Mutex::new(Some(thread)) })
+        Ok(Self {
+            queue,
+            readers,
+            sessions,
+            file,
+            database,
+            failure,
+            writer: Mutex::new(Some(thread)),
+        })
     }
 
     /// Stores the queued batches, closes the database and unlocks the directory. Later batches
@@ -197,7 +207,9 @@ impl SqliteJournal {
     fn pages_with_copies(&self, removed: &[SessionId]) -> Result<Vec<u64>, JournalError> {
         let page_size = self.readers.run(|connection| Ok(database::page_size(connection)?))?;
         let ids: Vec<&str> = removed.iter().map(SessionId::as_str).collect();
-        pages::with_copies(&self.file, page_size, &ids)
+        let database = self.database.upgrade().ok_or(JournalError::Closed)?;
+        let mut database = database.lock();
+        pages::with_copies(&mut database, page_size, &ids)
             .map_err(|error| JournalError::Read(format!("{error} ({})", self.file.display())))
     }
 }

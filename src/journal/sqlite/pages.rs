@@ -64,12 +64,12 @@ const PAGES_MAX: u64 = 1 << 25;
 /// Indexes are split at every insert, so an index page counts only if its unused bytes contain one
 /// of the texts.
 pub(super) fn with_copies(
-    database: &Path,
+    database: &mut File,
     page_size: usize,
     texts: &[&str],
 ) -> io::Result<Vec<u64>> {
     let texts: Vec<_> = texts.iter().map(|text| memmem::Finder::new(text.as_bytes())).collect();
-    let mut database = BufReader::with_capacity(64 * page_size.max(1), File::open(database)?);
+    let mut database = BufReader::with_capacity(64 * page_size.max(1), database);
     let mut page = vec![0; page_size];
     // The first page has no records, and another header.
     database.seek(SeekFrom::Start(page_size as u64))?;
@@ -94,8 +94,7 @@ pub(super) fn with_copies(
 
 /// Overwrites the unused middle of these tree pages with zeros, in the file itself. SQLite never reads
 /// those bytes. Its log must be empty, and its cache must not write the pages again.
-pub(super) fn erase_unused(database: &Path, page_size: usize, pages: &[u64]) -> io::Result<()> {
-    let mut file = File::options().read(true).write(true).open(database)?;
+pub(super) fn erase_unused(file: &mut File, page_size: usize, pages: &[u64]) -> io::Result<()> {
     if file.metadata()?.len() / page_size.max(1) as u64 >= PAGES_MAX {
         let problem =
             "it is too large to erase copies of deleted rows: run VACUUM on it while no host runs";
@@ -106,7 +105,7 @@ pub(super) fn erase_unused(database: &Path, page_size: usize, pages: &[u64]) -> 
         let begin = (number - 1) * page_size as u64;
         file.seek(SeekFrom::Start(begin))?;
         let is_tree = |kind| matches!(kind, TABLE_LEAF | INDEX_LEAF | INDEX_INTERIOR);
-        if !fill(&mut file, &mut page)? || !page.first().copied().is_some_and(is_tree) {
+        if !fill(file, &mut page)? || !page.first().copied().is_some_and(is_tree) {
             continue;
         }
         let range = unused(&page);

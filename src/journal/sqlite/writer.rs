@@ -1,7 +1,7 @@
 //! The writer thread: stores many batches in one transaction, with one fsync for all of them.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -52,13 +52,12 @@ pub(super) struct JournalWriter {
     unsynced_since: Option<Instant>,
     /// The error after which nothing can be stored.
     broken: Option<JournalError>,
-    file: PathBuf,
     reserve: Reserve,
     failure: SharedFailure,
     /// The time of the next attempt to write after a failure, or to fill the reserve.
     retry_at: Option<Instant>,
     /// Unlocked last, after the database is closed.
-    _lock: DirectoryLock,
+    lock: DirectoryLock,
 }
 
 /// A batch that is written but not durable.
@@ -75,7 +74,6 @@ pub(super) struct WriterParts {
     pub(super) observer: Arc<dyn JournalObserver>,
     pub(super) sessions: Arc<AtomicUsize>,
     pub(super) durability: Durability,
-    pub(super) file: PathBuf,
     pub(super) reserve: Reserve,
     pub(super) failure: SharedFailure,
     pub(super) lock: DirectoryLock,
@@ -94,17 +92,8 @@ impl JournalWriter {
     /// Creates the writer. `log` is the write-ahead log in `dir`; its directory entry is durable
     /// afterwards.
     pub(super) fn new(parts: WriterParts, dir: &Path, log: &Path) -> std::io::Result<Self> {
-        let WriterParts {
-            store,
-            queue,
-            observer,
-            sessions,
-            durability,
-            file,
-            reserve,
-            failure,
-            lock,
-        } = parts;
+        let WriterParts { store, queue, observer, sessions, durability, reserve, failure, lock } =
+            parts;
         let log = File::open(log)?;
         // Without space for the reserve the journal can still be used.
         let filled = if reserve.is_missing() { reserve.fill() } else { Ok(()) };
@@ -121,11 +110,10 @@ impl JournalWriter {
             unsynced,
             unsynced_since,
             broken,
-            file,
             reserve,
             failure,
             retry_at,
-            _lock: lock,
+            lock,
         })
     }
 
@@ -336,8 +324,8 @@ impl JournalWriter {
         // The cached pages would be written with the copies.
         let shrunk = connection.execute_batch("PRAGMA shrink_memory");
         let page_size = shrunk.and(page_size).map_err(|error| errors::write_error(&error))?;
-        pages::erase_unused(&self.file, page_size, pages)
-            .map_err(|error| JournalError::Write(format!("{}: {error}", self.file.display())))
+        pages::erase_unused(&mut self.lock.database().lock(), page_size, pages)
+            .map_err(|error| JournalError::Write(format!("erase deleted rows: {error}")))
     }
 
     /// Empties the write-ahead log, which still contains the deleted rows.
@@ -369,7 +357,7 @@ impl JournalWriter {
     }
 
     fn has_little_space(&self) -> bool {
-        let found = rustix::fs::statvfs(&self.file);
+        let found = rustix::fs::fstatvfs(&self.log);
         found.is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < LITTLE_SPACE_BYTES)
     }
 
