@@ -143,6 +143,9 @@ async fn a_full_disk_fails_only_runs_and_the_host_recovers() {
     assert_eq!((kind.as_str(), &last["code"]), ("error", &json!("journal_failed")), "{last}");
     // It still answers, and shows only stored records.
     assert_eq!(host.get("/healthz").await.status, 200);
+    let unready = host.get("/readyz").await;
+    assert_eq!(unready.error(), (503, "journal_failed".to_owned()));
+    assert!(unready.body.contains("write the journal: "), "{unready:?}");
     assert_eq!(host.get("/v1/sessions").await.json()["sessions"].as_array().unwrap().len(), 3);
     for session in ["s", "t", "u"] {
         let response = host.get(&format!("/v1/sessions/{session}")).await;
@@ -160,6 +163,13 @@ async fn a_full_disk_fails_only_runs_and_the_host_recovers() {
     let pid = host.child.id().to_string();
     let made_room = Command::new("prlimit").args(["--fsize=unlimited", "--pid", &pid]).status();
     assert!(made_room.unwrap().success());
+    // It becomes ready without a request.
+    let ready = async {
+        while host.get("/readyz").await.status != 200 {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    };
+    within(ready).await;
     for session in ["s", "t", "u"] {
         let answer = within(async {
             loop {
@@ -184,6 +194,59 @@ async fn a_full_disk_fails_only_runs_and_the_host_recovers() {
     drop(host);
     let host = Binary::start(&dir, &["env"]);
     assert_eq!(host.run("s", "and again").await.json()["run_end"], "answered");
+}
+
+/// On a disk of its own, which fills up twice: everything that was acknowledged is there, the host is
+/// ready when it can write, and sessions can be deleted when nothing else can be written.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_full_disk_is_relieved_by_deleting_sessions() {
+    const MOUNT: &str = "mount -t tmpfs -o size=14m tmpfs \"$0\" && exec \"$@\"";
+    let dir = path("small_disk");
+    std::fs::create_dir_all(&dir).unwrap();
+    let unshare = ["unshare", "--map-root-user", "--mount"];
+    let own_disk = Command::new(unshare[0]).args(&unshare[1..]).arg("true").status();
+    if !own_disk.is_ok_and(|status| status.success()) {
+        assert!(std::env::var_os("CI").is_none(), "user namespaces are needed for this test");
+        eprintln!("skipped: this system allows no mounts in user namespaces");
+        return;
+    }
+    let before = [&unshare[..], &["sh", "-c", MOUNT, dir.to_str().unwrap()]].concat();
+    let host = Binary::start(&dir, &before);
+    let (small, large) = ("word ".repeat(2_000), "word ".repeat(100_000));
+    let mut kept = Vec::new();
+    for round in 0..2 {
+        let (deleted, stays) = (format!("deleted-{round}"), format!("stays-{round}"));
+        for session in [&deleted, &stays] {
+            host.open(session).await;
+        }
+        let first = host.run(&stays, &small).await;
+        assert_eq!((first.status, first.json()["run_end"].as_str()), (200, Some("answered")));
+        kept.push(stays);
+        while host.run(&deleted, &large).await.status == 200 {}
+        let unready = host.get("/readyz").await;
+        assert_eq!(unready.error(), (503, "journal_failed".to_owned()), "round {round}");
+        assert!(unready.body.contains("the disk is full"), "{unready:?}");
+        let delete = format!("DELETE /v1/sessions/{deleted} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        let answer = host.send(&delete).await;
+        assert_eq!(answer.status, 204, "round {round}: {}", answer.body);
+        let ready = async {
+            while host.get("/readyz").await.status != 200 {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        };
+        within(ready).await;
+        for session in &kept {
+            let run = host.run(session, "hello").await;
+            assert_eq!(run.status, 200, "round {round}, {session}: {}", run.body);
+        }
+    }
+    for (index, session) in kept.iter().enumerate() {
+        let answer = host.get(&format!("/v1/sessions/{session}")).await.json();
+        let runs = 1 + kept.len() - index;
+        assert_eq!(answer["history"].as_array().unwrap().len(), 2 * runs, "{session}");
+    }
+    assert_eq!(host.get("/v1/sessions").await.json()["sessions"].as_array().unwrap().len(), 2);
 }
 
 #[test]

@@ -285,6 +285,36 @@ fn a_second_host_learns_who_uses_the_directory() {
     drop(SqliteJournal::open(&dir.0, options()).unwrap());
 }
 
+#[test]
+fn the_lock_holds_although_its_file_is_removed() {
+    let dir = TestDir::new();
+    let journal = open(&dir);
+    std::fs::remove_file(dir.0.join("callsheet.lock")).unwrap();
+    assert!(refused(&dir).contains("stop that host"), "{}", refused(&dir));
+    drop(journal);
+    open(&dir);
+}
+
+/// SQLite's locks must stay when the host reads the file beside SQLite: without them another program
+/// could take the log away.
+#[cfg(target_os = "linux")]
+#[test]
+fn sqlites_locks_stay_when_sessions_are_removed() {
+    let dir = TestDir::new();
+    filled(&dir);
+    let journal = open(&dir);
+    let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(dir.database()).unwrap());
+    let locks = || {
+        let locks = std::fs::read_to_string("/proc/locks").unwrap();
+        let is_ours = |line: &&str| line.contains("POSIX") && line.contains(&format!(":{inode} "));
+        locks.lines().filter(is_ours).count()
+    };
+    let before = locks();
+    assert!(before > 0, "SQLite holds a lock on a database with a log");
+    journal.remove(&[id("s0")]).unwrap();
+    assert_eq!(locks(), before);
+}
+
 #[cfg(unix)]
 #[test]
 fn the_directory_is_accessible_only_to_this_user() {

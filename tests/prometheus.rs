@@ -231,7 +231,7 @@ async fn recovered(directory: &HostDirectory, backup: &Rehearsal) -> HostServer 
     crashing.crash().await;
     within(async {
         loop {
-            match HostServer::start(setup.clone()).await {
+            match Box::pin(HostServer::start(setup.clone())).await {
                 // The actors of the last host are still stopping.
                 Err(HostError::Journal(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
                 started => return started.unwrap(),

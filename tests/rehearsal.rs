@@ -222,6 +222,16 @@ async fn refuses_a_broken_history_in_the_providers_words() {
 }
 
 #[tokio::test]
+async fn a_path_can_hold_an_encoded_model_name() {
+    let server = serve([Response::text("hello")]).await;
+    let url = format!("{}/models/a%2Fb%3AgenerateContent", server.base_url());
+    let body = json!({"contents": [{"role": "user", "parts": [{"text": "hi"}]}]});
+    let response = client().post(url).json(&body).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    server.shutdown().await;
+}
+
+#[tokio::test]
 async fn its_model_is_listed_and_other_paths_are_not_found() {
     let server = serve([]).await;
     let get = |path: &str| client().get(format!("http://{}{path}", server.address())).send();

@@ -26,6 +26,7 @@
 //! | `decode.rs` | `callsheet decode`: decodes a recorded response |
 //! | `setup.rs` | configuration, tools and rehearsal model from flags, file and environment |
 //! | `signals.rs` | SIGINT and SIGTERM |
+//! | `open_files.rs` | the limit of open files |
 //! | `error.rs`, `output.rs` | exit status and message of an error; writing without panics |
 
 mod approval_prompts;
@@ -33,6 +34,7 @@ pub mod decode;
 mod error;
 mod images;
 mod load;
+mod open_files;
 mod output;
 mod progress;
 mod replay;

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use tokio::net::TcpListener;
 
 use super::error::CommandError;
+use super::open_files;
 use super::output;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
@@ -59,7 +60,9 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     // Handlers must be installed before the banner, because its reader may send a signal.
     let mut signals = Signals::new().map_err(CommandError::failed)?;
     let rehearsal = setup::start_rehearsal(&mut config).await?;
-    let options = ServerOptions::from(&config.host);
+    let options = ServerOptions::from(&config.host).with(|options| {
+        options.max_connections = open_files::limit_connections(options.max_connections);
+    });
     let configured = config.clone();
     let host =
         Host::builder().config(config).tools(tools).start().await.map_err(setup::start_error)?;

@@ -57,9 +57,21 @@ impl Config {
             ("max_sessions", self.host.max_sessions),
             ("max_concurrent_runs", self.host.max_concurrent_runs),
             ("max_queued_inputs", self.host.max_queued_inputs),
+            ("max_connections", self.host.max_connections),
+            ("max_large_answers", self.host.max_large_answers),
         ];
         for (key, _) in counts.into_iter().filter(|(_, count)| *count == 0) {
             add_error(format!("host.{key}"), NOT_ONE.to_owned());
+        }
+        let times = [
+            ("header_read_timeout", self.host.header_read_timeout),
+            ("write_timeout", self.host.write_timeout),
+        ];
+        for (key, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
+            add_error(format!("host.{key}"), NO_TIME.to_owned());
+        }
+        if self.host.max_session_bytes == Some(0) {
+            add_error("host.max_session_bytes".to_owned(), NOT_ONE.to_owned());
         }
         if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
     }

@@ -33,6 +33,17 @@ pub struct HostConfig {
     /// Maximum number of inputs that wait in one session: queued runs and steering inputs. Default:
     /// 16. Further ones are refused.
     pub max_queued_inputs: usize,
+    /// Maximum size of a session's stored records in bytes. Default: 256 MiB. A session that is larger
+    /// accepts no more inputs. `None` means no limit.
+    pub max_session_bytes: Option<u64>,
+    /// Maximum number of open connections of the HTTP server. Default: 20,000.
+    pub max_connections: usize,
+    /// The time limit for receiving the header of an HTTP request. Default: 10 seconds.
+    pub header_read_timeout: Duration,
+    /// The time limit of one write to an HTTP client. Default: 30 seconds.
+    pub write_timeout: Duration,
+    /// Maximum number of HTTP answers above 1 MiB at once. Default: 8.
+    pub max_large_answers: usize,
     /// The directory of the journal. Default: `./callsheet-data`. A relative path starts at the
     /// host's working directory.
     pub data_dir: PathBuf,
@@ -63,6 +74,11 @@ impl Default for HostConfig {
             max_sessions: 100_000,
             max_concurrent_runs: 10_000,
             max_queued_inputs: 16,
+            max_session_bytes: Some(256 * 1024 * 1024),
+            max_connections: 20_000,
+            header_read_timeout: Duration::from_secs(10),
+            write_timeout: Duration::from_secs(30),
+            max_large_answers: 8,
             data_dir: PathBuf::from("./callsheet-data"),
             idle_after: Some(Duration::from_secs(5 * 60)),
         }

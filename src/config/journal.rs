@@ -14,6 +14,9 @@ pub struct JournalConfig {
     pub resume: Resume,
     /// Sessions without activity for this time are deleted. `None` means never.
     pub keep_idle: Option<Duration>,
+    /// Bytes of the disk that are kept free, so that sessions can be deleted when it is full. Default: 4
+    /// MiB. 0 means none.
+    pub reserve_bytes: u64,
 }
 
 /// A storage engine.
@@ -52,6 +55,7 @@ impl Default for JournalConfig {
             durability: Durability::Strict,
             resume: Resume::Auto,
             keep_idle: None,
+            reserve_bytes: 4 * 1024 * 1024,
         }
     }
 }

@@ -28,6 +28,8 @@ pub struct SessionLog {
 #[derive(Debug)]
 struct LogState {
     last_seq: Seq,
+    /// The approximate number of bytes of all records.
+    bytes: u64,
     closed: bool,
     /// The recent entries, for [`SessionLog::entries_since`].
     recent: Vec<Arc<JournalEntry>>,
@@ -89,12 +91,24 @@ impl SessionLog {
             session,
             journal,
             engine_state: Arc::default(),
-            state: Mutex::new(LogState { last_seq: last, closed: false, recent: Vec::new() }),
+            state: Mutex::new(LogState {
+                last_seq: last,
+                bytes: 0,
+                closed: false,
+                recent: Vec::new(),
+            }),
             durability: Arc::new(DurabilityTracker {
                 state: Mutex::new(durability),
                 listener: Box::new(listener),
             }),
         }
+    }
+
+    /// Sets the number of bytes that the stored records have.
+    #[must_use]
+    pub fn with_stored_bytes(self, bytes: u64) -> Self {
+        self.state.lock().bytes = bytes;
+        self
     }
 
     /// Appends records with the current time: see [`Self::append_at`].
@@ -137,12 +151,10 @@ impl SessionLog {
         for record in records {
             let PendingRecord { record, displayed_bytes } = record.into();
             state.last_seq.0 += 1;
-            entries.push(Arc::new(JournalEntry {
-                seq: state.last_seq,
-                time: time_ms,
-                displayed_bytes,
-                record,
-            }));
+            let seq = state.last_seq;
+            let entry = JournalEntry { seq, time: time_ms, displayed_bytes, record };
+            state.bytes += entry.approximate_bytes();
+            entries.push(Arc::new(entry));
         }
         state.recent.extend(entries.iter().cloned());
         let last = state.last_seq;
@@ -188,6 +200,12 @@ impl SessionLog {
     #[must_use]
     pub fn last_seq(&self) -> Seq {
         self.state.lock().last_seq
+    }
+
+    /// Returns the approximate number of bytes of all records.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.state.lock().bytes
     }
 
     /// Returns the sequence number up to which all records are durable.

@@ -112,6 +112,12 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// Returns the current status of the engine.
     fn status(&self) -> JournalStatus;
 
+    /// Returns the error of the last write, until a write succeeds: the journal cannot be written now. An
+    /// engine tries again by itself.
+    fn failure(&self) -> Option<JournalError> {
+        None
+    }
+
     /// Stores all queued batches and closes. Later batches fail.
     fn close(&self) {}
 }

@@ -5,6 +5,7 @@
 
 mod list;
 mod request_parts;
+mod size;
 
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use crate::types::{Content, MessagePart, ModelOrigin, ToolCall};
 
 pub use list::MessageList;
 pub use request_parts::RequestPart;
+pub use size::{content_bytes, json_bytes};
 
 /// One message of a history.
 ///

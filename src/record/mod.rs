@@ -5,6 +5,7 @@
 
 mod entry;
 mod past;
+mod size;
 
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::Response as HttpResponse;
@@ -42,17 +42,17 @@ const REQUEST_BYTES_MAX: usize = 64 << 20;
 pub(super) fn router(state: Arc<RehearsalState>) -> Router {
     let mut router = Router::new();
     for prefix in ["", "/v1", "/v1beta"] {
-        let path = |end: &str| format!("{prefix}{end}");
-        router = router
-            .route(&path("/models"), get(models))
-            .route(&path("/chat/completions"), post(|s, u, h, b| ask(Wire::OpenaiChat, s, u, h, b)))
-            .route(&path("/responses"), post(|s, u, h, b| ask(Wire::OpenaiResponses, s, u, h, b)))
-            .route(&path("/messages"), post(|s, u, h, b| ask(Wire::AnthropicMessages, s, u, h, b)))
-            .route(
-                &path("/models/{action}"),
-                post(|s, u, h, b| ask(Wire::GeminiGenerate, s, u, h, b)),
-            )
-            .route(&path("/api/chat"), post(|s, u, h, b| ask(Wire::OllamaChat, s, u, h, b)));
+        router = router.route(&format!("{prefix}/models"), get(models));
+        for (path, wire) in [
+            ("/chat/completions", Wire::OpenaiChat),
+            ("/responses", Wire::OpenaiResponses),
+            ("/messages", Wire::AnthropicMessages),
+            ("/models/{action}", Wire::GeminiGenerate),
+            ("/api/chat", Wire::OllamaChat),
+        ] {
+            let ask = move |s, u, a, h, b| ask(wire, s, u, a, h, b);
+            router = router.route(&format!("{prefix}{path}"), post(ask));
+        }
     }
     router
         .fallback(no_such_path)
@@ -76,6 +76,7 @@ async fn ask(
     wire: Wire,
     State(state): State<Arc<RehearsalState>>,
     uri: Uri,
+    action: Option<Path<String>>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> HttpResponse {
@@ -87,7 +88,7 @@ async fn ask(
         }
     };
     let body = serde_json::from_slice::<Value>(&body).unwrap_or_default();
-    let action = uri.path().rsplit('/').next().unwrap_or_default();
+    let action = action.as_deref().map_or("", String::as_str);
     let mut open = state.receive(wire, &uri, &headers, &body);
     match dispatch::service(wire).read(&ProviderRequest { body: &body, action }) {
         Ok(request) => answer(state, open, &request).await,

@@ -16,6 +16,7 @@
 //! | `fault` | sends a body with the pauses and faults of its script |
 //! | `improviser` | the answers without a script |
 //! | `service`, `dispatch` | the interface of the provider services, and their selection |
+//! | `request_schema` | checks requests by the `request.schema.json` of each service |
 //! | `encoded`, `text` | encoded bodies; splitting of texts |
 //! | `openai_chat`, `openai_responses`, `anthropic`, `gemini`, `ollama` | one service each: its strict request check and its encoding |
 
@@ -29,6 +30,7 @@ mod improviser;
 mod ollama;
 mod openai_chat;
 mod openai_responses;
+mod request_schema;
 mod requests;
 mod script;
 mod service;
@@ -46,8 +48,6 @@ use tokio_util::task::TaskTracker;
 pub use http::REHEARSAL_HEADER;
 #[doc(hidden)]
 pub use improviser::improvise;
-#[doc(hidden)]
-pub use openai_chat::{Refusal, check};
 #[doc(hidden)]
 pub use requests::Ended;
 pub use requests::ReceivedRequest;

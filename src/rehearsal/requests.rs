@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{HeaderMap, Uri};
+use axum::http::{HeaderMap, HeaderValue, Uri};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -88,6 +88,7 @@ impl RehearsalState {
         headers: &HeaderMap,
         body: &Value,
     ) -> OpenRequest {
+        let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
         let mut number = 0;
         self.seen.send_modify(|seen| {
             seen.received += 1;
@@ -103,12 +104,7 @@ impl RehearsalState {
                     path: uri.to_string(),
                     headers: headers
                         .iter()
-                        .map(|(name, value)| {
-                            (
-                                name.to_string(),
-                                String::from_utf8_lossy(value.as_bytes()).into_owned(),
-                            )
-                        })
+                        .map(|(name, value)| (name.to_string(), text(value)))
                         .collect(),
                     body: body.clone(),
                     status: 0,

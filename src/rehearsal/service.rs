@@ -52,7 +52,7 @@ pub(super) trait ProviderService {
 pub(super) struct ProviderRequest<'a> {
     /// The body; null if it was not JSON.
     pub(super) body: &'a Value,
-    /// The last segment of the path, which holds model and method on some services.
+    /// The last segment of a path that holds model and method, decoded; empty on other paths.
     pub(super) action: &'a str,
 }
 

@@ -37,6 +37,12 @@ pub enum HostError {
     /// `max_queued_inputs` is reached.
     #[error("the session's queue is full: {0} inputs wait")]
     QueueFull(usize),
+    /// `max_session_bytes` is reached.
+    #[error(
+        "the session is too large: host.max_session_bytes is {0}; go on in a new session, or in a fork \
+         of an earlier position"
+    )]
+    SessionTooLarge(u64),
     /// The session has a run already.
     #[error("run in progress")]
     RunInProgress,
@@ -153,6 +159,7 @@ impl HostError {
             | Self::UnknownTool(_)
             | Self::UnknownModel { .. }
             | Self::EmptyInput
+            | Self::SessionTooLarge(_)
             | Self::KeyReused => ErrorKind::InvalidRequest,
             Self::NoSuchSession(_)
             | Self::NoSuchRecord { .. }
@@ -193,6 +200,7 @@ impl HostError {
             Self::SessionExists => "session_exists",
             Self::Full(_) => "host_full",
             Self::QueueFull(_) => "queue_full",
+            Self::SessionTooLarge(_) => "session_too_large",
             Self::NoRun => "no_run",
             Self::RunInProgress => "run_in_progress",
             Self::TooHigh(_) => "limit_too_high",

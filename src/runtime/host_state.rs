@@ -20,7 +20,8 @@ use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
 use super::model::StallClock;
 use super::models::Model;
-use crate::journal::Journal;
+use crate::journal::{Journal, SessionLog};
+use crate::session::InputLimits;
 use crate::telemetry::Telemetry;
 use crate::tool::ToolSource;
 use crate::types::{RunId, Secrets, SessionId, SessionState};
@@ -42,6 +43,7 @@ pub(super) struct HostState {
     pub(super) sessions_max: usize,
     /// The number of inputs that may wait in one session.
     pub(super) queued_inputs_max: usize,
+    pub(super) session_bytes_max: Option<u64>,
     /// The idle time after which a session hibernates.
     pub(super) idle_after: Option<Duration>,
     /// The idle time after which a session is deleted.
@@ -100,6 +102,15 @@ impl HostState {
     /// Returns the error of a request to a session that is gone.
     pub(super) fn gone(&self) -> HostError {
         if self.is_closing() { HostError::ShuttingDown } else { HostError::SessionClosed }
+    }
+
+    /// Returns the limits of the next input of the session with this log.
+    pub(super) fn input_limits(&self, log: &SessionLog) -> InputLimits {
+        InputLimits {
+            inputs_max: self.queued_inputs_max,
+            stored_bytes: log.bytes(),
+            stored_bytes_max: self.session_bytes_max,
+        }
     }
 
     /// Counts one more run until the guard is dropped, unless `max_concurrent_runs` is reached.

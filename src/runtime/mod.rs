@@ -111,7 +111,7 @@ pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 
 use crate::config::{Config, Resume};
 use crate::context::InitialHistory;
-use crate::journal::Journal;
+use crate::journal::{Journal, JournalError};
 use crate::record::Seq;
 use crate::telemetry::{Metrics, MetricsOptions, Telemetry, Traces};
 use crate::tool::Extensions;
@@ -298,6 +298,7 @@ impl Host {
             runs_max: config.host.max_concurrent_runs,
             sessions_max: config.host.max_sessions,
             queued_inputs_max: config.host.max_queued_inputs,
+            session_bytes_max: config.host.max_session_bytes,
             idle_after: config.host.idle_after,
             keep_idle: config.journal.keep_idle,
             deleted_ms: AtomicU64::new(0),
@@ -492,6 +493,13 @@ impl Host {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.inner.link.is_ready()
+    }
+
+    /// Returns the error of the journal's last write, until a write succeeds. While it stands, no run can
+    /// start; the host tries again by itself.
+    #[must_use]
+    pub fn journal_failure(&self) -> Option<JournalError> {
+        self.shared().journal.failure()
     }
 
     /// Returns counts of live objects.

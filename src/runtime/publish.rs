@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::event::{Event, PublishedEvent};
-use crate::journal::{Journal, JournalError, unix_ms};
+use crate::journal::{JournalError, unix_ms};
 use crate::response::ResponseAssembler;
 use crate::telemetry::{Feed, PendingSubscription, SourceRecord, Subscription, Telemetry, logs};
 use crate::types::{RunId, Seq, SessionId};
@@ -43,8 +43,8 @@ impl Publisher {
 
     /// Returns the access for subscribers. It does not keep the feed alive, so that the streams of
     /// the subscribers end with the session.
-    pub(super) fn feed_access(&self, journal: &Arc<dyn Journal>) -> FeedAccess {
-        FeedAccess { feed: Arc::downgrade(&self.feed), journal: Arc::clone(journal) }
+    pub(super) fn feed_access(&self) -> FeedAccess {
+        FeedAccess { feed: Arc::downgrade(&self.feed) }
     }
 
     /// Adds the model's answer to the trace, if traces contain messages.
@@ -114,7 +114,6 @@ impl Publisher {
 #[derive(Clone, Debug)]
 pub(super) struct FeedAccess {
     feed: Weak<Feed>,
-    pub(super) journal: Arc<dyn Journal>,
 }
 
 impl FeedAccess {

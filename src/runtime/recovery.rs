@@ -46,6 +46,7 @@ async fn open_sqlite(
         holder: format!("listening on {}", config.host.listen),
         observer: Arc::new(telemetry.metrics().journal().clone()),
         queue_max: QUEUE_MAX,
+        reserve_bytes: config.journal.reserve_bytes,
     };
     let opened = blocking(move || SqliteJournal::open(&dir, options)).await??;
     Ok(Arc::new(opened))

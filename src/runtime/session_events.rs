@@ -17,15 +17,21 @@ use super::error::HostError;
 use super::host_ref::HostRef;
 use super::publish::SUBSCRIBER_EVENTS_MAX;
 use crate::event::{EventId, PublishedEvent};
-use crate::journal::{Journal, JournalEntry, JournalError};
+use crate::journal::{JournalEntry, JournalError};
 use crate::record::{PastEvents, part_after};
 use crate::telemetry::{
     Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, Subscription,
 };
 use crate::types::{RunId, Seq, SessionId};
 
-/// The number of records of one read.
-const PAGE: usize = 256;
+/// Number of records of the first read, whose size is unknown.
+const FIRST_PAGE: usize = 1;
+
+/// Maximum number of records of one read.
+const PAGE_MAX: usize = 256;
+
+/// Bytes of records that one read aims for. A reader that stops reading keeps about as many in memory.
+const PAGE_BYTES: u64 = 64 * 1024;
 
 /// The events of a session from a position on: a stream of [`FeedItem`], which ends with the session or
 /// after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing else.
@@ -70,10 +76,11 @@ impl SessionEvents {
         let reader = HistoryReader {
             feed: Arc::downgrade(&feed),
             pending: Some(pending),
-            journal: Arc::clone(&live.feed_access.journal),
+            host: host.clone(),
             session: session.clone(),
             after,
             past: PastEvents::new(session.clone(), &live.agent, turn),
+            page: FIRST_PAGE,
             read,
             target: last_to_read(after, &position),
             ready: VecDeque::new(),
@@ -135,11 +142,13 @@ struct HistoryReader {
     feed: Weak<Feed>,
     /// Keeps the session in memory while stored events are read.
     pending: Option<PendingSubscription>,
-    journal: Arc<dyn Journal>,
+    host: HostRef,
     session: SessionId,
     /// The position after which events are returned.
     after: EventId,
     past: PastEvents,
+    /// The number of records of the next read.
+    page: usize,
     /// The last record that was read.
     read: Seq,
     /// The last record to read.
@@ -185,14 +194,17 @@ impl HistoryReader {
 
     /// Reads the next entries. There are none if the session was deleted.
     async fn read_page(&self) -> Result<Vec<JournalEntry>, JournalError> {
-        let (journal, session, after) =
-            (Arc::clone(&self.journal), self.session.clone(), self.read);
-        // The read may wait for a disk.
-        let reading = tokio::task::spawn_blocking(move || journal.read_some(&session, after, PAGE));
-        reading.await.unwrap_or_else(|error| Err(JournalError::Read(error.to_string())))
+        let (journal, session) = (Arc::clone(&self.host.shared.journal), self.session.clone());
+        let (after, page) = (self.read, self.page);
+        let read = self.host.read(move || journal.read_some(&session, after, page)).await;
+        read.unwrap_or(Err(JournalError::Closed))
     }
 
     fn append_entries(&mut self, entries: &[JournalEntry]) {
+        let bytes: u64 = entries.iter().map(JournalEntry::approximate_bytes).sum();
+        let per_record = (bytes / entries.len().max(1) as u64).max(1);
+        let page = usize::try_from(PAGE_BYTES / per_record).unwrap_or(PAGE_MAX);
+        self.page = page.clamp(1, PAGE_MAX);
         let mut events = VecDeque::new();
         for entry in entries.iter().take_while(|entry| entry.seq <= self.target) {
             self.past.handle_entry(entry, &mut events);

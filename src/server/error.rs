@@ -47,6 +47,19 @@ impl ApiError {
         Self { header, ..Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message) }
     }
 
+    /// An error after which the same request may succeed.
+    pub(super) fn retry_later(
+        status: StatusCode,
+        code: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
+        Self { header: Some((header::RETRY_AFTER, "1")), ..Self::new(status, code, message) }
+    }
+
+    pub(super) fn internal(error: &dyn std::error::Error) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", error.to_string())
+    }
+
     fn of_host(error: &HostError, remedy: Option<&str>) -> Self {
         let status = error.status();
         // The time at which a run ends is unknown, so the shortest wait is suggested.
@@ -74,6 +87,9 @@ impl HostError {
     pub fn status(&self) -> StatusCode {
         if *self == Self::KeyReused {
             return StatusCode::UNPROCESSABLE_ENTITY;
+        }
+        if matches!(self, Self::SessionTooLarge(_)) {
+            return StatusCode::PAYLOAD_TOO_LARGE;
         }
         // The position is a parameter of the request, not its path.
         if matches!(self, Self::NoSuchRecord { .. } | Self::UnknownEventId { .. }) {
@@ -166,6 +182,7 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::InvalidMessages(_)
         | HostError::Full(_)
         | HostError::QueueFull(_)
+        | HostError::SessionTooLarge(_)
         | HostError::TooHigh(_)
         | HostError::UnknownTool(_)
         | HostError::UnknownModel { .. }

@@ -14,10 +14,13 @@
 //! | `mount.rs` | the path below which the routes are mounted |
 //! | `state.rs` | [`ServerOptions`], and the state that all handlers share |
 //! | `guard.rs` | access control of every request: `Host`, `Origin`, bearer token |
-//! | `listener.rs` | TCP connections without Nagle's delay; the server's address per connection |
+//! | `listener.rs` | accepts connections; time limits for clients that do not send or do not read |
+//! | `connections.rs` | `max_connections`, and which connection makes room for another |
 //! | `extract.rs` | strict parsing of JSON bodies and queries; `Idempotency-Key` |
 //! | `error.rs` | [`HostError`] as a status code and an error body |
 //! | `sessions.rs` | `/v1/sessions`: open, list, show, close, fork |
+//! | `session_page.rs` | a session with its messages, streamed, whole or by page |
+//! | `large_answer.rs` | `max_large_answers`, and bodies that are sent in pieces |
 //! | `runs.rs` | `/v1/sessions/{id}/`: `runs`, `steer`, `stop`, `resume` |
 //! | `approvals.rs` | `/v1/sessions/{id}/approvals/{tool_id}` |
 //! | `events.rs` | `/v1/sessions/{id}/events`: the position at which a client starts to read |
@@ -26,16 +29,19 @@
 //! | `start_page.rs` | the start page, `page.html` |
 
 mod approvals;
+mod connections;
 mod error;
 mod event_stream;
 mod events;
 mod extract;
 mod guard;
+mod large_answer;
 mod listener;
 mod mount;
 mod operations;
 mod routes;
 mod runs;
+mod session_page;
 mod sessions;
 mod start_page;
 mod state;
@@ -52,9 +58,10 @@ use crate::runtime::Host;
 #[cfg(doc)]
 use crate::runtime::HostError;
 
+use connections::Connections;
 pub use event_stream::{EventStream, sse};
 pub use guard::{Guard, GuardedService};
-use listener::{LocalAddress, NoDelayListener};
+use large_answer::LargeAnswers;
 pub use routes::{operations, router, router_with};
 use state::ApiState;
 pub use state::ServerOptions;
@@ -79,16 +86,18 @@ pub fn serve(
     let closing = CancellationToken::new();
     let close_timeout = options.close_timeout;
     let guard = Guard::from(&options).public_paths(HEALTH_PATHS);
-    let state = ApiState { host, options, closing: closing.clone(), is_server: true };
+    let connections = Connections::new(host.clone(), options.max_connections);
+    let limits = options.clone();
+    let large_answers = LargeAnswers::new(options.max_large_answers);
+    let state =
+        ApiState { host, options, large_answers, closing: closing.clone(), is_server: true };
     let router = routes::of_server(state).layer(guard);
-    let service = router.into_make_service_with_connect_info::<LocalAddress>();
-    let serving = axum::serve(NoDelayListener(listener), service)
-        .with_graceful_shutdown(closing.clone().cancelled_owned());
+    let serving = listener::serve(listener, router, connections, limits, closing.clone());
     #[expect(
         clippy::disallowed_methods,
         reason = "the accept loop; its handle awaits or aborts it"
     )]
-    let task = tokio::spawn(async move { serving.await });
+    let task = tokio::spawn(serving);
     Ok(ServerHandle { addr, closing, close_timeout, task })
 }
 
@@ -98,7 +107,7 @@ pub struct ServerHandle {
     addr: SocketAddr,
     closing: CancellationToken,
     close_timeout: Duration,
-    task: JoinHandle<io::Result<()>>,
+    task: JoinHandle<()>,
 }
 
 impl ServerHandle {

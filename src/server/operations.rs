@@ -15,9 +15,13 @@ pub(super) async fn healthz() -> impl IntoResponse {
     Json(json!({"status": "ok"}))
 }
 
-/// Reports whether the host accepts runs, and the state of its models. A failing model does not make
+/// Reports whether the host accepts runs and its journal can be written, and the state of its models. A failing model does not make
 /// the host unready: another host would have the same problem.
 pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, ApiError> {
+    if let Some(error) = state.host.journal_failure() {
+        let message = error.to_string();
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "journal_failed", message));
+    }
     if state.host.is_ready() {
         let models = state.host.models().into_iter().map(|model| {
             let ModelStatus { name, breaker, in_flight, waiting } = model;

@@ -9,6 +9,7 @@ use axum::routing::{MethodRouter, any, delete, get, post};
 use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
+use super::large_answer::LargeAnswers;
 use super::mount::MountPath;
 use super::operations::{healthz, metrics, readyz};
 use super::state::{ApiState, AppState, ServerOptions};
@@ -88,6 +89,7 @@ pub(super) fn of_server(state: ApiState) -> Router {
 fn embedded_state(host: &Host, options: &ServerOptions) -> ApiState {
     ApiState {
         host: host.clone(),
+        large_answers: LargeAnswers::new(options.max_large_answers),
         options: options.clone(),
         closing: CancellationToken::new(),
         is_server: false,

@@ -70,7 +70,7 @@ pub(super) async fn start(
     if wait {
         // Nothing reads the subscription, and its queue would fill up.
         drop(run.events);
-        return Ok(Json(run.report.await?).into_response());
+        return Ok(state.large_answers.json(&run.report.await?).await);
     }
     run.wait_stored().await?;
     let body = json!({"run_id": run.run_id, "seq": run.seq});

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::extract::{JsonBody, StrictQuery};
 use super::mount::MountPath;
+use super::session_page::SessionPage;
 use super::state::AppState;
 use crate::runtime::{OpenSession, SessionHandle, SessionQuery, SessionState, SessionSummary};
 use crate::types::{Seq, SessionId};
@@ -51,7 +52,7 @@ pub(super) struct ListSessionsQuery {
 }
 
 #[derive(Debug, Serialize)]
-struct SessionPage {
+struct SessionList {
     sessions: Vec<SessionSummary>,
     /// The value of `after` for the next page; null on the last page.
     next: Option<SessionId>,
@@ -74,11 +75,28 @@ pub(super) async fn list(
     let more = sessions.len() > limit;
     sessions.truncate(limit);
     let next = sessions.last().filter(|_| more).map(|session| session.id.clone());
-    Ok(Json(SessionPage { sessions, next }).into_response())
+    Ok(Json(SessionList { sessions, next }).into_response())
 }
 
-pub(super) async fn snapshot(PathSession(session): PathSession) -> Result<Response, ApiError> {
-    Ok(Json(session.stored_snapshot().await?).into_response())
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SnapshotQuery {
+    after: Option<usize>,
+    limit: Option<usize>,
+}
+
+pub(super) async fn snapshot(
+    State(state): State<AppState>,
+    PathSession(session): PathSession,
+    StrictQuery(SnapshotQuery { after, limit }): StrictQuery<SnapshotQuery>,
+) -> Result<Response, ApiError> {
+    if limit == Some(0) {
+        let message = "limit: must be at least 1; without it the answer has all messages";
+        return Err(ApiError::bad_request("invalid_request", message));
+    }
+    let page = SessionPage::new(session.stored_snapshot().await?, after, limit);
+    let place = state.large_answers.try_place(page.approximate_bytes())?;
+    Ok(page.into_response(place))
 }
 
 pub(super) async fn close(PathSession(session): PathSession) -> Result<Response, ApiError> {

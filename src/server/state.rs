@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::event_stream::EventStream;
+use super::large_answer::LargeAnswers;
 use crate::config::{ApiKey, HostConfig};
 use crate::runtime::Host;
 
@@ -23,15 +24,30 @@ pub struct ServerOptions {
     pub body_bytes_max: usize,
     /// Time limit for receiving a request body.
     pub body_timeout: Duration,
+    /// Maximum number of open connections. Beyond it, connections whose client has not sent a
+    /// complete request are closed, the oldest first; if there are none, new ones are refused.
+    pub max_connections: usize,
+    /// Time limit for receiving the header of a request. An idle connection is closed after it, too.
+    pub header_read_timeout: Duration,
+    /// Time limit of one write to a client. A client that does not read for this time is
+    /// disconnected.
+    pub write_timeout: Duration,
+    /// Maximum number of answers above 1 MiB at once. Further ones are refused with status 503.
+    pub max_large_answers: usize,
     /// Time that open connections get to finish at shutdown.
     pub close_timeout: Duration,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
+        let host = HostConfig::default();
         Self {
             allowed_hosts: Vec::new(),
             token: None,
+            max_connections: host.max_connections,
+            header_read_timeout: host.header_read_timeout,
+            write_timeout: host.write_timeout,
+            max_large_answers: host.max_large_answers,
             keep_alive: Duration::from_secs(15),
             body_bytes_max: 4 * 1024 * 1024,
             body_timeout: Duration::from_secs(30),
@@ -45,6 +61,10 @@ impl From<&HostConfig> for ServerOptions {
         Self {
             allowed_hosts: host.allowed_hosts.clone(),
             token: host.token.clone(),
+            max_connections: host.max_connections,
+            header_read_timeout: host.header_read_timeout,
+            write_timeout: host.write_timeout,
+            max_large_answers: host.max_large_answers,
             ..Self::default()
         }
     }
@@ -55,6 +75,8 @@ impl From<&HostConfig> for ServerOptions {
 pub(super) struct ApiState {
     pub(super) host: Host,
     pub(super) options: ServerOptions,
+    /// The places of large answers that are being sent.
+    pub(super) large_answers: LargeAnswers,
     /// Cancelled at shutdown, to end event streams.
     pub(super) closing: CancellationToken,
     /// True for the binary's server, false for a router in an application of the embedding program.

@@ -60,6 +60,26 @@ pub enum SessionRefusal {
     EmptyInput,
     /// The queue holds this maximum of inputs.
     QueueFull(usize),
+    /// The records of the session would be larger than this maximum of bytes.
+    TooLarge(u64),
+}
+
+/// The limits that a session's next input must keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct InputLimits {
+    /// Maximum number of inputs that wait.
+    pub inputs_max: usize,
+    /// Bytes of the session's records.
+    pub stored_bytes: u64,
+    /// Maximum of `stored_bytes`, with the input. `None` means no limit.
+    pub stored_bytes_max: Option<u64>,
+}
+
+impl InputLimits {
+    /// Returns limits of which only the number of waiting inputs can be reached.
+    pub(crate) const fn inputs(inputs_max: usize) -> Self {
+        Self { inputs_max, stored_bytes: 0, stored_bytes_max: None }
+    }
 }
 
 /// An effect of the session machine, to be performed in order.

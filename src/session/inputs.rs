@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use super::effect::{
-    RunAdmission, RunInput, SessionEffect, SessionRecord, SessionRefusal, TurnOrigin,
+    InputLimits, RunAdmission, RunInput, SessionEffect, SessionRecord, SessionRefusal, TurnOrigin,
 };
 use super::idempotency_keys::RequestEffect;
 use super::machine::{Lifecycle, Session};
 use super::open_run::{QueuedRun, RunStage};
 use crate::event::Event;
+use crate::message::content_bytes;
 use crate::record::{Record, RequestKey, Seq, StopMode};
 use crate::turn::{CancelReason, TurnRecord};
 use crate::types::{CallKey, Content, RunError, RunId};
@@ -44,18 +45,18 @@ impl Session {
         Ok(if is_busy { RunAdmission::Queue } else { RunAdmission::Start })
     }
 
-    /// Starts or queues a run that [`admit_run`](Self::admit_run) has let in. At most
-    /// `inputs_max` inputs may wait.
+    /// Starts or queues a run that [`admit_run`](Self::admit_run) has let in.
     ///
     /// # Errors
-    /// If the run cannot wait.
+    /// If the run cannot wait, or the session is too large.
     pub fn handle_run_request(
         &mut self,
         run: RunInput,
-        inputs_max: usize,
+        limits: InputLimits,
         rules_of: super::RulesOf<'_>,
     ) -> Result<(), SessionRefusal> {
         let RunInput { run_id, input, overrides, request, trace } = run;
+        check_size(limits, &input)?;
         let queued = QueuedRun { run_id: run_id.clone(), input, overrides, trace };
         if self.run.is_none() && self.queue.is_empty() {
             if self.shutting_down {
@@ -65,7 +66,7 @@ impl Session {
             self.record_run_start(&queued, request, rules_of);
             return Ok(());
         }
-        self.check_room(inputs_max)?;
+        self.check_room(limits.inputs_max)?;
         if self.shutting_down {
             return Err(SessionRefusal::ShuttingDown);
         }
@@ -80,7 +81,7 @@ impl Session {
 
     /// Adds an input to the current run. It stands in the history once the current turn is over,
     /// before the next request. Returns the position of the input's record if the same request was
-    /// accepted before. At most `inputs_max` inputs may wait.
+    /// accepted before.
     ///
     /// # Errors
     /// If the request is refused.
@@ -88,7 +89,7 @@ impl Session {
         &mut self,
         input: Content,
         request: Option<RequestKey>,
-        inputs_max: usize,
+        limits: InputLimits,
     ) -> Result<Option<Seq>, SessionRefusal> {
         self.check_open()?;
         if let Some(seen) = self.keys.find(request.as_ref())? {
@@ -102,7 +103,8 @@ impl Session {
             return Err(SessionRefusal::Suspended);
         }
         let run = self.run.as_ref().ok_or(SessionRefusal::NoRun)?;
-        self.check_room(inputs_max)?;
+        self.check_room(limits.inputs_max)?;
+        check_size(limits, &input)?;
         let event = Event::RunSteered { input: input.clone() };
         let record = Record::Steered { input, after_turn: self.turn, request };
         let record = self.run_record(&run.id, record, vec![event]);
@@ -260,5 +262,13 @@ impl Session {
         events: Vec<Event>,
     ) -> SessionRecord {
         SessionRecord { record, run_id: Some(run.clone()), turn: self.turn, events }
+    }
+}
+
+fn check_size(limits: InputLimits, input: &Content) -> Result<(), SessionRefusal> {
+    let bytes = limits.stored_bytes.saturating_add(content_bytes(input) as u64);
+    match limits.stored_bytes_max.filter(|maximum| bytes > *maximum) {
+        Some(maximum) => Err(SessionRefusal::TooLarge(maximum)),
+        None => Ok(()),
     }
 }

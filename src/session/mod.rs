@@ -6,6 +6,7 @@
 //! | rule | file |
 //! | --- | --- |
 //! | requests: start, queue, steer, stop, resume, shut down, close | `inputs` |
+//! | limits on waiting inputs and on the size of a session | `inputs` |
 //! | conditions of hibernation in the machine (`may_hibernate`) | `inputs` |
 //! | idempotency keys of client requests (`Idempotency-Key`) | `idempotency_keys` |
 //! | the next turn, the records that follow a turn, the next queued run | `advance` |
@@ -42,8 +43,8 @@ mod tests;
 pub use advance::RulesOf;
 pub use approvals::{OpenApproval, open_approvals};
 pub use effect::{
-    RecordedAt, RunAdmission, RunInput, RunSummary, SessionEffect, SessionRecord, SessionRefusal,
-    TurnBegin, TurnOrigin,
+    InputLimits, RecordedAt, RunAdmission, RunInput, RunSummary, SessionEffect, SessionRecord,
+    SessionRefusal, TurnBegin, TurnOrigin,
 };
 pub use idempotency_keys::{IDEMPOTENCY_KEYS_MAX, IdempotencyKeys, RequestEffect, SeenRequest};
 pub use machine::{LimitsOf, Session};

@@ -21,6 +21,8 @@ pub struct StoredSession {
     pub opened: u64,
     /// The position of the last record.
     pub last: Seq,
+    /// The approximate number of bytes of all records.
+    pub bytes: u64,
     /// The records of the turn in progress, from its first one on.
     pub turn_entries: Vec<JournalEntry>,
 }
@@ -83,6 +85,7 @@ pub(super) struct SessionReader<'a> {
     session: Session,
     limits_of: LimitsOf<'a>,
     last: Seq,
+    bytes: u64,
     /// The records of the turn in progress.
     turn: Option<Vec<JournalEntry>>,
     kept_back: Option<CommittedTurn>,
@@ -98,7 +101,7 @@ struct CommittedTurn {
 impl<'a> SessionReader<'a> {
     pub(super) fn new(limits_of: LimitsOf<'a>) -> Self {
         let session = Session::blank();
-        Self { session, limits_of, last: Seq(0), turn: None, kept_back: None }
+        Self { session, limits_of, last: Seq(0), bytes: 0, turn: None, kept_back: None }
     }
 
     /// Reads the next record. Returns the turn that it commits.
@@ -117,6 +120,7 @@ impl<'a> SessionReader<'a> {
             return Err(wrong(seq, "the session is closed"));
         }
         self.last = seq;
+        self.bytes += entry.approximate_bytes();
         self.read_record(entry).map_err(|what| wrong(seq, what))?;
         let commits = matches!(entry.record, Record::TurnCommitted { .. });
         Ok(self.kept_back.as_ref().filter(|_| commits).map(|kept_back| &kept_back.record))
@@ -136,6 +140,7 @@ impl<'a> SessionReader<'a> {
             agent: session.agent.clone(),
             opened: session.opened_at,
             last: self.last,
+            bytes: self.bytes,
             turn_entries: self.turn.unwrap_or_default(),
             session,
         }

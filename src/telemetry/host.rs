@@ -18,6 +18,16 @@ impl HostMetrics {
         self.watcher_queue.set(events as f64);
     }
 
+    /// Sets the number of open connections of the HTTP server.
+    pub fn set_connections(&self, open: usize) {
+        self.connections.set(open as f64);
+    }
+
+    /// Counts a connection that was refused, or closed to make room.
+    pub fn connection_refused(&self) {
+        self.connections_refused.increment(1);
+    }
+
     /// Reads memory and tasks of the process. A value that the system does not report stays as it is.
     pub fn update(&self) {
         if let Some(bytes) = resident_bytes() {

@@ -393,6 +393,10 @@ metric_table! {
             "Maximum number of concurrent runs: max_concurrent_runs of the configuration.";
         watcher_queue: Gauge, Count, "callsheet_watcher_queue_events",
             "Events in the longest queue of a subscriber. A subscriber is removed when its queue holds 1,024.";
+        connections: Gauge, Count, "callsheet_connections",
+            "Open connections of the HTTP server.";
+        connections_refused: Counter, Count, "callsheet_connections_refused_total",
+            "Connections that were refused, or closed without a request, because max_connections were open.";
         mailbox_wait: Histogram(SHORT), Seconds, "callsheet_host_mailbox_wait_seconds",
             "Time that a message waited in the mailbox of the host actor, measured every few seconds.";
         event_loop_lag: Histogram(SHORT), Seconds, "callsheet_event_loop_lag_seconds",

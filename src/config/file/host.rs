@@ -33,6 +33,21 @@ impl HostConfig {
             max_queued_inputs: section
                 .read("max_queued_inputs", values::count)
                 .unwrap_or(default.max_queued_inputs),
+            max_session_bytes: section
+                .read("max_session_bytes", values::limit)
+                .unwrap_or(default.max_session_bytes),
+            max_connections: section
+                .read("max_connections", values::count)
+                .unwrap_or(default.max_connections),
+            header_read_timeout: section
+                .read("header_read_timeout", values::time)
+                .unwrap_or(default.header_read_timeout),
+            write_timeout: section
+                .read("write_timeout", values::time)
+                .unwrap_or(default.write_timeout),
+            max_large_answers: section
+                .read("max_large_answers", values::count)
+                .unwrap_or(default.max_large_answers),
             data_dir: section
                 .read("data_dir", values::non_empty_string)
                 .map_or(default.data_dir, PathBuf::from),

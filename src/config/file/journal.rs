@@ -15,6 +15,9 @@ impl JournalConfig {
             durability: section.read("durability", durability).unwrap_or(default.durability),
             resume: section.read("resume", resume).unwrap_or(default.resume),
             keep_idle: section.read("keep_idle", values::time_limit).unwrap_or(default.keep_idle),
+            reserve_bytes: section
+                .read("reserve_bytes", values::number)
+                .unwrap_or(default.reserve_bytes),
         };
         section.finish();
         journal

@@ -3,12 +3,16 @@
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::super::JournalError;
 
 /// The files of a journal.
 #[cfg(unix)]
-const FILES: [&str; 4] = ["journal.db", "journal.db-wal", "journal.db-shm", "callsheet.lock"];
+const FILES: [&str; 5] =
+    ["journal.db", "journal.db-wal", "journal.db-shm", "journal.reserve", "callsheet.lock"];
 
 /// Returns the path of the database in a data directory.
 pub(super) fn database_path(dir: &Path) -> PathBuf {
@@ -53,7 +57,7 @@ pub(super) fn create_if_missing(dir: &Path) -> Result<(), JournalError> {
 /// # Errors
 /// If other users can write to the directory, because they could replace the files.
 #[cfg(unix)]
-pub(super) fn protect(dir: &Path) -> Result<(), JournalError> {
+fn protect(dir: &Path) -> Result<(), JournalError> {
     use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 
     let failed = |path: &Path, reason: String| JournalError::Open { path: path.to_owned(), reason };
@@ -96,7 +100,7 @@ pub(super) fn protect(dir: &Path) -> Result<(), JournalError> {
 
 /// Does nothing: other systems have no such permissions.
 #[cfg(not(unix))]
-pub(super) fn protect(_: &Path) -> Result<(), JournalError> {
+fn protect(_: &Path) -> Result<(), JournalError> {
     Ok(())
 }
 
@@ -107,35 +111,37 @@ pub(super) fn sync_directory(dir: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(here)?.sync_all() } else { Ok(()) }
 }
 
-/// The lock of a data directory. The system releases it when the process ends, for any reason.
+/// The locks of a data directory. The system releases them when the process ends, for any reason.
 #[derive(Debug)]
 pub(super) struct DirectoryLock {
+    /// The database itself is locked, too, because the lock file can be removed while a host runs.
+    ///
+    /// SQLite's own locks belong to the process, and the system releases them when the process closes any
+    /// descriptor of the file (`man 2 fcntl`). So this one is opened before SQLite opens the file and closed
+    /// after it, and whatever is read beside SQLite is read with it.
+    database: Arc<Mutex<File>>,
     _lock: File,
 }
 
 impl DirectoryLock {
-    /// Locks the directory, and writes process id and `holder` to the lock file.
+    /// Locks the directory, and writes process id and `holder` to the lock file. Makes the files readable by
+    /// this user alone, and creates the database for that.
     pub(super) fn acquire(dir: &Path, holder: &str) -> Result<Self, JournalError> {
         let path = dir.join("callsheet.lock");
-        let open_error = |error: &io::Error| JournalError::Open {
-            path: path.clone(),
-            reason: format!(
-                "{error}: give this user write permission for the directory and its files"
-            ),
-        };
         // The file is not truncated before it is locked, because it may name the current holder.
         let options =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
-        let mut lock = options.open(&path).map_err(|error| open_error(&error))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(JournalError::Locked {
-                    dir: dir.to_owned(),
-                    holder: current_holder(&mut lock),
-                });
-            }
-            Err(TryLockError::Error(error)) => return Err(open_error(&error)),
+        let mut lock = options.open(&path).map_err(|error| open_error(&path, &error))?;
+        if !is_locked_now(&lock).map_err(|error| open_error(&path, &error))? {
+            let holder = current_holder(&mut lock);
+            return Err(JournalError::Locked { dir: dir.to_owned(), holder });
+        }
+        protect(dir)?;
+        let file = database_path(dir);
+        let database = options.open(&file).map_err(|error| open_error(&file, &error))?;
+        if !is_locked_now(&database).map_err(|error| open_error(&file, &error))? {
+            let holder = "another host, whose lock file was removed,".to_owned();
+            return Err(JournalError::Locked { dir: dir.to_owned(), holder });
         }
         let mut text = format!("pid {}", std::process::id());
         if !holder.is_empty() {
@@ -144,9 +150,28 @@ impl DirectoryLock {
         lock.set_len(0)
             .and_then(|()| lock.rewind())
             .and_then(|()| lock.write_all(text.as_bytes()))
-            .map_err(|error| open_error(&error))?;
-        Ok(Self { _lock: lock })
+            .map_err(|error| open_error(&path, &error))?;
+        Ok(Self { database: Arc::new(Mutex::new(database)), _lock: lock })
     }
+
+    /// Returns the file of the database.
+    pub(super) fn database(&self) -> &Arc<Mutex<File>> {
+        &self.database
+    }
+}
+
+/// Locks a file. Returns false if another process has locked it.
+fn is_locked_now(file: &File) -> io::Result<bool> {
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+fn open_error(path: &Path, error: &io::Error) -> JournalError {
+    let hint = "give this user write permission for the directory and its files";
+    JournalError::Open { path: path.to_owned(), reason: format!("{error}: {hint}") }
 }
 
 fn current_holder(lock: &mut File) -> String {

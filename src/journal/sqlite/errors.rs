@@ -14,6 +14,15 @@ pub(super) fn write_error(error: &Error) -> JournalError {
     }
 }
 
+/// Returns whether a write may have failed for lack of space: the disk is full, or a quota or a limit of the
+/// process is reached, which the system reports as other errors.
+pub(super) fn may_lack_space(error: &Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DiskFull)
+        || error
+            .sqlite_error()
+            .is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_IOERR_WRITE)
+}
+
 /// Returns whether the error concerns one batch, not the database. An error that does not come from
 /// SQLite, such as a value that cannot be converted, belongs to its batch.
 pub(super) fn concerns_one_batch(error: &Error) -> bool {

@@ -14,14 +14,16 @@ mod query;
 mod queue;
 mod read_connections;
 mod reader;
+mod reserve;
 mod write_connection;
 mod writer;
 
 use std::fmt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
@@ -39,11 +41,15 @@ use crate::types::SessionId;
 
 use queue::{QueuedBatch, StoredRow, WriteQueue, WriterTask};
 use read_connections::ReadConnections;
+use reserve::Reserve;
 use write_connection::WriteConnection;
 use writer::{JournalWriter, WriterParts};
 
 /// Maximum number of sessions that one transaction deletes.
 const REMOVED_AT_ONCE: usize = 64;
+
+/// The error of the last write, until a write succeeds.
+type SharedFailure = Arc<Mutex<Option<JournalError>>>;
 
 /// Stores records in a SQLite database.
 pub struct SqliteJournal {
@@ -51,6 +57,9 @@ pub struct SqliteJournal {
     readers: ReadConnections,
     sessions: Arc<AtomicUsize>,
     file: PathBuf,
+    /// The open file, while the writer runs.
+    database: Weak<Mutex<File>>,
+    failure: SharedFailure,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -81,6 +90,8 @@ pub struct SqliteOptions {
     pub observer: Arc<dyn JournalObserver>,
     /// Maximum number of queued batches. Further batches fail.
     pub queue_max: usize,
+    /// Bytes of the disk that are kept free, so that sessions can be deleted when it is full. 0: none.
+    pub reserve_bytes: u64,
 }
 
 impl Default for SqliteOptions {
@@ -91,6 +102,7 @@ impl Default for SqliteOptions {
             holder: String::new(),
             observer: Arc::new(NoObserver),
             queue_max: 10_000,
+            reserve_bytes: 0,
         }
     }
 }
@@ -119,10 +131,10 @@ impl SqliteJournal {
         options: SqliteOptions,
         pages_max: Option<u32>,
     ) -> Result<Self, JournalError> {
-        let SqliteOptions { durability, holder, observer, queue_max } = options;
+        let SqliteOptions { durability, holder, observer, queue_max, reserve_bytes } = options;
         data_directory::create_if_missing(dir)?;
         let lock = data_directory::DirectoryLock::acquire(dir, &holder)?;
-        data_directory::protect(dir)?;
+        let database = Arc::downgrade(lock.database());
         let file = data_directory::database_path(dir);
         let open_error = |error: &rusqlite::Error| errors::open_error(&file, error);
         let connection = database::open(&file)?;
@@ -135,12 +147,15 @@ impl SqliteJournal {
         let sessions = Arc::new(AtomicUsize::new(stored));
         let queue = Arc::new(WriteQueue::new(queue_max));
         let store = WriteConnection::new(connection).map_err(|error| open_error(&error))?;
+        let failure = Arc::new(Mutex::new(None));
         let parts = WriterParts {
             store,
             queue: Arc::clone(&queue),
             observer,
             sessions: Arc::clone(&sessions),
             durability,
+            reserve: Reserve::new(dir, reserve_bytes),
+            failure: Arc::clone(&failure),
             lock,
         };
         let io_error = |error: std::io::Error| JournalError::Open {
@@ -154,7 +169,15 @@ impl SqliteJournal {
             .spawn(move || writer.run())
             .map_err(io_error)?;
         let readers = ReadConnections::new(file.clone());
-        Ok(Self { queue, readers, sessions, file, writer: Mutex::new(Some(thread)) })
+        Ok(Self {
+            queue,
+            readers,
+            sessions,
+            file,
+            database,
+            failure,
+            writer: Mutex::new(Some(thread)),
+        })
     }
 
     /// Stores the queued batches, closes the database and unlocks the directory. Later batches
@@ -173,17 +196,20 @@ impl SqliteJournal {
 }
 
 impl SqliteJournal {
-    fn run_on_writer(&self, task: WriterTask) -> Result<(), JournalError> {
+    /// Returns true if the task is to be repeated.
+    fn run_on_writer(&self, task: WriterTask) -> Result<bool, JournalError> {
         let (done, answer) = sync_channel(1);
         self.queue.push_task(task, done)?;
         answer.recv().unwrap_or(Err(JournalError::Closed))
     }
 
-    /// Returns whether copies of deleted rows remain. Scans the file on the calling thread.
-    fn has_copies(&self, removed: &[SessionId]) -> Result<bool, JournalError> {
+    /// Returns the pages with copies of deleted rows. Scans the file on the calling thread.
+    fn pages_with_copies(&self, removed: &[SessionId]) -> Result<Vec<u64>, JournalError> {
         let page_size = self.readers.run(|connection| Ok(database::page_size(connection)?))?;
         let ids: Vec<&str> = removed.iter().map(SessionId::as_str).collect();
-        pages::hold_copies(&self.file, page_size, &ids)
+        let database = self.database.upgrade().ok_or(JournalError::Closed)?;
+        let mut database = database.lock();
+        pages::with_copies(&mut database, page_size, &ids)
             .map_err(|error| JournalError::Read(format!("{error} ({})", self.file.display())))
     }
 }
@@ -229,18 +255,26 @@ impl Journal for SqliteJournal {
 
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
         for group in sessions.chunks(REMOVED_AT_ONCE) {
-            self.run_on_writer(WriterTask::Remove(group.to_vec()))?;
+            self.run_on_writer(WriterTask::Hide(group.to_vec()))?;
         }
+        // The batches of other sessions are stored between the parts.
+        while self.run_on_writer(WriterTask::RemoveHidden)? {}
         // The write-ahead log still contains the deleted rows.
         self.run_on_writer(WriterTask::EmptyLog)?;
-        if !sessions.is_empty() && self.has_copies(sessions)? {
-            self.run_on_writer(WriterTask::Vacuum)?;
+        let pages =
+            if sessions.is_empty() { Vec::new() } else { self.pages_with_copies(sessions)? };
+        if !pages.is_empty() {
+            self.run_on_writer(WriterTask::Erase(pages))?;
         }
         Ok(())
     }
 
     fn status(&self) -> JournalStatus {
         JournalStatus { queued: self.queue.len(), bytes: database::bytes(&self.file) }
+    }
+
+    fn failure(&self) -> Option<JournalError> {
+        self.failure.lock().clone()
     }
 
     fn close(&self) {

@@ -5,7 +5,8 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::Path;
 
 use memchr::memmem;
@@ -51,21 +52,32 @@ fn logged(log: &Path, page_size: u64) -> io::Result<HashSet<u64>> {
     Ok(pages)
 }
 
-/// Returns whether pages of the database contain copies of deleted rows, or one of these texts.
+/// Number of pages from which the first byte of an overflow page can look like the kind of a tree page.
+/// With pages of 4 KiB that are 128 GiB.
+const PAGES_MAX: u64 = 1 << 25;
+
+/// Returns the numbers of the pages that contain copies of deleted rows, or one of these texts.
 ///
 /// `secure_delete` overwrites deleted rows. But when SQLite merges pages, it moves other rows and
 /// may leave their old bytes behind (`rebuildPage` in sqlite3.c). If those rows are deleted later,
 /// only their current bytes are overwritten. So the unused middle of each table leaf must be empty.
 /// Indexes are split at every insert, so an index page counts only if its unused bytes contain one
 /// of the texts.
-pub(super) fn hold_copies(database: &Path, page_size: usize, texts: &[&str]) -> io::Result<bool> {
+pub(super) fn with_copies(
+    database: &mut File,
+    page_size: usize,
+    texts: &[&str],
+) -> io::Result<Vec<u64>> {
     let texts: Vec<_> = texts.iter().map(|text| memmem::Finder::new(text.as_bytes())).collect();
-    let mut database = BufReader::with_capacity(64 * page_size.max(1), File::open(database)?);
+    let mut database = BufReader::with_capacity(64 * page_size.max(1), database);
     let mut page = vec![0; page_size];
     // The first page has no records, and another header.
     database.seek(SeekFrom::Start(page_size as u64))?;
+    let mut number = 1;
+    let mut found = Vec::new();
     while fill(&mut database, &mut page)? {
-        let unused = unused(&page);
+        number += 1;
+        let unused = page.get(unused(&page)).unwrap_or_default();
         let copies = match page.first() {
             Some(&TABLE_LEAF) => unused.iter().any(|byte| *byte != 0),
             Some(&(INDEX_LEAF | INDEX_INTERIOR)) => {
@@ -74,20 +86,45 @@ pub(super) fn hold_copies(database: &Path, page_size: usize, texts: &[&str]) -> 
             Some(_) | None => false,
         };
         if copies {
-            return Ok(true);
+            found.push(number);
         }
     }
-    Ok(false)
+    Ok(found)
 }
 
-/// Returns the bytes between a page's cell pointers and its first cell. For other pages the result
-/// is arbitrary.
-fn unused(page: &[u8]) -> &[u8] {
-    let [kind, _, _, cells_high, cells_low, begin_high, begin_low, ..] = page else { return &[] };
+/// Overwrites the unused middle of these tree pages with zeros, in the file itself. SQLite never reads
+/// those bytes. Its log must be empty, and its cache must not write the pages again.
+pub(super) fn erase_unused(file: &mut File, page_size: usize, pages: &[u64]) -> io::Result<()> {
+    if file.metadata()?.len() / page_size.max(1) as u64 >= PAGES_MAX {
+        let problem =
+            "it is too large to erase copies of deleted rows: run VACUUM on it while no host runs";
+        return Err(io::Error::other(problem));
+    }
+    let mut page = vec![0; page_size];
+    for number in pages {
+        let begin = (number - 1) * page_size as u64;
+        file.seek(SeekFrom::Start(begin))?;
+        let is_tree = |kind| matches!(kind, TABLE_LEAF | INDEX_LEAF | INDEX_INTERIOR);
+        if !fill(file, &mut page)? || !page.first().copied().is_some_and(is_tree) {
+            continue;
+        }
+        let range = unused(&page);
+        file.seek(SeekFrom::Start(begin + range.start as u64))?;
+        file.write_all(&vec![0; range.len()])?;
+    }
+    file.sync_all()
+}
+
+/// Returns the range of the bytes between a page's cell pointers and its first cell. For other pages the
+/// result is arbitrary.
+fn unused(page: &[u8]) -> Range<usize> {
+    let [kind, _, _, cells_high, cells_low, begin_high, begin_low, ..] = page else { return 0..0 };
     let header = if *kind == INDEX_INTERIOR { 12 } else { 8 };
     let cells = usize::from(u16::from_be_bytes([*cells_high, *cells_low]));
     let begin = usize::from(u16::from_be_bytes([*begin_high, *begin_low]));
-    page.get(header + 2 * cells..begin).unwrap_or_default()
+    let pointers_end = header + 2 * cells;
+    // 0 means 65,536, on an empty page of that size.
+    if pointers_end <= begin && begin <= page.len() { pointers_end..begin } else { 0..0 }
 }
 
 /// Returns whether the buffer was filled.

@@ -46,6 +46,10 @@ impl From<JournalError> for QueryError {
     }
 }
 
+/// A text that is less than every session id, and greater than the ids of hidden sessions. A session that is
+/// being deleted is hidden: its id is `!` and its number.
+pub(super) const BEFORE_ALL_IDS: &str = ",";
+
 /// Selects sessions with their last record, which the index finds.
 const SELECT_SESSIONS: &str = "
     SELECT s.id, s.agent, s.running, s.opened, r.seq, r.time
@@ -106,7 +110,7 @@ pub(super) fn list(
     connection: &Connection,
     listing: &StoredSessionFilter,
 ) -> Result<Vec<StoredSessionInfo>, QueryError> {
-    let after = listing.after.as_ref().map_or("", SessionId::as_str);
+    let after = listing.after.as_ref().map_or(BEFORE_ALL_IDS, SessionId::as_str);
     let mut query = format!("{SELECT_SESSIONS} s.id > ?");
     let mut values = vec![Value::Text(after.to_owned())];
     match listing.state {
@@ -131,8 +135,8 @@ pub(super) fn list(
 }
 
 pub(super) fn count(connection: &Connection) -> Result<usize, QueryError> {
-    let mut statement = connection.prepare_cached("SELECT count(*) FROM sessions")?;
-    Ok(statement.query_row([], |row| row.get(0))?)
+    let mut statement = connection.prepare_cached("SELECT count(*) FROM sessions WHERE id > ?1")?;
+    Ok(statement.query_row([BEFORE_ALL_IDS], |row| row.get(0))?)
 }
 
 fn session_info(row: &Row<'_>) -> rusqlite::Result<StoredSessionInfo> {

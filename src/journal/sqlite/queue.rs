@@ -44,16 +44,18 @@ pub(super) struct StoredRow {
 
 /// A task of the writer besides storing batches. Tasks keep their order among batches.
 pub(super) enum WriterTask {
-    /// Deletes sessions.
-    Remove(Vec<SessionId>),
+    /// Hides sessions: they do not exist any more.
+    Hide(Vec<SessionId>),
+    /// Deletes some of the records of hidden sessions.
+    RemoveHidden,
     /// Checkpoints the write-ahead log and empties it.
     EmptyLog,
-    /// Rebuilds the database (`VACUUM`), then empties the log.
-    Vacuum,
+    /// Erases copies of deleted rows in these pages of the database.
+    Erase(Vec<u64>),
 }
 
-/// Receives the result of a task.
-pub(super) type TaskReply = SyncSender<Result<(), JournalError>>;
+/// Receives the result of a task: true if the task did a part and is to be repeated.
+pub(super) type TaskReply = SyncSender<Result<bool, JournalError>>;
 
 /// The next work of the writer: first the batches, then the task.
 #[derive(Default)]

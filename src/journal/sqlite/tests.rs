@@ -32,7 +32,7 @@ impl JournalObserver for Nobody {
 
 fn options(durability: Durability) -> SqliteOptions {
     let observer = Arc::new(Nobody);
-    SqliteOptions { durability, holder: "a test".to_owned(), observer, queue_max: 10_000 }
+    SqliteOptions { durability, holder: "a test".to_owned(), observer, ..SqliteOptions::default() }
 }
 
 fn id(text: &str) -> SessionId {
@@ -141,4 +141,52 @@ async fn a_panicking_listener_does_not_stop_the_writer() {
     good.append(vec![opened("default")], Urgency::Urgent, || ());
     assert_eq!(good.wait_durable(Seq(1)).await, Ok(()));
     assert_eq!(journal.count(), Ok(2));
+}
+
+#[tokio::test]
+async fn a_deletion_that_was_interrupted_is_finished_by_the_next_host() {
+    let dir = TestDir::new();
+    let body = "a-secret ".repeat(100);
+    {
+        let journal = open(&dir, Durability::Strict);
+        for session in ["deleted", "kept"] {
+            let session = log(&journal, session, 0);
+            session.append(vec![opened("default")], Urgency::Urgent, || ());
+            for _ in 1..1_000 {
+                session.append(vec![opened(&body)], Urgency::Deferrable, || ());
+            }
+            session.wait_durable(session.last_seq()).await.unwrap();
+        }
+        // The host ends after a part of the deletion.
+        assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])), Ok(false));
+        assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(true));
+        let listed = journal.list(&StoredSessionFilter::default()).unwrap();
+        assert_eq!(listed.iter().map(|stored| stored.id.as_str()).collect::<Vec<_>>(), ["kept"]);
+        assert_eq!((journal.count(), journal.find(&id("deleted"))), (Ok(1), Ok(None)));
+        assert_eq!(journal.read(&id("deleted"), Seq(0)), Ok(Vec::new()));
+    }
+    let journal = open(&dir, Durability::Strict);
+    assert_eq!((journal.count(), journal.find(&id("deleted"))), (Ok(1), Ok(None)));
+    // The writer has deleted the rest before its first task.
+    assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(false));
+    assert_eq!(journal.read(&id("kept"), Seq(0)).unwrap().len(), 1_000);
+    // The id is free again.
+    let session = log(&journal, "deleted", 0);
+    session.append(vec![opened("default")], Urgency::Urgent, || ());
+    assert_eq!(session.wait_durable(Seq(1)).await, Ok(()));
+}
+
+#[test]
+fn the_reserve_is_released_and_filled_again() {
+    let dir = TestDir::new();
+    std::fs::create_dir_all(&dir.0).unwrap();
+    let reserve = Reserve::new(&dir.0, 100_000);
+    assert!(reserve.is_missing());
+    reserve.fill().unwrap();
+    assert!(!reserve.is_missing());
+    assert_eq!(std::fs::metadata(dir.0.join("journal.reserve")).unwrap().len(), 100_000);
+    reserve.release().unwrap();
+    assert!(reserve.is_missing());
+    reserve.release().unwrap();
+    assert!(!Reserve::new(&dir.0, 0).is_missing(), "none is wanted");
 }

@@ -1,13 +1,20 @@
 //! The transactions of the writer.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 
 use super::super::JournalError;
 use super::kill_point::KillPoint;
+use super::query::BEFORE_ALL_IDS;
 use super::queue::QueuedBatch;
 use crate::types::{SessionId, SessionState};
+
+/// The part of a session that one transaction deletes: few records, so that other sessions do not wait, and
+/// few bytes, so that the write-ahead log stays short.
+const REMOVED_RECORDS_MAX: usize = 256;
+const REMOVED_BYTES_MAX: u64 = 1 << 20;
 
 /// The outcome of a batch in a committed transaction.
 pub(super) enum BatchOutcome {
@@ -25,6 +32,8 @@ pub(super) struct WriteConnection {
     /// The number of the next new session. Numbers of removed sessions are not reused, because
     /// their logs may still use them.
     next_number: i64,
+    /// The numbers of the sessions that were hidden. Their logs may still append.
+    hidden: HashSet<i64>,
     kill: KillPoint,
 }
 
@@ -32,7 +41,7 @@ impl WriteConnection {
     pub(super) fn new(connection: Connection) -> rusqlite::Result<Self> {
         let numbers = "SELECT coalesce(max(number), 0) + 1 FROM sessions";
         let next_number = connection.query_row(numbers, [], |row| row.get(0))?;
-        Ok(Self { connection, next_number, kill: KillPoint::from_env() })
+        Ok(Self { connection, next_number, hidden: HashSet::new(), kill: KillPoint::from_env() })
     }
 
     /// Stores batches in one transaction. Batches that do not continue the stored records are
@@ -43,7 +52,7 @@ impl WriteConnection {
         let mut records = 0;
         let mut outcomes = Vec::with_capacity(batches.len());
         for batch in batches {
-            let outcome = insert_batch(&transaction, &mut self.next_number, batch)?;
+            let outcome = insert_batch(&transaction, &mut self.next_number, &self.hidden, batch)?;
             if matches!(outcome, BatchOutcome::Stored { .. }) {
                 records += batch.rows.len();
             }
@@ -55,28 +64,73 @@ impl WriteConnection {
         Ok(outcomes)
     }
 
-    /// Deletes sessions. Returns how many existed.
-    pub(super) fn remove(&mut self, sessions: &[SessionId]) -> rusqlite::Result<usize> {
+    /// Hides sessions, so that they do not exist any more. Returns how many existed.
+    pub(super) fn hide(&mut self, sessions: &[SessionId]) -> rusqlite::Result<usize> {
         let behavior = TransactionBehavior::Immediate;
         let transaction = self.connection.transaction_with_behavior(behavior)?;
-        let mut removed = 0;
+        let mut hidden = Vec::new();
         for session in sessions {
             let Some(number) = session_number(&transaction, session)? else { continue };
-            transaction
-                .prepare_cached("DELETE FROM records WHERE session = ?1")?
-                .execute([number])?;
-            removed += transaction
-                .prepare_cached("DELETE FROM sessions WHERE number = ?1")?
-                .execute([number])?;
+            let hide = "UPDATE sessions SET id = '!' || number, running = 0 WHERE number = ?1";
+            transaction.prepare_cached(hide)?.execute([number])?;
+            hidden.push(number);
         }
         transaction.commit()?;
+        let removed = hidden.len();
+        self.hidden.extend(hidden);
         Ok(removed)
+    }
+
+    /// Deletes some of the records of hidden sessions, or one such session without records. Returns
+    /// false if there is no hidden session.
+    pub(super) fn remove_hidden(&mut self) -> rusqlite::Result<bool> {
+        let behavior = TransactionBehavior::Immediate;
+        let transaction = self.connection.transaction_with_behavior(behavior)?;
+        let next: Option<i64> = transaction
+            .prepare_cached("SELECT number FROM sessions WHERE id < ?1 LIMIT 1")?
+            .query_row([BEFORE_ALL_IDS], |row| row.get(0))
+            .optional()?;
+        let Some(number) = next else { return Ok(false) };
+        let mut rows = Vec::new();
+        let mut bytes = 0;
+        {
+            let mut records = transaction.prepare_cached(
+                "SELECT rowid, octet_length(body) FROM records WHERE session = ?1 ORDER BY seq DESC",
+            )?;
+            let mut records = records.query([number])?;
+            while rows.len() < REMOVED_RECORDS_MAX
+                && bytes < REMOVED_BYTES_MAX
+                && let Some(row) = records.next()?
+            {
+                rows.push(row.get::<_, i64>(0)?);
+                bytes += row.get::<_, u64>(1)?;
+            }
+        }
+        let mut delete = transaction.prepare_cached("DELETE FROM records WHERE rowid = ?1")?;
+        for row in &rows {
+            delete.execute([row])?;
+        }
+        drop(delete);
+        if rows.is_empty() {
+            let delete = "DELETE FROM sessions WHERE number = ?1";
+            transaction.prepare_cached(delete)?.execute([number])?;
+        }
+        transaction.commit()?;
+        Ok(true)
+    }
+
+    /// Writes one page, to try whether the database can be written.
+    pub(super) fn probe(&mut self) -> rusqlite::Result<()> {
+        let version: i32 =
+            self.connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        self.connection.pragma_update(None, "user_version", version)
     }
 }
 
 fn insert_batch(
     transaction: &Transaction<'_>,
     next_number: &mut i64,
+    hidden: &HashSet<i64>,
     batch: &QueuedBatch,
 ) -> rusqlite::Result<BatchOutcome> {
     let id = &batch.session;
@@ -91,6 +145,9 @@ fn insert_batch(
         0 => session_number(transaction, id)?,
         number => Some(number),
     };
+    if known.is_some_and(|number| hidden.contains(&number)) {
+        return refused(format!("session {id} has been removed"));
+    }
     let new = known.is_none();
     let number = match (known, &batch.opens) {
         (Some(number), _) => {

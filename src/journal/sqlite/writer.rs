@@ -11,9 +11,13 @@ use tokio::time::Instant;
 use super::super::{
     BatchCallback, BatchStatus, EngineLogState, GroupCommit, JournalError, JournalObserver,
 };
+use super::SharedFailure;
 use super::data_directory::{self, DirectoryLock};
+use super::database;
 use super::errors;
+use super::pages;
 use super::queue::{self, QueuedBatch, WriteQueue, WriterTask};
+use super::reserve::Reserve;
 use super::write_connection::{BatchOutcome, WriteConnection};
 use crate::config::Durability;
 
@@ -24,6 +28,16 @@ const SYNC_WAIT: Duration = Duration::from_millis(100);
 /// queue, and always.
 const LOG_PAGES_SOFT: i64 = 1_000;
 const LOG_PAGES_HARD: i64 = 8_000;
+
+/// Number of pages of the log from which it is checkpointed while the disk has little space or sessions are
+/// deleted: the database can then take them in the space of the reserve.
+const LOG_PAGES_SHORT_OF_SPACE: i64 = 500;
+
+/// Free bytes of the disk below which it has little space: twice the longest log.
+const LITTLE_SPACE_BYTES: u64 = 64 << 20;
+
+/// Interval of the attempts to write after a failure.
+const RETRY_PERIOD: Duration = Duration::from_secs(1);
 
 /// Stores the batches of the queue.
 pub(super) struct JournalWriter {
@@ -38,8 +52,12 @@ pub(super) struct JournalWriter {
     unsynced_since: Option<Instant>,
     /// The error after which nothing can be stored.
     broken: Option<JournalError>,
+    reserve: Reserve,
+    failure: SharedFailure,
+    /// The time of the next attempt to write after a failure, or to fill the reserve.
+    retry_at: Option<Instant>,
     /// Unlocked last, after the database is closed.
-    _lock: DirectoryLock,
+    lock: DirectoryLock,
 }
 
 /// A batch that is written but not durable.
@@ -56,6 +74,8 @@ pub(super) struct WriterParts {
     pub(super) observer: Arc<dyn JournalObserver>,
     pub(super) sessions: Arc<AtomicUsize>,
     pub(super) durability: Durability,
+    pub(super) reserve: Reserve,
+    pub(super) failure: SharedFailure,
     pub(super) lock: DirectoryLock,
 }
 
@@ -72,8 +92,12 @@ impl JournalWriter {
     /// Creates the writer. `log` is the write-ahead log in `dir`; its directory entry is durable
     /// afterwards.
     pub(super) fn new(parts: WriterParts, dir: &Path, log: &Path) -> std::io::Result<Self> {
-        let WriterParts { store, queue, observer, sessions, durability, lock } = parts;
+        let WriterParts { store, queue, observer, sessions, durability, reserve, failure, lock } =
+            parts;
         let log = File::open(log)?;
+        // Without space for the reserve the journal can still be used.
+        let filled = if reserve.is_missing() { reserve.fill() } else { Ok(()) };
+        let retry_at = filled.is_err().then(|| Instant::now() + RETRY_PERIOD);
         data_directory::sync_directory(dir)?;
         let (unsynced, unsynced_since, broken) = (Vec::new(), None, None);
         Ok(Self {
@@ -86,16 +110,21 @@ impl JournalWriter {
             unsynced,
             unsynced_since,
             broken,
-            _lock: lock,
+            reserve,
+            failure,
+            retry_at,
+            lock,
         })
     }
 
     /// Runs until the queue is closed and empty.
     pub(super) fn run(mut self) {
         let _abandons = AbandonOnDrop(Arc::clone(&self.queue));
+        // The host may have ended while sessions were being deleted.
+        while self.store.remove_hidden().unwrap_or(false) {}
         loop {
             let due = self.unsynced_since.map(|since| since + SYNC_WAIT);
-            let work = self.queue.next_work(due);
+            let work = self.queue.next_work(due.into_iter().chain(self.retry_at).min());
             if !work.queued.is_empty() {
                 self.store(work.queued);
             }
@@ -109,6 +138,9 @@ impl JournalWriter {
             if work.ended {
                 return;
             }
+            if self.retry_at.is_some_and(|at| at <= Instant::now()) {
+                self.retry();
+            }
             self.checkpoint();
         }
     }
@@ -119,7 +151,12 @@ impl JournalWriter {
             return batches.into_iter().for_each(|batch| self.fail(batch, &error));
         }
         let began = Instant::now();
-        match self.store.store(&batches) {
+        let mut stored = self.store.store(&batches);
+        if stored.as_ref().is_err_and(errors::may_lack_space) && self.empty_log().is_ok() {
+            // The log has given its space back.
+            stored = self.store.store(&batches);
+        }
+        match stored {
             Ok(outcomes) => self.stored(batches, outcomes, began.elapsed()),
             Err(error) if batches.len() > 1 && errors::concerns_one_batch(&error) => {
                 // The transaction was rolled back. Each batch is stored alone, so that one bad
@@ -129,13 +166,61 @@ impl JournalWriter {
                 }
             }
             Err(error) => {
+                let is_common = !errors::concerns_one_batch(&error);
                 let error = errors::write_error(&error);
+                if is_common {
+                    self.set_failure(Some(error.clone()));
+                }
                 batches.into_iter().for_each(|batch| self.fail(batch, &error));
             }
         }
     }
 
+    /// Notes that the journal cannot be written, or that it can again.
+    fn set_failure(&mut self, failure: Option<JournalError>) {
+        let mut shared = self.failure.lock();
+        if *shared == failure {
+            return;
+        }
+        match &failure {
+            Some(error) => {
+                tracing::error!(%error, "journal_unwritable: no run can start until it can be written");
+            }
+            None => tracing::info!("journal_writable: the journal can be written again"),
+        }
+        *shared = failure;
+        drop(shared);
+        self.retry_at = Some(Instant::now() + RETRY_PERIOD);
+    }
+
+    /// Tries to write after a failure, and to fill the reserve.
+    fn retry(&mut self) {
+        if self.broken.is_none() && self.failure.lock().is_some() {
+            let probe = self.store.probe();
+            self.set_failure(probe.err().map(|error| errors::write_error(&error)));
+        }
+        let works = self.failure.lock().is_none();
+        let is_done = works && (!self.reserve.is_missing() || self.reserve.fill().is_ok());
+        self.retry_at = (!is_done).then(|| Instant::now() + RETRY_PERIOD);
+    }
+
+    /// Performs a write that makes room. On a full disk it uses the reserve.
+    fn make_room<T>(
+        &mut self,
+        write: impl Fn(&mut WriteConnection) -> rusqlite::Result<T>,
+    ) -> Result<T, JournalError> {
+        let mut written = write(&mut self.store);
+        if written.as_ref().is_err_and(errors::may_lack_space) && self.reserve.release().is_ok() {
+            self.retry_at.get_or_insert_with(|| Instant::now() + RETRY_PERIOD);
+            // It fails if the log is in use, and the write is tried anyway.
+            let _ = self.empty_log();
+            written = write(&mut self.store);
+        }
+        written.map_err(|error| errors::write_error(&error))
+    }
+
     fn stored(&mut self, batches: Vec<QueuedBatch>, outcomes: Vec<BatchOutcome>, took: Duration) {
+        self.set_failure(None);
         let mut group = GroupCommit { batches: 0, records: 0, took };
         for (batch, outcome) in batches.iter().zip(&outcomes) {
             if let BatchOutcome::Stored { number, new } = outcome {
@@ -208,24 +293,39 @@ impl JournalWriter {
             batch.engine_state.fail(batch.first);
             queue::notify(&mut batch.on_status, BatchStatus::Failed(error.clone()));
         }
+        self.set_failure(Some(error.clone()));
         self.broken = Some(error);
     }
 
-    fn perform(&mut self, task: WriterTask) -> Result<(), JournalError> {
+    /// Performs a task. Returns true if it is to be repeated.
+    fn perform(&mut self, task: WriterTask) -> Result<bool, JournalError> {
         match task {
-            WriterTask::Remove(sessions) => {
-                let removed = self.store.remove(&sessions);
-                let removed = removed.map_err(|error| errors::write_error(&error))?;
-                self.sessions.fetch_sub(removed, Ordering::AcqRel);
-                self.log.sync_data().map_err(|error| JournalError::Write(error.to_string()))
+            WriterTask::Hide(sessions) => {
+                let hidden = self.make_room(|store| store.hide(&sessions))?;
+                self.sessions.fetch_sub(hidden, Ordering::AcqRel);
+                self.log.sync_data().map_err(|error| JournalError::Write(error.to_string()))?;
             }
-            WriterTask::EmptyLog => self.empty_log(),
-            WriterTask::Vacuum => {
-                let written = self.store.connection.execute_batch("VACUUM");
-                written.map_err(|error| errors::write_error(&error))?;
-                self.empty_log()
+            WriterTask::RemoveHidden => {
+                let more = self.make_room(WriteConnection::remove_hidden)?;
+                self.checkpoint_from(LOG_PAGES_SHORT_OF_SPACE);
+                return Ok(more);
             }
+            WriterTask::EmptyLog => self.empty_log()?,
+            WriterTask::Erase(pages) => self.erase(&pages)?,
         }
+        Ok(false)
+    }
+
+    /// Erases copies of deleted rows in the file, which the empty log leaves to this thread alone.
+    fn erase(&self, pages: &[u64]) -> Result<(), JournalError> {
+        self.empty_log()?;
+        let connection = &self.store.connection;
+        let page_size = database::page_size(connection);
+        // The cached pages would be written with the copies.
+        let shrunk = connection.execute_batch("PRAGMA shrink_memory");
+        let page_size = shrunk.and(page_size).map_err(|error| errors::write_error(&error))?;
+        pages::erase_unused(&mut self.lock.database().lock(), page_size, pages)
+            .map_err(|error| JournalError::Write(format!("erase deleted rows: {error}")))
     }
 
     /// Empties the write-ahead log, which still contains the deleted rows.
@@ -243,14 +343,30 @@ impl JournalWriter {
         self.log.sync_all().map_err(|error| JournalError::Write(error.to_string()))
     }
 
-    /// Checkpoints the write-ahead log if it is long and the queue is empty, or if it is very long.
-    /// The next transaction then restarts the log.
+    /// Checkpoints the write-ahead log if it is long and the queue is empty, or if it is very long. If the
+    /// disk has little space, the log stays short, because a checkpoint needs as much space in the
+    /// database.
     fn checkpoint(&self) {
+        self.checkpoint_from(if self.has_little_space() {
+            LOG_PAGES_SHORT_OF_SPACE
+        } else if self.queue.len() == 0 {
+            LOG_PAGES_SOFT
+        } else {
+            LOG_PAGES_HARD
+        });
+    }
+
+    fn has_little_space(&self) -> bool {
+        let found = rustix::fs::fstatvfs(&self.log);
+        found.is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < LITTLE_SPACE_BYTES)
+    }
+
+    /// Checkpoints the write-ahead log if it has at least `allowed` pages.
+    fn checkpoint_from(&self, allowed: i64) {
         let connection = &self.store.connection;
         let pages = connection
             .prepare_cached("PRAGMA wal_checkpoint(NOOP)")
             .and_then(|mut pragma| pragma.query_row([], |row| row.get::<_, i64>(1)));
-        let allowed = if self.queue.len() == 0 { LOG_PAGES_SOFT } else { LOG_PAGES_HARD };
         if pages.is_ok_and(|pages| pages >= allowed) {
             // It is tried again after the next transaction. The records in the log are durable.
             let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));

@@ -31,8 +31,7 @@ const FINISH_REASONS: [(&str, &str); 5] = [
 
 impl ProviderService for Gemini {
     fn read(&self, request: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
-        let action = percent_decoded(request.action);
-        let (model, method) = action.rsplit_once(':').unwrap_or((&action, ""));
+        let (model, method) = request.action.rsplit_once(':').unwrap_or((request.action, ""));
         let stream = match method {
             "streamGenerateContent" => true,
             "generateContent" => false,
@@ -41,8 +40,9 @@ impl ProviderService for Gemini {
                 return Err(self.refusal(404, &message));
             }
         };
-        check::check(model, request.body).map_err(|message| self.refusal(400, &message))?;
-        Ok(translate::to_chat(model, stream, request.body))
+        let body =
+            check::check(model, request.body).map_err(|message| self.refusal(400, &message))?;
+        Ok(translate::to_chat(model, stream, &body))
     }
 
     fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {
@@ -217,28 +217,6 @@ fn usage(answer: &RehearsedAnswer<'_>) -> Value {
     })
 }
 
-/// Decodes the percent-encoding of a path.
-fn percent_decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('%') {
-        bytes.extend_from_slice(before.as_bytes());
-        let escaped = after.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match escaped {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = after.get(2..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(b'%');
-                rest = after;
-            }
-        }
-    }
-    bytes.extend_from_slice(rest.as_bytes());
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,7 +307,7 @@ mod tests {
     fn model_and_method_stand_in_the_path() {
         let body = json!({"contents": [{"role": "user", "parts": [{"text": "hi"}]}]});
         let read = |action| Gemini.read(&ProviderRequest { body: &body, action });
-        let streamed = read("a%20b:streamGenerateContent").unwrap();
+        let streamed = read("a b:streamGenerateContent").unwrap();
         assert_eq!((&streamed["model"], &streamed["stream"]), (&json!("a b"), &json!(true)));
         assert_eq!(read("m:generateContent").unwrap()["stream"], false);
         assert_eq!(read("m:countTokens").unwrap_err().status, 404);

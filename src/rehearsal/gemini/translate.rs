@@ -2,20 +2,19 @@
 
 use serde_json::{Value, json};
 
-use super::check::field;
 use crate::rehearsal::text::items;
 
 /// Returns the request in the form that scripts and the improviser read.
 pub(super) fn to_chat(model: &str, stream: bool, body: &Value) -> Value {
     let mut messages = Vec::new();
-    let system = items(field(field(body, "systemInstruction"), "parts"));
+    let system = items(&body["system_instruction"]["parts"]);
     let system: Vec<&str> = system.iter().filter_map(|part| part["text"].as_str()).collect();
     if !system.is_empty() {
         messages.push(json!({"role": "system", "content": system.join("\n")}));
     }
     // The ids and names of the calls without a result so far.
     let mut open: Vec<(String, String)> = Vec::new();
-    for (at, content) in items(field(body, "contents")).iter().enumerate() {
+    for (at, content) in items(&body["contents"]).iter().enumerate() {
         let parts = items(&content["parts"]);
         if content["role"] == "model" {
             open = calls(at, parts);
@@ -35,7 +34,7 @@ pub(super) fn to_chat(model: &str, stream: bool, body: &Value) -> Value {
 }
 
 fn calls(at: usize, parts: &[Value]) -> Vec<(String, String)> {
-    let calls = parts.iter().map(|part| field(part, "functionCall")).filter(|c| c.is_object());
+    let calls = parts.iter().map(|part| &part["function_call"]).filter(|c| c.is_object());
     let named = calls.zip(0..).map(|(call, place): (&Value, usize)| {
         let id = call["id"].as_str().map_or_else(|| format!("g{at}_{place}"), str::to_owned);
         (id, call["name"].as_str().unwrap_or_default().to_owned())
@@ -50,7 +49,7 @@ fn assistant(parts: &[Value], open: &[(String, String)]) -> Value {
         .filter_map(|part| part["text"].as_str())
         .collect();
     let mut message = json!({"role": "assistant", "content": text});
-    let args = parts.iter().map(|part| field(part, "functionCall")).filter(|c| c.is_object());
+    let args = parts.iter().map(|part| &part["function_call"]).filter(|c| c.is_object());
     let calls: Vec<Value> = args
         .zip(open)
         .map(|(call, (id, name))| {
@@ -67,7 +66,7 @@ fn assistant(parts: &[Value], open: &[(String, String)]) -> Value {
 
 fn results(parts: &[Value], open: &mut Vec<(String, String)>) -> Vec<Value> {
     let mut messages = Vec::new();
-    for result in parts.iter().map(|part| field(part, "functionResponse")) {
+    for result in parts.iter().map(|part| &part["function_response"]) {
         let Some(object) = result["response"].as_object() else { continue };
         let (id, name) = (result["id"].as_str(), result["name"].as_str().unwrap_or_default());
         let same_id = |call: &(String, String)| id.is_some_and(|id| id == call.0);
@@ -92,13 +91,13 @@ fn user(parts: &[Value]) -> Option<Value> {
         if let Some(text) = part["text"].as_str() {
             content.push(json!({"type": "text", "text": text}));
         }
-        let inline = field(part, "inlineData");
+        let inline = &part["inline_data"];
         if let Some(data) = inline["data"].as_str() {
-            let kind = field(inline, "mimeType").as_str().unwrap_or_default();
+            let kind = inline["mime_type"].as_str().unwrap_or_default();
             let url = format!("data:{kind};base64,{data}");
             content.push(json!({"type": "image_url", "image_url": {"url": url}}));
         }
-        if let Some(url) = field(field(part, "fileData"), "fileUri").as_str() {
+        if let Some(url) = part["file_data"]["file_uri"].as_str() {
             content.push(json!({"type": "image_url", "image_url": {"url": url}}));
         }
     }
@@ -110,9 +109,8 @@ fn user(parts: &[Value]) -> Option<Value> {
 }
 
 fn tools(body: &Value) -> Vec<Value> {
-    let declarations = items(field(body, "tools"))
-        .iter()
-        .flat_map(|tool| items(field(tool, "functionDeclarations")));
+    let declarations =
+        items(&body["tools"]).iter().flat_map(|tool| items(&tool["function_declarations"]));
     let tool = |declared: &Value| {
         let parameters = declared.get("parameters").cloned();
         json!({"type": "function", "function": {
@@ -125,8 +123,8 @@ fn tools(body: &Value) -> Vec<Value> {
 }
 
 fn choice(body: &Value) -> Value {
-    let config = field(field(body, "toolConfig"), "functionCallingConfig");
-    let names = items(field(config, "allowedFunctionNames"));
+    let config = &body["tool_config"]["function_calling_config"];
+    let names = items(&config["allowed_function_names"]);
     match (config["mode"].as_str(), names) {
         (Some("NONE"), _) => json!("none"),
         (Some("ANY"), [name]) => json!({"type": "function", "function": {"name": name}}),
@@ -137,6 +135,7 @@ fn choice(body: &Value) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use super::super::check::normalised;
     use super::*;
 
     #[test]
@@ -161,7 +160,7 @@ mod tests {
             "function": {"name": "f", "arguments": arguments}})
         };
         assert_eq!(
-            to_chat("m", true, &body),
+            to_chat("m", true, &normalised(&body)),
             json!({
                 "model": "m", "stream": true,
                 "messages": [

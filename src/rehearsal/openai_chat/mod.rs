@@ -3,28 +3,25 @@
 //! Pure: equal responses and requests give equal bytes, apart from the id and the time.
 
 mod check;
-mod content;
 
 use serde_json::{Value, json};
 
 use super::encoded::{BodyChunk, ChunkMark};
+use super::request_schema::Refusal;
 use super::script::Call;
 use super::service::{
     MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set, tokens,
 };
 
-pub use check::{Refusal, check};
-pub(super) use check::{check_function, check_name, check_tool_choice};
+pub(super) use check::check_tool_choice;
 
 /// The service of this wire format.
 pub(super) struct OpenaiChat;
 
 impl ProviderService for OpenaiChat {
     fn read(&self, request: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
-        match check(request.body) {
-            Ok(()) => Ok(request.body.clone()),
-            Err(refusal) => Err(RequestRefusal { status: 400, body: refusal.body() }),
-        }
+        check::check(request.body).map_err(invalid_request)?;
+        Ok(request.body.clone())
     }
 
     fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {
@@ -94,8 +91,16 @@ impl ProviderService for OpenaiChat {
             500.. => ("server_error", None),
             _ => ("invalid_request_error", None),
         };
-        check::error_body(message, kind, None, code)
+        json!({"error": {"message": message, "type": kind, "param": null, "code": code}})
     }
+}
+
+/// Returns the answer to a request with a fault.
+pub(super) fn invalid_request(refusal: Refusal) -> RequestRefusal {
+    let Refusal { status, message, param, code } = refusal;
+    let kind = "invalid_request_error";
+    let body = json!({"error": {"message": message, "type": kind, "param": param, "code": code}});
+    RequestRefusal { status, body }
 }
 
 /// Returns the members that every chunk of a response repeats, with these choices.

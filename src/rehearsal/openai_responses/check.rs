@@ -1,197 +1,58 @@
 //! The strict request check, with the error messages of the service.
 //!
-//! Rules and messages are those of OpenAI's Responses service,
-//! as bug reports of its users quote them, among them
+//! `request.schema.json` contains the rules for single members. The rules here relate items to
+//! each other. They and their messages are those of OpenAI's Responses service, as bug reports of its
+//! users quote them, among them
 //! <https://github.com/vercel/ai/issues/7099> (reasoning without the item that follows it),
 //! <https://github.com/vercel/ai/issues/7543> (items that are not stored),
 //! <https://github.com/openai/codex/issues/8145> (foreign encrypted reasoning) and
 //! <https://github.com/microsoft/vscode/issues/320060> (outputs without a call).
 
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
 use serde_json::Value;
 
 use super::sealed;
-use crate::rehearsal::openai_chat::{Refusal, check_function, check_name, check_tool_choice};
+use crate::rehearsal::openai_chat::check_tool_choice;
+use crate::rehearsal::request_schema::Refusal;
+use crate::rehearsal::request_schema::RequestSchema;
+use crate::rehearsal::request_schema::append_bracketed;
 use crate::rehearsal::text::items;
 
-/// The largest length of an id, in characters.
-const ID_CHARS_MAX: usize = 64;
-
-/// Returns a refusal with this HTTP status.
-type StatusRefusal = (u16, Refusal);
+static SCHEMA: LazyLock<RequestSchema> = LazyLock::new(|| {
+    RequestSchema::new(include_str!("request.schema.json"), append_bracketed, &[])
+});
 
 /// Checks a request as strictly as the service does.
 ///
 /// # Errors
 /// The first fault.
-pub(super) fn check(request: &Value) -> Result<(), StatusRefusal> {
-    check_form(request).map_err(|refusal| (400, refusal))?;
-    if let Value::Array(items) = &request["input"] {
-        check_ids(items).map_err(|refusal| (400, refusal))?;
-        check_reasoning(items, request["store"] == false)?;
-        check_pairing(items).map_err(|refusal| (400, refusal))?;
-    }
-    Ok(())
+pub(super) fn check(request: &Value) -> Result<(), Refusal> {
+    SCHEMA.check(request)?;
+    let input = items(&request["input"]);
+    check_unique_ids(input)?;
+    check_reasoning(input, request["store"] == false)?;
+    check_pairing(input)?;
+    let names = items(&request["tools"]).iter().map(|tool| &tool["name"]);
+    check_tool_choice(&request["tool_choice"]["name"], names)
 }
 
-fn check_form(request: &Value) -> Result<(), Refusal> {
-    let Value::Object(fields) = request else {
-        return Err(Refusal::bad_json());
-    };
-    if fields.get("model").and_then(Value::as_str).is_none_or(str::is_empty) {
-        return Err(Refusal::missing("model"));
-    }
-    match fields.get("input") {
-        None => return Err(Refusal::missing("input")),
-        Some(Value::String(_)) => {}
-        Some(Value::Array(items)) => {
-            for (at, item) in items.iter().enumerate() {
-                check_item(&format!("input[{at}]"), item)?;
-            }
-        }
-        Some(other) => {
-            let expected = "one of a string or array of objects";
-            return Err(Refusal::wrong_type("input", expected, other));
-        }
-    }
-    // Members of Chat Completions, which the Responses API refuses.
-    for key in ["messages", "max_tokens", "stream_options", "response_format"] {
-        if fields.contains_key(key) {
-            let message = format!("Unsupported parameter: '{key}'.");
-            return Err(Refusal::new(message, key).coded("unsupported_parameter"));
-        }
-    }
-    check_tools(request)
-}
-
-fn check_item(param: &str, item: &Value) -> Result<(), Refusal> {
-    let Value::Object(fields) = item else {
-        return Err(Refusal::wrong_type(param, "an object", item));
-    };
-    let text = |key: &str| match fields.get(key) {
-        None | Some(Value::Null) => Err(Refusal::missing(format!("{param}.{key}"))),
-        Some(Value::String(text)) => Ok(text.as_str()),
-        Some(other) => Err(Refusal::wrong_type(format!("{param}.{key}"), "a string", other)),
-    };
-    match fields.get("type").map_or(Some("message"), Value::as_str) {
-        Some("message") => check_message(param, text("role")?, &item["content"]),
-        Some("function_call") => {
-            check_call_id(param, text("call_id")?)?;
-            check_name(text("name")?, &format!("{param}.name"))?;
-            text("arguments").map(drop)
-        }
-        Some("custom_tool_call") => {
-            check_call_id(param, text("call_id")?)?;
-            text("name").and(text("input")).map(drop)
-        }
-        Some("function_call_output" | "custom_tool_call_output") => {
-            check_call_id(param, text("call_id")?)?;
-            let output = &item["output"];
-            let fits = output.is_string() || output.is_array();
-            check_type(fits, &format!("{param}.output"), "a string", output)
-        }
-        Some("reasoning") => {
-            let summary = &item["summary"];
-            check_type(summary.is_array(), &format!("{param}.summary"), "an array", summary)
-        }
-        // Tools that the service runs itself.
-        Some("compaction" | "mcp_list_tools") => Ok(()),
-        Some(kind) if kind.ends_with("_call") => text("id").map(drop),
-        kind => {
-            let message = format!(
-                "Invalid value: '{}'. Supported values are: 'message', 'reasoning', \
-                 'function_call', 'function_call_output', 'custom_tool_call', and \
-                 'custom_tool_call_output'.",
-                kind.unwrap_or_default()
-            );
-            Err(Refusal::invalid_value(message, param))
-        }
-    }
-}
-
-fn check_message(param: &str, role: &str, content: &Value) -> Result<(), Refusal> {
-    if !["assistant", "system", "developer", "user"].contains(&role) {
-        let message = format!(
-            "Invalid value: '{role}'. Supported values are: 'assistant', 'system', 'developer', \
-             and 'user'."
-        );
-        return Err(Refusal::invalid_value(message, param));
-    }
-    let fits = content.is_string() || content.is_array();
-    let expected = "one of an array of objects or string";
-    check_type(fits, &format!("{param}.content"), expected, content)?;
-    let allowed: &[&str] = match role {
-        "assistant" => &["output_text", "refusal"],
-        _ => &["input_text", "input_image", "input_file"],
-    };
-    for (at, part) in items(content).iter().enumerate() {
-        let here = format!("{param}.content[{at}]");
-        let kind = part["type"].as_str().unwrap_or_default();
-        if !allowed.contains(&kind) {
-            let supported = allowed.join("', '");
-            let message = format!("Invalid value: '{kind}'. Supported values are: '{supported}'.");
-            return Err(Refusal::invalid_value(message, here));
-        }
-        let key = match kind {
-            "input_image" => "image_url",
-            "refusal" => "refusal",
-            "input_file" => continue,
-            _ => "text",
-        };
-        if !part[key].is_string() {
-            let param = format!("{here}.{key}");
-            return Err(Refusal::wrong_type(param, "a string", &part[key]));
-        }
-    }
-    Ok(())
-}
-
-/// Refuses a member that is missing or has another type than expected.
-fn check_type(fits: bool, param: &str, expected: &str, value: &Value) -> Result<(), Refusal> {
-    match fits {
-        true => Ok(()),
-        false if value.is_null() => Err(Refusal::missing(param)),
-        false => Err(Refusal::wrong_type(param, expected, value)),
-    }
-}
-
-fn check_call_id(param: &str, id: &str) -> Result<(), Refusal> {
-    check_length(&format!("{param}.call_id"), id)
-}
-
-fn check_length(param: &str, id: &str) -> Result<(), Refusal> {
-    let length = id.chars().count();
-    if length > ID_CHARS_MAX {
-        return Err(Refusal::too_long(param, ID_CHARS_MAX, length));
-    }
-    if length == 0 {
-        let message = format!(
-            "Invalid '{param}': empty string. Expected a string with minimum length 1, but got \
-             an empty string instead."
-        );
-        return Err(Refusal::new(message, param).coded("empty_string"));
-    }
-    Ok(())
-}
-
-/// Checks that ids of items are short and unique.
-fn check_ids(input: &[Value]) -> Result<(), Refusal> {
-    let mut seen: Vec<&str> = Vec::new();
-    for (at, item) in input.iter().enumerate() {
-        let Some(id) = item["id"].as_str() else { continue };
-        check_length(&format!("input[{at}].id"), id)?;
-        if seen.contains(&id) {
+fn check_unique_ids(input: &[Value]) -> Result<(), Refusal> {
+    let mut seen = BTreeSet::new();
+    match input.iter().filter_map(|item| item["id"].as_str()).find(|id| !seen.insert(*id)) {
+        Some(id) => {
             let message = format!(
                 "Duplicate item found with id {id}. Remove duplicate items from your input and \
                  try again."
             );
-            return Err(Refusal::new(message, "input"));
+            Err(Refusal::new(message, "input"))
         }
-        seen.push(id);
+        None => Ok(()),
     }
-    Ok(())
 }
 
-fn check_reasoning(input: &[Value], stateless: bool) -> Result<(), StatusRefusal> {
+fn check_reasoning(input: &[Value], stateless: bool) -> Result<(), Refusal> {
     for (at, item) in input.iter().enumerate() {
         let id = item["id"].as_str();
         if item["type"] == "reasoning" {
@@ -203,7 +64,7 @@ fn check_reasoning(input: &[Value], stateless: bool) -> Result<(), StatusRefusal
                     "Item '{name}' of type 'reasoning' was provided without its required \
                      following item."
                 );
-                return Err((400, Refusal::new(message, "input")));
+                return Err(Refusal::new(message, "input"));
             }
         } else if let Some((id, group)) = id.and_then(|id| Some((id, thought_group(id)?))) {
             let is_its = |other: &Value| {
@@ -216,7 +77,7 @@ fn check_reasoning(input: &[Value], stateless: bool) -> Result<(), StatusRefusal
                     "Item '{id}' of type '{kind}' was provided without its required 'reasoning' \
                      item: 'rs_{group}_0'."
                 );
-                return Err((400, Refusal::new(message, "input")));
+                return Err(Refusal::new(message, "input"));
             }
         }
     }
@@ -243,7 +104,7 @@ fn thought_group(id: &str) -> Option<&str> {
     (is_number(digits) && is_number(index)).then_some(group)
 }
 
-fn check_encrypted(item: &Value, stateless: bool) -> Result<(), StatusRefusal> {
+fn check_encrypted(item: &Value, stateless: bool) -> Result<(), Refusal> {
     let id = item["id"].as_str();
     let Some(encrypted) = item["encrypted_content"].as_str().filter(|text| !text.is_empty()) else {
         // Services that do not encrypt their reasoning send it as content.
@@ -256,7 +117,7 @@ fn check_encrypted(item: &Value, stateless: bool) -> Result<(), StatusRefusal> {
              Try again with `store` set to true, or remove this item from your input.",
             id.unwrap_or_default()
         );
-        return Err((404, Refusal::new(message, "input")));
+        return Err(Refusal { status: 404, ..Refusal::new(message, "input") });
     };
     let summary = items(&item["summary"]).iter().filter_map(|part| part["text"].as_str());
     let summary: String = summary.collect();
@@ -277,8 +138,8 @@ fn check_encrypted(item: &Value, stateless: bool) -> Result<(), StatusRefusal> {
     let message = format!(
         "The encrypted content {name} could not be verified. Reason: Encrypted content {reason}"
     );
-    let refusal = Refusal { message, param: None, code: Some("invalid_encrypted_content") };
-    Err((400, refusal))
+    let code = Some("invalid_encrypted_content".to_owned());
+    Err(Refusal { status: 400, message, param: None, code })
 }
 
 /// Checks that every call has one output after it, and that every output answers a call of its kind.
@@ -319,21 +180,6 @@ fn check_pairing(input: &[Value]) -> Result<(), Refusal> {
     }
 }
 
-fn check_tools(request: &Value) -> Result<(), Refusal> {
-    let listed = &request["tools"];
-    let fits = listed.is_null() || listed.is_array();
-    check_type(fits, "tools", "an array of objects", listed)?;
-    let tools = items(listed);
-    for (at, tool) in tools.iter().enumerate() {
-        if tool["type"] != "function" {
-            return Err(Refusal::missing(format!("tools[{at}].type")));
-        }
-        check_function(tool, &format!("tools[{at}]"))?;
-    }
-    let names = tools.iter().map(|tool| &tool["name"]);
-    check_tool_choice(&request["tool_choice"]["name"], names)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -368,9 +214,9 @@ mod tests {
 
     #[track_caller]
     fn check_refused(items: &[Value], status: u16, message: &str) {
-        let (found, refusal) = check(&request(items)).expect_err("it must be refused");
+        let refusal = check(&request(items)).expect_err("it must be refused");
         assert!(refusal.message.contains(message), "{}", refusal.message);
-        assert_eq!(found, status);
+        assert_eq!(refusal.status, status);
     }
 
     #[test]
@@ -468,7 +314,7 @@ mod tests {
                 "tools[0].parameters",
             ),
         ] {
-            let (_, refusal) = check(&request).expect_err("it must be refused");
+            let refusal = check(&request).expect_err("it must be refused");
             assert_eq!(refusal.param.as_deref(), Some(param), "{request}");
         }
         assert!(check(&json!([])).is_err());

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::encoded::{BodyChunk, ChunkMark, Encoded};
 use super::openai_chat::OpenaiChat;
+use super::openai_chat::invalid_request;
 use super::script::{Call, Finish, Response};
 use super::service::{
     MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set, tokens,
@@ -21,10 +22,8 @@ pub(super) struct OpenaiResponses;
 
 impl ProviderService for OpenaiResponses {
     fn read(&self, request: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
-        match check::check(request.body) {
-            Ok(()) => Ok(form::chat_form(request.body)),
-            Err((status, refusal)) => Err(RequestRefusal { status, body: refusal.body() }),
-        }
+        check::check(request.body).map_err(invalid_request)?;
+        Ok(form::chat_form(request.body))
     }
 
     fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {

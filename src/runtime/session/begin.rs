@@ -36,14 +36,15 @@ pub(in crate::runtime) async fn spawn(
     supervisor: ActorCell,
 ) -> Result<Arc<AwakeSession>, HostError> {
     let agent = start.agent.name.to_string();
-    let feed_access = start.publisher.feed_access(&link.shared.journal);
+    let feed_access = start.publisher.feed_access();
     // This access does not keep the feed alive, so subscribers' streams end with the session.
     let feed_of_log = feed_access.clone();
     let actor: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
     let journal = Arc::clone(&link.shared.journal);
-    let last = match &start.origin {
-        SessionOrigin::Stored(stored) => stored.last,
-        SessionOrigin::New { .. } | SessionOrigin::Forked(..) => Seq(0),
+    let (last, bytes) = match &start.origin {
+        SessionOrigin::Stored(stored) => (stored.last, stored.bytes),
+        SessionOrigin::Forked(stored, _) => (Seq(0), stored.bytes),
+        SessionOrigin::New { .. } => (Seq(0), 0),
     };
     let failure_receiver = Arc::clone(&actor);
     let log = SessionLog::new(start.id.clone(), journal, last, move |durable| {
@@ -54,6 +55,7 @@ pub(in crate::runtime) async fn spawn(
             let _ = session.cast(SessionMessage::JournalFailed { error });
         }
     });
+    let log = log.with_stored_bytes(bytes);
     let (log, activity) = (Arc::new(log), Arc::new(SessionActivity::default()));
     let arguments =
         SessionArguments { start, link, log: Arc::clone(&log), activity: Arc::clone(&activity) };

@@ -246,7 +246,8 @@ impl SessionActorState {
         let run = RunInput { run_id: id.clone(), input, overrides, request, trace };
         let agents = &self.agents;
         let rules_of = |overrides: &_| agents.rules(overrides);
-        self.session.handle_run_request(run, self.shared.queued_inputs_max, &rules_of)?;
+        let limits = self.shared.input_limits(&self.log);
+        self.session.handle_run_request(run, limits, &rules_of)?;
         self.slot = slot.or(self.slot.take());
         self.shared.extensions.add_to_run(&self.id, &id, extensions);
         let (report, receiver) = oneshot::channel();
@@ -262,8 +263,8 @@ impl SessionActorState {
         input: Content,
         request: Option<RequestKey>,
     ) -> Result<Seq, HostError> {
-        let max = self.shared.queued_inputs_max;
-        let known = self.session.handle_steer(input, request, max)?;
+        let limits = self.shared.input_limits(&self.log);
+        let known = self.session.handle_steer(input, request, limits)?;
         let recorded = self.perform(myself).await;
         Ok(known.or(recorded).unwrap_or_else(|| self.log.last_seq()))
     }
@@ -359,6 +360,7 @@ impl From<SessionRefusal> for HostError {
             SessionRefusal::NoRun => Self::NoRun,
             SessionRefusal::EmptyInput => Self::EmptyInput,
             SessionRefusal::QueueFull(max) => Self::QueueFull(max),
+            SessionRefusal::TooLarge(max) => Self::SessionTooLarge(max),
         }
     }
 }

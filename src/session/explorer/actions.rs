@@ -9,7 +9,7 @@ use crate::record::{
     Record, RequestKey, ResponseDisposition, ResponseMessage, Seq, StopMode, TurnEnd,
 };
 use crate::session::machine::Lifecycle;
-use crate::session::{RunAdmission, RunInput, SessionRefusal};
+use crate::session::{InputLimits, RunAdmission, RunInput, SessionRefusal};
 use crate::types::{
     ApprovalPhase, CallKey, Content, ResultNotes, RunId, ToolCall, ToolOutcome, ToolResult,
     TraceContext, Usage, Verdict, WriteSet,
@@ -126,7 +126,8 @@ impl World {
                 let input: Content = format!("steer {}", self.left.steers).as_str().into();
                 let key = format!("key of steer {}", self.left.steers);
                 let request = Some(RequestKey { key, digest: "d".into() });
-                let steered = self.session.handle_steer(input, request, INPUTS_MAX);
+                let steered =
+                    self.session.handle_steer(input, request, InputLimits::inputs(INPUTS_MAX));
                 let may_steer = self.session.run.is_some()
                     && !self.session.suspended
                     && self.session.lifecycle == Lifecycle::Open;
@@ -259,7 +260,8 @@ impl World {
         let run = RunInput { run_id: run_id.clone(), input, overrides, request, trace };
         let rules = super::world::rules_with(self.left.max_turns);
         let rules_of = |_: &RunOverrides| std::sync::Arc::clone(&rules);
-        if self.session.handle_run_request(run, INPUTS_MAX, &rules_of).is_ok() {
+        if self.session.handle_run_request(run, InputLimits::inputs(INPUTS_MAX), &rules_of).is_ok()
+        {
             self.has_slot |= admission == RunAdmission::Start;
             self.accepted.push((run_id, Seq(self.log.len() as u64 + 1)));
         }

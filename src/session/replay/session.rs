@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Replayed;
 use crate::config::RunOverrides;
 use crate::record::Record;
-use crate::session::{RecordedAt, RunInput, Session, SessionEffect, TurnBegin};
+use crate::session::{InputLimits, RecordedAt, RunInput, Session, SessionEffect, TurnBegin};
 use crate::turn::replay::{Difference, Mismatch, Recording, ReplayEnd, TurnReplay, same};
 use crate::turn::{TurnRecord, TurnRules, TurnSpec};
 use crate::types::{RunEnd, SessionId};
@@ -19,6 +19,8 @@ type Result<T> = std::result::Result<T, Box<Difference>>;
 /// The turn that begins next, if the machine waits for one.
 type NextTurn = Option<Box<TurnBegin>>;
 
+/// The limits of recorded inputs, which were accepted once.
+const INPUT_LIMITS: InputLimits = InputLimits::inputs(usize::MAX);
 const NOTHING_LEADS: &str = "nothing leads to it now";
 const DECIDES_ELSE: &str = "something else is decided now";
 
@@ -82,10 +84,10 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                     request: request.clone(),
                     trace: trace.clone(),
                 };
-                self.session.handle_run_request(run, usize::MAX, &|_| Arc::clone(&rules)).err()
+                self.session.handle_run_request(run, INPUT_LIMITS, &|_| Arc::clone(&rules)).err()
             }
             Record::Steered { input, request, .. } => {
-                self.session.handle_steer(input.clone(), request.clone(), usize::MAX).err()
+                self.session.handle_steer(input.clone(), request.clone(), INPUT_LIMITS).err()
             }
             Record::StopAsked { mode } => {
                 self.session.handle_stop(*mode);

@@ -17,8 +17,8 @@ use crate::message::MessageList;
 use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
 use crate::session::{
-    PastRun, RecordedAt, RunAdmission, RunInput, Session, SessionEffect, StoredSession, TurnBegin,
-    TurnOrigin, past_run, replay,
+    InputLimits, PastRun, RecordedAt, RunAdmission, RunInput, Session, SessionEffect,
+    StoredSession, TurnBegin, TurnOrigin, past_run, replay,
 };
 use crate::turn::fixtures::{call, entries, finish, rules, text, usage};
 use crate::turn::{
@@ -210,13 +210,17 @@ impl Life {
             let (run_id, overrides) = (RunId(name.into()), RunOverrides::default());
             let run = RunInput { run_id, input, overrides, request, trace: None };
             let rules = self.rules();
-            self.session.handle_run_request(run, 9, &|_| Arc::clone(&rules)).unwrap();
+            self.session
+                .handle_run_request(run, InputLimits::inputs(9), &|_| Arc::clone(&rules))
+                .unwrap();
             self.perform();
         }
         let is_first = self.session.run().is_some_and(|run| &*run.id.0 == "first");
         if self.turn.is_some() && is_first && self.session.turn() == 1 && self.script.steer {
             let request = Some(RequestKey { key: "steer".into(), digest: "d".into() });
-            self.session.handle_steer("by the way".into(), request, 9).unwrap();
+            self.session
+                .handle_steer("by the way".into(), request, InputLimits::inputs(9))
+                .unwrap();
         }
         // A turn that has begun and has no record yet does not survive a cut.
         let last = self.log.iter().rev().find_map(|entry| match entry.record {

@@ -7,7 +7,8 @@ use crate::config::{Limits, RunOverrides};
 use crate::event::{TurnSummary, TurnTimes};
 use crate::record::{JournalEntry, Record, Seq, StopMode, TurnEnd};
 use crate::session::{
-    RecordedAt, RunInput, Session, SessionEffect, SessionRefusal, StoredSession, TurnBegin,
+    InputLimits, RecordedAt, RunInput, Session, SessionEffect, SessionRefusal, StoredSession,
+    TurnBegin,
 };
 use crate::turn::fixtures::rules;
 use crate::turn::{CancelReason, TurnRecord, TurnRules};
@@ -46,7 +47,7 @@ impl Recorded {
             request: None,
             trace: None,
         };
-        self.session.handle_run_request(run, inputs_max, &turn_rules)?;
+        self.session.handle_run_request(run, InputLimits::inputs(inputs_max), &turn_rules)?;
         self.perform(Duration::ZERO);
         Ok(())
     }
@@ -78,7 +79,7 @@ impl Recorded {
     /// Commits the current turn, in which people were waited for during two of its three seconds.
     /// A user steers it, so that another turn follows.
     fn commit_steered(&mut self, now: Duration) {
-        self.session.handle_steer("more".into(), None, 9).unwrap();
+        self.session.handle_steer("more".into(), None, InputLimits::inputs(9)).unwrap();
         self.perform(now);
         let seconds = Duration::from_secs;
         let times = TurnTimes { total: seconds(3), people: seconds(2), ..TurnTimes::default() };
@@ -106,11 +107,14 @@ fn queued_and_steered_inputs_share_a_maximum() {
     let mut recorded = Recorded::open();
     recorded.start("first", 2).unwrap();
     recorded.start("second", 2).unwrap();
-    recorded.session.handle_steer("third".into(), None, 2).unwrap();
+    recorded.session.handle_steer("third".into(), None, InputLimits::inputs(2)).unwrap();
     recorded.perform(Duration::ZERO);
     let full = SessionRefusal::QueueFull(2);
     assert_eq!(recorded.start("fourth", 2), Err(full));
-    assert_eq!(recorded.session.handle_steer("fifth".into(), None, 2), Err(full));
+    assert_eq!(
+        recorded.session.handle_steer("fifth".into(), None, InputLimits::inputs(2)),
+        Err(full)
+    );
 }
 
 #[test]

@@ -178,7 +178,7 @@ fn what_a_request_must_say() {
             Some("tools: Tool names must be unique."),
         ),
         (
-            json!({"model": "m", "max_tokens": 1, "tools": [{"name": "a.b"}]}),
+            json!({"model": "m", "max_tokens": 1, "tools": [{"name": "a.b", "input_schema": {"type": "object"}}]}),
             Some("tools.0.custom.name: String should match pattern '^[a-zA-Z0-9_-]{1,128}$'"),
         ),
         (

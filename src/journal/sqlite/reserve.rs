@@ -1,0 +1,62 @@
+//! The reserve: a file whose only purpose is to occupy space on the disk. When the disk is full, it is removed
+//! so that sessions can be deleted.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The reserve of a data directory.
+#[derive(Debug)]
+pub(super) struct Reserve {
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Reserve {
+    /// Names the reserve of a directory. With 0 bytes there is none.
+    pub(super) fn new(dir: &Path, bytes: u64) -> Self {
+        Self { path: dir.join("journal.reserve"), bytes }
+    }
+
+    /// Returns true if the file should exist and does not have its size.
+    pub(super) fn is_missing(&self) -> bool {
+        self.bytes > 0 && fs::metadata(&self.path).map_or(0, |found| found.len()) != self.bytes
+    }
+
+    /// Creates the file, or changes its size.
+    pub(super) fn fill(&self) -> io::Result<()> {
+        if self.bytes == 0 {
+            return self.release();
+        }
+        let written = self.write();
+        if written.is_err() {
+            self.release()?;
+        }
+        written
+    }
+
+    /// Removes the file.
+    pub(super) fn release(&self) -> io::Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let mut file = options.open(&self.path)?;
+        // Not zeros, for which some file systems take no space.
+        let block = [0xa5; 64 * 1024];
+        let mut left = self.bytes;
+        while left > 0 {
+            let length = left.min(block.len() as u64);
+            file.write_all(block.get(..length as usize).unwrap_or(&block))?;
+            left -= length;
+        }
+        file.sync_all()
+    }
+}

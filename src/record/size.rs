@@ -1,0 +1,43 @@
+//! The approximate size of records, for the limit on a session's size.
+
+use super::{JournalEntry, Record};
+use crate::message::{content_bytes, json_bytes};
+
+/// Bytes of a record besides its texts: names, numbers and times.
+const FRAME_BYTES: usize = 160;
+
+impl JournalEntry {
+    /// Returns about the number of bytes that the entry takes in the journal: its texts, data and
+    /// arguments, and a fixed number for the rest.
+    #[must_use]
+    pub fn approximate_bytes(&self) -> u64 {
+        let content = match &self.record {
+            Record::SessionOpened { messages, .. } => messages.iter().map(json_bytes).sum(),
+            Record::InputQueued { input, .. }
+            | Record::RunStarted { input, .. }
+            | Record::Steered { input, .. } => content_bytes(input),
+            Record::ResponseEnded { message, .. } => message.approximate_bytes(),
+            Record::CallIntended { call, so_far, .. } => {
+                let partial =
+                    so_far.as_ref().map_or(0, |so_far| so_far.message.approximate_bytes());
+                json_bytes(&call.arguments) + partial
+            }
+            Record::CallReported { outcome, writes, .. }
+            | Record::CallEnded { outcome, writes, .. } => {
+                let written = writes.0.values().map(|value| json_bytes(value));
+                outcome.content.len() + written.sum::<usize>()
+            }
+            Record::ApprovalAsked { request } => json_bytes(&request.arguments),
+            Record::RunEnded { text, .. } => text.len(),
+            Record::SessionForked { .. }
+            | Record::AttemptStarted { .. }
+            | Record::AttemptFailed { .. }
+            | Record::ApprovalGiven { .. }
+            | Record::TurnCommitted { .. }
+            | Record::StopAsked { .. }
+            | Record::LimitReached { .. }
+            | Record::SessionClosed => 0,
+        };
+        (FRAME_BYTES + content) as u64
+    }
+}

@@ -1,0 +1,201 @@
+//! The strict request check, with the error messages of the service.
+//!
+//! `request.schema.json` contains the rules for single members. The rules here relate blocks,
+//! messages and tools to each other.
+
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+use super::SIGNATURE_BEGIN;
+use super::signature;
+use crate::rehearsal::request_schema::RequestSchema;
+use crate::rehearsal::text::items;
+
+static SCHEMA: LazyLock<RequestSchema> =
+    LazyLock::new(|| RequestSchema::new(include_str!("request.schema.json"), append_tagged, &[]));
+
+/// Appends a segment as in `messages.0.content.0.tool_use.id`: the type of an object is part of the
+/// path of its members, and a tool without a type is a custom tool.
+fn append_tagged(path: &mut String, parent: &Value, segment: &str) {
+    let tool_at = path.strip_prefix("tools.").filter(|at| at.parse::<usize>().is_ok());
+    let tag = parent["type"].as_str().or(tool_at.map(|_| "custom"));
+    if let Some(tag) = tag.filter(|_| segment != "type") {
+        *path += &format!(".{tag}");
+    }
+    *path += if path.is_empty() { "" } else { "." };
+    *path += segment;
+}
+
+/// Checks a request as strictly as the service does. `Err` is the message of the refusal.
+pub(super) fn check(request: &Value) -> Result<(), String> {
+    SCHEMA.check(request).map_err(|refusal| refusal.message)?;
+    check_messages(items(&request["messages"]))?;
+    check_tools(request)
+}
+
+fn check_messages(messages: &[Value]) -> Result<(), String> {
+    if messages.first().is_some_and(|first| first["role"] != "user") {
+        return Err("messages: first message must use the \"user\" role".to_owned());
+    }
+    let mut ids = BTreeSet::new();
+    for (at, message) in messages.iter().enumerate() {
+        for (place, block) in items(&message["content"]).iter().enumerate() {
+            let here = format!("messages.{at}.content.{place}");
+            if block["type"] == "thinking" {
+                check_signature(&here, block)?;
+            }
+            if block["type"] == "tool_use" && !ids.insert(text(block, "id")) {
+                return Err(format!("{here}: `tool_use` ids must be unique"));
+            }
+        }
+        check_ending(at, message, at + 1 == messages.len())?;
+        let before = at.checked_sub(1).and_then(|before| messages.get(before));
+        check_results(at, before, message)?;
+        check_answered(at, message, messages.get(at + 1))?;
+    }
+    check_service_calls(messages)
+}
+
+/// A signature from raw bytes of a script is unknown here, so a signature is checked only
+/// if it has the prefix of this server.
+fn check_signature(here: &str, block: &Value) -> Result<(), String> {
+    let found = text(block, "signature");
+    if found.starts_with(SIGNATURE_BEGIN) && found != signature(text(block, "thinking")) {
+        return Err(format!("{here}: Invalid `signature` in `thinking` block"));
+    }
+    Ok(())
+}
+
+/// Checks that a message has content, and its last block.
+fn check_ending(at: usize, message: &Value, is_final: bool) -> Result<(), String> {
+    let content = &message["content"];
+    let is_final_answer = is_final && message["role"] == "assistant";
+    let last = items(content).last();
+    if content.as_str().is_none_or(str::is_empty) && last.is_none() && !is_final_answer {
+        return Err(format!(
+            "messages.{at}: all messages must have non-empty content except for the optional final \
+             assistant message"
+        ));
+    }
+    if last.is_some_and(|block| text(block, "type").ends_with("thinking")) {
+        return Err(format!(
+            "messages.{at}: The final block in an assistant message cannot be `thinking`."
+        ));
+    }
+    let text = content.as_str().or_else(|| last.and_then(|block| block["text"].as_str()));
+    if is_final_answer && text.is_some_and(|text| text.ends_with(char::is_whitespace)) {
+        return Err(
+            "messages: final assistant content cannot end with trailing whitespace".to_owned()
+        );
+    }
+    Ok(())
+}
+
+/// Checks that every result of a message answers a different call of the message before.
+fn check_results(at: usize, before: Option<&Value>, message: &Value) -> Result<(), String> {
+    let called: BTreeSet<&str> = before.into_iter().flat_map(calls).collect();
+    let mut answered = BTreeSet::new();
+    for (place, block) in items(&message["content"]).iter().enumerate() {
+        if block["type"] != "tool_result" {
+            continue;
+        }
+        let id = text(block, "tool_use_id");
+        if !called.contains(id) {
+            return Err(format!(
+                "messages.{at}.content.{place}: unexpected `tool_use_id` found in `tool_result` \
+                 blocks: {id}. Each `tool_result` block must have a corresponding `tool_use` block \
+                 in the previous message."
+            ));
+        }
+        if !answered.insert(id) {
+            return Err(format!(
+                "messages.{at}.content.{place}: each tool_use must have a single result. Found \
+                 multiple `tool_result` blocks with id: {id}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the next message begins with the results of all calls of a message.
+fn check_answered(at: usize, message: &Value, next: Option<&Value>) -> Result<(), String> {
+    let results = next.into_iter().flat_map(|next| items(&next["content"]));
+    let results = results.take_while(|block| block["type"] == "tool_result");
+    let answered: BTreeSet<&str> = results.map(|block| text(block, "tool_use_id")).collect();
+    let open: Vec<&str> = calls(message).filter(|id| !answered.contains(id)).collect();
+    if open.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "messages.{at}: `tool_use` ids were found without `tool_result` blocks immediately after: \
+         {}. Each `tool_use` block must have a corresponding `tool_result` block in the next \
+         message.",
+        open.join(", ")
+    ))
+}
+
+/// Checks that every call that the service ran itself has a result after it. The last response can
+/// be without, because the service may still run its calls.
+fn check_service_calls(messages: &[Value]) -> Result<(), String> {
+    let responses = || messages.iter().enumerate().filter(|(_, m)| m["role"] == "assistant");
+    let blocks = responses().flat_map(|(_, message)| items(&message["content"]));
+    let answered: BTreeSet<&str> = blocks.map(|block| text(block, "tool_use_id")).collect();
+    let is_result = |block: &Value| block["type"] == "tool_result";
+    let mut called = BTreeSet::new();
+    for (at, message) in responses() {
+        let is_last = messages
+            .iter()
+            .skip(at + 1)
+            .all(|next| next["role"] == "user" && items(&next["content"]).iter().all(is_result));
+        for (place, block) in items(&message["content"]).iter().enumerate() {
+            let (kind, id, name) = (text(block, "type"), text(block, "id"), text(block, "name"));
+            let is_call = kind.ends_with("tool_use") && kind != "tool_use";
+            if is_call && !is_last && !answered.contains(id) {
+                return Err(format!(
+                    "messages.{at}: `{name}` tool use with id `{id}` was found without a \
+                     corresponding `{name}_tool_result` block"
+                ));
+            }
+            called.extend(is_call.then_some(id));
+            let result_of = text(block, "tool_use_id");
+            if kind.ends_with("_tool_result") && !called.contains(result_of) {
+                return Err(format!(
+                    "messages.{at}.content.{place}: unexpected `tool_use_id` found in `{kind}` \
+                     blocks: {result_of}. Each `{kind}` block must have a corresponding \
+                     `server_tool_use` block before it."
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the ids of the calls of a message.
+fn calls(message: &Value) -> impl Iterator<Item = &str> {
+    let blocks = items(&message["content"]).iter().filter(|block| block["type"] == "tool_use");
+    blocks.map(|block| text(block, "id"))
+}
+
+/// Returns a string member; an empty string if it is missing.
+fn text<'a>(block: &'a Value, key: &str) -> &'a str {
+    block[key].as_str().unwrap_or_default()
+}
+
+/// Checks that the names of the tools are unique, and that a chosen tool is one of them.
+fn check_tools(request: &Value) -> Result<(), String> {
+    let mut names = BTreeSet::new();
+    if !items(&request["tools"]).iter().all(|tool| names.insert(text(tool, "name"))) {
+        return Err("tools: Tool names must be unique.".to_owned());
+    }
+    let choice = &request["tool_choice"];
+    let name = text(choice, "name");
+    if choice["type"] == "tool" && !names.contains(name) {
+        return Err(format!("tool_choice: Tool '{name}' not found in provided tools"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

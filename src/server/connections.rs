@@ -1,0 +1,113 @@
+//! The open connections of a server, and the limit on them.
+//!
+//! A connection whose client has sent no complete request yet gives its place to a new one when all
+//! places are taken. So clients that connect and stay silent cannot lock others out.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::runtime::Host;
+use crate::telemetry::HostMetrics;
+
+/// The open connections of a server.
+#[derive(Debug)]
+pub(super) struct Connections {
+    maximum: usize,
+    state: Mutex<ConnectionsState>,
+    host: Host,
+}
+
+#[derive(Debug, Default)]
+struct ConnectionsState {
+    open: usize,
+    /// The number of the next connection.
+    next: u64,
+    /// The connections without a complete request, in the order in which they were accepted.
+    without_request: BTreeMap<u64, CancellationToken>,
+    /// True from the first refused connection until a tenth of the places is free again.
+    is_crowded: bool,
+}
+
+/// The place of one connection. Dropping it frees the place.
+#[derive(Debug)]
+pub(super) struct ConnectionPlace {
+    connections: Arc<Connections>,
+    number: u64,
+    evicted: CancellationToken,
+}
+
+impl Connections {
+    pub(super) fn new(host: Host, maximum: usize) -> Arc<Self> {
+        Arc::new(Self { maximum, state: Mutex::default(), host })
+    }
+
+    /// Takes a place for a new connection. If all are taken, closes the oldest connection without a
+    /// complete request. `None` if there is none: the new connection is refused.
+    pub(super) fn admit(self: &Arc<Self>) -> Option<ConnectionPlace> {
+        let mut state = self.state.lock();
+        if state.open >= self.maximum && !self.evict_oldest(&mut state) {
+            return None;
+        }
+        let number = state.next;
+        let evicted = CancellationToken::new();
+        state.next += 1;
+        state.open += 1;
+        state.without_request.insert(number, evicted.clone());
+        self.metrics().set_connections(state.open);
+        Some(ConnectionPlace { connections: Arc::clone(self), number, evicted })
+    }
+
+    /// Closes the oldest connection without a complete request, because the process has no file
+    /// descriptor left. Returns false if there is none.
+    pub(super) fn free_descriptor(&self) -> bool {
+        self.evict_oldest(&mut self.state.lock())
+    }
+
+    /// Counts a connection that is refused or closed without an answer.
+    fn evict_oldest(&self, state: &mut ConnectionsState) -> bool {
+        self.metrics().connection_refused();
+        if !std::mem::replace(&mut state.is_crowded, true) {
+            let (open, silent) = (state.open, state.without_request.len());
+            tracing::warn!(
+                open,
+                without_request = silent,
+                max_connections = self.maximum,
+                "connections_full: connections without a complete request are closed, others are refused"
+            );
+        }
+        let Some((_, oldest)) = state.without_request.pop_first() else { return false };
+        oldest.cancel();
+        true
+    }
+
+    fn metrics(&self) -> &HostMetrics {
+        self.host.telemetry().metrics().host()
+    }
+}
+
+impl ConnectionPlace {
+    /// Notes that the client has sent a complete request: its connection is not closed any more to
+    /// make room.
+    pub(super) fn request_arrived(&self) {
+        self.connections.state.lock().without_request.remove(&self.number);
+    }
+
+    /// Waits until the connection has to make room for another.
+    pub(super) async fn evicted(&self) {
+        self.evicted.cancelled().await;
+    }
+}
+
+impl Drop for ConnectionPlace {
+    fn drop(&mut self) {
+        let mut state = self.connections.state.lock();
+        state.open -= 1;
+        state.without_request.remove(&self.number);
+        let most = self.connections.maximum - self.connections.maximum / 10;
+        state.is_crowded &= state.open >= most;
+        self.connections.metrics().set_connections(state.open);
+    }
+}

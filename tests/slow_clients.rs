@@ -1,0 +1,169 @@
+//! Clients that do not finish their requests, or do not read their answers: they cost little, and lock
+//! nobody out.
+
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod client;
+
+use std::time::Duration;
+
+use callsheet::server::ServerOptions;
+use client::{HttpConnection, Service};
+use serde_json::{Value, json};
+
+const HALF_A_REQUEST: &str = "GET /healthz HTTP/1.1\r\nhost: local";
+
+/// Time for what should happen soon. A test that fails waits this long.
+const SOON: Duration = Duration::from_secs(30);
+
+/// Returns the value of a metric.
+async fn metric(service: &Service, name: &str) -> f64 {
+    let page = service.get("/metrics").await.body;
+    let line = page.lines().find(|line| line.split([' ', '{']).next() == Some(name));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).expect("the metric has a value")
+}
+
+/// Opens a session whose history has `messages` messages of `bytes` bytes each.
+async fn open_large(service: &Service, messages: usize, bytes: usize) {
+    let text = "x".repeat(bytes);
+    let message = |index| {
+        let role = if index % 2 == 0 { "user" } else { "assistant" };
+        json!({"role": role, "content": format!("{index} {text}")})
+    };
+    let messages: Vec<Value> = (0..messages).map(message).collect();
+    let opened = service.post("/v1/sessions", json!({"id": "large", "messages": messages})).await;
+    assert_eq!(opened.status, 201, "{}", opened.body);
+}
+
+#[tokio::test]
+async fn half_sent_requests_lock_nobody_out_and_are_closed() {
+    let options = ServerOptions::default().with(|options| {
+        options.max_connections = 8;
+        options.header_read_timeout = Duration::from_secs(1);
+    });
+    let service = Service::start_with(json!({}), "", options).await;
+    let mut silent = Vec::new();
+    for _ in 0..20 {
+        silent.push(HttpConnection::open(service.addr(), HALF_A_REQUEST).await);
+    }
+    for _ in 0..20 {
+        assert_eq!(service.get("/healthz").await.status, 200);
+    }
+    let refused = metric(&service, "callsheet_connections_refused_total").await;
+    assert!(refused >= 12.0, "{refused}");
+    assert!(metric(&service, "callsheet_connections").await <= 8.0);
+    for mut connection in silent {
+        let closed = tokio::time::timeout(SOON, connection.read_rest()).await;
+        assert!(closed.is_ok(), "a half-sent request is closed after header_read_timeout");
+    }
+    assert_eq!(metric(&service, "callsheet_connections").await, 1.0);
+}
+
+#[tokio::test]
+async fn a_connection_with_a_request_keeps_its_place() {
+    let options = ServerOptions::default().with(|options| options.max_connections = 2);
+    let service = Service::start_with(json!({}), "", options).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    let watch = "GET /v1/sessions/s/events HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut first = HttpConnection::open(service.addr(), watch).await;
+    let mut second = HttpConnection::open(service.addr(), watch).await;
+    first.until("text/event-stream").await;
+    second.until("text/event-stream").await;
+    let refused = service.get("/healthz").await;
+    assert_eq!(refused.error(), (503, "too_many_connections".to_owned()));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    drop(first);
+    let again = async {
+        while service.get("/healthz").await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, again).await.expect("a place is free again");
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_disconnected_and_frees_its_place() {
+    let options = ServerOptions::default().with(|options| {
+        options.write_timeout = Duration::from_millis(500);
+        options.max_large_answers = 2;
+        options.body_bytes_max = 64 << 20;
+    });
+    let service = Service::start_with(json!({}), "", options).await;
+    // Larger than what the system buffers for a connection.
+    open_large(&service, 40, 1 << 20).await;
+    let get = "GET /v1/sessions/large HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut unread = Vec::new();
+    for _ in 0..2 {
+        unread.push(HttpConnection::open(service.addr(), get).await);
+    }
+    let third = async {
+        loop {
+            let refused = service.get("/v1/sessions/large?limit=3").await;
+            if refused.status == 503 {
+                return refused;
+            }
+        }
+    };
+    let refused = tokio::time::timeout(SOON, third).await.expect("both places are taken");
+    assert_eq!(refused.error().1, "too_many_large_answers");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    // A small answer needs no place.
+    assert_eq!(service.get("/v1/sessions/large?after=37").await.status, 503);
+    assert_eq!(service.get("/v1/sessions/large?after=39").await.status, 200);
+    let freed = async {
+        while service.get("/v1/sessions/large?limit=2").await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(SOON, freed).await.expect("clients that do not read are disconnected");
+    drop(unread);
+}
+
+#[tokio::test]
+async fn a_long_history_is_read_whole_or_page_by_page() {
+    let service = Service::start(json!({})).await;
+    open_large(&service, 7, 100_000).await;
+    let whole = service.get("/v1/sessions/large").await.json();
+    let history = whole["history"].as_array().unwrap();
+    assert_eq!(history.len(), 7);
+    assert_eq!(whole.get("next"), None);
+    assert_eq!(whole["usage"]["input_tokens"], 0);
+    let (mut read, mut query) = (Vec::new(), "?limit=3".to_owned());
+    loop {
+        let page = service.get(&format!("/v1/sessions/large{query}")).await.json();
+        assert_eq!((&page["id"], &page["state"]), (&json!("large"), &json!("idle")));
+        read.extend(page["history"].as_array().unwrap().iter().cloned());
+        let Some(next) = page.get("next") else { break };
+        query = format!("?limit=3&after={next}");
+    }
+    assert_eq!(read, *history);
+    let after_the_end = service.get("/v1/sessions/large?after=99").await.json();
+    assert_eq!((&after_the_end["history"], after_the_end.get("next")), (&json!([]), None));
+    for query in ["?limit=0", "?limit=-1", "?after=x", "?before=1"] {
+        let answer = service.get(&format!("/v1/sessions/large{query}")).await;
+        assert_eq!(answer.error(), (400, "invalid_request".to_owned()), "{query}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_is_too_large_accepts_no_more_inputs() {
+    let script = json!({"responses": [{"text": ["Fine."]}, {"text": ["Fine."]}]});
+    let config = "[host]\nmax_session_bytes = 10_000\n";
+    let service = Service::start_with(script, config, ServerOptions::default()).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    let input = "x".repeat(6_000);
+    let run = json!({"input": input, "wait": true});
+    assert_eq!(service.post("/v1/sessions/s/runs", run.clone()).await.status, 200);
+    let refused = service.post("/v1/sessions/s/runs", run.clone()).await;
+    assert_eq!(refused.error(), (413, "session_too_large".to_owned()));
+    assert!(refused.body.contains("max_session_bytes is 10000"), "{}", refused.body);
+    // A shorter input still fits, and the session can be read and deleted.
+    let short = service.post("/v1/sessions/s/runs", json!({"input": "x", "wait": true})).await;
+    assert_eq!(short.status, 200);
+    assert_eq!(service.get("/v1/sessions/s").await.json()["history"].as_array().unwrap().len(), 4);
+    // The size is known again after the session was asleep.
+    service.host.session(&"s".parse().unwrap()).hibernate();
+    let refused = service.post("/v1/sessions/s/runs", run).await;
+    assert_eq!(refused.error(), (413, "session_too_large".to_owned()));
+    assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
+}
