@@ -128,6 +128,14 @@ fn the_dashboards_have_a_consistent_structure() {
             );
             assert!(panel["fieldConfig"]["defaults"]["unit"].is_string(), "{place}: its unit");
             let targets = panel["targets"].as_array().unwrap();
+            // A series for each value of a label: those that are always zero are not in the legend.
+            let has_label =
+                |target: &Value| target["legendFormat"].as_str().unwrap().contains("{{");
+            if panel["type"] == "timeseries" && targets.iter().any(has_label) {
+                let overrides = panel["fieldConfig"]["overrides"].as_array().unwrap();
+                let reducers = overrides.iter().map(|o| &o["matcher"]["options"]["reducer"]);
+                assert_eq!(reducers.collect::<Vec<_>>(), ["allIsZero", "allIsNull"], "{place}");
+            }
             let sources = targets.iter().chain([panel]).map(|item| &item["datasource"]["uid"]);
             sources.for_each(|source| assert_eq!(source, "${datasource}", "{place}"));
         }

@@ -1,22 +1,25 @@
-//! Checks a request by the JSON Schema of its wire format, and words a refusal as the provider does.
+//! Checks requests against the JSON Schema of their wire format, and formats refusals as the provider
+//! does.
 //!
 //! A rule is a line of `request.schema.json` in the folder of the wire format. The member `refusals`
-//! of a schema maps keywords to refusals: `*` is every keyword, and `body` is the type of the whole
-//! request. The innermost schema around a fault that has a refusal for its keyword words it; a
-//! missing member is first looked up in the schema of that member. A refusal is a message, or an
-//! object with a `message`, a `code`, and a `param` that replaces the path. Its placeholders:
+//! of a schema maps keywords to refusals; `*` stands for all keywords, and `body` for the type of the
+//! whole request. The refusal of a fault is that of the innermost schema around it that has one for
+//! the keyword. For a missing member the search begins at the schema of that member.
 //!
-//! | placeholder | what it is |
+//! A refusal is a message, or an object with a `message`, a `code`, and a `param` that replaces the
+//! path. It can contain these placeholders:
+//!
+//! | placeholder | value |
 //! | --- | --- |
-//! | `{path}`, `{parent}` | the path of the value, and of what contains the value |
+//! | `{path}`, `{parent}` | the path of the faulty value, and of the object or list that contains it |
 //! | `{dotted path}` | the path as in `messages.[0].content` |
-//! | `{name}` | the member `name` of the innermost value around the fault that has one |
+//! | `{name}` | the member `name` of the innermost object around the value that has one |
 //! | `{member}` | the key of the value |
-//! | `{title}` | the `title` of the schema; without one its type |
+//! | `{title}` | the `title` of the schema; without one the value of the keyword |
 //! | `{rule}` | the value of the keyword, such as the list of an `enum` |
 //! | `{found}`, `{a found}` | the type of the value: `bool`, or `a boolean` |
 //! | `{length}` | the length of a string, in characters |
-//! | `{reason}` | the fault that the check of a `format` reports |
+//! | `{reason}` | the reason for which the check of a `format` fails |
 //! | `{value}` | the value |
 
 use std::borrow::Cow;
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_schema_words_a_refusal() {
+    fn the_refusal_is_that_of_the_innermost_schema() {
         let item = |item: Value| json!({"name": "n", "list": [item]});
         for (request, message, param) in [
             (json!([]), "no body", None),

@@ -75,7 +75,6 @@ pub struct InputLimits {
     pub stored_bytes_max: Option<u64>,
 }
 
-#[cfg(test)]
 impl InputLimits {
     /// Returns limits of which only the number of waiting inputs can be reached.
     pub(crate) const fn inputs(inputs_max: usize) -> Self {

@@ -1,6 +1,6 @@
 // What a dashboard of ours is: Grafana's published types, and on top of them that each panel has a
 // description, a unit and the data source of the dashboard's own list.
-import type { Dashboard as Published, DataQuery, FieldConfig, Panel as AnyPanel, RowPanel } from "@grafana/schema";
+import type { Dashboard as Published, DataQuery, FieldConfig, HideSeriesConfig, Panel as AnyPanel, RowPanel } from "@grafana/schema";
 import type * as heatmap from "@grafana/schema/dist/esm/raw/composable/heatmap/panelcfg/x/HeatmapPanelCfg_types.gen";
 import type * as stat from "@grafana/schema/dist/esm/raw/composable/stat/panelcfg/x/StatPanelCfg_types.gen";
 import type * as timeseries from "@grafana/schema/dist/esm/raw/composable/timeseries/panelcfg/x/TimeSeriesPanelCfg_types.gen";
@@ -33,6 +33,12 @@ interface Query extends Omit<DataQuery, "datasource" | "queryType"> {
   format?: "heatmap";
 }
 
+// Hides series without a value above zero from legend and tooltip.
+interface HiddenSeries {
+  matcher: { id: "byValue"; options: { op: "gte"; reducer: "allIsZero" | "allIsNull"; value: 0 } };
+  properties: [{ id: "custom.hideFrom"; value: HideSeriesConfig }];
+}
+
 interface PanelOf<Type, Options, Custom> extends Omit<Json<AnyPanel>, "type" | "options" | "fieldConfig" | "targets"> {
   type: Type;
   id: number;
@@ -43,18 +49,23 @@ interface PanelOf<Type, Options, Custom> extends Omit<Json<AnyPanel>, "type" | "
   options: Json<Options>;
   fieldConfig: {
     defaults: Omit<Json<FieldConfig>, "custom" | "unit"> & { unit: string; custom?: Json<Custom> };
-    overrides: { matcher: { id: string; options: string }; properties: { id: string; value: string }[] }[];
+    overrides: HiddenSeries[];
   };
   targets: Query[];
 }
 
-type Row = Omit<Json<RowPanel>, "type" | "panels"> & { type: "row"; panels: [] };
-
-export type Panel =
-  | Row
+type Chart =
   | PanelOf<"timeseries", timeseries.Options, timeseries.FieldConfig>
   | PanelOf<"stat", stat.Options, never>
   | PanelOf<"heatmap", heatmap.Options, heatmap.FieldConfig>;
+
+// A collapsed row contains its panels; those of another row follow it.
+type Row = Omit<Json<RowPanel>, "type" | "collapsed" | "panels"> & { type: "row" } & (
+    | { collapsed: false; panels: [] }
+    | { collapsed: true; panels: Chart[] }
+  );
+
+export type Panel = Row | Chart;
 
 export type Dashboard = Omit<Json<Published>, "panels"> & { uid: string; title: string; description: string; panels: Panel[] };
 

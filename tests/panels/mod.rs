@@ -44,9 +44,12 @@ impl Dashboard {
         self.file.file_stem().unwrap().to_str().unwrap()
     }
 
-    /// Returns the panels and rows in order.
-    pub(crate) fn panels(&self) -> &[Value] {
-        self.json["panels"].as_array().unwrap()
+    /// Returns the panels and rows in order. A collapsed row contains its panels.
+    pub(crate) fn panels(&self) -> impl Iterator<Item = &Value> {
+        let panels = self.json["panels"].as_array().unwrap().iter();
+        panels.flat_map(|panel| {
+            [panel].into_iter().chain(panel["panels"].as_array().into_iter().flatten())
+        })
     }
 
     /// Returns every expression of its panels.

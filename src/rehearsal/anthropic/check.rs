@@ -1,7 +1,7 @@
 //! The strict request check, with the error messages of the service.
 //!
-//! `request.schema.json` has the rules of single members. The rules here relate blocks, messages and
-//! tools to each other.
+//! `request.schema.json` contains the rules for single members. The rules here relate blocks,
+//! messages and tools to each other.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;

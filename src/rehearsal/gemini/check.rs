@@ -1,7 +1,7 @@
 //! The strict request check, with the error messages of the service.
 //!
-//! `request.schema.json` has the rules of single members. The rules here relate members to each
-//! other. They and their messages are those of the Gemini API as its users report them, and of its
+//! `request.schema.json` contains the rules for single members. The rules here relate members to
+//! each other. They and their messages are those of the Gemini API as its users report them, and of its
 //! page on thought signatures. Where the API has become lenient (roles that do not alternate) the
 //! check stays strict, because Vertex AI and older versions are.
 

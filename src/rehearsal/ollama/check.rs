@@ -1,6 +1,6 @@
 //! The strict request check of Ollama, and the conversion to the Chat Completions form.
 //!
-//! `request.schema.json` has the rules of single members. The rules here, which pair calls and
+//! `request.schema.json` contains the rules for single members. The rules here, which pair calls and
 //! results, are stricter than Ollama, which answers any history.
 
 use std::collections::BTreeSet;

@@ -1,6 +1,7 @@
 //! The strict request check, with the error messages of the service.
 //!
-//! `request.schema.json` has the rules of single members. The rules here relate members to each other.
+//! `request.schema.json` contains the rules for single members. The rules here relate members
+//! to each other.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;

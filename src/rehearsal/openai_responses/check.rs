@@ -1,8 +1,8 @@
 //! The strict request check, with the error messages of the service.
 //!
-//! `request.schema.json` has the rules of single members. The rules here relate items to each other;
-//! they and their messages are those of OpenAI's Responses service,
-//! as bug reports of its users quote them, among them
+//! `request.schema.json` contains the rules for single members. The rules here relate items to
+//! each other. They and their messages are those of OpenAI's Responses service, as bug reports of its
+//! users quote them, among them
 //! <https://github.com/vercel/ai/issues/7099> (reasoning without the item that follows it),
 //! <https://github.com/vercel/ai/issues/7543> (items that are not stored),
 //! <https://github.com/openai/codex/issues/8145> (foreign encrypted reasoning) and

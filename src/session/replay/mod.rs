@@ -1,18 +1,18 @@
 //! Replays a session from its records, without models and tools, to see if today's code with
 //! today's configuration decides the same.
 //!
-//! The machines are the real ones. Inputs from outside (responses of models, answers of tools,
-//! decisions of people, stops, crashes) come from the records. The records that the machines make
+//! The machines are the real ones. Inputs from outside (requests, responses of models, answers of
+//! tools, decisions of people, crashes) come from the records. The records that the machines make
 //! are compared with the recorded ones, except for times. The content of a tool's outcome cannot
 //! be checked; all decisions about it are.
 
-mod recorded_context;
 mod session;
 
 use std::sync::Arc;
 
-use crate::config::RunOverrides;
-use crate::context::{History, Variables};
+use super::{Session, StoredSession};
+use crate::config::{Limits, RunOverrides};
+use crate::context::Variables;
 use crate::record::JournalEntry;
 use crate::turn::TurnRules;
 use crate::turn::replay::{Difference, Recording};
@@ -32,8 +32,6 @@ pub struct Replayed {
     pub records: usize,
     /// True if it ends within a run.
     pub unfinished: bool,
-    /// The messages at its end.
-    pub history: History,
     /// The variables at its end.
     pub variables: Variables,
 }
@@ -49,6 +47,44 @@ pub fn replay(
     rules_of: impl Fn(&str, &RunOverrides) -> Result<Arc<TurnRules>, String>,
 ) -> Result<Replayed, Box<Difference>> {
     let recording = Recording::new(entries);
-    let replayed = SessionReplay::new(&recording, session, &rules_of).play()?;
+    let (replayed, end) = SessionReplay::new(&recording, session, &rules_of).play()?;
+    let limits_of = |overrides: &RunOverrides| match rules_of(&end.agent, overrides) {
+        Ok(rules) => rules.limits.clone(),
+        Err(_) => Limits::default(),
+    };
+    let stored = StoredSession::read(entries, &limits_of);
+    compare(&stored.map_err(|error| differs(error.to_string()))?.session, &end)?;
     Ok(Replayed { records: entries.len(), ..replayed })
+}
+
+/// Compares the messages byte for byte, and the variables, with those that the records hold.
+fn compare(recorded: &Session, now: &Session) -> Result<(), Box<Difference>> {
+    let [before, after] = [recorded, now].map(|session| {
+        let messages = session.history.display_messages();
+        messages.iter().map(|message| json(&**message)).collect::<Vec<_>>()
+    });
+    for index in 0..before.len().max(after.len()) {
+        let [before, after] = [&before, &after].map(|list| list.get(index).map(String::as_str));
+        if before != after {
+            let [before, after] = [before, after].map(|message| message.unwrap_or("none"));
+            return Err(differs(format!(
+                "the history differs at message {index}\n  recorded: {before}\n  now:      {after}"
+            )));
+        }
+    }
+    if recorded.variables != now.variables {
+        let [recorded, now] = [recorded, now].map(|session| json(&session.variables));
+        return Err(differs(format!(
+            "the variables differ\n  recorded: {recorded}\n  now:      {now}"
+        )));
+    }
+    Ok(())
+}
+
+fn differs(reason: String) -> Box<Difference> {
+    Box::new(Difference { seq: None, recorded: None, now: None, reason })
+}
+
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
 }

@@ -1,54 +1,44 @@
-//! Replays a session, one run after the other.
+//! Hands the recorded inputs and the replayed turns to the session machine, and compares the
+//! records that it makes with the recorded ones.
 
-use std::collections::VecDeque;
+use std::mem::discriminant;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Replayed;
-use super::recorded_context::RecordedContext;
 use crate::config::RunOverrides;
-use crate::context::{History, InitialHistory};
-use crate::event::StatsReport;
-use crate::record::{Record, StopMode};
-use crate::session::run::{FollowUp, Run, RunNext, TurnPlan};
-use crate::turn::replay::{
-    Difference, ExternalInput, Mismatch, Recording, ReplayEnd, TurnReplay, same,
-};
-use crate::turn::{InitialCallsStart, LimitHit, TurnRecord, TurnRules, TurnSpec};
-use crate::types::{Content, RunEnd, RunId, SessionId, Usage};
+use crate::record::Record;
+use crate::session::{InputLimits, RecordedAt, RunInput, Session, SessionEffect, TurnBegin};
+use crate::turn::replay::{Difference, Mismatch, Recording, ReplayEnd, TurnReplay, same};
+use crate::turn::{TurnRecord, TurnRules, TurnSpec};
+use crate::types::{RunEnd, SessionId};
 
 type ReplayRulesOf<'t> =
     &'t dyn Fn(&str, &RunOverrides) -> std::result::Result<Arc<TurnRules>, String>;
 type Result<T> = std::result::Result<T, Box<Difference>>;
+/// The turn that begins next, if the machine waits for one.
+type NextTurn = Option<Box<TurnBegin>>;
+
+/// The limits of recorded inputs, which were accepted once.
+const INPUT_LIMITS: InputLimits = InputLimits::inputs(usize::MAX);
+const NOTHING_LEADS: &str = "nothing leads to it now";
+const DECIDES_ELSE: &str = "something else is decided now";
 
 /// A replay of a session.
+#[derive(Clone)]
 pub(super) struct SessionReplay<'t, 'a> {
     recording: &'t Recording<'a>,
     id: &'t SessionId,
     rules_of: ReplayRulesOf<'t>,
     /// The index of the next record.
     at: usize,
-    agent: String,
-    queue: VecDeque<(RunId, Content, RunOverrides)>,
-    /// The context that the records hold.
-    recorded: RecordedContext,
-    done: Replayed,
-}
-
-/// The run that is replayed.
-struct ReplayedRun {
-    id: RunId,
-    rules: Arc<TurnRules>,
-    machine: Run,
+    session: Session,
+    /// The rules that were looked up last, with the overrides of their run.
+    rules: Option<(RunOverrides, Arc<TurnRules>)>,
+    /// The response of the session's initial calls, until their turn begins.
+    initial_response: Option<Record>,
+    runs: u32,
     calls: usize,
-    usage: Usage,
-}
-
-/// The end of the recording, which may come within a run.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum RecordingEnd {
-    NotReached,
-    Reached,
 }
 
 impl<'t, 'a> SessionReplay<'t, 'a> {
@@ -57,304 +47,275 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         id: &'t SessionId,
         rules_of: ReplayRulesOf<'t>,
     ) -> Self {
-        Self {
-            recording,
-            id,
-            rules_of,
-            at: 0,
-            agent: String::new(),
-            queue: VecDeque::new(),
-            recorded: RecordedContext::default(),
-            done: Replayed::default(),
-        }
+        let session = match recording.transcript().opening {
+            Some(opening) => Session::open(opening.agent, opening.messages.to_vec()),
+            None => Session::blank(),
+        };
+        let (rules, initial_response) = (None, None);
+        let (at, runs, calls) = (0, 0, 0);
+        Self { recording, id, rules_of, at, session, rules, initial_response, runs, calls }
     }
 
-    pub(super) fn play(mut self) -> Result<Replayed> {
-        let transcript = self.recording.transcript();
-        if let Some(opening) = transcript.opening {
-            self.agent = opening.agent.to_owned();
-            let initial = InitialHistory::parse(opening.messages).unwrap_or_default();
-            self.done.history = History::from_initial(initial);
-            self.recorded.history = self.done.history.clone();
-            self.at = 1;
+    /// Replays all records. Returns the session at their end.
+    pub(super) fn play(mut self) -> Result<(Replayed, Session)> {
+        let mut next = self.perform()?;
+        while let Some(record) = self.recording.record(self.at) {
+            next = match next {
+                Some(begin) => self.replay_turn(*begin)?,
+                None => self.handle_input(record)?,
+            };
         }
+        let Self { runs, calls, session, .. } = self;
+        let (turns, unfinished) = (session.turn(), session.run().is_some());
+        let variables = session.variables().clone();
+        Ok((Replayed { runs, turns, calls, records: 0, unfinished, variables }, session))
+    }
+
+    /// Hands a recorded input to the machine.
+    fn handle_input(&mut self, record: &Record) -> Result<NextTurn> {
+        let refusal = match record {
+            Record::RunStarted { run_id, input, overrides, request, trace, .. }
+            | Record::InputQueued { run_id, input, overrides, request, trace } => {
+                let rules = self.rules(overrides)?;
+                let run = RunInput {
+                    run_id: run_id.clone(),
+                    input: input.clone(),
+                    overrides: (**overrides).clone(),
+                    request: request.clone(),
+                    trace: trace.clone(),
+                };
+                self.session.handle_run_request(run, INPUT_LIMITS, &|_| Arc::clone(&rules)).err()
+            }
+            Record::Steered { input, request, .. } => {
+                self.session.handle_steer(input.clone(), request.clone(), INPUT_LIMITS).err()
+            }
+            Record::StopAsked { mode } => {
+                self.session.handle_stop(*mode);
+                None
+            }
+            // The machine makes neither: a fork happens to a stored session, and the request to
+            // close an idle session has no record of its own.
+            Record::SessionForked { .. } | Record::SessionClosed => {
+                self.apply(record)?;
+                return self.perform();
+            }
+            Record::SessionOpened { .. }
+            | Record::AttemptStarted { .. }
+            | Record::AttemptFailed { .. }
+            | Record::ResponseEnded { .. }
+            | Record::CallIntended { .. }
+            | Record::CallReported { .. }
+            | Record::CallEnded { .. }
+            | Record::ApprovalAsked { .. }
+            | Record::ApprovalGiven { .. }
+            | Record::TurnCommitted { .. }
+            | Record::LimitReached { .. }
+            | Record::RunEnded { .. } => return Err(self.differs("no run is open here", None)),
+        };
+        if let Some(refusal) = refusal {
+            return Err(self.differs(&format!("it is refused now ({refusal:?})"), None));
+        }
+        // The machine ignores an input that changes nothing.
+        if self.session.outbox.is_empty() {
+            return Err(self.differs(NOTHING_LEADS, None));
+        }
+        self.perform()
+    }
+
+    /// Hands the inputs before the record `end` to the machine. The other records before it are
+    /// those of a turn that was replayed.
+    fn handle_inputs_before(&mut self, end: usize) -> Result<()> {
+        for at in self.at..end {
+            if let Some(record) = self.recording.record(at).filter(|_| self.recording.is_input(at))
+            {
+                self.at = at;
+                self.handle_input(record)?;
+            }
+        }
+        self.at = end;
+        Ok(())
+    }
+
+    /// Performs the effects of the machine, up to the next turn or to the end of the recording.
+    fn perform(&mut self) -> Result<NextTurn> {
         while self.recording.record(self.at).is_some() {
-            let start = self.recording.run(self.at).and_then(|run| run.start);
-            if let Some(start) = start.filter(|start| start.at.index == self.at) {
-                self.run(start.id, start.input, start.overrides)?;
-            } else if let Some(input) = self.recording.input(self.at) {
-                self.handle_input(input, None);
-                self.at += 1;
-            } else if transcript.closed.is_some_and(|closed| closed.index == self.at) {
-                self.at += 1;
-            } else {
-                return Err(self.differs("no run is open here", None));
+            self.session.shutting_down = self.is_shut_down();
+            let queued = self.session.queue.front().map(|queued| &queued.overrides);
+            let overrides = self.session.run().map(|run| &run.overrides).or(queued).cloned();
+            let effect = match overrides {
+                Some(overrides) => {
+                    let rules = self.rules(&overrides)?;
+                    self.session.poll(Duration::ZERO, &|_| Arc::clone(&rules))
+                }
+                // An idle session decides nothing.
+                None => self.session.outbox.pop_front(),
+            };
+            match effect {
+                None => break,
+                Some(SessionEffect::Record(batch)) => {
+                    for made in batch {
+                        let Some(recorded) = self.recording.record(self.at) else { break };
+                        if self.recording.is_input(self.at)
+                            && discriminant(recorded) != discriminant(&made.record)
+                        {
+                            // The host stopped before the whole batch was stored. The machine
+                            // makes the rest again, after the input that arrived then.
+                            self.session.outbox.clear();
+                            return self.handle_input(recorded);
+                        }
+                        self.expect(made.record)?;
+                    }
+                }
+                Some(SessionEffect::BeginTurn(begin)) => return Ok(Some(begin)),
+                Some(
+                    SessionEffect::CancelTurn(_)
+                    | SessionEffect::RunEnded(_)
+                    | SessionEffect::RunRefused { .. }
+                    | SessionEffect::ReleaseSlot
+                    | SessionEffect::Close,
+                ) => {}
             }
         }
-        self.recorded.compare(&self.done)?;
-        Ok(self.done)
+        Ok(None)
     }
 
-    fn run(&mut self, id: &RunId, input: &Content, overrides: &RunOverrides) -> Result<()> {
-        let rules = (self.rules_of)(&self.agent, overrides)
-            .map_err(|reason| self.differs(&format!("the run could not begin: {reason}"), None))?;
-        let queued = self.queue.iter().position(|(queued, ..)| queued == id);
-        let queued = queued.and_then(|place| self.queue.drain(..=place).next_back());
-        let (input, overrides) = match queued {
-            Some((_, input, overrides)) => (input, overrides),
-            None => (input.clone(), overrides.clone()),
-        };
-        self.expect(
-            Record::RunStarted {
-                run_id: id.clone(),
-                input: input.clone(),
-                overrides: Box::new(overrides),
-                model: rules.models.first().origin.model.clone(),
-                execution: rules.execution,
-                request: None,
-                trace: None,
-            },
-            None,
-        )?;
-        self.done.runs += 1;
-        let seeded = self.done.history.initial_calls();
-        let seeded = seeded.map(|calls| InitialCallsStart::new(self.done.turns + 1, calls, &rules));
-        self.done.history.begin_run(input.clone());
-        self.recorded.history.begin_run(input);
-        let machine = Run::new(&rules.limits);
-        let usage = Usage::default();
-        let run = ReplayedRun { id: id.clone(), rules, machine, calls: 0, usage };
-        let end = if self.is_interrupted(id) {
-            // It was queued when its host was shut down.
-            self.at += 1;
-            RecordingEnd::NotReached
-        } else {
-            self.turns(run, seeded)?
-        };
-        match end {
-            RecordingEnd::Reached => self.done.unfinished = true,
-            RecordingEnd::NotReached => {
-                self.done.history.end_run();
-                self.recorded.history.end_run();
-            }
+    /// Compares a record of the machine with the next recorded one, and applies it.
+    fn expect(&mut self, now: Record) -> Result<()> {
+        if !self.recording.record(self.at).is_some_and(|recorded| same(recorded, &now)) {
+            return Err(self.differs(DECIDES_ELSE, Some(now)));
+        }
+        self.apply(&now)?;
+        self.runs += u32::from(matches!(now, Record::RunStarted { .. }));
+        if matches!(now, Record::ResponseEnded { .. }) {
+            self.initial_response = Some(now);
         }
         Ok(())
     }
 
-    /// Replays one turn after the other, up to the end of the run or of the recording.
-    fn turns(
-        &mut self,
-        mut run: ReplayedRun,
-        mut seeded: Option<InitialCallsStart>,
-    ) -> Result<RecordingEnd> {
-        let mut plan = match seeded {
-            Some(_) => Run::plan_of_initial_calls(),
-            None => run.machine.begin(),
-        };
-        loop {
-            let from = self.at;
-            let record = match self.turn(&mut run, plan, seeded.take())? {
-                ReplayEnd::Committed(record) => record,
-                ReplayEnd::GivenUp => {
-                    self.at += 1;
-                    return Ok(RecordingEnd::NotReached);
-                }
-                ReplayEnd::Unfinished => return Ok(RecordingEnd::Reached),
-            };
-            let step = self.commit(&mut run, &record, from);
-            for limit in step.limits {
-                if self.record_limit(limit, &mut run)? == RecordingEnd::Reached {
-                    return Ok(RecordingEnd::Reached);
-                }
-            }
-            if self.recording.run_end(self.at).is_some_and(|end| end.is_given_up()) {
-                self.at += 1;
-                return Ok(RecordingEnd::NotReached);
-            }
-            match step.next {
-                RunNext::Turn(next) => plan = next,
-                RunNext::End { end, text, error } => {
-                    let stats = StatsReport {
-                        turns: run.machine.turns(),
-                        tool_calls: u32::try_from(run.calls).unwrap_or(u32::MAX),
-                        input_tokens: run.usage.input_tokens,
-                        output_tokens: run.usage.output_tokens,
-                        ..StatsReport::default()
-                    };
-                    let run_id = run.id.clone();
-                    let waiting = self.queue.len() as u64;
-                    let now = Record::RunEnded { run_id, end, text, error, stats, waiting };
-                    return self.expect(now, Some(&mut run));
-                }
-            }
-        }
+    /// Changes the state of the machine by the next record.
+    fn apply(&mut self, record: &Record) -> Result<()> {
+        let Some(entry) = self.recording.entry(self.at) else { return Ok(()) };
+        let at = RecordedAt { seq: entry.seq, time: entry.time, now: Duration::ZERO };
+        let limits = self.rules.as_ref().map(|(_, rules)| rules.limits.clone());
+        let limits_of = |_: &RunOverrides| limits.clone().unwrap_or_default();
+        let applied = self.session.apply(at, record, &limits_of);
+        applied.map_err(|reason| self.differs(&reason, None))?;
+        self.at += 1;
+        Ok(())
     }
 
-    /// Replays a turn, whose first record is the next one.
-    fn turn(
-        &mut self,
-        run: &mut ReplayedRun,
-        plan: TurnPlan,
-        seeded: Option<InitialCallsStart>,
-    ) -> Result<ReplayEnd> {
-        self.done.turns += 1;
-        let mut response = None;
-        if let Some(InitialCallsStart { response: initial, limit }) = seeded {
-            if self.expect(initial.clone(), Some(run))? == RecordingEnd::Reached {
-                return Ok(ReplayEnd::Unfinished);
-            }
-            if let Some(limit) = limit
-                && self.record_limit(limit, run)? == RecordingEnd::Reached
-            {
-                return Ok(ReplayEnd::Unfinished);
-            }
-            response = Some(initial);
+    /// Replays a turn whose first record is the next one.
+    fn replay_turn(&mut self, begin: TurnBegin) -> Result<NextTurn> {
+        let initial_response = self.initial_response.take();
+        let next = self.recording.next_made(self.at);
+        if self.is_given_up(next) {
+            // The host forgets the number of a turn without records when it restarts.
+            let runs = self.recording.transcript().runs.iter();
+            let later = runs.filter(|run| run.start.is_some_and(|start| start.at.index > next));
+            let number = later.flat_map(|run| &run.turns).next().map(|turn| turn.number);
+            self.session.turn -= u32::from(number == Some(self.session.turn));
+            return self.give_up(next, None);
         }
-        let from = self.at;
-        let spec = self.spec(run, plan);
-        let played = TurnReplay::new(self.recording, from, spec, response).run();
-        let (at, played) = played.map_err(|mismatch| self.mismatch(mismatch))?;
-        for index in from..at {
-            if let Some(input) = self.recording.input(index) {
-                self.handle_input(input, Some(run));
-            }
-        }
-        self.at = at;
-        Ok(played)
-    }
-
-    fn spec(&self, run: &ReplayedRun, plan: TurnPlan) -> TurnSpec {
-        let history = &self.done.history;
         // Up to a fork the records, and the keys in them, are those of another session.
         let forks = &self.recording.transcript().forks;
         let other = forks.iter().find(|fork| fork.at.index >= self.at).map(|fork| fork.from);
-        TurnSpec {
-            number: self.done.turns,
-            turns_with_calls: history.turns_with_calls(),
-            used_call_ids: history.used_call_ids(),
-            last_request: plan.final_answer_request,
-            budget: run.machine.budget(),
-            began: Duration::ZERO,
-            run_time_left: run.rules.limits.run_timeout,
-            variables: self.done.variables.clone(),
-            seed: 0,
-            idempotency_scope: other.unwrap_or(self.id).as_str().to_owned(),
-            rules: Arc::clone(&run.rules),
-        }
-    }
-
-    /// Commits a turn whose records begin at `from`.
-    fn commit(&mut self, run: &mut ReplayedRun, record: &TurnRecord, from: usize) -> FollowUp {
-        let stops_later = self.handle_inputs_before_commit(run, record.number);
-        let bytes_max = run.rules.limits.max_result_bytes;
-        let steered = self.done.history.pending_inputs() > 0;
-        let (message, results) = (record.message.as_ref(), &record.results);
-        self.done.history.commit(record.number, message, results, bytes_max);
-        results.iter().for_each(|result| self.done.variables.apply(&result.writes));
-        self.done.calls += results.len();
-        run.calls += results.len();
-        run.usage += record.usage;
-        if let Some(turn) = self.recording.turn(from) {
-            self.recorded.commit(turn, bytes_max);
-        }
-        let step = run.machine.handle_turn(record, steered);
-        if stops_later {
-            run.machine.handle_stop_after_turn();
-        }
-        step
-    }
-
-    /// Handles the inputs that reached the session before the commit: they follow it in the
-    /// records. Returns true if a stop came after the commit, which the next record shows: another
-    /// turn begins.
-    fn handle_inputs_before_commit(&mut self, run: &mut ReplayedRun, turn: u32) -> bool {
-        let mut stops_later = false;
-        let next = self.recording.next_made(self.at);
-        let attempt = self.recording.turn(next).and_then(|turn| turn.attempts.first()?.start);
-        let goes_on = attempt.is_some_and(|start| start.at.index == next);
-        while let Some(input) = self.recording.input(self.at) {
-            match input {
-                ExternalInput::Steered(steer) if steer.after_turn > turn => break,
-                ExternalInput::Stop(StopMode::AfterTurn) if goes_on => stops_later = true,
-                ExternalInput::Queued(_)
-                | ExternalInput::Steered(_)
-                | ExternalInput::Stop(_)
-                | ExternalInput::Fork => self.handle_input(input, Some(run)),
+        let idempotency_scope = other.unwrap_or(self.id).as_str().to_owned();
+        let spec = TurnSpec { idempotency_scope, ..begin.spec };
+        let turn = TurnReplay::new(self.recording, self.at, spec, initial_response);
+        let (end, turn) = turn.run().map_err(|mismatch| self.mismatch(mismatch))?;
+        match turn {
+            ReplayEnd::Committed(record) => {
+                self.handle_inputs_before(end)?;
+                self.calls += record.results.len();
+                let next = self.recording.next_made(self.at);
+                if self.is_given_up(next) {
+                    return self.give_up(next, Some(&record));
+                }
+                self.commit(&record, next)
             }
-            self.at += 1;
-        }
-        stops_later
-    }
-
-    fn record_limit(&mut self, hit: LimitHit, run: &mut ReplayedRun) -> Result<RecordingEnd> {
-        let LimitHit { limit, value, maximum, action, note } = hit;
-        let (limit, action) = (limit.to_owned(), action.to_owned());
-        let model_note = note.clone();
-        let now = Record::LimitReached { limit, value, maximum, action, note };
-        let end = self.expect(now, Some(run))?;
-        if let (RecordingEnd::NotReached, Some(note)) = (end, model_note) {
-            self.done.history.add_note(&note);
-            self.recorded.history.add_note(&note);
-        }
-        Ok(end)
-    }
-
-    fn handle_input(&mut self, input: ExternalInput<'a>, run: Option<&mut ReplayedRun>) {
-        match input {
-            ExternalInput::Queued(queued) => {
-                let (run, input) = (queued.run.clone(), queued.input.clone());
-                self.queue.push_back((run, input, queued.overrides.clone()));
+            ReplayEnd::GivenUp => self.give_up(end, None),
+            ReplayEnd::Unfinished => {
+                self.handle_inputs_before(end)?;
+                Ok(None)
             }
-            ExternalInput::Steered(steer) => {
-                self.done.history.steer(steer.after_turn, steer.input.clone());
-                self.recorded.history.steer(steer.after_turn, steer.input.clone());
-            }
-            ExternalInput::Stop(StopMode::AfterTurn) => {
-                run.into_iter().for_each(|run| run.machine.handle_stop_after_turn());
-            }
-            ExternalInput::Stop(StopMode::Now) | ExternalInput::Fork => {}
         }
     }
 
-    /// Compares a record that the session makes now with the next recorded one.
-    fn expect(&mut self, now: Record, mut run: Option<&mut ReplayedRun>) -> Result<RecordingEnd> {
-        let next = self.recording.next_made(self.at);
-        while self.at < next {
-            if let Some(input) = self.recording.input(self.at) {
-                self.handle_input(input, run.as_deref_mut());
+    /// Hands a committed turn to the machine behind the inputs before the record `received`. The
+    /// inputs behind the record of a commit may have reached the session before or after the
+    /// commit itself: each order is tried, until one leads to the records that follow.
+    fn commit(&mut self, turn: &TurnRecord, received: usize) -> Result<NextTurn> {
+        let mut trial = self.clone();
+        let next = trial.handle_inputs_before(received).and_then(|()| {
+            trial.session.handle_turn_committed(turn);
+            trial.perform()
+        });
+        match next {
+            Ok(next) => {
+                *self = trial;
+                Ok(next)
             }
-            self.at += 1;
+            Err(difference) if received == self.at => Err(difference),
+            Err(difference) => match self.commit(turn, received - 1) {
+                // A turn does not begin where the run ends.
+                Ok(Some(_)) if self.ends_run() => Err(difference),
+                other => other.map_err(|_| difference),
+            },
         }
-        let Some(recorded) = self.recording.record(self.at) else {
-            return Ok(RecordingEnd::Reached);
-        };
-        if !same(recorded, &now) {
-            return Err(self.differs("something else is decided now", Some(now)));
-        }
-        self.at += 1;
-        Ok(RecordingEnd::NotReached)
     }
 
-    /// Returns true if the run ends here without a turn, because the host was shut down.
-    fn is_interrupted(&self, id: &RunId) -> bool {
-        let end = self.recording.run_end(self.at);
-        end.is_some_and(|end| end.id == id && end.end == RunEnd::Interrupted)
+    /// Returns true if the next record that the machine makes is the end of its run.
+    fn ends_run(&self) -> bool {
+        self.recording.run_end(self.recording.next_made(self.at)).is_some()
+    }
+
+    /// Returns true if the record is the end of a run whose actors died too often.
+    fn is_given_up(&self, at: usize) -> bool {
+        self.recording.run_end(at).is_some_and(|end| end.is_given_up())
+    }
+
+    /// Ends the run as failed, by the record at `end`.
+    fn give_up(&mut self, end: usize, committed: Option<&TurnRecord>) -> Result<NextTurn> {
+        self.handle_inputs_before(end)?;
+        let error = self.recording.run_end(end).and_then(|end| end.error);
+        if let Some(error) = error {
+            self.session.handle_run_failed(Duration::ZERO, committed, error.clone());
+        }
+        self.perform()
+    }
+
+    /// Returns true if the next queued run is interrupted before its first turn. The records do
+    /// not hold the shutdown of the host that leads to it, nor the next start of the host.
+    fn is_shut_down(&self) -> bool {
+        let end = self.recording.run_end(self.at + 1);
+        let end = end.filter(|end| end.end == RunEnd::Interrupted && self.session.run.is_none());
+        end.is_some_and(|end| self.session.queue.iter().take(1).any(|run| run.run_id == *end.id))
+    }
+
+    /// Returns today's rules of a run.
+    fn rules(&mut self, overrides: &RunOverrides) -> Result<Arc<TurnRules>> {
+        if let Some((_, rules)) = self.rules.as_ref().filter(|(known, _)| known == overrides) {
+            return Ok(Arc::clone(rules));
+        }
+        let rules = (self.rules_of)(&self.session.agent, overrides)
+            .map_err(|reason| self.differs(&format!("the run could not begin: {reason}"), None))?;
+        self.rules = Some((overrides.clone(), Arc::clone(&rules)));
+        Ok(rules)
     }
 
     fn mismatch(&mut self, mismatch: Mismatch) -> Box<Difference> {
         let Mismatch { at, now, state } = mismatch;
         self.at = at;
         match now {
-            Some(now) => self.differs("something else is decided now", Some(*now)),
-            None => self.differs(&format!("nothing leads to it now ({state})"), None),
+            Some(now) => self.differs(DECIDES_ELSE, Some(*now)),
+            None => self.differs(&format!("{NOTHING_LEADS} ({state})"), None),
         }
     }
 
     fn differs(&self, reason: &str, now: Option<Record>) -> Box<Difference> {
         let entry = self.recording.entry(self.at);
         let (recorded, seq) = (entry.map(|e| e.record.clone()), entry.map(|e| e.seq));
-        let turn = self.done.turns;
-        let reason = format!("{reason} (run {}, turn {turn})", self.done.runs);
+        let reason = format!("{reason} (run {}, turn {})", self.runs, self.session.turn());
         Box::new(Difference { seq, recorded, now, reason })
     }
 }

@@ -1,6 +1,6 @@
 //! Recorded sessions that are cut after every record: each prefix wakes, runs to its end, and
 //! leaves the messages of the session that was not cut. A run that is read from the records equals
-//! the one that was observed.
+//! the one that was observed, and a replay of the records makes the same ones.
 //!
 //! The machines of the session and of its turns are the real ones. Users repeat their requests
 //! with the same idempotency keys after a cut, the model answers each turn with the same response.
@@ -18,15 +18,15 @@ use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
 use crate::session::{
     InputLimits, PastRun, RecordedAt, RunAdmission, RunInput, Session, SessionEffect,
-    StoredSession, TurnBegin, TurnOrigin, past_run,
+    StoredSession, TurnBegin, TurnOrigin, past_run, replay,
 };
 use crate::turn::fixtures::{call, entries, finish, rules, text, usage};
 use crate::turn::{
     ApprovalDecision, Effect, ToolCompletion, Turn, TurnAction, TurnRules, TurnSpec,
 };
 use crate::types::{
-    CallKey, Execution, FinishKind, Judgement, RunId, ToolCall, ToolOutcome, ToolResult, Usage,
-    VariablesUse, Verdict, WriteSet,
+    CallKey, Execution, FinishKind, Judgement, RunError, RunId, SessionId, ToolCall, ToolOutcome,
+    ToolResult, Usage, VariablesUse, Verdict, WriteSet,
 };
 use crate::wire::Delta;
 
@@ -182,7 +182,12 @@ impl Life {
     fn begin_turn(&mut self, begin: TurnBegin) {
         let spec = TurnSpec { seed: 1, idempotency_scope: "s".into(), ..begin.spec };
         let machine = match begin.origin {
-            TurnOrigin::New => Turn::new(spec),
+            TurnOrigin::New => {
+                let mut machine = Turn::new(spec);
+                let cancel = begin.cancel.into_iter();
+                cancel.for_each(|reason| machine.handle_cancel(Duration::ZERO, reason));
+                machine
+            }
             TurnOrigin::Recorded | TurnOrigin::Stored => {
                 let max_turns = self.script.max_turns;
                 let stored = StoredSession::read(&self.log, &move |_| limits(max_turns)).unwrap();
@@ -330,6 +335,19 @@ fn check_past_runs(life: &Life) {
     }
 }
 
+/// Checks that a replay makes the records of the session, and reaches its state.
+#[track_caller]
+fn check_replay(life: &Life, name: &str) {
+    let id = SessionId::parse("s").unwrap();
+    let replayed = replay(&id, &life.log, |_, _| Ok(life.rules()));
+    let replayed = replayed.unwrap_or_else(|difference| {
+        let lines: Vec<_> = life.log.iter().map(JournalEntry::body).collect();
+        panic!("{name}: {difference}\nin\n{}", lines.join("\n"))
+    });
+    assert_eq!((replayed.records, replayed.unfinished), (life.log.len(), false), "{name}");
+    assert_eq!(&replayed.variables, life.session.variables(), "{name}");
+}
+
 #[test]
 fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
     let script = Script::default();
@@ -344,6 +362,7 @@ fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
         let whole = Life::open(script).run();
         assert_eq!(whole.ended.len(), 2);
         check_past_runs(&whole);
+        check_replay(&whole, &format!("{script:?}"));
         let all: usize = whole.ended.iter().map(|run| run.calls.len()).sum();
         let results = whole.log.iter().filter(|e| matches!(e.record, Record::CallEnded { .. }));
         assert_eq!(results.count(), all, "the report of each run has its calls");
@@ -359,8 +378,59 @@ fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
                 assert_eq!(cut.session.variables(), whole.session.variables(), "{name}");
             }
             check_past_runs(&cut);
+            check_replay(&cut, &name);
             cuts += 1;
         }
     }
     assert!(cuts > 200, "{cuts} prefixes");
+}
+
+#[test]
+fn a_replay_accepts_a_fork_between_turns() {
+    let script = Script { steer: true, stop_after_turn: Some(3), ..Script::default() };
+    let whole = Life::open(script).run();
+    for at in 1..=whole.log.len() {
+        // Within a turn a fork is also a stop of the host, which `TurnReplay` has to infer.
+        let stored = StoredSession::read(&whole.log[..at], &|_| limits(script.max_turns));
+        if !stored.unwrap().turn_entries.is_empty() {
+            continue;
+        }
+        let (mut log, of) = (whole.log.clone(), SessionId::parse("s").unwrap());
+        let limits_of = |_: &RunOverrides| limits(script.max_turns);
+        StoredSession::fork(&mut log, of, Seq(at as u64), 0, &limits_of).unwrap();
+        let fork = Life::wake(script, &log).run();
+        check_replay(&fork, &format!("forked at {at}: {:?}", whole.log[at - 1].record));
+    }
+}
+
+#[test]
+fn a_replay_accepts_a_failed_run_and_a_queued_run_that_a_shutdown_interrupts() {
+    for (turn, has_records) in [(1, false), (2, false), (2, true), (3, true)] {
+        let script = Script::default();
+        let mut life = Life::open(script);
+        for step in 0.. {
+            assert!(step < 100, "{:?}", life.session);
+            let is_there = life.turn.is_some() && life.session.turn() == turn;
+            let last = life.log.last().map(|entry| &entry.record);
+            let begins =
+                matches!(last, Some(Record::TurnCommitted { .. } | Record::InputQueued { .. }));
+            if is_there && life.session.queue().len() > 0 && begins != has_records {
+                break;
+            }
+            let _ = life.perform() || life.request() || life.advance_turn();
+        }
+        life.session.handle_shutdown(false);
+        let (code, message) = ("internal_error".to_owned(), "no".to_owned());
+        let error = RunError { code, message, transient: true };
+        life.session.handle_run_failed(Duration::ZERO, None, error);
+        life.perform();
+        let ends = life.log.iter().filter(|e| matches!(e.record, Record::RunEnded { .. }));
+        assert_eq!(ends.count(), 2, "the queued run has ended too");
+        // The keys of the requests are those of the forked session: both runs start again.
+        let (last, of) = (Seq(life.log.len() as u64), SessionId::parse("s").unwrap());
+        let limits_of = |_: &RunOverrides| limits(script.max_turns);
+        StoredSession::fork(&mut life.log, of, last, 0, &limits_of).unwrap();
+        let next = Life::wake(script, &life.log).run();
+        check_replay(&next, &format!("given up in turn {turn}"));
+    }
 }

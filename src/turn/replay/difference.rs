@@ -62,15 +62,13 @@ pub(super) fn timeless(record: &Record) -> Record {
                 ..StatsReport::default()
             };
         }
-        // A replay has no client requests and no traces.
-        Record::RunStarted { request, trace, .. } | Record::InputQueued { request, trace, .. } => {
-            (*request, *trace) = (None, None);
-        }
         // The position of the call in the stream is not recorded. The whole message is compared
         // with the response.
         Record::CallIntended { so_far, .. } => *so_far = None,
         Record::SessionOpened { .. }
         | Record::SessionForked { .. }
+        | Record::InputQueued { .. }
+        | Record::RunStarted { .. }
         | Record::AttemptFailed { .. }
         | Record::CallReported { .. }
         | Record::ApprovalAsked { .. }

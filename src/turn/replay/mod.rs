@@ -11,7 +11,7 @@ mod turn_replay;
 pub use difference::Difference;
 
 pub(crate) use difference::{Mismatch, same};
-pub(crate) use recording::{ExternalInput, Recording};
+pub(crate) use recording::Recording;
 pub(crate) use turn_replay::{ReplayEnd, TurnReplay};
 
 #[cfg(test)]

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::record::{JournalEntry, Record, ResponseDisposition, StopMode};
+use crate::record::{JournalEntry, Record, ResponseDisposition};
 use crate::transcript::{
-    AttemptResponse, AttemptTranscript, CallTranscript, RecordLocation, RecordedInput,
-    RecordedOutcome, RecordedReport, RecordedRunEnd, RunTranscript, SteeredInput, Transcript,
-    TurnTranscript,
+    AttemptResponse, AttemptTranscript, CallTranscript, RecordLocation, RecordedOutcome,
+    RecordedReport, RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
 };
 use crate::turn::CancelReason;
 use crate::turn::effect::TurnEnd;
@@ -18,27 +17,14 @@ pub(crate) struct Recording<'a> {
     entries: &'a [JournalEntry],
     transcript: Transcript<'a>,
     /// The role of each record.
-    roles: Vec<RecordRole<'a>>,
-}
-
-/// A record that came from outside: no machine makes it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum ExternalInput<'a> {
-    /// An input that waits for an earlier run to end.
-    Queued(RecordedInput<'a>),
-    /// An input for the run that is open.
-    Steered(SteeredInput<'a>),
-    /// A request to stop the run.
-    Stop(StopMode),
-    /// A fork: the records before it are those of another session.
-    Fork,
+    roles: Vec<RecordRole>,
 }
 
 /// The role of a record in a replay.
 #[derive(Clone, Copy, Debug)]
-enum RecordRole<'a> {
-    /// An external input.
-    Input(ExternalInput<'a>),
+enum RecordRole {
+    /// An input from outside: it may stand between the records of a turn.
+    Input,
     /// A record about a call.
     Call(CallKey),
     /// A record about a call that no message holds. It is not replayed, because the arguments of the
@@ -63,18 +49,15 @@ impl<'a> Recording<'a> {
             roles.get_mut(at.index).into_iter().for_each(|slot| *slot = role);
         };
         for queued in &transcript.queued {
-            set(queued.at, RecordRole::Input(ExternalInput::Queued(*queued)));
+            set(queued.at, RecordRole::Input);
         }
         for fork in &transcript.forks {
-            set(fork.at, RecordRole::Input(ExternalInput::Fork));
+            set(fork.at, RecordRole::Input);
         }
         for run in &transcript.runs {
-            for steer in &run.steers {
-                set(steer.at, RecordRole::Input(ExternalInput::Steered(*steer)));
-            }
-            for stop in &run.stops {
-                set(stop.at, RecordRole::Input(ExternalInput::Stop(stop.mode)));
-            }
+            let steers = run.steers.iter().map(|steer| steer.at);
+            let inputs = steers.chain(run.stops.iter().map(|stop| stop.at));
+            inputs.for_each(|at| set(at, RecordRole::Input));
             for attempt in run.turns.iter().flat_map(|turn| &turn.attempts) {
                 for (key, call) in &attempt.calls {
                     let is_kept = attempt.response.is_some_and(|response| response.keeps(*key));
@@ -113,27 +96,23 @@ impl<'a> Recording<'a> {
         self.entry(at).map(|entry| &entry.record)
     }
 
-    /// Returns the record as an external input, if it is one.
-    pub(crate) fn input(&self, at: usize) -> Option<ExternalInput<'a>> {
-        match self.roles.get(at)? {
-            RecordRole::Input(input) => Some(*input),
-            RecordRole::Call(_) | RecordRole::Skipped | RecordRole::Made => None,
-        }
+    /// Returns whether the record is an input from outside.
+    pub(crate) fn is_input(&self, at: usize) -> bool {
+        matches!(self.roles.get(at), Some(RecordRole::Input))
     }
 
     /// Returns the call of a record about a call.
     pub(super) fn call_at(&self, at: usize) -> Option<CallKey> {
         match self.roles.get(at)? {
             RecordRole::Call(key) => Some(*key),
-            RecordRole::Input(_) | RecordRole::Skipped | RecordRole::Made => None,
+            RecordRole::Input | RecordRole::Skipped | RecordRole::Made => None,
         }
     }
 
     /// Returns the index of the next record that a machine has made.
     pub(crate) fn next_made(&self, at: usize) -> usize {
         let mut roles = self.roles.iter().skip(at);
-        let is_other =
-            |role: &RecordRole<'_>| matches!(role, RecordRole::Input(_) | RecordRole::Skipped);
+        let is_other = |role: &RecordRole| matches!(role, RecordRole::Input | RecordRole::Skipped);
         let next = roles.position(|role| !is_other(role));
         next.map_or(self.entries.len().max(at), |skipped| at + skipped)
     }
