@@ -199,7 +199,7 @@ impl Session {
             run_time_left: run.limits.run_timeout.map(|timeout| timeout.saturating_sub(working)),
             variables: self.variables.clone(),
             seed: 0,
-            idempotency_scope: String::new(),
+            run: run.id.clone(),
             rules,
         })
     }

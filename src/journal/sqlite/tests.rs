@@ -200,8 +200,7 @@ async fn after_a_failed_fsync_nothing_is_acknowledged() {
     for durability in [Durability::Strict, Durability::Relaxed] {
         let dir = TestDir::new();
         // A device that cannot be synced.
-        let faults =
-            DiskFaults { synced_file: Some("/dev/null".into()), ..DiskFaults::default() };
+        let faults = DiskFaults { synced_file: Some("/dev/null".into()), ..DiskFaults::default() };
         let journal = SqliteJournal::open_with_faults(&dir.0, options(durability), faults).unwrap();
         let journal = Arc::new(journal);
         for name in ["first", "second"] {
