@@ -248,7 +248,10 @@ async fn a_silent_model_source_reaches_its_time_limit() {
     let session = host.open_session("demo").await.unwrap();
     let report = session.run("go").await.unwrap();
     let failed = report.text().unwrap_err().to_string();
-    assert_eq!(failed, "the run ended as failed: the model was silent for 20ms");
+    assert_eq!(
+        failed,
+        "the run ended as failed: the model was silent for 20ms; raise the model's first_event_timeout if it needs longer"
+    );
 }
 
 #[tokio::test]

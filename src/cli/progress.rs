@@ -8,8 +8,8 @@ use crate::event::{
     ApprovalRequest, CallLabel, Event, RunStats, ServiceCall, ServiceCallStatus, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, RunEnd, ToolResult, ToolStatus, VariableName, Verdict, excerpt,
-    harmless, printable,
+    ApprovalPhase, CallKey, RunEnd, ToolOutcome, ToolResult, ToolStatus, VariableName, Verdict,
+    excerpt, harmless, printable,
 };
 
 /// Maximum number of characters of a call's name, arguments or result on its line.
@@ -27,10 +27,20 @@ pub(super) enum ScreenItem {
     Line(String),
 }
 
-/// The open calls of a run.
+/// Time after which the wait for a model is shown.
+const MODEL_WAIT_SHOWN: Duration = Duration::from_secs(1);
+
+/// The open calls of a run, and its wait for the model.
 #[derive(Debug, Default)]
 pub(super) struct RunProgress {
     open: Vec<CallProgress>,
+    /// The model that is asked.
+    model: String,
+    /// Since when nothing has come from the model.
+    silent_since: Option<Duration>,
+    is_thinking: bool,
+    /// The reason of the last attempt's failure.
+    last_reason: String,
 }
 
 #[derive(Debug)]
@@ -56,6 +66,7 @@ enum CallActivity {
 impl RunProgress {
     /// Updates the open calls from an event at time `now`, and returns the event's permanent output.
     pub(super) fn handle_event(&mut self, now: Duration, event: &Event) -> Option<ScreenItem> {
+        self.follow_model(now, event);
         match event {
             Event::TextReceived { text } => Some(ScreenItem::AnswerText(text.clone())),
             Event::CallOpened { call } => {
@@ -82,6 +93,12 @@ impl RunProgress {
                 self.update(&request.call, &input, CallActivity::Waiting(WaitingFor::Approval));
                 None
             }
+            // The result of a call that may not run has the reason.
+            Event::ApprovalGiven {
+                phase: ApprovalPhase::Before,
+                verdict: Verdict::Rejected | Verdict::Expired,
+                ..
+            } => None,
             Event::ApprovalGiven { call, phase, verdict, waited: _ } => {
                 Some(ScreenItem::Line(approval_line(&call.name, *phase, *verdict)))
             }
@@ -103,18 +120,22 @@ impl RunProgress {
             | Event::AttemptVoided { attempt, reason, model, streamed: _ } => {
                 // All calls of the failed attempt are void.
                 self.open.clear();
-                Some(ScreenItem::Line(format!(
-                    "! attempt {attempt} with {model}: {}",
-                    clean(reason)
-                )))
+                let because = match *reason == self.last_reason {
+                    true => "the same again".to_owned(),
+                    false => clean(reason),
+                };
+                reason.clone_into(&mut self.last_reason);
+                Some(ScreenItem::Line(format!("! attempt {attempt} with {model}: {because}")))
             }
             Event::LimitReached { limit, value, maximum, action } => {
                 let action = clean(action);
                 Some(ScreenItem::Line(format!("! {limit}: {value} of at most {maximum}: {action}")))
             }
-            Event::RunEnded { end, stats, .. } => {
+            Event::RunEnded { end, stats, text, .. } => {
                 self.open.clear();
-                Some(ScreenItem::Line(run_end_line(*end, stats)))
+                let is_empty = *end == RunEnd::Answered && text.is_empty();
+                let note = if is_empty { "! the answer is empty\n" } else { "" };
+                Some(ScreenItem::Line(format!("{note}{}", run_end_line(*end, stats))))
             }
             Event::RunStarted { .. }
             | Event::InputQueued { .. }
@@ -132,11 +153,59 @@ impl RunProgress {
         }
     }
 
-    /// Returns one line for each open call at time `now`.
+    /// Returns one line for each open call at time `now`, or one for a long wait for the model.
     pub(super) fn open_call_lines(&self, now: Duration) -> Vec<String> {
         let frame = usize::try_from(now.as_millis() / 100).unwrap_or_default() % SPINNER.len();
         let spinner = SPINNER.get(frame).copied().unwrap_or_default();
-        self.open.iter().map(|open| open.line(now, spinner)).collect()
+        let silent = self.silent_since.map(|since| now.saturating_sub(since));
+        match silent.filter(|silent| self.open.is_empty() && *silent >= MODEL_WAIT_SHOWN) {
+            Some(silent) => {
+                let (model, seconds) = (&self.model, silent.as_secs());
+                vec![match self.is_thinking {
+                    true => format!("{spinner} {model} is thinking, {seconds} s"),
+                    false => format!("{spinner} waiting for {model}, {seconds} s"),
+                }]
+            }
+            None => self.open.iter().map(|open| open.line(now, spinner)).collect(),
+        }
+    }
+
+    /// Notes whether the run waits for its model.
+    fn follow_model(&mut self, now: Duration, event: &Event) {
+        match event {
+            Event::RunStarted { model, .. } => self.model = short(model),
+            Event::TurnStarted => (self.silent_since, self.is_thinking) = (Some(now), false),
+            Event::AttemptStarted { model, .. } => {
+                self.model = short(model);
+                (self.silent_since, self.is_thinking) = (Some(now), false);
+            }
+            // Every turn begins with an empty one.
+            Event::ThinkingReceived { text } => self.is_thinking |= !text.is_empty(),
+            Event::TextReceived { .. }
+            | Event::CallOpened { .. }
+            | Event::AttemptVoided { .. }
+            | Event::AttemptEnded { .. }
+            | Event::RunEnded { .. } => self.silent_since = None,
+            Event::InputQueued { .. }
+            | Event::RunSteered { .. }
+            | Event::CallDetected { .. }
+            | Event::CallWaiting { .. }
+            | Event::CallStarted { .. }
+            | Event::CallProgressed { .. }
+            | Event::CallDiscarded { .. }
+            | Event::CallEnded { .. }
+            | Event::ServiceCallChanged { .. }
+            | Event::ApprovalAsked { .. }
+            | Event::ApprovalGiven { .. }
+            | Event::ConflictFound { .. }
+            | Event::ArgumentsAnomalyFound { .. }
+            | Event::OutcomeLate { .. }
+            | Event::ResultReleased { .. }
+            | Event::ResponseEnded { .. }
+            | Event::LimitReached { .. }
+            | Event::TurnEnded { .. }
+            | Event::HistoryRepaired { .. } => {}
+        }
     }
 
     fn update(&mut self, call: &CallLabel, input: &str, activity: CallActivity) {
@@ -243,9 +312,18 @@ fn result_line(result: &ToolResult) -> String {
     };
     let name = short(&result.call.name);
     let input = short(&result.call.arguments_text());
-    let output = short(&result.outcome.content);
+    let output = short(&refusal_reason(&result.outcome).unwrap_or_default());
+    let output = if output.is_empty() { short(&result.outcome.content) } else { output };
     let copied = if result.notes.duplicate_of.is_some() { " (copied)" } else { "" };
     format!("{mark} {name} {input}  {}{copied}  {output}", format_duration(result.duration))
+}
+
+/// Returns the reason of a call that was refused. The model receives it as JSON.
+fn refusal_reason(outcome: &ToolOutcome) -> Option<String> {
+    let refused = outcome.status == ToolStatus::Refused;
+    let content: serde_json::Value =
+        refused.then(|| serde_json::from_str(&outcome.content).ok()).flatten()?;
+    content.get("message")?.as_str().map(str::to_owned)
 }
 
 fn run_end_line(end: RunEnd, stats: &RunStats) -> String {
@@ -282,7 +360,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::types::{FailureKind, ResultNotes, ToolCall, ToolOutcome};
+    use crate::types::{FailureKind, ResultNotes, ToolCall};
 
     fn label(index: u32) -> CallLabel {
         let key = CallKey { turn: 1, attempt: 1, index };
@@ -394,6 +472,57 @@ mod tests {
     }
 
     #[test]
+    fn a_long_wait_for_the_model_has_a_line_until_something_comes() {
+        let at = Duration::from_secs;
+        let mut progress = RunProgress { model: "m".to_owned(), ..RunProgress::default() };
+        let lines = |progress: &RunProgress, seconds| progress.open_call_lines(at(seconds));
+        progress.handle_event(at(5), &Event::TurnStarted);
+        assert!(progress.open_call_lines(Duration::from_millis(5_900)).is_empty());
+        assert_eq!(lines(&progress, 17), ["⠹ waiting for m, 12 s"]);
+        let thinking = |text: &str| Event::ThinkingReceived { text: text.to_owned() };
+        progress.handle_event(at(18), &thinking(""));
+        assert_eq!(lines(&progress, 18), ["⠼ waiting for m, 13 s"]);
+        progress.handle_event(at(18), &thinking("Hm"));
+        assert_eq!(lines(&progress, 20), ["⠋ m is thinking, 15 s"]);
+        progress.handle_event(at(21), &Event::TextReceived { text: "So".to_owned() });
+        assert!(lines(&progress, 60).is_empty());
+    }
+
+    #[test]
+    fn a_rejected_call_has_one_line_with_the_reason_as_a_sentence() {
+        let mut progress = RunProgress::default();
+        let rejected = Event::ApprovalGiven {
+            call: label(0),
+            phase: ApprovalPhase::Before,
+            verdict: Verdict::Rejected,
+            waited: Duration::ZERO,
+        };
+        assert_eq!(progress.handle_event(Duration::ZERO, &rejected), None);
+        let content = json!({"status": "rejected", "message": "not run: too expensive"});
+        let outcome =
+            ToolOutcome::not_ok(ToolStatus::Refused, FailureKind::Rejected, content.to_string());
+        let line = "✗ clock {\"zone\":\"Asia/Tokyo\"}  1.5 s  not run: too expensive".to_owned();
+        let ended = progress.handle_event(Duration::ZERO, &finished(0, outcome));
+        assert_eq!(ended, Some(ScreenItem::Line(line)));
+    }
+
+    #[test]
+    fn an_answer_without_text_says_so() {
+        let ended = |text: &str| Event::RunEnded {
+            agent: "default".to_owned(),
+            end: RunEnd::Answered,
+            text: text.to_owned(),
+            error: None,
+            stats: Box::new(RunStats::default()),
+        };
+        let line = |text| RunProgress::default().handle_event(Duration::ZERO, &ended(text));
+        let end = "answered: turns 0, tool calls 0, 0.0 ms";
+        assert_eq!(line("Yes."), Some(ScreenItem::Line(end.to_owned())));
+        let empty = format!("! the answer is empty\n{end}");
+        assert_eq!(line(""), Some(ScreenItem::Line(empty)));
+    }
+
+    #[test]
     fn another_attempt_removes_open_calls() {
         let mut progress = RunProgress::default();
         progress.handle_event(Duration::ZERO, &started(0, "{}"));
@@ -410,6 +539,8 @@ mod tests {
         };
         let item = progress.handle_event(Duration::ZERO, &attempt);
         assert_eq!(item, Some(ScreenItem::Line("! attempt 2 with m: it broke".to_owned())));
+        let again = progress.handle_event(Duration::ZERO, &attempt);
+        assert_eq!(again, Some(ScreenItem::Line("! attempt 2 with m: the same again".to_owned())));
         assert!(progress.open_call_lines(Duration::ZERO).is_empty());
     }
 

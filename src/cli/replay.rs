@@ -38,7 +38,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
         let file = journal.file().display();
         return Err(CommandError::failed(format!("there is no session {session} in {file}")));
     }
-    let replayed = replay(&session, &entries, |agent, overrides| {
+    let replayed = replay(&entries, |agent, overrides| {
         rules.rules(agent, overrides).map_err(|error| error.to_string())
     });
     let (text, status) = match replayed {

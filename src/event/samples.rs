@@ -77,6 +77,7 @@ pub(crate) fn summary() -> TurnSummary {
             tools: Duration::from_millis(1_500),
             overlap: Duration::from_millis(401),
             people: Duration::ZERO,
+            waits: Duration::ZERO,
             overhead: Duration::from_millis(1),
             tools_sum: Duration::from_millis(1_600),
             tools_longest: Duration::from_millis(1_500),
@@ -92,6 +93,8 @@ pub(crate) fn stats() -> RunStats {
         duration: Duration::from_millis(3_000),
         model: Duration::from_millis(1_800),
         tools: Duration::from_millis(1_500),
+        people: Duration::ZERO,
+        waits: Duration::ZERO,
         overhead: Duration::from_millis(2),
         overlap: Duration::from_millis(302),
     }

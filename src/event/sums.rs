@@ -35,7 +35,7 @@ pub struct TurnTimes {
     /// Time from start to commit.
     #[serde(rename = "total_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub total: Duration,
-    /// Time in which a model request was open, including delays between attempts.
+    /// Time in which a model request was open.
     #[serde(rename = "model_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub model: Duration,
     /// Time in which at least one tool ran.
@@ -47,8 +47,11 @@ pub struct TurnTimes {
     /// Time in which the turn waited only for approvals.
     #[serde(rename = "people_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub people: Duration,
-    /// Time in which none of these was the case and no call waited for a permit of its tool: the
-    /// overhead of the host.
+    /// Time in which a request waited for the delay of a retry or a place of its model, or a call for a
+    /// place of its tool, and none of these was the case.
+    #[serde(rename = "waits_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
+    pub waits: Duration,
+    /// Time in which none of these was the case: the overhead of the host.
     #[serde(rename = "overhead_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub overhead: Duration,
     /// Sum of the running times of all tools.
@@ -79,6 +82,10 @@ pub struct RunStats {
     /// The sum of this time in [`TurnTimes`] over all turns.
     pub tools: Duration,
     /// The sum of this time in [`TurnTimes`] over all turns.
+    pub people: Duration,
+    /// The sum of this time in [`TurnTimes`] over all turns.
+    pub waits: Duration,
+    /// The sum of this time in [`TurnTimes`] over all turns, and the time between turns.
     pub overhead: Duration,
     /// The sum of this time in [`TurnTimes`] over all turns.
     pub overlap: Duration,
@@ -92,6 +99,8 @@ impl RunStats {
         self.model += times.model;
         self.tools += times.tools;
         self.overlap += times.overlap;
+        self.people += times.people;
+        self.waits += times.waits;
         self.overhead += times.overhead;
     }
 }

@@ -45,7 +45,7 @@ impl Tool for WorkTool {
             tokio::time::sleep(Duration::from_millis(ms)).await;
         }
         let Self(timings) = self;
-        if let Some(slot) = timings.timing(context.idempotency_key()) {
+        if let Some(slot) = timings.timing(context.session().as_str()) {
             slot.worked(context.key().turn, timings.since(began), timings.now());
         }
         Ok(format!("r{i}").into())
@@ -115,9 +115,9 @@ impl ToolTimings {
         Some(MeasuredTools { first: time(&slot.first)?, ready: time(&slot.ready)? })
     }
 
-    /// Returns the slot of the session that prefixes a call's idempotency key.
-    fn timing(&self, key: &str) -> Option<&ToolTiming> {
-        let (slot, _) = key.strip_prefix(&self.prefix)?.split_once('-')?;
+    /// Returns the slot of a session.
+    fn timing(&self, session: &str) -> Option<&ToolTiming> {
+        let (slot, _) = session.strip_prefix(&self.prefix)?.split_once('-')?;
         self.timings.get(slot.parse::<usize>().ok()?)
     }
 
@@ -153,18 +153,18 @@ mod tests {
     #[test]
     fn a_slot_records_the_first_start_and_the_last_end_of_the_first_turn_with_calls() {
         let timings = ToolTimings::new(2, 0xab);
-        let key = format!("{}/t3a1c0", timings.session_id(1, 7));
-        assert_eq!(key, "load-ab-1-7/t3a1c0");
+        let session = timings.session_id(1, 7);
+        assert_eq!(session, "load-ab-1-7");
         assert_eq!(timings.worked(1), None);
         for (turn, began, ended) in [(3, 20, 50), (3, 10, 40), (4, 5, 90)] {
-            timings.timing(&key).unwrap().worked(turn, began, ended);
+            timings.timing(&session).unwrap().worked(turn, began, ended);
         }
         let at = |nanos| timings.epoch + Duration::from_nanos(nanos);
         assert_eq!(timings.worked(1), Some(MeasuredTools { first: at(10), ready: at(50) }));
         assert_eq!(timings.worked(0), None);
         timings.begin(1);
         assert_eq!(timings.worked(1), None);
-        for other in ["ses_1/t1a1c0", "load-ab-2-0/t1a1c0", "load-ab-x-0/t1a1c0", "load-ab-1"] {
+        for other in ["ses_1", "load-ab-2-0", "load-ab-x-0", "load-ab-1"] {
             assert!(timings.timing(other).is_none(), "{other}");
         }
     }

@@ -116,19 +116,35 @@ pub(super) enum StreamMessage {
     ReadLoopDied,
 }
 
+/// The moment at which a request to a model was sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestSent {
+    pub(super) at: Instant,
+    /// How long it had waited for the delay of a retry or for a place of its model.
+    pub(super) waited: Duration,
+}
+
 /// A message to the accumulator, which owns the turn.
 pub(super) enum AccumulatorMessage {
     /// Start a turn, or continue one from its records.
     BeginTurn(Box<TurnStart>),
-    /// A chunk of the response was decoded. The next chunk is read after the reply.
-    DeltasReceived { turn: u32, attempt: u32, batch: Vec<Delta>, reply: RpcReplyPort<()> },
+    /// A chunk of the response was decoded. The next chunk is read after the reply. `sent` comes with
+    /// the first chunk.
+    DeltasReceived {
+        turn: u32,
+        attempt: u32,
+        sent: Option<RequestSent>,
+        batch: Vec<Delta>,
+        reply: RpcReplyPort<()>,
+    },
     /// The request of an exchange waits for a permit of its model, or has received it.
     ModelPermitReplied { turn: u32, attempt: u32, permit: PermitReply },
     /// An exchange is over. `breaker_permit` is released with the result of the attempt, which the
-    /// circuit breaker counts. It is `None` if no request was sent.
+    /// circuit breaker counts. It is `None` if no request was sent. `sent` comes if there was no chunk.
     ResponseEnded {
         turn: u32,
         attempt: u32,
+        sent: Option<RequestSent>,
         end: ExchangeEnd,
         breaker_permit: Option<BreakerPermitGuard>,
     },

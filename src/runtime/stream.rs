@@ -7,9 +7,10 @@ use futures::FutureExt as _;
 use parking_lot::Mutex;
 use ractor::rpc::CallResult;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio::time::Instant;
 
 use super::gauge::{CountGuard, Gauges};
-use super::message::{AccumulatorMessage, AccumulatorRef, StreamMessage};
+use super::message::{AccumulatorMessage, AccumulatorRef, RequestSent, StreamMessage};
 use super::model::{ExchangeCache, ModelExchange, ModelRequest};
 use super::model_limiter::{Admission, BreakerPermitGuard};
 use super::models::Model;
@@ -104,6 +105,7 @@ struct ReadLoop {
 
 impl ReadLoop {
     async fn read(self, plan: AttemptPlan, request: Arc<ModelRequest>) {
+        let began = Instant::now();
         if !plan.wait.is_zero() {
             tokio::time::sleep(plan.wait).await;
         }
@@ -116,8 +118,10 @@ impl ReadLoop {
         let Admission { in_flight, breaker_permit } =
             match self.model.limiter.acquire(self.session, notify).await {
                 Ok(admission) => admission,
-                Err(error) => return self.ended(ExchangeEnd::Failed(error), None),
+                Err(error) => return self.ended(None, ExchangeEnd::Failed(error), None),
             };
+        let at = Instant::now();
+        let mut sent = Some(RequestSent { at, waited: at - began });
         let mut exchange = self.exchange(&plan, &request);
         drop(request);
         let end = loop {
@@ -126,8 +130,9 @@ impl ReadLoop {
                 Some(Err(error)) => break ExchangeEnd::Failed(error),
                 None => break ExchangeEnd::Closed,
             };
+            let sent = sent.take();
             let handled = self.accumulator.call(
-                |reply| AccumulatorMessage::DeltasReceived { turn, attempt, batch, reply },
+                |reply| AccumulatorMessage::DeltasReceived { turn, attempt, sent, batch, reply },
                 None,
             );
             // If the accumulator has ended, this task is aborted.
@@ -136,12 +141,17 @@ impl ReadLoop {
         self.cache.lock().keep_templates(exchange);
         // The permit is released first, so that the next request need not wait for the turn.
         drop(in_flight);
-        self.ended(end, Some(breaker_permit));
+        self.ended(sent, end, Some(breaker_permit));
     }
 
-    fn ended(&self, end: ExchangeEnd, breaker_permit: Option<BreakerPermitGuard>) {
+    fn ended(
+        &self,
+        sent: Option<RequestSent>,
+        end: ExchangeEnd,
+        breaker_permit: Option<BreakerPermitGuard>,
+    ) {
         let (turn, attempt) = (self.turn, self.attempt);
-        let ended = AccumulatorMessage::ResponseEnded { turn, attempt, end, breaker_permit };
+        let ended = AccumulatorMessage::ResponseEnded { turn, attempt, sent, end, breaker_permit };
         let _ = self.accumulator.cast(ended);
     }
 

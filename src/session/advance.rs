@@ -199,7 +199,7 @@ impl Session {
             run_time_left: run.limits.run_timeout.map(|timeout| timeout.saturating_sub(working)),
             variables: self.variables.clone(),
             seed: 0,
-            idempotency_scope: String::new(),
+            run: run.id.clone(),
             rules,
         })
     }
@@ -226,6 +226,7 @@ impl Session {
         let mut stats = run.stats;
         stats.turns = run.machine.turns();
         stats.duration = run.elapsed(now);
+        stats.overhead += stats.duration.saturating_sub(run.turns_duration);
         let summary = RunSummary {
             run_id: run.id.clone(),
             end,

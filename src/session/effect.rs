@@ -136,7 +136,7 @@ pub struct RecordedAt {
 pub struct TurnBegin {
     /// The run of the turn.
     pub run_id: RunId,
-    /// The input of the turn machine. Its `seed` and `idempotency_scope` are left to the shell.
+    /// The input of the turn machine. Its `seed` is left to the shell.
     pub spec: TurnSpec,
     /// The origin of the turn.
     pub origin: TurnOrigin,

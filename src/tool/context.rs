@@ -175,7 +175,8 @@ impl ToolContext {
         self.parts.variables.lock().set(name, value).map_err(ToolError::new)
     }
 
-    /// Returns the call's idempotency key. It is the same when the call runs again after a crash.
+    /// Returns the call's idempotency key: the ids of the run and of the call. It is the same when the call
+    /// runs again after a crash, and no other call has it.
     #[must_use]
     pub fn idempotency_key(&self) -> &str {
         &self.parts.idempotency_key

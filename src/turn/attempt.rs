@@ -66,6 +66,13 @@ impl Turn {
         };
     }
 
+    /// Notes that the attempt's request was sent at the time `at`, after it had waited for this long.
+    pub fn handle_request_sent(&mut self, now: Duration, at: Duration, waited: Duration) {
+        self.clock.advance(now);
+        self.clock.request_sent(at, waited);
+        self.attempt.requested_at = at.min(now);
+    }
+
     /// Starts the first attempt of the turn.
     pub(super) fn request_first(&mut self) {
         let plan = self.retry.first();
@@ -113,7 +120,9 @@ impl Turn {
     /// Ends the exchange with the model: adds its usage and publishes its duration. Further calls
     /// do nothing.
     pub(super) fn close_exchange(&mut self, error: Option<ProviderError>) {
-        if !self.clock.request_ended() {
+        // If the request was not sent, it waited as long as it could.
+        let waited = if error.is_some() { Duration::MAX } else { self.attempt.plan.wait };
+        if !self.clock.request_ended(waited) {
             return;
         }
         let attempt = &self.attempt;

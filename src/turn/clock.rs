@@ -1,4 +1,5 @@
-//! The clock of a turn: the time that it spends on the model, on tools, on approvals and on itself.
+//! The clock of a turn: the time that it spends on the model, on tools, on people, on waits and on itself.
+//! These parts add up to the turn's time, less the overlap of model and tools.
 //!
 //! Time in which the turn waits only for approvals (`people`) is not overhead and does not count
 //! towards `run_timeout`. It does count towards the approval timeouts.
@@ -11,8 +12,10 @@ use crate::event::TurnTimes;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct TurnClock {
     now: Duration,
-    /// True while a request to the model is open.
+    /// True while a request to the model is open, or about to be sent.
     request_open: bool,
+    /// The time of the last request, until it is known when it was sent.
+    requested_at: Option<Duration>,
     /// Returns the number of running tools.
     running: u32,
     /// True while the turn waits only for approvals.
@@ -28,7 +31,8 @@ impl TurnClock {
         let passed = now.saturating_sub(self.now);
         self.now = self.now.max(now);
         let (model, tools) = (self.request_open, self.running > 0);
-        let overhead = !model && !tools && !self.waits_for_approval && self.queued == 0;
+        let is_idle = !model && !tools && !self.waits_for_approval;
+        let (waits, overhead) = (is_idle && self.queued > 0, is_idle && self.queued == 0);
         let times = &mut self.times;
         times.total = self.now;
         for (counts, sum) in [
@@ -36,6 +40,7 @@ impl TurnClock {
             (tools, &mut times.tools),
             (model && tools, &mut times.overlap),
             (self.waits_for_approval, &mut times.people),
+            (waits, &mut times.waits),
             (overhead, &mut times.overhead),
         ] {
             if counts {
@@ -50,10 +55,25 @@ impl TurnClock {
 
     pub(super) fn request_started(&mut self) {
         self.request_open = true;
+        self.requested_at = Some(self.now);
     }
 
-    /// Returns whether a request was open.
-    pub(super) fn request_ended(&mut self) -> bool {
+    /// Notes that the request was sent at this time, after it had waited for the delay of a retry or for a
+    /// place of its model. What came before is no time of the model.
+    pub(super) fn request_sent(&mut self, at: Duration, waited: Duration) {
+        let Some(requested_at) = self.requested_at.take() else { return };
+        let before = at.min(self.now).saturating_sub(requested_at);
+        let waited = waited.min(before);
+        self.times.model = self.times.model.saturating_sub(before);
+        self.times.waits += waited;
+        self.times.overhead += before - waited;
+    }
+
+    /// Returns whether a request was open. `waited` is the time that it had to wait if it was not sent.
+    pub(super) fn request_ended(&mut self, waited: Duration) -> bool {
+        if let Some(requested_at) = self.requested_at {
+            self.request_sent(requested_at.saturating_add(waited), waited);
+        }
         std::mem::replace(&mut self.request_open, false)
     }
 
@@ -117,9 +137,11 @@ mod tests {
         let mut clock = TurnClock::default();
         clock.request_started();
         clock.advance(ms(10));
+        // It waited for its model from 1 to 4, and was sent at 5.
+        clock.request_sent(ms(5), ms(3));
         clock.tool_started();
         clock.advance(ms(30));
-        clock.request_ended();
+        clock.request_ended(Duration::ZERO);
         clock.advance(ms(60));
         clock.tool_ended(ms(50));
         clock.advance(ms(61));
@@ -132,14 +154,17 @@ mod tests {
         clock.set_waiting_for_approval(false);
         let expected = TurnTimes {
             total: ms(90),
-            model: ms(30),
+            model: ms(25),
             tools: ms(50),
             overlap: ms(20),
             people: ms(20),
-            overhead: ms(1),
+            waits: ms(12),
+            overhead: ms(3),
             tools_sum: ms(50),
             tools_longest: ms(50),
         };
         assert_eq!(clock.times(), expected);
+        let TurnTimes { total, model, tools, overlap, people, waits, overhead, .. } = expected;
+        assert_eq!(model + tools + people + waits + overhead, total + overlap);
     }
 }

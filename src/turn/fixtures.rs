@@ -13,7 +13,7 @@ use crate::context::{History, Variables};
 use crate::record::{JournalEntry, Record, Seq};
 pub(crate) use crate::response::fixtures::{call, finish, text};
 use crate::tool::{ApprovalPolicy, InputSchema, ToolSpec};
-use crate::types::{Execution, ModelOrigin, SessionId, Usage, Wire};
+use crate::types::{Execution, ModelOrigin, RunId, SessionId, Usage, Wire};
 use crate::wire::{CallDelta, Delta};
 
 /// The calls of the tool need an approval, and so do their results.
@@ -93,7 +93,7 @@ pub(crate) fn spec(rules: TurnRules) -> TurnSpec {
         run_time_left: None,
         variables: Variables::default(),
         seed: 1,
-        idempotency_scope: "s".into(),
+        run: RunId("s".into()),
         rules: Arc::new(rules),
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::config::Limits;
 use crate::context::Variables;
 use crate::tool::ToolSpec;
-use crate::types::{CallKey, Execution, ModelOrigin};
+use crate::types::{CallKey, Execution, ModelOrigin, RunId};
 
 /// The values with which a turn starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -32,18 +32,18 @@ pub struct TurnSpec {
     pub variables: Variables,
     /// The seed of the backoff's jitter.
     pub seed: u64,
-    /// The prefix of idempotency keys: the id of the session.
-    pub idempotency_scope: String,
+    /// The run, whose id begins the idempotency keys of its calls.
+    pub run: RunId,
     /// The rules of the run.
     pub rules: Arc<TurnRules>,
 }
 
 impl TurnSpec {
-    /// Returns the idempotency key of a tool call: the id of the session and the key of the call. It is
-    /// the same when the call runs again after a crash.
+    /// Returns the idempotency key of a tool call: the id of the run and the key of the call. It is the
+    /// same when the call runs again after a crash, and no later session has it, whatever its id.
     #[must_use]
     pub fn idempotency_key(&self, key: CallKey) -> String {
-        format!("{}/{key}", self.idempotency_scope)
+        format!("{}/{key}", self.run.0)
     }
 }
 

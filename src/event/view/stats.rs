@@ -26,10 +26,21 @@ pub struct StatsReport {
     pub model_ms: u64,
     /// Time in which at least one tool ran.
     pub tools_ms: u64,
-    /// Time in which neither was the case: the overhead of the host.
+    /// Time in which the run waited only for approvals.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub people_ms: u64,
+    /// Time in which the run waited only for the delay of a retry, or for a place of its model or of a tool.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub waits_ms: u64,
+    /// Time in which none of these was the case: the overhead of the host.
     pub overhead_ms: u64,
-    /// Time in which both were the case.
+    /// Time in which a model request was open and a tool ran. Model, tools, people, waits and overhead add up
+    /// to the duration and this.
     pub overlap_saved_ms: u64,
+}
+
+fn is_zero(milliseconds: &u64) -> bool {
+    *milliseconds == 0
 }
 
 impl From<&RunStats> for StatsReport {
@@ -42,6 +53,8 @@ impl From<&RunStats> for StatsReport {
             duration_ms: millis(stats.duration),
             model_ms: millis(stats.model),
             tools_ms: millis(stats.tools),
+            people_ms: millis(stats.people),
+            waits_ms: millis(stats.waits),
             overhead_ms: millis(stats.overhead),
             overlap_saved_ms: millis(stats.overlap),
         }
@@ -62,6 +75,8 @@ impl From<&StatsReport> for RunStats {
             duration: Duration::from_millis(report.duration_ms),
             model: Duration::from_millis(report.model_ms),
             tools: Duration::from_millis(report.tools_ms),
+            people: Duration::from_millis(report.people_ms),
+            waits: Duration::from_millis(report.waits_ms),
             overhead: Duration::from_millis(report.overhead_ms),
             overlap: Duration::from_millis(report.overlap_saved_ms),
         }

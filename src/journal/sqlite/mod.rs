@@ -107,6 +107,15 @@ impl Default for SqliteOptions {
     }
 }
 
+/// The faults of a disk, for tests.
+#[derive(Default)]
+struct DiskFaults {
+    /// The disk is full when the database has this number of pages.
+    pages_max: Option<u32>,
+    /// The file that is synced instead of the write-ahead log.
+    synced_file: Option<PathBuf>,
+}
+
 /// Ignores every transaction.
 #[derive(Debug)]
 struct NoObserver;
@@ -122,14 +131,13 @@ impl SqliteJournal {
     /// # Errors
     /// If another host has locked it, or it cannot be used.
     pub fn open(dir: &Path, options: SqliteOptions) -> Result<Self, JournalError> {
-        Self::open_limited(dir, options, None)
+        Self::open_with_faults(dir, options, DiskFaults::default())
     }
 
-    /// `pages_max` lets a test fill the disk.
-    fn open_limited(
+    fn open_with_faults(
         dir: &Path,
         options: SqliteOptions,
-        pages_max: Option<u32>,
+        faults: DiskFaults,
     ) -> Result<Self, JournalError> {
         let SqliteOptions { durability, holder, observer, queue_max, reserve_bytes } = options;
         data_directory::create_if_missing(dir)?;
@@ -138,7 +146,7 @@ impl SqliteJournal {
         let file = data_directory::database_path(dir);
         let open_error = |error: &rusqlite::Error| errors::open_error(&file, error);
         let connection = database::open(&file)?;
-        if let Some(pages) = pages_max {
+        if let Some(pages) = faults.pages_max {
             connection
                 .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
                 .map_err(|error| open_error(&error))?;
@@ -162,8 +170,8 @@ impl SqliteJournal {
             path: file.clone(),
             reason: error.to_string(),
         };
-        let writer =
-            JournalWriter::new(parts, dir, &data_directory::wal_path(&file)).map_err(io_error)?;
+        let log = faults.synced_file.unwrap_or_else(|| data_directory::wal_path(&file));
+        let writer = JournalWriter::new(parts, dir, &log).map_err(io_error)?;
         let thread = std::thread::Builder::new()
             .name("callsheet-journal".to_owned())
             .spawn(move || writer.run())

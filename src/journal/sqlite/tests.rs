@@ -88,7 +88,8 @@ async fn durable_records_survive_reopening() {
 async fn a_full_disk_fails_batches_until_there_is_space_again() {
     for durability in [Durability::Strict, Durability::Relaxed] {
         let dir = TestDir::new();
-        let journal = SqliteJournal::open_limited(&dir.0, options(durability), Some(60)).unwrap();
+        let faults = DiskFaults { pages_max: Some(60), ..DiskFaults::default() };
+        let journal = SqliteJournal::open_with_faults(&dir.0, options(durability), faults).unwrap();
         let journal = Arc::new(journal);
         let large = || Record::SessionOpened { agent: "large ".repeat(5_000), messages: vec![] };
         let mut kept = 0;
@@ -189,4 +190,32 @@ fn the_reserve_is_released_and_filled_again() {
     assert!(reserve.is_missing());
     reserve.release().unwrap();
     assert!(!Reserve::new(&dir.0, 0).is_missing(), "none is wanted");
+}
+
+/// A failed fsync is never repeated as if nothing had happened: the system may have dropped the data
+/// (<https://wiki.postgresql.org/wiki/Fsync_Errors>).
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn after_a_failed_fsync_nothing_is_acknowledged() {
+    for durability in [Durability::Strict, Durability::Relaxed] {
+        let dir = TestDir::new();
+        // A device that cannot be synced.
+        let faults = DiskFaults { synced_file: Some("/dev/null".into()), ..DiskFaults::default() };
+        let journal = SqliteJournal::open_with_faults(&dir.0, options(durability), faults).unwrap();
+        let journal = Arc::new(journal);
+        for name in ["first", "second"] {
+            let session = log(&journal, name, 0);
+            session.append(vec![opened("default")], Urgency::Urgent, || ());
+            let error = session.wait_durable(Seq(1)).await.unwrap_err().to_string();
+            assert!(error.contains("cannot be synced"), "{name}: {error}");
+            assert!(error.contains("start again"), "{name}: {error}");
+            assert_eq!(session.durable_seq(), Seq(0));
+        }
+        let failure = journal.failure().unwrap().to_string();
+        assert!(failure.contains("cannot be synced"), "{failure}");
+        // It is read-only from here on, also after the retries.
+        tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
+        assert!(journal.failure().is_some());
+        assert!(journal.list(&StoredSessionFilter::default()).is_ok());
+    }
 }

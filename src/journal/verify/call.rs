@@ -3,18 +3,20 @@
 use super::Verifier;
 use crate::transcript::{
     AttemptTranscript, CallIntent, CallTranscript, Invariant, RecordLocation, RecordedOutcome,
+    RunTranscript,
 };
 use crate::types::{ApprovalPhase, CallKey, FailureKind, Judgement, ToolStatus, Verdict};
 
 impl<'a> Verifier<'_, 'a> {
     pub(super) fn check_call(
         &mut self,
+        run: &RunTranscript<'a>,
         attempt: &AttemptTranscript<'a>,
         key: CallKey,
         call: &CallTranscript<'a>,
     ) {
         for intent in &call.intents {
-            self.check_intent(attempt, key, call, intent);
+            self.check_intent(run, attempt, key, call, intent);
         }
         self.check_approvals(key, call);
         for (nth, outcome) in call.outcomes.iter().enumerate() {
@@ -31,6 +33,7 @@ impl<'a> Verifier<'_, 'a> {
 
     fn check_intent(
         &mut self,
+        run: &RunTranscript<'a>,
         attempt: &AttemptTranscript<'a>,
         of: CallKey,
         call: &CallTranscript<'a>,
@@ -44,9 +47,13 @@ impl<'a> Verifier<'_, 'a> {
         // Up to a fork, keys are those of the other session.
         let is_own = self.transcript.forks.last().is_none_or(|fork| fork.at.is_before(at));
         let scope = key.strip_suffix(&of.to_string()).and_then(|scope| scope.strip_suffix('/'));
-        let is_scoped = scope.is_some_and(|scope| !is_own || scope == self.session.as_str());
+        // Before version 0.2 a key began with the session's id instead of the run's.
+        let is_scoped = scope.is_some_and(|scope| {
+            let is_run = run.id().is_some_and(|run| *run.0 == *scope);
+            is_run || !is_own || scope == self.session.as_str()
+        });
         self.require(is_scoped, at, Invariant::Intent, || {
-            format!("{key:?} is not the idempotency key of {of} in this session")
+            format!("{key:?} is not the idempotency key of {of} in this run")
         });
         // A call of an idempotent tool runs again after a crash and has another intent.
         let is_same = call.intents.first().is_none_or(|first| {

@@ -297,6 +297,22 @@ fn a_record_after_the_end_is_a_breach() {
 }
 
 #[test]
+fn an_idempotency_key_begins_with_the_id_of_its_run() {
+    let with_scope = |scope: &str| {
+        let mut records = sample_records();
+        for record in &mut records {
+            if let Record::CallIntended { idempotency_key, .. } = record {
+                *idempotency_key = idempotency_key.replace("s1/", &format!("{scope}/"));
+            }
+        }
+        seen(&entries(records))
+    };
+    // Earlier versions used the session's id.
+    assert_eq!((with_scope("run_1"), with_scope("s1")), (vec![], vec![]));
+    assert_eq!(with_scope("run_2"), [Invariant::Intent]);
+}
+
+#[test]
 fn copied_records_keep_the_idempotency_keys_of_their_session() {
     let mut records = sample_records();
     let at = Seq(records.len() as u64);

@@ -15,7 +15,7 @@ impl<'a> Verifier<'_, 'a> {
         for attempt in &turn.attempts {
             self.check_attempt(turn, attempt);
             for (key, call) in &attempt.calls {
-                self.check_call(attempt, *key, call);
+                self.check_call(run, attempt, *key, call);
             }
         }
         if let Some(commit) = turn.commit {

@@ -16,8 +16,8 @@ use super::caps::Caps;
 use super::fair_semaphore::PermitRequest;
 use super::gauge::{CountGuard, Gauges};
 use super::message::{
-    AccumulatorMessage, CompletionQueue, DecisionReply, SessionMessage, StreamMessage, ToolCommand,
-    ToolSupervisorMessage, ToolSupervisorRef, TurnStart,
+    AccumulatorMessage, CompletionQueue, DecisionReply, RequestSent, SessionMessage, StreamMessage,
+    ToolCommand, ToolSupervisorMessage, ToolSupervisorRef, TurnStart,
 };
 use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
@@ -189,6 +189,12 @@ impl CurrentTurn {
             notified_approvals: Default::default(),
         }
     }
+
+    fn handle_sent(&mut self, now: Duration, sent: Option<RequestSent>) {
+        if let Some(RequestSent { at, waited }) = sent {
+            self.turn.handle_request_sent(now, at.duration_since(self.began), waited);
+        }
+    }
 }
 
 impl AccumulatorState {
@@ -230,8 +236,9 @@ impl AccumulatorState {
     fn handle(&mut self, message: AccumulatorMessage, myself: &ActorRef<AccumulatorMessage>) {
         match message {
             AccumulatorMessage::BeginTurn(_) => return,
-            AccumulatorMessage::DeltasReceived { turn, attempt, batch, reply } => {
+            AccumulatorMessage::DeltasReceived { turn, attempt, sent, batch, reply } => {
                 if let Some((current, now)) = self.exchange(turn, attempt) {
+                    current.handle_sent(now, sent);
                     current.turn.handle_deltas(now, batch);
                     self.perform_effects(myself);
                 }
@@ -243,8 +250,9 @@ impl AccumulatorState {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
                 current.turn.handle_model_permit(now, permit);
             }
-            AccumulatorMessage::ResponseEnded { turn, attempt, end, breaker_permit } => {
+            AccumulatorMessage::ResponseEnded { turn, attempt, sent, end, breaker_permit } => {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
+                current.handle_sent(now, sent);
                 // A turn that is over releases no breaker permits.
                 current.breaker_permit = breaker_permit.filter(|_| current.request.is_some());
                 current.turn.handle_response_end(now, end);

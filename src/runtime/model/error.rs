@@ -1,6 +1,7 @@
 //! Maps failures of an exchange with a model to [`ProviderError`].
 
 use std::error::Error;
+use std::io;
 use std::time::{Duration, SystemTime};
 
 use reqwest::Url;
@@ -21,15 +22,62 @@ pub(super) fn transport(error: reqwest::Error) -> ProviderError {
     } else {
         ProviderErrorKind::Transport
     };
-    ProviderError::new(kind, describe(&error.without_url()))
+    let address = error.url().map(address).unwrap_or_default();
+    let error = error.without_url();
+    let message = match root_cause(&error).downcast_ref::<io::Error>().map(io::Error::kind) {
+        _ if kind == ProviderErrorKind::Connect && is_unknown_host(&error) => {
+            format!("{address} cannot be found: no host has this name")
+        }
+        Some(io::ErrorKind::ConnectionRefused) => format!("nothing listens at {address}"),
+        Some(io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable) => {
+            format!("{address} cannot be reached")
+        }
+        Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
+            format!("{address} closed the connection")
+        }
+        Some(_) | None if kind == ProviderErrorKind::Timeout => {
+            format!("{address} did not accept a connection in time (connect_timeout)")
+        }
+        Some(_) | None => describe(&error),
+    };
+    ProviderError::new(kind, message)
 }
 
-/// Prefixes the message with the host and port of the service. The path and the query are left out,
-/// because they may hold a key.
+/// Returns the first cause of an error.
+fn root_cause(error: &reqwest::Error) -> &(dyn Error + 'static) {
+    let mut cause: &(dyn Error + 'static) = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause
+}
+
+/// Returns true if the name of the host could not be resolved. The type of that error is private to the HTTP
+/// client.
+fn is_unknown_host(error: &reqwest::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if error.to_string().starts_with("dns error") {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// Prefixes the message with the host and port of the service, unless it has them already.
 pub(super) fn add_address(error: &mut ProviderError, url: &Url) {
+    let address = address(url);
+    if !error.message.contains(&address) {
+        error.message = format!("{address}: {}", error.message);
+    }
+}
+
+/// Returns the host and port of a URL. The path and the query are left out, because they may hold a key.
+fn address(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
-    error.message = format!("{host}{port}: {}", error.message);
+    format!("{host}{port}")
 }
 
 /// Returns advice for an unsuccessful status, to be appended to the error message.
@@ -79,9 +127,11 @@ pub(super) fn describe(error: &dyn Error) -> String {
     text
 }
 
-/// Returns the error of a service that sent nothing for a time. `problem` describes the silence.
-pub(super) fn silence_timeout(problem: &str, after: Duration) -> ProviderError {
-    ProviderError::new(ProviderErrorKind::Timeout, format!("{problem} for {after:?}"))
+/// Returns the error of a service that sent nothing for a time. `problem` describes the silence; `key` is the
+/// configuration key of the limit.
+pub(super) fn silence_timeout(problem: &str, after: Duration, key: &str) -> ProviderError {
+    let message = format!("{problem} for {after:?}; raise the model's {key} if it needs longer");
+    ProviderError::new(ProviderErrorKind::Timeout, message)
 }
 
 /// Returns the error of a response with more bytes than allowed.
@@ -217,6 +267,18 @@ mod tests {
         let mut error = ProviderError::new(ProviderErrorKind::Timeout, "it was silent");
         add_address(&mut error, &url);
         assert_eq!(error.message, "example.com:8443: it was silent");
+        add_address(&mut error, &url);
+        assert_eq!(error.message, "example.com:8443: it was silent", "it has them already");
+    }
+
+    #[tokio::test]
+    async fn errors_of_a_connection_are_one_short_line() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let client = crate::tls::client(reqwest::Client::builder().no_proxy()).unwrap();
+        let error = client.get(format!("http://{free}/key")).send().await.unwrap_err();
+        let error = transport(error);
+        assert_eq!(error.message, format!("nothing listens at {free}"));
+        assert_eq!(error.kind, ProviderErrorKind::Connect);
     }
 
     #[test]

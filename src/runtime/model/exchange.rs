@@ -26,6 +26,9 @@ const ERROR_BODY_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Maximum number of characters that are quoted from a body that is not a response.
 const QUOTE_CHARS: usize = 100;
 
+/// The configuration key of the time limit up to the first event of a stream.
+const FIRST_EVENT_TIMEOUT: &str = "first_event_timeout";
+
 /// Maximum wait for the end of the body after the last relevant delta. A connection can be reused
 /// only if its body was read to the end.
 const BODY_END_WAIT_MAX: Duration = Duration::from_millis(100);
@@ -128,9 +131,9 @@ impl Exchange {
     async fn send(&self, body: Bytes) -> Result<ResponseBody, ProviderError> {
         // A response that is not streamed has one time limit, because nothing arrives while the
         // model writes.
-        let time_limit = match self.streamed {
-            true => self.client.first_event_timeout,
-            false => self.client.answer_timeout,
+        let (time_limit, key) = match self.streamed {
+            true => (self.client.first_event_timeout, FIRST_EVENT_TIMEOUT),
+            false => (self.client.answer_timeout, "answer_timeout"),
         };
         let mut deadline = EventDeadline::new(time_limit, self.client.stalls.clone());
         let mut request = self.client.request(body, self.streamed);
@@ -150,7 +153,7 @@ impl Exchange {
                 break response.map_err(error::transport)?;
             }
             if deadline.is_over(woken) {
-                return Err(error::silence_timeout("no answer came", time_limit));
+                return Err(error::silence_timeout("no answer came", time_limit, key));
             }
         };
         if !response.status().is_success() {
@@ -179,9 +182,15 @@ impl ResponseBody {
                 None | Some(Err(_) | Ok(None)) if self.done => return None,
                 None => {
                     let time_limit = self.deadline.time_limit();
+                    let key = match (self.decoder.is_some(), streamed) {
+                        (_, false) => "answer_timeout",
+                        (true, true) => "idle_timeout",
+                        (false, true) => FIRST_EVENT_TIMEOUT,
+                    };
                     return Some(Err(error::silence_timeout(
                         "the response was silent",
                         time_limit,
+                        key,
                     )));
                 }
                 Some(Err(error)) => return Some(Err(error::transport(error))),

@@ -161,6 +161,10 @@ impl SourceExchange {
     /// Returns the next batch that is not empty. After an error, returns `None`.
     pub(super) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
         let source = Arc::clone(&self.source);
+        let key = match &self.state {
+            SourceExchangeState::Unsent(_) => "first_event_timeout",
+            SourceExchangeState::Response(_) | SourceExchangeState::Over => "idle_timeout",
+        };
         let mut stream = match std::mem::replace(&mut self.state, SourceExchangeState::Over) {
             SourceExchangeState::Unsent(request) => {
                 match std::panic::catch_unwind(AssertUnwindSafe(|| source.respond(*request))) {
@@ -178,6 +182,7 @@ impl SourceExchange {
                     return Some(Err(error::silence_timeout(
                         "the model was silent",
                         self.time_limit,
+                        key,
                     )));
                 }
                 Ok(Err(_)) => return Some(Err(panicked())),

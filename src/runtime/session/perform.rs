@@ -227,11 +227,7 @@ impl SessionActorState {
     }
 }
 
-/// Sets the fields of a turn that depend on the session's id.
+/// Sets the seed of a turn, which depends on the session's id.
 fn with_session(spec: TurnSpec, id: &SessionId) -> TurnSpec {
-    TurnSpec {
-        seed: ids::turn_seed(id, spec.number),
-        idempotency_scope: id.as_str().to_owned(),
-        ..spec
-    }
+    TurnSpec { seed: ids::turn_seed(id, spec.number), ..spec }
 }

@@ -19,12 +19,8 @@ fn rules(host: &Host) -> impl Fn(&str, &RunOverrides) -> Result<Arc<TurnRules>, 
     }
 }
 
-fn replayed(
-    host: &Host,
-    session: &SessionId,
-    entries: &[JournalEntry],
-) -> Result<Replayed, Box<Difference>> {
-    replay(session, entries, rules(host))
+fn replayed(host: &Host, entries: &[JournalEntry]) -> Result<Replayed, Box<Difference>> {
+    replay(entries, rules(host))
 }
 
 /// Replays every session of the host and checks that there is no difference.
@@ -33,7 +29,7 @@ pub(super) fn all(host: &Host) {
     let journal = &*host.inner.link.shared.journal;
     for session in journal.list(&StoredSessionFilter::default()).unwrap() {
         let entries = journal.read(&session.id, Seq(0)).unwrap();
-        if let Err(difference) = replayed(host, &session.id, &entries) {
+        if let Err(difference) = replayed(host, &entries) {
             let lines: Vec<_> = entries.iter().map(JournalEntry::body).collect();
             panic!("{difference}\nin\n{}", lines.join("\n"));
         }
@@ -41,7 +37,7 @@ pub(super) fn all(host: &Host) {
 }
 
 /// Returns a session whose tools end in each possible way, and its entries.
-async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, SessionId, Vec<JournalEntry>) {
+async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, Vec<JournalEntry>) {
     let provider = Provider::new(|n, _| {
         let calls = [
             ("count", r#"{"n": 1}"#),
@@ -67,22 +63,22 @@ async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, SessionId, Vec<Jou
         session.run(prompt).await.unwrap();
     }
     let entries = entries(&*host.inner.link.shared.journal, session.id());
-    (host, session.id().clone(), entries)
+    (host, entries)
 }
 
 #[tokio::test]
 async fn a_replay_repeats_the_recorded_decisions() {
     for execution in [Execution::Sequential, Execution::Parallel { max: 4 }] {
-        let (host, id, entries) =
+        let (host, entries) =
             recorded(|config| config.agents.get_mut("default").unwrap().execution = execution)
                 .await;
-        let replayed = replayed(&host, &id, &entries).unwrap_or_else(|d| panic!("{d}"));
+        let replayed = replayed(&host, &entries).unwrap_or_else(|d| panic!("{d}"));
         assert_eq!((replayed.runs, replayed.turns, replayed.calls), (2, 4, 10));
         assert_eq!((replayed.records, replayed.unfinished), (entries.len(), false));
         assert_eq!(replayed.variables.get("sum"), Some(&json!(4)));
         // Every prefix of the entries is a session that is not over.
         for end in 1..entries.len() {
-            let cut = replay(&id, &entries[..end], rules(&host));
+            let cut = replay(&entries[..end], rules(&host));
             let cut = cut.unwrap_or_else(|d| panic!("cut at {end}: {d}"));
             assert_eq!(cut.records, end);
         }
@@ -110,7 +106,7 @@ async fn a_replay_accepts_an_early_call_that_ends_after_its_response() {
     let [before, after] = &mut entries[response - 1..=response] else { unreachable!() };
     std::mem::swap(&mut before.record, &mut after.record);
     assert!(matches!(after.record, Record::CallEnded { early: true, .. }), "{after:?}");
-    let replayed = replayed(&host, session.id(), &entries).unwrap_or_else(|d| panic!("{d}"));
+    let replayed = replayed(&host, &entries).unwrap_or_else(|d| panic!("{d}"));
     assert_eq!(replayed.calls, 3);
 }
 
@@ -118,14 +114,14 @@ async fn a_replay_accepts_an_early_call_that_ends_after_its_response() {
 /// first difference is at that record, and the text of the difference.
 #[track_caller]
 fn tampered(
-    (host, id, entries): &(Host, SessionId, Vec<JournalEntry>),
+    (host, entries): &(Host, Vec<JournalEntry>),
     mut change: impl FnMut(&mut Record) -> bool,
 ) -> (bool, String) {
     let mut entries = entries.clone();
     let changed =
         entries.iter_mut().find_map(|entry| change(&mut entry.record).then_some(entry.seq));
     let seq = changed.unwrap();
-    let difference = replayed(host, id, &entries).expect_err("a difference");
+    let difference = replayed(host, &entries).expect_err("a difference");
     (difference.seq == Some(seq), difference.to_string())
 }
 
@@ -172,12 +168,12 @@ async fn a_changed_record_is_reported() {
 
 #[tokio::test]
 async fn a_missing_record_is_reported_at_the_next_one() {
-    let (host, id, entries) = recorded(|_| ()).await;
+    let (host, entries) = recorded(|_| ()).await;
     for gone in 1..entries.len() - 1 {
         let mut entries = entries.clone();
         let record = entries.remove(gone).record;
         let next = entries[gone].seq;
-        let difference = replayed(&host, &id, &entries).expect_err(&format!("{record:?}"));
+        let difference = replayed(&host, &entries).expect_err(&format!("{record:?}"));
         assert!(difference.seq.is_some_and(|seq| seq >= next), "{difference}");
     }
 }
@@ -186,9 +182,9 @@ async fn a_missing_record_is_reported_at_the_next_one() {
 async fn a_difference_caused_by_another_configuration_is_reported() {
     let recorded = recorded(|_| ()).await;
     let changed = |change: &dyn Fn(&mut TurnRules)| {
-        let (host, id, entries) = &recorded;
+        let (host, entries) = &recorded;
         let rules = rules(host);
-        let found = replay(id, entries, |agent, overrides| {
+        let found = replay(entries, |agent, overrides| {
             let mut rules = TurnRules::clone(&*rules(agent, overrides)?);
             change(&mut rules);
             Ok(Arc::new(rules))
@@ -213,7 +209,7 @@ async fn a_difference_caused_by_another_configuration_is_reported() {
     );
     let text = changed(&|rules| rules.execution = Execution::Parallel { max: 2 });
     assert!(text.starts_with("record 2: ") && text.contains("differs:  execution"), "{text}");
-    let (_, id, entries) = &recorded;
-    let gone = replay(id, entries, |_, _| Err("it is gone".to_owned())).expect_err("none");
+    let (_, entries) = &recorded;
+    let gone = replay(entries, |_, _| Err("it is gone".to_owned())).expect_err("none");
     assert!(gone.to_string().contains("the run could not begin: it is gone"), "{gone}");
 }

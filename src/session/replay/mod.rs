@@ -16,7 +16,6 @@ use crate::context::Variables;
 use crate::record::JournalEntry;
 use crate::turn::TurnRules;
 use crate::turn::replay::{Difference, Recording};
-use crate::types::SessionId;
 use session::SessionReplay;
 
 /// A recording with which its replay agrees.
@@ -42,12 +41,11 @@ pub struct Replayed {
 /// # Errors
 /// The first difference.
 pub fn replay(
-    session: &SessionId,
     entries: &[JournalEntry],
     rules_of: impl Fn(&str, &RunOverrides) -> Result<Arc<TurnRules>, String>,
 ) -> Result<Replayed, Box<Difference>> {
     let recording = Recording::new(entries);
-    let (replayed, end) = SessionReplay::new(&recording, session, &rules_of).play()?;
+    let (replayed, end) = SessionReplay::new(&recording, &rules_of).play()?;
     let limits_of = |overrides: &RunOverrides| match rules_of(&end.agent, overrides) {
         Ok(rules) => rules.limits.clone(),
         Err(_) => Limits::default(),

@@ -10,8 +10,8 @@ use crate::config::RunOverrides;
 use crate::record::Record;
 use crate::session::{InputLimits, RecordedAt, RunInput, Session, SessionEffect, TurnBegin};
 use crate::turn::replay::{Difference, Mismatch, Recording, ReplayEnd, TurnReplay, same};
-use crate::turn::{TurnRecord, TurnRules, TurnSpec};
-use crate::types::{RunEnd, SessionId};
+use crate::turn::{TurnRecord, TurnRules};
+use crate::types::RunEnd;
 
 type ReplayRulesOf<'t> =
     &'t dyn Fn(&str, &RunOverrides) -> std::result::Result<Arc<TurnRules>, String>;
@@ -28,7 +28,6 @@ const DECIDES_ELSE: &str = "something else is decided now";
 #[derive(Clone)]
 pub(super) struct SessionReplay<'t, 'a> {
     recording: &'t Recording<'a>,
-    id: &'t SessionId,
     rules_of: ReplayRulesOf<'t>,
     /// The index of the next record.
     at: usize,
@@ -42,18 +41,14 @@ pub(super) struct SessionReplay<'t, 'a> {
 }
 
 impl<'t, 'a> SessionReplay<'t, 'a> {
-    pub(super) fn new(
-        recording: &'t Recording<'a>,
-        id: &'t SessionId,
-        rules_of: ReplayRulesOf<'t>,
-    ) -> Self {
+    pub(super) fn new(recording: &'t Recording<'a>, rules_of: ReplayRulesOf<'t>) -> Self {
         let session = match recording.transcript().opening {
             Some(opening) => Session::open(opening.agent, opening.messages.to_vec()),
             None => Session::blank(),
         };
         let (rules, initial_response) = (None, None);
         let (at, runs, calls) = (0, 0, 0);
-        Self { recording, id, rules_of, at, session, rules, initial_response, runs, calls }
+        Self { recording, rules_of, at, session, rules, initial_response, runs, calls }
     }
 
     /// Replays all records. Returns the session at their end.
@@ -216,12 +211,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             self.session.turn -= u32::from(number == Some(self.session.turn));
             return self.give_up(next, None);
         }
-        // Up to a fork the records, and the keys in them, are those of another session.
-        let forks = &self.recording.transcript().forks;
-        let other = forks.iter().find(|fork| fork.at.index >= self.at).map(|fork| fork.from);
-        let idempotency_scope = other.unwrap_or(self.id).as_str().to_owned();
-        let spec = TurnSpec { idempotency_scope, ..begin.spec };
-        let turn = TurnReplay::new(self.recording, self.at, spec, initial_response);
+        let turn = TurnReplay::new(self.recording, self.at, begin.spec, initial_response);
         let (end, turn) = turn.run().map_err(|mismatch| self.mismatch(mismatch))?;
         match turn {
             ReplayEnd::Committed(record) => {

@@ -180,7 +180,7 @@ impl Life {
     }
 
     fn begin_turn(&mut self, begin: TurnBegin) {
-        let spec = TurnSpec { seed: 1, idempotency_scope: "s".into(), ..begin.spec };
+        let spec = TurnSpec { seed: 1, ..begin.spec };
         let machine = match begin.origin {
             TurnOrigin::New => {
                 let mut machine = Turn::new(spec);
@@ -338,8 +338,7 @@ fn check_past_runs(life: &Life) {
 /// Checks that a replay makes the records of the session, and reaches its state.
 #[track_caller]
 fn check_replay(life: &Life, name: &str) {
-    let id = SessionId::parse("s").unwrap();
-    let replayed = replay(&id, &life.log, |_, _| Ok(life.rules()));
+    let replayed = replay(&life.log, |_, _| Ok(life.rules()));
     let replayed = replayed.unwrap_or_else(|difference| {
         let lines: Vec<_> = life.log.iter().map(JournalEntry::body).collect();
         panic!("{name}: {difference}\nin\n{}", lines.join("\n"))

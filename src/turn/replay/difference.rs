@@ -63,8 +63,11 @@ pub(super) fn timeless(record: &Record) -> Record {
             };
         }
         // The position of the call in the stream is not recorded. The whole message is compared
-        // with the response.
-        Record::CallIntended { so_far, .. } => *so_far = None,
+        // with the response. Journals of earlier versions have other keys.
+        Record::CallIntended { so_far, idempotency_key, .. } => {
+            *so_far = None;
+            idempotency_key.clear();
+        }
         Record::SessionOpened { .. }
         | Record::SessionForked { .. }
         | Record::InputQueued { .. }
