@@ -5,197 +5,151 @@ use std::collections::BTreeSet;
 use super::{Bar, Row, RunTimeline, Sign, TimelineStyle};
 use crate::types::{fitting, text_columns};
 
-/// The largest numbers of turns and of rows that share an axis. A turn with more rows has its own.
-const AXIS_TURNS_MAX: usize = 8;
+/// The largest number of rows of the turns that share an axis. A turn with more rows has its own.
 const AXIS_ROWS_MAX: usize = 24;
-
-/// The number of calls of a turn that have a row each. The others share one.
-const CALL_ROWS_MAX: usize = 16;
 
 /// The smallest number of columns from one tick of an axis to the next.
 const TICK_COLUMNS: u64 = 12;
 
-/// Time without a stream or a tool is shortened if it is longer than this and than all busy time.
+/// Time without a stream or a tool is folded if it is longer than this and than all busy time.
 const IDLE_MS: u64 = 1_000;
 
-/// The smallest width that has room for words after the bars.
+/// The smallest width that has room for a word and a duration after the bars.
 const WIDE_COLUMNS: usize = 60;
 
 /// A character and its colour: an SGR parameter of a terminal.
 type Cell = (char, &'static str);
 
 const BLANK: Cell = (' ', "");
-const CUT: Cell = ('┊', "2");
-
-const LEGEND: [(Sign, &str); 7] = [
-    (Sign::Model, "model streams"),
-    (Sign::Wait, "waits"),
-    (Sign::People, "waits for people"),
-    (Sign::Tool, "tool runs"),
-    (Sign::Broken, "broke or failed"),
-    (Sign::NotRun, "never ran"),
-    (Sign::Open, "open"),
-];
+const DIM: &str = "2";
 
 impl Sign {
-    fn cell(self) -> Cell {
+    /// Returns the cell and its meaning in the legend.
+    fn cell(self) -> (Cell, &'static str) {
         match self {
-            Self::Wait => ('·', "2"),
-            Self::People => ('?', "33"),
-            Self::Model => ('═', "36"),
-            Self::Tool => ('█', "32"),
-            Self::Broken => ('×', "31"),
-            Self::Ok => ('✓', "32"),
-            Self::Failed => ('✗', "31"),
-            Self::NotRun => ('-', "31"),
-            Self::Open => ('…', "33"),
+            Self::Wait => (('·', DIM), "waits"),
+            Self::People => (('?', "33"), "waits for approval"),
+            Self::Model => (('═', "36"), "model streams"),
+            Self::Tool => (('█', "32"), "tool runs"),
+            Self::Broken => (('×', "31"), "broke or failed"),
+            Self::Ok => (('✓', "32"), ""),
+            Self::Failed => (('✗', "31"), ""),
+            Self::NotRun => (('-', "31"), "never ran"),
+            Self::Open => (('…', "33"), "open"),
         }
     }
 }
 
 impl Bar {
-    fn is_drawn(self) -> bool {
+    fn is_drawn(&self) -> bool {
         self.from < self.until || !matches!(self.sign, Sign::Wait | Sign::People)
     }
 }
 
 /// Draws a run: its heading, then its turns.
 pub(super) fn draw(run: &RunTimeline, style: TimelineStyle) -> String {
-    let columns = style.columns.clamp(40, 400);
-    let mut text = format!("{}\n", fitting(&run.heading, columns));
+    let style = TimelineStyle { columns: style.columns.clamp(40, 400), ..style };
+    let mut text = wrapped(run.heading.iter().map(|part| cells(part, "")), ", ", style);
     let hidden = run.turns.len().saturating_sub(style.turns_max);
     if hidden > 0 {
-        let line = format!("({hidden} turns before these are not drawn)");
-        text.push_str(&format!("{}\n", fitting(&line, columns)));
+        text.push_str(&format!("({hidden} earlier turns are not drawn)\n"));
     }
-    let mut turns = run.turns.get(hidden..).unwrap_or_default();
-    let label = turns
-        .iter()
-        .flatten()
-        .map(|row| text_columns(&row.label) + if row.mark.is_some() { 3 } else { 0 });
-    let label = label.max().unwrap_or_default().min(columns * 3 / 10);
-    let notes = if columns >= WIDE_COLUMNS { 17 } else { 8 };
+    let turns = run.turns.get(hidden..).unwrap_or_default();
+    let label = turns.iter().flatten().map(|row| label_cells(row, usize::MAX).1).max();
+    let label = label.unwrap_or_default().min(style.columns * 2 / 5);
+    let notes = if style.columns >= WIDE_COLUMNS { 17 } else { 8 };
     // The first axis begins with the run, the others with their first bar.
     let mut begin = (hidden == 0).then_some(run.began);
-    while !turns.is_empty() {
-        let rows = turns.iter().scan(0, |sum, rows| {
-            *sum += rows.len().min(CALL_ROWS_MAX);
-            Some(*sum)
-        });
-        let fit = rows.take(AXIS_TURNS_MAX).take_while(|rows| *rows <= AXIS_ROWS_MAX).count();
-        let (own, others) = turns.split_at(fit.max(1));
-        let bars = own.iter().flatten().flat_map(|row| row.bars.iter().copied()).collect();
-        let axis = Axis::new(bars, begin.take(), columns - label - 1 - notes);
-        let layout = RowLayout { label, notes, coloured: style.coloured, axis };
-        layout.draw(&mut text, run.began, own, columns);
-        turns = others;
+    let mut rows = 0;
+    let groups = turns.chunk_by(|turn, next| {
+        rows += turn.len();
+        let fits = rows + next.len() <= AXIS_ROWS_MAX;
+        rows *= usize::from(fits);
+        fits
+    });
+    for turns in groups {
+        let bars: Vec<&Bar> = turns.iter().flatten().flat_map(|row| &row.bars).collect();
+        let axis = Axis::new(&bars, begin.take(), style.columns - label - 1 - notes);
+        let mut line = vec![BLANK; label + 1];
+        line.extend(axis.ticks(run.began));
+        put(&mut text, &line, style.coloured);
+        text.push('\n');
+        for row in turns.iter().flatten() {
+            let (mut line, used) = label_cells(row, label);
+            line.extend(std::iter::repeat_n(BLANK, label + 1 - used));
+            line.extend(axis.cells(&row.bars));
+            let note = match row.duration_ms.map(format_duration) {
+                Some(duration) if row.word.is_empty() => duration,
+                Some(duration) if notes > 8 => format!("{} {duration}", row.word),
+                Some(_) | None => row.word.to_owned(),
+            };
+            line.extend(cells(&format!("{note:>notes$}"), ""));
+            let end = line.iter().rposition(|(c, _)| *c != ' ').map_or(0, |last| last + 1);
+            put(&mut text, line.get(..end).unwrap_or_default(), style.coloured);
+            text.push('\n');
+        }
+        for part in &axis.parts {
+            let Some(reason) = part.folded else { continue };
+            let idle = format!("┊ {} {reason}", format_duration(part.until - part.from));
+            let from = format_duration(part.from.saturating_sub(run.began));
+            let parts = [idle, format!("from {from}")];
+            text.push_str(&wrapped(parts.iter().map(|part| cells(part, "")), ", ", style));
+        }
     }
     text
 }
 
 /// Returns the meaning of the signs in these runs.
 pub(super) fn legend(runs: &[RunTimeline], style: TimelineStyle) -> String {
+    let style = TimelineStyle { columns: style.columns.clamp(40, 400), ..style };
     let rows = runs.iter().flat_map(|run| run.turns.iter().flatten());
     let signs = rows.flat_map(|row| {
         let bars = row.bars.iter().filter(|bar| bar.is_drawn());
         bars.map(|bar| bar.sign).chain(row.mark)
     });
     let signs: BTreeSet<Sign> = signs.collect();
+    let signs = signs.into_iter().map(Sign::cell).filter(|(_, meaning)| !meaning.is_empty());
+    let parts = signs.map(|(cell, meaning)| [vec![cell, BLANK], cells(meaning, "")].concat());
+    wrapped(parts, "  ", style)
+}
+
+/// Returns the mark and the label of a row, and the number of their columns.
+fn label_cells(row: &Row, columns: usize) -> (Vec<Cell>, usize) {
+    let mut line = row.mark.map(|mark| vec![BLANK, mark.cell().0, BLANK]).unwrap_or_default();
+    let mut label: String = row.label.chars().filter(|c| !c.is_control()).collect();
+    let room = columns.saturating_sub(line.len());
+    if text_columns(&label) > room {
+        label = format!("{}…", fitting(&label, room.saturating_sub(1)));
+    }
+    let used = line.len() + text_columns(&label);
+    line.extend(cells(&label, ""));
+    (line, used)
+}
+
+fn cells(text: &str, colour: &'static str) -> Vec<Cell> {
+    text.chars().map(|c| (c, colour)).collect()
+}
+
+/// Joins parts to lines that fit the picture.
+fn wrapped(
+    parts: impl Iterator<Item = Vec<Cell>>,
+    separator: &str,
+    style: TimelineStyle,
+) -> String {
     let (mut text, mut used) = (String::new(), 0);
-    for (sign, meaning) in LEGEND.into_iter().filter(|(sign, _)| signs.contains(sign)) {
-        let columns = text_columns(meaning) + 2;
-        if used > 0 && used + 2 + columns > style.columns.clamp(40, 400) {
+    for mut part in parts {
+        part.truncate(style.columns);
+        if used > 0 && used + separator.len() + part.len() > style.columns {
             text.push('\n');
             used = 0;
         } else if used > 0 {
-            text.push_str("  ");
-            used += 2;
+            text.push_str(separator);
+            used += separator.len();
         }
-        used += columns;
-        put(&mut text, &[sign.cell()], style.coloured);
-        text.push_str(&format!(" {meaning}"));
+        used += part.len();
+        put(&mut text, &part, style.coloured);
     }
     text + "\n"
-}
-
-/// The columns of a row: label, bars on an axis, notes.
-struct RowLayout {
-    label: usize,
-    notes: usize,
-    coloured: bool,
-    axis: Axis,
-}
-
-impl RowLayout {
-    fn draw(&self, text: &mut String, began: u64, turns: &[Vec<Row>], columns: usize) {
-        let margin = " ".repeat(self.label + 1);
-        text.push_str(&margin);
-        put(text, &self.axis.ticks(began), self.coloured);
-        text.push('\n');
-        for rows in turns {
-            let (mut calls, mut hidden) = (0, Vec::new());
-            for row in rows {
-                calls += usize::from(row.mark.is_some());
-                if row.mark.is_none() || calls <= CALL_ROWS_MAX {
-                    self.row(text, row);
-                } else {
-                    hidden.push(row);
-                }
-            }
-            if let Some(row) = summary(&hidden) {
-                self.row(text, &row);
-            }
-        }
-        for part in self.axis.parts.iter().filter(|part| part.is_cut) {
-            let (idle, from) =
-                (format_duration(part.until - part.from), part.from.saturating_sub(began));
-            let from = format_duration(from);
-            let line = format!("{margin}┊ {idle} without a stream or a tool, from {from}");
-            text.push_str(&format!("{}\n", fitting(&line, columns)));
-        }
-    }
-
-    fn row(&self, text: &mut String, row: &Row) {
-        let mut cells = Vec::with_capacity(self.label);
-        if let Some(mark) = row.mark {
-            cells.extend([BLANK, mark.cell(), BLANK]);
-        }
-        let mut label: String = row.label.chars().filter(|c| !c.is_control()).collect();
-        let room = self.label.saturating_sub(cells.len());
-        if text_columns(&label) > room {
-            label = format!("{}…", fitting(&label, room.saturating_sub(1)));
-        }
-        let blanks = (self.label + 1).saturating_sub(cells.len() + text_columns(&label));
-        cells.extend(label.chars().map(|c| (c, "")));
-        cells.extend(std::iter::repeat_n(BLANK, blanks));
-        cells.extend(self.axis.cells(&row.bars));
-        let is_wide = self.notes > 8;
-        let notes = match row.duration_ms.map(format_duration) {
-            Some(duration) if row.word.is_empty() => duration,
-            Some(duration) if is_wide => format!("{} {duration}", row.word),
-            Some(_) | None => row.word.to_owned(),
-        };
-        let blanks = self.notes.saturating_sub(text_columns(&notes));
-        cells.extend(std::iter::repeat_n(BLANK, blanks));
-        cells.extend(notes.chars().map(|c| (c, "")));
-        let end = cells.iter().rposition(|(c, _)| *c != ' ').map_or(0, |last| last + 1);
-        cells.truncate(end);
-        put(text, &cells, self.coloured);
-        text.push('\n');
-    }
-}
-
-/// Returns one row for the calls that have none of their own.
-fn summary(calls: &[&Row]) -> Option<Row> {
-    let mark = Some(calls.iter().filter_map(|row| row.mark).max()?);
-    let bars = calls.iter().flat_map(|row| row.bars.iter().copied()).collect();
-    let wrong =
-        calls.iter().filter(|row| matches!(row.mark, Some(Sign::Failed | Sign::NotRun))).count();
-    let label = match wrong {
-        0 => format!("{} more", calls.len()),
-        wrong => format!("{} more, {wrong} not ok", calls.len()),
-    };
-    Some(Row { mark, label, bars, word: "", duration_ms: None })
 }
 
 /// Appends cells, with colour sequences where the colour changes.
@@ -213,7 +167,7 @@ fn put(text: &mut String, cells: &[Cell], coloured: bool) {
     }
 }
 
-/// Maps times to columns. Long idle times are shortened.
+/// Maps times to columns. Long idle times are folded.
 struct Axis {
     columns: u64,
     /// Consecutive parts, in order.
@@ -228,38 +182,45 @@ struct AxisPart {
     /// Its begin and its length on the axis.
     at: u64,
     length: u64,
-    is_cut: bool,
+    /// The reason of idle time that is folded.
+    folded: Option<&'static str>,
 }
 
 impl Axis {
-    fn new(mut bars: Vec<Bar>, begin: Option<u64>, columns: usize) -> Self {
+    fn new(bars: &[&Bar], begin: Option<u64>, columns: usize) -> Self {
         let begin = bars.iter().map(|bar| bar.from).chain(begin).min().unwrap_or_default();
         let end = bars.iter().map(|bar| bar.until).max().unwrap_or_default().max(begin + 1);
-        bars.retain(|bar| matches!(bar.sign, Sign::Model | Sign::Tool));
-        bars.sort_by_key(|bar| bar.from);
-        let mut busy: Vec<(u64, u64)> = Vec::new();
-        for Bar { from, until, .. } in bars {
-            match busy.last_mut().filter(|(_, last)| from <= *last) {
-                Some((_, last)) => *last = until.max(*last),
-                None => busy.push((from, until)),
-            }
-        }
-        let sum: u64 = busy.iter().map(|(from, until)| until - from).sum();
-        let mut axis = Self { columns: columns as u64, parts: Vec::new(), drawn: 0 };
+        let busy = bars.iter().filter(|bar| matches!(bar.sign, Sign::Model | Sign::Tool));
+        let mut busy: Vec<_> = busy.map(|bar| (bar.from, bar.until)).collect();
+        busy.sort_unstable();
         let mut at = begin;
-        for (from, until) in busy.into_iter().chain([(end, end)]) {
+        // Idle time, then busy time that does not overlap the time before.
+        let spans = busy.into_iter().chain([(end, end)]).map(|(from, until)| {
             let from = from.max(at);
-            let is_cut = from - at > sum.max(IDLE_MS);
-            axis.push(at, from, if is_cut { (sum / 8).max(1) } else { from - at }, is_cut);
-            at = until.max(from);
-            axis.push(from, at, at - from, false);
+            (std::mem::replace(&mut at, until.max(from)), from, until.max(from))
+        });
+        let spans: Vec<_> = spans.collect();
+        let sum: u64 = spans.iter().map(|(_, from, until)| until - from).sum();
+        let mut axis = Self { columns: columns as u64, parts: Vec::new(), drawn: 0 };
+        for (idle, from, until) in spans {
+            let has = |sign| {
+                bars.iter().any(|bar| bar.sign == sign && bar.from < from && bar.until > idle)
+            };
+            let reason = match (has(Sign::People), has(Sign::Wait)) {
+                (true, _) => "waiting for approval",
+                (false, true) => "waiting",
+                (false, false) => "without a stream or a tool",
+            };
+            let folded = (from - idle > sum.max(IDLE_MS)).then_some(reason);
+            axis.push(idle, from, folded.map_or(from - idle, |_| (sum / 8).max(1)), folded);
+            axis.push(from, until, until - from, None);
         }
         axis
     }
 
-    fn push(&mut self, from: u64, until: u64, length: u64, is_cut: bool) {
+    fn push(&mut self, from: u64, until: u64, length: u64, folded: Option<&'static str>) {
         if until > from {
-            self.parts.push(AxisPart { from, until, at: self.drawn, length, is_cut });
+            self.parts.push(AxisPart { from, until, at: self.drawn, length, folded });
             self.drawn += length;
         }
     }
@@ -274,67 +235,57 @@ impl Axis {
     }
 
     fn cells(&self, bars: &[Bar]) -> Vec<Cell> {
-        let mut bars: Vec<Bar> = bars.iter().copied().filter(|bar| bar.is_drawn()).collect();
+        let mut bars: Vec<&Bar> = bars.iter().filter(|bar| bar.is_drawn()).collect();
         bars.sort_by_key(|bar| bar.sign);
         let mut cells = vec![BLANK; usize::try_from(self.columns).unwrap_or_default()];
         for Bar { from, until, sign } in bars {
-            let until = self.column(until);
+            let until = self.column(*until);
             // A failure is drawn over the end of what failed.
             let at_end = until.saturating_sub(1);
-            let at_begin = self.column(from).min(self.columns - 1);
-            let from = if sign == Sign::Broken { at_end } else { at_begin };
+            let at_begin = self.column(*from).min(self.columns - 1);
+            let from = if *sign == Sign::Broken { at_end } else { at_begin };
             for at in from..until.max(from + 1) {
                 let cell = usize::try_from(at).ok().and_then(|at| cells.get_mut(at));
-                cell.into_iter().for_each(|cell| *cell = sign.cell());
+                cell.into_iter().for_each(|cell| *cell = sign.cell().0);
             }
         }
         cells
     }
 
-    /// Draws the axis itself: round times since the run began, and signs where time was cut.
+    /// Draws the axis itself: round times since the run began, and signs where time is folded.
     fn ticks(&self, began: u64) -> Vec<Cell> {
-        let mut cells = Vec::new();
+        let mut line = Vec::new();
+        // Puts a sign at a column, unless it would touch the one before or leave the axis.
+        let mut put_at = |at: u64, sign: String| {
+            let column = usize::try_from(at).unwrap_or(usize::MAX);
+            let fits = at + sign.chars().count() as u64 <= self.columns;
+            if fits && (line.is_empty() || line.len() < column) {
+                line.resize(column, BLANK);
+                line.extend(cells(&sign, DIM));
+            }
+        };
         let least = scaled(TICK_COLUMNS, self.drawn, self.columns).max(1);
         let tens = (0..19).map(|exponent| 10_u64.pow(exponent));
         let interval = tens.flat_map(|ten| [ten, 2 * ten, 5 * ten]).find(|ms| *ms >= least);
         let interval = interval.unwrap_or(u64::MAX);
         for part in &self.parts {
-            if part.is_cut {
-                let at = self.column(part.from).midpoint(self.column(part.until));
-                put_at(&mut cells, at, &[CUT]);
+            if part.folded.is_some() {
+                put_at(self.column(part.from).midpoint(self.column(part.until)), "┊".to_owned());
                 continue;
             }
             let mut since = part.from.saturating_sub(began).next_multiple_of(interval);
             while began + since < part.until {
-                let sign = format!("|{}", tick(since, interval));
-                let sign: Vec<Cell> = sign.chars().map(|c| (c, CUT.1)).collect();
-                let at = self.column(began + since);
-                if at + sign.len() as u64 <= self.columns {
-                    put_at(&mut cells, at, &sign);
-                }
+                put_at(self.column(began + since), format!("|{}", tick(since, interval)));
                 since += interval;
             }
         }
-        cells
+        line
     }
 }
 
 /// Formats a time on the axis, precise enough to differ from the next one.
 fn tick(ms: u64, interval: u64) -> String {
-    if ms < 60_000 || interval >= 1_000 {
-        return format_duration(ms);
-    }
-    let text = format!("{}.{:03}", ms / 1_000, ms % 1_000);
-    format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
-}
-
-/// Puts a sign at a column, unless it would touch the one before.
-fn put_at(cells: &mut Vec<Cell>, at: u64, sign: &[Cell]) {
-    let at = usize::try_from(at).unwrap_or(usize::MAX);
-    if cells.is_empty() || cells.len() < at {
-        cells.resize(at, BLANK);
-        cells.extend(sign);
-    }
+    if ms < 1_000 || interval >= 1_000 { format_duration(ms) } else { seconds(ms) }
 }
 
 fn scaled(value: u64, to: u64, of: u64) -> u64 {
@@ -344,14 +295,17 @@ fn scaled(value: u64, to: u64, of: u64) -> u64 {
 
 /// Formats a duration with few digits.
 pub(super) fn format_duration(ms: u64) -> String {
-    let (seconds, minutes) = (ms / 1_000, ms / 60_000);
+    let (seconds_all, minutes) = (ms / 1_000, ms / 60_000);
     match ms {
         0..1_000 => format!("{ms} ms"),
-        1_000..60_000 => {
-            let text = format!("{seconds}.{:02}", ms % 1_000 / 10);
-            format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
-        }
-        60_000..3_600_000 => format!("{minutes} m {} s", seconds % 60),
+        1_000..60_000 => seconds(ms / 10 * 10),
+        60_000..3_600_000 => format!("{minutes} m {} s", seconds_all % 60),
         _ => format!("{} h {} m", minutes / 60, minutes % 60),
     }
+}
+
+/// Formats seconds with up to three decimals.
+fn seconds(ms: u64) -> String {
+    let text = format!("{}.{:03}", ms / 1_000, ms % 1_000);
+    format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
 }

@@ -19,6 +19,9 @@ use crate::transcript::{
 use crate::types::{CallKey, FailureKind, RunId, ToolStatus};
 use draw::{draw, format_duration, legend};
 
+/// The number of calls of an attempt that have a row each. The others share one.
+const CALL_ROWS_MAX: usize = 16;
+
 /// Options of the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimelineStyle {
@@ -46,7 +49,7 @@ pub fn timeline(
 /// A run as it is drawn.
 struct RunTimeline {
     began: u64,
-    heading: String,
+    heading: Vec<String>,
     turns: Vec<Vec<Row>>,
 }
 
@@ -85,30 +88,21 @@ struct Bar {
     sign: Sign,
 }
 
-impl Bar {
-    fn new(from: u64, until: u64, sign: Sign) -> Self {
-        Self { from, until, sign }
-    }
-}
-
 impl RunTimeline {
     fn new(run: &RunTranscript<'_>, entries: &[JournalEntry]) -> Option<Self> {
         let start = run.start?;
         let last = entries.iter().map(|entry| entry.time).max().unwrap_or_default();
-        let rows =
-            Rows { entries, began: start.at.time, until: run.end.map_or(last, |end| end.at.time) };
-        let heading = match run.end {
-            None => format!("{}: has not ended", start.id),
-            Some(ended) => {
-                let turns = count_with_noun(ended.stats.turns as usize, "turn");
-                let calls = count_with_noun(ended.stats.tool_calls as usize, "call");
-                let (end, duration) =
-                    (ended.end.as_str(), format_duration(ended.stats.duration_ms));
-                format!("{}: {end}, {turns}, {calls}, {duration}", start.id)
-            }
-        };
-        let turns = run.turns.iter().map(|turn| rows.turn(turn)).collect();
-        Some(Self { began: start.at.time, heading, turns })
+        let until = run.end.map_or(last, |end| end.at.time);
+        let rows = Rows { entries, began: start.at.time, until };
+        let mut heading = vec![format!("{}: has not ended", start.id)];
+        if let Some(ended) = run.end {
+            let turns = count_with_noun(ended.stats.turns as usize, "turn");
+            let calls = count_with_noun(ended.stats.tool_calls as usize, "call");
+            let end = format!("{}: {}", start.id, ended.end.as_str());
+            heading = vec![end, turns, calls, format_duration(ended.stats.duration_ms)];
+        }
+        let turns = run.turns.iter().zip(1..).map(|(turn, number)| rows.turn(turn, number));
+        Some(Self { began: start.at.time, heading, turns: turns.collect() })
     }
 }
 
@@ -121,13 +115,14 @@ struct Rows<'t> {
 }
 
 impl Rows<'_> {
-    /// Returns a row for each attempt, each followed by the rows of its calls.
-    fn turn(&self, turn: &TurnTranscript<'_>) -> Vec<Row> {
+    /// Returns a row for each attempt, each followed by the rows of its calls. `number` is the
+    /// number of the turn in its run.
+    fn turn(&self, turn: &TurnTranscript<'_>, number: usize) -> Vec<Row> {
         let mut rows = Vec::new();
-        for (nth, attempt) in turn.attempts.iter().enumerate() {
-            let label = match nth {
-                0 => format!("turn {}", turn.number),
-                _ => format!("  attempt {}", attempt.number),
+        for attempt in &turn.attempts {
+            let label = match rows.is_empty() {
+                true => format!("turn {number}"),
+                false => format!("  attempt {}", attempt.number),
             };
             rows.push(self.attempt(&label, attempt));
             let in_response = attempt.response.iter().flat_map(|response| &response.message.calls);
@@ -136,15 +131,16 @@ impl Rows<'_> {
             let recorded = recorded.map(|(key, call)| (*key, call.name().unwrap_or_default()));
             let names: BTreeMap<CallKey, &str> = recorded.chain(in_response).collect();
             let none = CallTranscript::default();
-            rows.extend(names.into_iter().map(|(key, name)| {
+            let mut calls = names.into_iter().map(|(key, name)| {
                 self.call(name, attempt.calls.get(&key).unwrap_or(&none), attempt)
-            }));
+            });
+            rows.extend(calls.by_ref().take(CALL_ROWS_MAX));
+            rows.extend(shared_row(&calls.collect::<Vec<_>>()));
         }
         rows
     }
 
     fn attempt(&self, label: &str, attempt: &AttemptTranscript<'_>) -> Row {
-        let (model, mut bars) = (attempt.start.map_or("given", |start| start.model), Vec::new());
         let requested_at = requested_at(attempt);
         let (until, word) = match (&attempt.failure, &attempt.response) {
             (Some(failure), _) => {
@@ -156,68 +152,79 @@ impl Rows<'_> {
             (None, Some(response)) => (response.at.time, ending_word(response.ending)),
             (None, None) => (self.until.max(requested_at), "open"),
         };
-        if let Some(start) = attempt.start.filter(|start| start.wait_ms > 0) {
-            bars.push(Bar::new(start.at.time, requested_at.min(until), Sign::Wait));
-        }
-        if attempt.start.is_some() && until >= requested_at {
-            bars.push(Bar::new(requested_at, until, Sign::Model));
+        let mut bars = Vec::new();
+        if let Some(start) = attempt.start {
+            let (from, asked) = (start.at.time, requested_at.min(until));
+            bars.push(Bar { from, until: asked, sign: Sign::Wait });
+            bars.push(Bar { from: asked, until, sign: Sign::Model });
         }
         if matches!(word, "broke" | "refused") {
-            bars.push(Bar::new(until, until, Sign::Broken));
+            bars.push(Bar { from: until, until, sign: Sign::Broken });
         }
         let duration_ms = attempt.start.map(|_| until.saturating_sub(requested_at));
+        let model = attempt.start.map_or("given", |start| start.model);
         Row { mark: None, label: format!("{label} {model}"), bars, word, duration_ms }
     }
 
     fn call(&self, name: &str, call: &CallTranscript<'_>, attempt: &AttemptTranscript<'_>) -> Row {
         // An amended outcome has the time of the first one.
-        let first = call.outcomes.iter().rfind(|outcome| !outcome.amended);
-        let ended = call.outcome().zip(first.or(call.outcome()));
-        let ended = ended.map(|(last, first)| (last, first.at.time));
-        let ended_at = ended.map_or(self.until, |(_, at)| at);
+        let first = call.outcomes.iter().rfind(|outcome| !outcome.amended).or(call.outcome());
+        let at = first.map_or(self.until, |outcome| outcome.at.time);
+        let intended = call.intents.last().map(|intent| intent.at.time);
         let questions = call.questions.iter().map(|question| {
             let decision = call.decision(question.request.phase);
-            let until = decision.map_or(ended_at, |decision| decision.at.time);
-            Bar::new(question.at.time, until, Sign::People)
+            let until = decision.map_or(at, |decision| decision.at.time);
+            Bar { from: question.at.time, until, sign: Sign::People }
         });
-        let (mut bars, label): (Vec<_>, _) = (questions.collect(), name.to_owned());
-        let intended = call.intents.last().map(|intent| intent.at.time);
-        let Some((ended, at)) = ended else {
-            let seen = bars.iter().map(|bar| bar.from).chain(attempt.response.map(|r| r.at.time));
-            let (from, sign) = match intended {
-                Some(intended) => (intended, Sign::Tool),
-                None => (seen.min().unwrap_or(self.until), Sign::Wait),
-            };
-            bars.push(Bar::new(from, self.until, sign));
-            return Row { mark: Some(Sign::Open), label, bars, word: "open", duration_ms: None };
+        let (mut bars, mut duration_ms): (Vec<_>, _) = (questions.collect(), None);
+        let mut bar = |from, until, sign| bars.push(Bar { from, until, sign });
+        let (mark, word) = if let Some(ended) = call.outcome() {
+            let is_ok = ended.outcome.status == ToolStatus::Ok;
+            let mut mark = if is_ok { Sign::Ok } else { Sign::Failed };
+            if ended.outcome.kind == Some(FailureKind::HostStopped) {
+                // Only the time of its intent is known.
+                bar(intended.unwrap_or(at), intended.unwrap_or(at), Sign::Broken);
+            } else if let Some(started) = ended.started_ms {
+                // The run's clock stands still while no host runs, so that its time may be too
+                // early.
+                let decided = call.decisions.iter().map(|decision| decision.at.time);
+                let earliest = decided.chain(intended).fold(requested_at(attempt), u64::max);
+                let by_clock = self.began.saturating_add(started);
+                let by_end = at.saturating_sub(ended.duration_ms).max(earliest);
+                let from = if by_clock >= earliest { by_clock } else { by_end };
+                let until = from.saturating_add(ended.duration_ms);
+                bar(from.saturating_sub(ended.wait_ms), from, Sign::Wait);
+                bar(from, until, Sign::Tool);
+                if !is_ok {
+                    bar(until, until, Sign::Broken);
+                }
+                duration_ms = Some(ended.duration_ms);
+            } else {
+                bar(at.saturating_sub(ended.wait_ms), at, Sign::Wait);
+                mark = if is_ok { Sign::Ok } else { Sign::NotRun };
+            }
+            (mark, outcome_word(ended))
+        } else {
+            let asked = call.questions.iter().map(|question| question.at.time);
+            let seen = asked.chain(attempt.response.map(|response| response.at.time)).min();
+            let sign = if intended.is_some() { Sign::Tool } else { Sign::Wait };
+            bar(intended.or(seen).unwrap_or(self.until), self.until, sign);
+            (Sign::Open, "open")
         };
-        let (is_ok, word) = (ended.outcome.status == ToolStatus::Ok, outcome_word(ended));
-        if ended.outcome.kind == Some(FailureKind::HostStopped) {
-            // Only the time of its intent is known.
-            let at = intended.unwrap_or(at);
-            bars.push(Bar::new(at, at, Sign::Broken));
-            return Row { mark: Some(Sign::Failed), label, bars, word, duration_ms: None };
-        }
-        let Some(started) = ended.started_ms else {
-            bars.push(Bar::new(at.saturating_sub(ended.wait_ms), at, Sign::Wait));
-            let mark = Some(if is_ok { Sign::Ok } else { Sign::NotRun });
-            return Row { mark, label, bars, word, duration_ms: None };
-        };
-        // The run's clock stands still while no host runs, so that its time may be too early.
-        let decided = call.decisions.iter().map(|decision| decision.at.time);
-        let earliest = decided.chain(intended).fold(requested_at(attempt), u64::max);
-        let by_clock = self.began.saturating_add(started);
-        let by_end = at.saturating_sub(ended.duration_ms).max(earliest);
-        let from = if by_clock >= earliest { by_clock } else { by_end };
-        let until = from.saturating_add(ended.duration_ms);
-        bars.push(Bar::new(from.saturating_sub(ended.wait_ms), from, Sign::Wait));
-        bars.push(Bar::new(from, until, Sign::Tool));
-        if !is_ok {
-            bars.push(Bar::new(until, until, Sign::Broken));
-        }
-        let mark = Some(if is_ok { Sign::Ok } else { Sign::Failed });
-        Row { mark, label, bars, word, duration_ms: Some(ended.duration_ms) }
+        Row { mark: Some(mark), label: name.to_owned(), bars, word, duration_ms }
     }
+}
+
+/// Returns one row for the calls that have none of their own.
+fn shared_row(calls: &[Row]) -> Option<Row> {
+    let mark = Some(calls.iter().filter_map(|row| row.mark).max()?);
+    let bars = calls.iter().flat_map(|row| row.bars.iter().copied()).collect();
+    let is_wrong = |row: &&Row| matches!(row.mark, Some(Sign::Failed | Sign::NotRun));
+    let label = match calls.iter().filter(is_wrong).count() {
+        0 => format!("{} more", calls.len()),
+        wrong => format!("{} more, {wrong} not ok", calls.len()),
+    };
+    Some(Row { mark, label, bars, word: "", duration_ms: None })
 }
 
 /// Returns the time of the request to the model; without a request, that of the response.

@@ -244,6 +244,58 @@ fn idle_time_is_shortened_and_noted() {
 }
 
 #[test]
+fn a_narrow_picture_keeps_every_figure_of_its_heading() {
+    let times = [[302, 402, 200], [402, 602, 300], [582, 902, 100]];
+    let mut records = run_with_three_calls(times, 1_005);
+    for (_, record) in records.iter_mut().filter(|(_, record)| record["run_id"] == "run_1") {
+        record["run_id"] = "run_0d698ae45423929d".into();
+    }
+    let text = drawn(records, style(40));
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines[0], "run_0d698ae45423929d: answered, 2 turns");
+    assert_eq!(lines[1], "3 calls, 1.2 s");
+    assert!(lines[6].starts_with(" ✓ calculator "), "the name of the tool is whole: {text}");
+}
+
+#[test]
+fn ticks_after_folded_time_differ() {
+    let records = vec![
+        run_started(),
+        attempt_started(0, 1, 1, 0),
+        attempt_failed(3, 1, 1, "the stream broke"),
+        attempt_started(1_721, 1, 2, 0),
+        response_ended(1_729, 1, 2, "well", &[]),
+        run_ended(1_729, "answered", 1, 0),
+    ];
+    let text = drawn(records, style(200));
+    let ticks: Vec<_> = text.lines().nth(1).unwrap().split('|').map(str::trim).collect();
+    let distinct: std::collections::BTreeSet<_> = ticks.iter().collect();
+    assert!(ticks.len() > 3 && distinct.len() == ticks.len(), "{ticks:?}");
+}
+
+#[test]
+fn turns_are_numbered_within_their_run() {
+    let mut records = run_with_three_calls([[0, 100, 200], [0, 200, 300], [0, 320, 100]], 505);
+    let mut second = run_with_three_calls([[0, 100, 200], [0, 200, 300], [0, 320, 100]], 505);
+    for (at, record) in &mut second {
+        *at += 1_000;
+        for path in ["/turn", "/call/key/turn"] {
+            if let Some(turn) = record.pointer_mut(path) {
+                *turn = (turn.as_u64().unwrap() + 2).into();
+            }
+        }
+        if let Some(calls) = record.pointer_mut("/message/calls").and_then(Value::as_array_mut) {
+            calls.iter_mut().for_each(|call| call["key"]["turn"] = 3.into());
+        }
+    }
+    records.extend(second);
+    let text = drawn(records, style(80));
+    let turns = text.lines().filter(|line| line.starts_with("turn "));
+    let labels: Vec<_> = turns.map(|line| line.get(..6).unwrap()).collect();
+    assert_eq!(labels, ["turn 1", "turn 2", "turn 1", "turn 2"], "{text}");
+}
+
+#[test]
 fn a_long_run_has_a_limited_number_of_rows() {
     let mut records = vec![run_started()];
     for turn in 1..=100_u32 {
