@@ -73,7 +73,8 @@ async fn the_parts_of_a_run_add_up_to_its_duration() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn time_in_which_a_request_waits_for_a_place_is_not_the_models() {
     let config = "[models.slow]\nbase_url = \"http://127.0.0.1:9\"\nmodel = \"m\"\n\
-                  max_concurrent_requests = 1\n[agents.default]\nmodel = \"slow\"\n";
+                  max_concurrent_requests = 1\n[agents.default]\nmodel = \"slow\"\n\
+                  [journal]\nengine = \"memory\"\n";
     let config = Config::parse(config, "test.toml", &|_| None).unwrap();
     let model = slow_model(|_| ModelReply::text("Done."));
     let host = Host::builder().config(config).model_source("slow", model).start().await.unwrap();

@@ -117,6 +117,7 @@ async fn serve_connection(
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY cannot be set for a connection");
     }
+    limit_unsent(&stream);
     let local = ConnectInfo(LocalAddress(stream.local_addr().ok()));
     let mut stream = TimeoutWriter::new(stream);
     stream.set_timeout(Some(timeouts.write));
@@ -148,4 +149,17 @@ async fn serve_connection(
             }
         }
     }
+}
+
+/// Limits the bytes that the system holds for a client that does not read (`man 7 tcp`, `TCP_NOTSENT_LOWAT`).
+/// Otherwise thousands of such clients fill its memory for TCP, and all connections become slow.
+fn limit_unsent(stream: &TcpStream) {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    if let Err(error) =
+        socket2::SockRef::from(stream).set_tcp_notsent_lowat(BUFFER_BYTES_MAX as u32)
+    {
+        tracing::debug!(%error, "TCP_NOTSENT_LOWAT cannot be set for a connection");
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let _ = stream;
 }

@@ -3,23 +3,22 @@
 //! An event that is the view of a record is delivered when that record is durable. Later events
 //! wait until then, so that all subscribers receive all events in the order of publishing.
 //!
-//! Slow subscribers: publishing never waits for a subscriber. Each one has a bounded queue, whose
-//! capacity is `SUBSCRIBER_EVENTS_MAX` of `runtime::publish`. When the queue of a slow subscriber is
-//! full, it receives the queued events and then [`FeedItem::Lagged`] (`resync` for HTTP clients), and
-//! its stream ends.
+//! Slow subscribers: publishing never waits for a subscriber. Each one may have a number of unread events,
+//! `SUBSCRIBER_EVENTS_MAX` of `runtime::publish`. A subscriber that has more receives the unread events and
+//! then [`FeedItem::Lagged`] (`resync` for HTTP clients), and its stream ends. All share one buffer of
+//! unread events (`ring`), so a subscriber that does not read costs next to nothing.
 //!
 //! The journal does not have the text of the running attempt and the states of its open calls. The
 //! feed keeps them for subscribers that join later.
 
 mod catch_up;
+mod ring;
 mod subscription;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
-use tokio::sync::mpsc::error::TrySendError;
 
 use super::Telemetry;
 use crate::event::{Event, EventId, PublishedEvent};
@@ -27,14 +26,17 @@ use crate::journal::JournalError;
 use crate::record::RunningText;
 use crate::types::{RunId, Seq};
 use catch_up::CatchUpState;
+use ring::EventRing;
+use subscription::SubscriberCount;
 pub use subscription::{FeedItem, Subscription, journal_failed};
-use subscription::{SubscriberCount, SubscriptionEnd};
 
 /// The event feed of one session. Dropping it ends every subscriber's stream.
 #[derive(Debug)]
 pub struct Feed {
     telemetry: Telemetry,
     state: Mutex<FeedState>,
+    /// Locked after `state`.
+    ring: Arc<EventRing>,
 }
 
 #[derive(Debug)]
@@ -47,7 +49,6 @@ struct FeedState {
     waiting: VecDeque<(Seq, PublishedEvent)>,
     /// The state after the last delivered event.
     catch_up: CatchUpState,
-    subscribers: Vec<Subscriber>,
     /// The journal's failure, after which nothing is delivered.
     failed: Option<JournalError>,
     /// Has one more reference for each subscriber that is about to join.
@@ -60,14 +61,6 @@ struct FeedState {
 #[derive(Clone, Debug)]
 #[must_use = "the feed stays open only while this value exists"]
 pub struct PendingSubscription(#[expect(dead_code, reason = "its references are counted")] Arc<()>);
-
-#[derive(Debug)]
-struct Subscriber {
-    /// The run whose events it receives. `None` means all runs.
-    run: Option<RunId>,
-    queue: mpsc::Sender<Arc<PublishedEvent>>,
-    end: Arc<OnceLock<SubscriptionEnd>>,
-}
 
 /// The record that an event is the view of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,12 +108,11 @@ impl Feed {
             durable: last,
             waiting: VecDeque::new(),
             catch_up: CatchUpState::new(published),
-            subscribers: Vec::new(),
             failed: None,
             pending_subscriptions: Arc::default(),
             closed: false,
         };
-        Self { telemetry, state: Mutex::new(state) }
+        Self { telemetry, state: Mutex::new(state), ring: Arc::default() }
     }
 
     /// Assigns the event's id. Delivers the event, at once or when all records before it are
@@ -141,7 +133,7 @@ impl Feed {
             state.waiting.push_back((position.seq, published));
             return;
         }
-        let lagged = state.deliver(published);
+        let lagged = state.deliver(published, &self.ring);
         drop(state);
         self.count_lagged(lagged);
     }
@@ -152,7 +144,7 @@ impl Feed {
     pub fn append_text_if_unwatched(&self, event: &Event) -> bool {
         let Some((is_thinking, text)) = event.text() else { return false };
         let mut state = self.state.lock();
-        if state.has_subscribers()
+        if self.ring.has_subscribers()
             || !state.waiting.is_empty()
             || state.published.seq > state.durable
         {
@@ -174,7 +166,7 @@ impl Feed {
         while state.waiting.front().is_some_and(is_due)
             && let Some((_, published)) = state.waiting.pop_front()
         {
-            lagged += state.deliver(published);
+            lagged += state.deliver(published, &self.ring);
         }
         drop(state);
         self.count_lagged(lagged);
@@ -185,10 +177,7 @@ impl Feed {
     pub fn fail(&self, error: JournalError) {
         let mut state = self.state.lock();
         state.waiting.clear();
-        for subscriber in state.subscribers.drain(..) {
-            // The subscribers in the list have no end yet, so this cannot fail.
-            let _ = subscriber.end.set(SubscriptionEnd::Failed(error.clone()));
-        }
+        self.ring.fail(&error);
         state.failed.get_or_insert(error);
     }
 
@@ -233,7 +222,7 @@ impl Feed {
     pub fn close_if_unwatched(&self) -> bool {
         let mut state = self.state.lock();
         let is_announced = Arc::strong_count(&state.pending_subscriptions) > 1;
-        state.closed = !state.has_subscribers() && !is_announced;
+        state.closed = !self.ring.has_subscribers() && !is_announced;
         state.closed
     }
 
@@ -245,31 +234,16 @@ impl Feed {
     /// Returns the number of unread events of the slowest subscriber.
     #[must_use]
     pub fn longest_queue(&self) -> usize {
-        let state = self.state.lock();
-        let unread = |queue: &mpsc::Sender<_>| queue.max_capacity() - queue.capacity();
-        state.subscribers.iter().map(|subscriber| unread(&subscriber.queue)).max().unwrap_or(0)
+        self.ring.longest_queue()
     }
 
     fn add(&self, state: &mut FeedState, run: Option<RunId>, capacity: usize) -> Subscription {
-        let (sender, receiver) = mpsc::channel(capacity.max(1));
-        let end = Arc::new(OnceLock::new());
-        // Closed subscribers are also removed here, because an idle session publishes no events.
-        state.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
-        match &state.failed {
-            None => {
-                let end = Arc::clone(&end);
-                state.subscribers.push(Subscriber { run, queue: sender, end });
-            }
-            Some(error) => {
-                let _ = end.set(SubscriptionEnd::Failed(error.clone()));
-            }
+        let reader = self.ring.subscribe(run, capacity);
+        if let Some(error) = &state.failed {
+            self.ring.fail(error);
         }
-        Subscription::new(
-            receiver,
-            end,
-            state.catch_up.delivered,
-            SubscriberCount::new(&self.telemetry),
-        )
+        let count = SubscriberCount::new(&self.telemetry);
+        Subscription::new(reader, state.catch_up.delivered, count)
     }
 
     fn count_lagged(&self, lagged: usize) {
@@ -279,37 +253,18 @@ impl Feed {
     }
 }
 
-impl FeedState {
-    /// Delivers an event to every subscriber, and removes those that are closed or too slow.
-    /// Returns the number of those that were too slow. Allocates nothing for an event without
-    /// subscribers, unless later subscribers need it.
-    fn deliver(&mut self, published: PublishedEvent) -> usize {
-        self.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
-        let Some(event) = self.catch_up.apply(published, !self.subscribers.is_empty()) else {
-            return 0;
-        };
-        let mut lagged = 0;
-        self.subscribers.retain(|subscriber| {
-            if subscriber.run.as_ref().is_some_and(|run| *run != event.run) {
-                return true;
-            }
-            match subscriber.queue.try_send(Arc::clone(&event)) {
-                Ok(()) => true,
-                Err(TrySendError::Closed(_)) => false,
-                Err(TrySendError::Full(_)) => {
-                    // The end is set before the sender is dropped, because the reader reads it as
-                    // soon as the queue is closed.
-                    let _ = subscriber.end.set(SubscriptionEnd::Lagged);
-                    lagged += 1;
-                    false
-                }
-            }
-        });
-        lagged
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.ring.close();
     }
+}
 
-    fn has_subscribers(&self) -> bool {
-        self.subscribers.iter().any(|subscriber| !subscriber.queue.is_closed())
+impl FeedState {
+    /// Delivers an event to every subscriber, and removes those that are too slow. Returns their
+    /// number. Allocates nothing for an event without subscribers, unless later subscribers need it.
+    fn deliver(&mut self, published: PublishedEvent, ring: &EventRing) -> usize {
+        let event = self.catch_up.apply(published, ring.has_subscribers());
+        event.map_or(0, |event| ring.publish(&event))
     }
 
     fn position(&self) -> FeedPosition {

@@ -1,13 +1,13 @@
 //! The receiving end of a feed.
 
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use futures::Stream;
 use serde_json::json;
-use tokio::sync::mpsc;
 
+use super::ring::RingReader;
 use crate::event::{EventId, PublicEvent, PublishedEvent};
 use crate::journal::JournalError;
 use crate::telemetry::Telemetry;
@@ -41,18 +41,9 @@ pub fn journal_failed(error: &JournalError) -> PublicEvent {
 #[derive(Debug)]
 #[must_use = "a subscription receives events only while it exists"]
 pub struct Subscription {
-    queue: mpsc::Receiver<Arc<PublishedEvent>>,
-    end: Arc<OnceLock<SubscriptionEnd>>,
-    is_ended: bool,
+    reader: RingReader,
     start: EventId,
     _count: SubscriberCount,
-}
-
-/// The reason why a subscription ends before its session.
-#[derive(Clone, Debug)]
-pub(super) enum SubscriptionEnd {
-    Lagged,
-    Failed(JournalError),
 }
 
 /// Counts a subscriber in the metrics.
@@ -73,13 +64,8 @@ impl Drop for SubscriberCount {
 }
 
 impl Subscription {
-    pub(super) fn new(
-        queue: mpsc::Receiver<Arc<PublishedEvent>>,
-        end: Arc<OnceLock<SubscriptionEnd>>,
-        start: EventId,
-        count: SubscriberCount,
-    ) -> Self {
-        Self { queue, end, is_ended: false, start, _count: count }
+    pub(super) fn new(reader: RingReader, start: EventId, count: SubscriberCount) -> Self {
+        Self { reader, start, _count: count }
     }
 
     /// Returns the position before the first event.
@@ -93,14 +79,6 @@ impl Stream for Subscription {
     type Item = FeedItem;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FeedItem>> {
-        let next = ready!(self.queue.poll_recv(context));
-        Poll::Ready(match next {
-            Some(event) => Some(FeedItem::Event(event)),
-            None if std::mem::replace(&mut self.is_ended, true) => None,
-            None => self.end.get().map(|end| match end {
-                SubscriptionEnd::Lagged => FeedItem::Lagged,
-                SubscriptionEnd::Failed(error) => FeedItem::Failed(error.clone()),
-            }),
-        })
+        self.reader.poll_next(context)
     }
 }

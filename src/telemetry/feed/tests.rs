@@ -95,7 +95,7 @@ async fn a_subscriber_to_a_run_receives_only_events_of_that_run() {
             None,
         );
     }
-    assert!(feed.state.lock().has_subscribers());
+    assert!(feed.ring.has_subscribers());
     drop(feed);
     assert_eq!(all(one).await, ["0.4 3", "0.6 5"]);
     assert_eq!(all(other).await.len(), 6);
@@ -145,17 +145,40 @@ async fn a_waiting_subscriber_wakes_for_an_event_and_for_the_end() {
 #[test]
 fn closed_subscribers_are_removed() {
     let feed = feed();
-    assert!(!feed.state.lock().has_subscribers());
+    assert!(!feed.ring.has_subscribers());
     let kept = feed.subscribe(1);
     (0..100).for_each(|_| drop(feed.subscribe(1)));
-    assert!(feed.state.lock().subscribers.len() <= 2);
-    assert!(feed.state.lock().has_subscribers());
+    assert!(feed.ring.has_subscribers());
     assert_eq!(metric(&feed, "callsheet_watchers"), "1");
     drop(kept);
-    assert!(!feed.state.lock().has_subscribers());
+    assert!(!feed.ring.has_subscribers());
     publish(&feed, limit());
-    assert_eq!(feed.state.lock().subscribers.len(), 0);
+    assert_eq!(feed.longest_queue(), 0);
     assert_eq!(metric(&feed, "callsheet_watchers"), "0");
+}
+
+#[test]
+fn a_subscriber_that_does_not_read_keeps_only_its_own_events() {
+    let feed = feed();
+    let in_run = |run: &str, event| {
+        let run = RunId(run.into());
+        feed.publish(PublishedEvent { run, ..samples::published(event) }, None);
+    };
+    let mut stuck = feed.subscribe_to(RunId("a".into()), 8);
+    let mut reader = feed.subscribe(8);
+    in_run("a", text("first"));
+    for number in 0..1_000 {
+        in_run("b", text(number));
+        assert!(!ready(&mut reader).is_empty());
+    }
+    assert!(feed.ring.unread_slots() < 200, "{}", feed.ring.unread_slots());
+    in_run("a", text("last"));
+    assert_eq!(ready(&mut stuck).len(), 2);
+    assert_eq!(ready(&mut reader).len(), 1);
+    assert_eq!(feed.ring.unread_slots(), 0);
+    in_run("b", text("unread"));
+    drop(reader);
+    assert_eq!(feed.ring.unread_slots(), 0);
 }
 
 #[test]
@@ -330,7 +353,7 @@ fn a_stalled_subscriber_costs_only_a_bounded_queue_of_shared_events() {
     // This leaves 1,024 events of about 1.3 kB, and their pointers in 200 queues.
     let for_queues = usize::try_from(info.bytes_current).unwrap() - 1024 * 1300;
     assert!(for_queues / 200 < 12 * 1024, "{} bytes each", for_queues / 200);
-    assert!(feed.state.lock().subscribers.is_empty());
+    assert!(!feed.ring.has_subscribers());
     for subscription in &mut stalled {
         let received = ready(subscription);
         assert_eq!((received.len(), received.last().unwrap().as_str()), (1025, "lagged"));

@@ -1,0 +1,281 @@
+//! The delivered events that subscribers have not read, in one buffer for all of them.
+//!
+//! A subscriber that does not read costs a counter for each event, whoever it is: it has no queue of its
+//! own, and it is woken only if it waits.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+
+use super::subscription::FeedItem;
+use crate::event::PublishedEvent;
+use crate::journal::JournalError;
+use crate::types::RunId;
+
+/// Number of events that everybody has read from which they are removed behind one that is unread.
+const DEAD_SLOTS_MAX: usize = 64;
+
+/// The unread events of a feed, and its subscribers.
+#[derive(Debug, Default)]
+pub(super) struct EventRing {
+    state: Mutex<RingState>,
+    /// Number of subscribers that receive events.
+    subscribers: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct RingState {
+    slots: VecDeque<Slot>,
+    /// Number of slots that everybody has read, behind one that somebody has not.
+    dead: usize,
+    /// The index of the next event.
+    next: u64,
+    /// The subscribers by number. The numbers in `free` are unused.
+    entries: Vec<Option<Entry>>,
+    free: Vec<usize>,
+    /// True if no event follows.
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    index: u64,
+    event: Arc<PublishedEvent>,
+    /// Number of subscribers that have to read it.
+    readers: usize,
+}
+
+/// A subscriber that receives events.
+#[derive(Debug)]
+struct Entry {
+    /// The run whose events it receives. `None` means all runs.
+    run: Option<RunId>,
+    capacity: usize,
+    unread: usize,
+    waker: Option<Waker>,
+    end: Arc<OnceLock<ReaderEnd>>,
+}
+
+/// The end of a subscription before that of its feed.
+#[derive(Debug)]
+struct ReaderEnd {
+    reason: EndReason,
+    /// The index of the first event that the subscriber does not receive.
+    before: u64,
+}
+
+/// The reason why a subscription ends before its session.
+#[derive(Clone, Debug)]
+pub(super) enum EndReason {
+    Lagged,
+    Failed(JournalError),
+}
+
+/// The reading side of one subscriber.
+#[derive(Debug)]
+pub(super) struct RingReader {
+    ring: Arc<EventRing>,
+    number: usize,
+    run: Option<RunId>,
+    /// The index of the next event to look at.
+    next: u64,
+    end: Arc<OnceLock<ReaderEnd>>,
+    is_ended: bool,
+}
+
+impl EventRing {
+    /// Passes an event to every subscriber. Those with `capacity` unread events are removed: they are
+    /// too slow. Returns their number.
+    pub(super) fn publish(&self, event: &Arc<PublishedEvent>) -> usize {
+        let (mut wakers, mut lagged, mut readers) = (Vec::new(), 0, 0);
+        let mut state = self.state.lock();
+        let RingState { slots, next, entries, free, .. } = &mut *state;
+        let index = *next;
+        for (number, slot) in entries.iter_mut().enumerate() {
+            let Some(entry) = slot else { continue };
+            if entry.run.as_ref().is_some_and(|run| *run != event.run) {
+                continue;
+            }
+            if entry.unread < entry.capacity {
+                entry.unread += 1;
+                readers += 1;
+                wakers.extend(entry.waker.take());
+                continue;
+            }
+            // It has no end yet, so this cannot fail.
+            let _ = entry.end.set(ReaderEnd { reason: EndReason::Lagged, before: index });
+            lagged += 1;
+            *slot = None;
+            free.push(number);
+        }
+        if readers > 0 {
+            slots.push_back(Slot { index, event: Arc::clone(event), readers });
+            *next += 1;
+        }
+        drop(state);
+        self.subscribers.fetch_sub(lagged, Ordering::Relaxed);
+        wakers.into_iter().for_each(Waker::wake);
+        lagged
+    }
+
+    /// Adds a subscriber to the events from now on. `capacity` is the maximum number of unread events.
+    pub(super) fn subscribe(self: &Arc<Self>, run: Option<RunId>, capacity: usize) -> RingReader {
+        let end = Arc::new(OnceLock::new());
+        let capacity = capacity.max(1);
+        let entry =
+            Entry { run: run.clone(), capacity, unread: 0, waker: None, end: Arc::clone(&end) };
+        let mut state = self.state.lock();
+        let next = state.next;
+        let number = match state.free.pop() {
+            Some(number) => number,
+            None => {
+                state.entries.push(None);
+                state.entries.len() - 1
+            }
+        };
+        if let Some(slot) = state.entries.get_mut(number) {
+            *slot = Some(entry);
+        }
+        self.subscribers.fetch_add(1, Ordering::Relaxed);
+        drop(state);
+        RingReader { ring: Arc::clone(self), number, run, next, end, is_ended: false }
+    }
+
+    /// Ends every subscription with an error, after its unread events.
+    pub(super) fn fail(&self, error: &JournalError) {
+        let mut wakers = Vec::new();
+        let mut state = self.state.lock();
+        let before = state.next;
+        for entry in state.entries.drain(..).flatten() {
+            let reason = EndReason::Failed(error.clone());
+            // It has no end yet, so this cannot fail.
+            let _ = entry.end.set(ReaderEnd { reason, before });
+            wakers.extend(entry.waker);
+        }
+        state.free.clear();
+        drop(state);
+        self.subscribers.store(0, Ordering::Relaxed);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Ends every subscription after its unread events.
+    pub(super) fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        let entries = state.entries.iter_mut().flatten();
+        let wakers: Vec<_> = entries.filter_map(|entry| entry.waker.take()).collect();
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    pub(super) fn has_subscribers(&self) -> bool {
+        self.subscribers.load(Ordering::Relaxed) > 0
+    }
+
+    /// Returns the number of events in memory.
+    #[cfg(test)]
+    pub(super) fn unread_slots(&self) -> usize {
+        self.state.lock().slots.len()
+    }
+
+    /// Returns the number of unread events of the slowest subscriber.
+    pub(super) fn longest_queue(&self) -> usize {
+        let state = self.state.lock();
+        state.entries.iter().flatten().map(|entry| entry.unread).max().unwrap_or(0)
+    }
+}
+
+impl RingState {
+    /// Returns the first event from `next` on for this run, and its index.
+    fn find(
+        &self,
+        run: Option<&RunId>,
+        next: u64,
+        before: u64,
+    ) -> Option<(u64, Arc<PublishedEvent>)> {
+        let from = self.slots.partition_point(|slot| slot.index < next);
+        let own = |slot: &&Slot| run.is_none_or(|run| *run == slot.event.run);
+        let slot = self.slots.range(from..).take_while(|slot| slot.index < before).find(own)?;
+        Some((slot.index, Arc::clone(&slot.event)))
+    }
+
+    /// Counts an event as read, and drops the events that everybody has read.
+    fn mark_read(&mut self, index: u64) {
+        let at = self.slots.partition_point(|slot| slot.index < index);
+        let Some(slot) = self.slots.get_mut(at) else { return };
+        slot.readers = slot.readers.saturating_sub(1);
+        self.dead += usize::from(slot.readers == 0);
+        while self.slots.front().is_some_and(|slot| slot.readers == 0) {
+            self.slots.pop_front();
+            self.dead -= 1;
+        }
+        // A subscriber of an earlier run may keep the front for ever.
+        if self.dead > DEAD_SLOTS_MAX && self.dead > self.slots.len() / 2 {
+            self.slots.retain(|slot| slot.readers > 0);
+            self.dead = 0;
+        }
+        if self.slots.is_empty() {
+            // An idle session keeps no buffer.
+            self.slots = VecDeque::new();
+        }
+    }
+}
+
+impl RingReader {
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<FeedItem>> {
+        if self.is_ended {
+            return Poll::Ready(None);
+        }
+        let mut state = self.ring.state.lock();
+        let end = self.end.get();
+        let before = end.map_or(u64::MAX, |end| end.before);
+        if let Some((index, event)) = state.find(self.run.as_ref(), self.next, before) {
+            self.next = index + 1;
+            state.mark_read(index);
+            if end.is_none()
+                && let Some(Some(entry)) = state.entries.get_mut(self.number)
+            {
+                entry.unread = entry.unread.saturating_sub(1);
+            }
+            return Poll::Ready(Some(FeedItem::Event(event)));
+        }
+        if end.is_none()
+            && !state.closed
+            && let RingState { entries, next, .. } = &mut *state
+            && let Some(Some(entry)) = entries.get_mut(self.number)
+        {
+            // The events that were passed over are not looked at again.
+            self.next = *next;
+            entry.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        self.is_ended = true;
+        Poll::Ready(end.map(|end| match &end.reason {
+            EndReason::Lagged => FeedItem::Lagged,
+            EndReason::Failed(error) => FeedItem::Failed(error.clone()),
+        }))
+    }
+}
+
+impl Drop for RingReader {
+    fn drop(&mut self) {
+        let mut state = self.ring.state.lock();
+        let end = self.end.get();
+        let before = end.map_or(u64::MAX, |end| end.before);
+        while let Some((index, _)) = state.find(self.run.as_ref(), self.next, before) {
+            self.next = index + 1;
+            state.mark_read(index);
+        }
+        // A subscriber with an end has lost its number already.
+        if end.is_none()
+            && let Some(entry) = state.entries.get_mut(self.number)
+        {
+            *entry = None;
+            state.free.push(self.number);
+            self.ring.subscribers.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
