@@ -217,12 +217,14 @@ fn failed_and_limited_runs_have_their_own_exit_status() {
 fn without_a_terminal_calls_are_rejected_unless_approve_is_given() {
     let config = "[tools.calculator]\napproval = 'before'\n";
     let folder = Folder::new("approve").with("callsheet.toml", config);
-    let (reason, line) =
-        ("no approval is possible: standard input is not a terminal", "- calculator rejected");
+    let reason = "no approval is possible: standard input is not a terminal";
     let output = folder.run(&["run", PROMPT]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains(reason), "{}", stdout(&output));
-    assert!(stderr(&output).lines().any(|printed| printed == line), "{}", stderr(&output));
+    let printed = stderr(&output);
+    let lines: Vec<&str> = printed.lines().filter(|line| line.contains("calculator")).collect();
+    assert_eq!(lines.len(), 1, "{printed}");
+    assert!(lines[0].starts_with('✗') && lines[0].ends_with(reason), "{printed}");
     let output = folder.run(&["run", "--approve", PROMPT]);
     assert!(stdout(&output).contains("399.5"), "{}", stdout(&output));
     for (args, status) in [(&["--json"][..], "refused"), (&["--json", "--approve"], "success")] {

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::CommandError;
 use super::output;
+use super::screen::is_dumb;
 use super::signals::Signals;
 use crate::config::{ApiKey, BaseUrl, REHEARSAL, parse_duration};
 use crate::load::{
@@ -192,7 +193,7 @@ pub(super) async fn run(args: LoadArgs) -> Result<ExitCode, CommandError> {
     let report = {
         let running = load::run(options, Arc::clone(&counts), &stop);
         let mut running = std::pin::pin!(running);
-        let mut bar = std::pin::pin!(draw(&counts, total, std::io::stderr().is_terminal()));
+        let mut bar = std::pin::pin!(draw(&counts, total, draws_bar()));
         loop {
             tokio::select! {
                 report = &mut running => break report,
@@ -207,7 +208,7 @@ pub(super) async fn run(args: LoadArgs) -> Result<ExitCode, CommandError> {
             }
         }
     };
-    if std::io::stderr().is_terminal() {
+    if draws_bar() {
         output::to_stderr("\r\x1b[K");
     }
     drop(service);
@@ -250,9 +251,14 @@ fn status(report: &LoadReport) -> u8 {
     if report.stopped { 130 } else { u8::from(!report.is_right()) }
 }
 
-/// Draws the bar until the future is dropped. Draws nothing without a terminal.
-async fn draw(counts: &LoadProgress, total: u64, is_terminal: bool) {
-    if !is_terminal {
+/// Returns true if the bar is drawn: on a terminal that can redraw a line.
+fn draws_bar() -> bool {
+    std::io::stderr().is_terminal() && !is_dumb()
+}
+
+/// Draws the bar until the future is dropped, or nothing.
+async fn draw(counts: &LoadProgress, total: u64, is_drawn: bool) {
+    if !is_drawn {
         return std::future::pending().await;
     }
     let began = Instant::now();

@@ -30,6 +30,9 @@ pub(super) enum ScreenItem {
 /// Time after which the wait for a model is shown.
 const MODEL_WAIT_SHOWN: Duration = Duration::from_secs(1);
 
+/// Time after which the wait for a model has a line where the wait cannot be redrawn.
+const LONG_MODEL_WAIT: Duration = Duration::from_secs(3);
+
 /// The open calls of a run, and its wait for the model.
 #[derive(Debug, Default)]
 pub(super) struct RunProgress {
@@ -39,6 +42,8 @@ pub(super) struct RunProgress {
     /// Since when nothing has come from the model.
     silent_since: Option<Duration>,
     is_thinking: bool,
+    /// The line about the current wait for the model was returned.
+    is_wait_reported: bool,
     /// The reason of the last attempt's failure.
     last_reason: String,
 }
@@ -129,6 +134,12 @@ impl RunProgress {
             }
             Event::LimitReached { limit, value, maximum, action } => {
                 let action = clean(action);
+                if limit.ends_with("_timeout") {
+                    let time = format_duration(Duration::from_millis(*maximum));
+                    return Some(ScreenItem::Line(format!(
+                        "! {limit} of {time} is over: {action}"
+                    )));
+                }
                 Some(ScreenItem::Line(format!("! {limit}: {value} of at most {maximum}: {action}")))
             }
             Event::RunEnded { end, stats, text, .. } => {
@@ -170,6 +181,15 @@ impl RunProgress {
         }
     }
 
+    /// Returns a line about a long wait for the model, once for each wait.
+    pub(super) fn long_wait_line(&mut self, now: Duration) -> Option<ScreenItem> {
+        let silent = now.saturating_sub(self.silent_since?);
+        if silent < LONG_MODEL_WAIT || std::mem::replace(&mut self.is_wait_reported, true) {
+            return None;
+        }
+        Some(ScreenItem::Line(format!("waiting for {}", self.model)))
+    }
+
     /// Notes whether the run waits for its model.
     fn follow_model(&mut self, now: Duration, event: &Event) {
         match event {
@@ -185,7 +205,9 @@ impl RunProgress {
             | Event::CallOpened { .. }
             | Event::AttemptVoided { .. }
             | Event::AttemptEnded { .. }
-            | Event::RunEnded { .. } => self.silent_since = None,
+            | Event::RunEnded { .. } => {
+                (self.silent_since, self.is_wait_reported) = (None, false);
+            }
             Event::InputQueued { .. }
             | Event::RunSteered { .. }
             | Event::CallDetected { .. }
@@ -478,6 +500,10 @@ mod tests {
         let lines = |progress: &RunProgress, seconds| progress.open_call_lines(at(seconds));
         progress.handle_event(at(5), &Event::TurnStarted);
         assert!(progress.open_call_lines(Duration::from_millis(5_900)).is_empty());
+        assert_eq!(progress.long_wait_line(at(7)), None);
+        let line = ScreenItem::Line("waiting for m".to_owned());
+        assert_eq!(progress.long_wait_line(at(8)), Some(line));
+        assert_eq!(progress.long_wait_line(at(9)), None, "one line is enough");
         assert_eq!(lines(&progress, 17), ["⠹ waiting for m, 12 s"]);
         let thinking = |text: &str| Event::ThinkingReceived { text: text.to_owned() };
         progress.handle_event(at(18), &thinking(""));

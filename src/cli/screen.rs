@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 
 use super::progress::ScreenItem;
-use crate::types::{fitting, harmless};
+use crate::types::{fitting, harmless, text_columns};
 
 /// Width of an output that is not a terminal.
 const DEFAULT_COLUMNS: usize = 80;
@@ -26,6 +26,53 @@ pub(super) fn is_coloured(is_terminal: bool) -> bool {
     is_terminal && set("NO_COLOR").is_none() && set("TERM").is_some_and(|term| term != "dumb")
 }
 
+/// Returns true if the terminal is `TERM=dumb`, or of an unknown kind: it cannot move its cursor and may not
+/// have the signs of lines and pictures.
+pub(super) fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb")
+}
+
+/// Replaces the signs of lines and pictures by ASCII characters of the same width.
+pub(super) fn ascii_signs(text: &str) -> String {
+    let ascii = |c| match c {
+        '✓' => '+',
+        '✗' | '×' => 'x',
+        '·' | '…' => '.',
+        '═' => '=',
+        '█' => '#',
+        '┊' => ':',
+        other => other,
+    };
+    text.chars().map(ascii).collect()
+}
+
+/// Breaks a line between words where it exceeds the width, and indents the rest of it by two columns.
+fn wrapped(line: &str, columns: usize) -> String {
+    let (mut text, mut used) = (String::new(), 0);
+    for word in line.split_inclusive(' ') {
+        let width = text_columns(word.trim_end_matches(' '));
+        if used > 2 && used + width > columns {
+            text.truncate(text.trim_end_matches(' ').len());
+            text.push_str("\n  ");
+            used = 2;
+        }
+        text.push_str(word);
+        used += text_columns(word);
+    }
+    text
+}
+
+/// The kind of the output for lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LineOutput {
+    /// No terminal: lines are written as they are.
+    File,
+    /// A terminal that cannot move its cursor: lines are wrapped, in ASCII.
+    DumbTerminal,
+    /// A terminal: lines are wrapped, and open calls are redrawn.
+    Terminal,
+}
+
 /// Two outputs and the state of their last lines.
 #[derive(Debug)]
 pub(super) struct Screen<O, E> {
@@ -33,8 +80,7 @@ pub(super) struct Screen<O, E> {
     err: E,
     /// The answer is written as it streams.
     streams_answer: bool,
-    /// Open calls are drawn.
-    draws_calls: bool,
+    line_output: LineOutput,
     columns: usize,
     /// The lines of open calls on the terminal; the cursor is below them.
     drawn: Vec<String>,
@@ -50,14 +96,14 @@ impl<O: Write, E: Write> Screen<O, E> {
         out: O,
         out_is_terminal: bool,
         err: E,
-        err_is_terminal: bool,
+        line_output: LineOutput,
         columns: usize,
     ) -> Self {
         Self {
             out,
             err,
             streams_answer: out_is_terminal,
-            draws_calls: err_is_terminal,
+            line_output,
             columns: columns.max(20),
             drawn: Vec::new(),
             held_text: String::new(),
@@ -65,9 +111,19 @@ impl<O: Write, E: Write> Screen<O, E> {
         }
     }
 
-    /// Returns true if open calls are drawn and need regular updates.
-    pub(super) fn draws_calls(&self) -> bool {
-        self.draws_calls
+    /// Returns true if the output shows the time that passes, and needs regular updates.
+    pub(super) fn needs_ticks(&self) -> bool {
+        self.line_output != LineOutput::File
+    }
+
+    /// Returns true if the output is a terminal that cannot redraw lines.
+    pub(super) fn is_dumb(&self) -> bool {
+        self.line_output == LineOutput::DumbTerminal
+    }
+
+    /// Returns true if open calls are drawn.
+    fn draws_calls(&self) -> bool {
+        self.line_output == LineOutput::Terminal
     }
 
     /// Writes permanent output and redraws the lines of open calls below it.
@@ -79,7 +135,7 @@ impl<O: Write, E: Write> Screen<O, E> {
         items: impl IntoIterator<Item = ScreenItem>,
         open_calls: &[String],
     ) -> io::Result<()> {
-        let open_calls = if self.draws_calls { open_calls } else { &[] };
+        let open_calls = if self.draws_calls() { open_calls } else { &[] };
         let mut items = items.into_iter().peekable();
         if items.peek().is_none() && self.drawn == open_calls {
             return Ok(());
@@ -93,7 +149,7 @@ impl<O: Write, E: Write> Screen<O, E> {
                 ScreenItem::AnswerText(_) => {}
                 ScreenItem::Line(line) => {
                     self.end_line()?;
-                    self.write_err(&format!("{line}\n"));
+                    self.write_line(&line);
                 }
             }
         }
@@ -155,6 +211,20 @@ impl<O: Write, E: Write> Screen<O, E> {
         }
     }
 
+    fn write_line(&mut self, line: &str) {
+        let line = match self.line_output {
+            LineOutput::File => line.to_owned(),
+            LineOutput::DumbTerminal => ascii_signs(&self.wrapped_lines(line)),
+            LineOutput::Terminal => self.wrapped_lines(line),
+        };
+        self.write_err(&format!("{line}\n"));
+    }
+
+    fn wrapped_lines(&self, lines: &str) -> String {
+        let lines: Vec<_> = lines.split('\n').map(|line| wrapped(line, self.columns)).collect();
+        lines.join("\n")
+    }
+
     fn end_line(&mut self) -> io::Result<()> {
         let held = std::mem::take(&mut self.held_text);
         self.write_out(&held)?;
@@ -181,7 +251,8 @@ mod tests {
     use super::*;
 
     fn screen(out: bool, err: bool) -> Screen<Vec<u8>, Vec<u8>> {
-        Screen::new(Vec::new(), out, Vec::new(), err, DEFAULT_COLUMNS)
+        let line_output = if err { LineOutput::Terminal } else { LineOutput::File };
+        Screen::new(Vec::new(), out, Vec::new(), line_output, DEFAULT_COLUMNS)
     }
 
     fn text(text: &str) -> ScreenItem {
@@ -239,6 +310,20 @@ mod tests {
         let (out, err) = written(screen);
         assert_eq!(out, "Let me look.\nMore\n");
         assert_eq!(err, "a\nb\n\x1b[2A\r\x1b[Jb\n\x1b[1A\r\x1b[J✓ b\n");
+    }
+
+    #[test]
+    fn lines_are_wrapped_between_words_and_a_dumb_terminal_gets_ascii_only() {
+        for (line_output, expected) in [
+            (LineOutput::File, "✗ pay {\"sum\":12}  1.5 s  not run: too expensive\n"),
+            (LineOutput::Terminal, "✗ pay {\"sum\":12}  1.5\n  s  not run: too\n  expensive\n"),
+            (LineOutput::DumbTerminal, "x pay {\"sum\":12}  1.5\n  s  not run: too\n  expensive\n"),
+        ] {
+            let mut screen = Screen::new(Vec::new(), false, Vec::new(), line_output, 22);
+            let item = line("✗ pay {\"sum\":12}  1.5 s  not run: too expensive");
+            screen.update([item], &["waits".to_owned()][..0]).expect("update");
+            assert_eq!(written(screen).1, expected);
+        }
     }
 
     #[test]

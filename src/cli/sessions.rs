@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::error::CommandError;
 use super::output::{self, format_count};
-use super::screen::{is_coloured, terminal_columns};
+use super::screen::{ascii_signs, is_coloured, is_dumb, terminal_columns};
 use super::setup::{self, CONFIG_HELP, DATA_DIR_HELP};
 use crate::journal::export::{self, TimelineStyle};
 use crate::journal::{
@@ -229,7 +229,11 @@ fn show(journal: &OpenJournal, id: &SessionId, format: RecordFormat) -> Result<(
             let coloured = is_coloured(io::stdout().is_terminal());
             let columns = terminal_columns(io::stdout());
             let style = TimelineStyle { columns, coloured, turns_max: usize::MAX };
-            export::timeline(&entries, None, style).try_for_each(|run| write(&mut stdout, &run))?;
+            let is_plain = io::stdout().is_terminal() && is_dumb();
+            export::timeline(&entries, None, style).try_for_each(|run| match is_plain {
+                true => write(&mut stdout, &ascii_signs(&run)),
+                false => write(&mut stdout, &run),
+            })?;
         }
     }
     flush(stdout)

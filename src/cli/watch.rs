@@ -10,7 +10,7 @@ use super::approval_prompts::{ApprovalMode, ApprovalPrompts};
 use super::error::CommandError;
 use super::output;
 use super::progress::{RunProgress, ScreenItem};
-use super::screen::{Screen, is_coloured, terminal_columns};
+use super::screen::{LineOutput, Screen, ascii_signs, is_coloured, is_dumb, terminal_columns};
 use super::signals::Signals;
 use crate::journal::export::{TimelineStyle, timeline};
 use crate::record::{Record, Seq, StopMode};
@@ -54,7 +54,7 @@ pub(super) async fn on_screen(
                 // The result of the decision is printed above the next prompt.
                 view.handle_ready_events(&mut events);
             }
-            _ = redraws.tick(), if view.screen.draws_calls() => {}
+            _ = redraws.tick(), if view.screen.needs_ticks() => {}
         }
         view.prompts.decide_without_asking(session).await;
         stop_if_unwritten(view.update_screen(), session).await?;
@@ -85,7 +85,8 @@ async fn run_timeline(session: &SessionHandle, run: &RunId, seq: Seq) -> String 
         coloured,
         turns_max: TIMELINE_TURNS_MAX,
     };
-    timeline(&entries, Some(run), style).collect()
+    let drawn: String = timeline(&entries, Some(run), style).collect();
+    if is_dumb() { ascii_signs(&drawn) } else { drawn }
 }
 
 /// The view of a run: its screen, its open calls and its approvals.
@@ -107,11 +108,13 @@ impl RunView {
         let (stdout, stderr) = (io::stdout(), io::stderr());
         let (out_is_terminal, err_is_terminal) = (stdout.is_terminal(), stderr.is_terminal());
         let columns = terminal_columns(&stderr);
-        // A dumb terminal cannot move the cursor up.
-        let draws_calls =
-            err_is_terminal && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
+        let line_output = match (err_is_terminal, is_dumb()) {
+            (false, _) => LineOutput::File,
+            (true, true) => LineOutput::DumbTerminal,
+            (true, false) => LineOutput::Terminal,
+        };
         Self {
-            screen: Screen::new(stdout, out_is_terminal, stderr, draws_calls, columns),
+            screen: Screen::new(stdout, out_is_terminal, stderr, line_output, columns),
             progress: RunProgress::default(),
             prompts: ApprovalPrompts::new(mode),
             started: Instant::now(),
@@ -145,6 +148,9 @@ impl RunView {
     fn update_screen(&mut self) -> io::Result<()> {
         if self.prompts.is_prompting() {
             return Ok(());
+        }
+        if self.screen.is_dumb() {
+            self.pending.extend(self.progress.long_wait_line(self.started.elapsed()));
         }
         let prompt = self.prompts.next_prompt();
         let open_calls = match prompt {

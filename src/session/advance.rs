@@ -226,7 +226,10 @@ impl Session {
         let mut stats = run.stats;
         stats.turns = run.machine.turns();
         stats.duration = run.elapsed(now);
-        stats.overhead += stats.duration.saturating_sub(run.turns_duration);
+        // The time that a lost turn waited for people is in no committed turn.
+        let lost = run.people.saturating_sub(stats.people);
+        stats.people += lost;
+        stats.overhead += stats.duration.saturating_sub(run.turns_duration + lost);
         let summary = RunSummary {
             run_id: run.id.clone(),
             end,

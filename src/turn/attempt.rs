@@ -61,7 +61,10 @@ impl Turn {
     pub fn handle_model_permit(&mut self, now: Duration, reply: PermitReply) {
         self.clock.advance(now);
         self.attempt.requested_at = match reply {
-            PermitReply::Granted => self.now(),
+            PermitReply::Granted => {
+                self.clock.request_sent(self.now(), Duration::MAX);
+                self.now()
+            }
             PermitReply::Waiting => Duration::MAX,
         };
     }
@@ -121,7 +124,9 @@ impl Turn {
     /// do nothing.
     pub(super) fn close_exchange(&mut self, error: Option<ProviderError>) {
         // If the request was not sent, it waited as long as it could.
-        let waited = if error.is_some() { Duration::MAX } else { self.attempt.plan.wait };
+        let needs_permit = self.attempt.requested_at == Duration::MAX;
+        let is_unsent = error.is_some() || needs_permit;
+        let waited = if is_unsent { Duration::MAX } else { self.attempt.plan.wait };
         if !self.clock.request_ended(waited) {
             return;
         }

@@ -13,8 +13,9 @@ use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 /// can be added to a time. The limit of the wait itself is `RETRY_AFTER_MAX` of `turn::retry`.
 const RETRY_AFTER_READ_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Maps an error of the HTTP client, which occurs before or within the body.
-pub(super) fn transport(error: reqwest::Error) -> ProviderError {
+/// Maps an error of the HTTP client, which occurs before or within the body. Errors within the body do not
+/// have the address, so it comes as `url`.
+pub(super) fn transport(error: reqwest::Error, url: &Url) -> ProviderError {
     let kind = if error.is_connect() {
         ProviderErrorKind::Connect
     } else if error.is_timeout() {
@@ -22,7 +23,7 @@ pub(super) fn transport(error: reqwest::Error) -> ProviderError {
     } else {
         ProviderErrorKind::Transport
     };
-    let address = error.url().map(address).unwrap_or_default();
+    let address = address(url);
     let error = error.without_url();
     let message = match root_cause(&error).downcast_ref::<io::Error>().map(io::Error::kind) {
         _ if kind == ProviderErrorKind::Connect && is_unknown_host(&error) => {
@@ -276,7 +277,8 @@ mod tests {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let client = crate::tls::client(reqwest::Client::builder().no_proxy()).unwrap();
         let error = client.get(format!("http://{free}/key")).send().await.unwrap_err();
-        let error = transport(error);
+        let url = Url::parse(&format!("http://{free}/key")).unwrap();
+        let error = transport(error, &url);
         assert_eq!(error.message, format!("nothing listens at {free}"));
         assert_eq!(error.kind, ProviderErrorKind::Connect);
     }

@@ -26,8 +26,10 @@ const ERROR_BODY_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Maximum number of characters that are quoted from a body that is not a response.
 const QUOTE_CHARS: usize = 100;
 
-/// The configuration key of the time limit up to the first event of a stream.
-const FIRST_EVENT_TIMEOUT: &str = "first_event_timeout";
+/// The configuration keys of the time limits.
+pub(super) const FIRST_EVENT_TIMEOUT: &str = "first_event_timeout";
+pub(super) const IDLE_TIMEOUT: &str = "idle_timeout";
+pub(super) const ANSWER_TIMEOUT: &str = "answer_timeout";
 
 /// Maximum wait for the end of the body after the last relevant delta. A connection can be reused
 /// only if its body was read to the end.
@@ -62,6 +64,8 @@ struct ResponseBody {
     /// The time at which the exchange fails for lack of events. Only real events extend it: a
     /// service that sends nothing but comments times out like a silent one.
     deadline: EventDeadline,
+    /// The configuration key of the deadline's time limit.
+    time_limit_key: &'static str,
     /// Number of bytes that the rest of the body may have.
     bytes_left: u64,
     /// Wakes at the deadline or earlier. One timer serves all chunks: a timer for each chunk would
@@ -133,8 +137,9 @@ impl Exchange {
         // model writes.
         let (time_limit, key) = match self.streamed {
             true => (self.client.first_event_timeout, FIRST_EVENT_TIMEOUT),
-            false => (self.client.answer_timeout, "answer_timeout"),
+            false => (self.client.answer_timeout, ANSWER_TIMEOUT),
         };
+        let transport = |error| error::transport(error, &self.client.plain.url);
         let mut deadline = EventDeadline::new(time_limit, self.client.stalls.clone());
         let mut request = self.client.request(body, self.streamed);
         if let Some(trace) = &self.trace {
@@ -146,11 +151,11 @@ impl Exchange {
         let mut sent = std::pin::pin!(request.send());
         let response = loop {
             if let Ok(response) = timeout_at(deadline.at(), &mut sent).await {
-                break response.map_err(error::transport)?;
+                break response.map_err(transport)?;
             }
             let woken = Instant::now();
             if let Some(response) = poll_again(&mut sent).await {
-                break response.map_err(error::transport)?;
+                break response.map_err(transport)?;
             }
             if deadline.is_over(woken) {
                 return Err(error::silence_timeout("no answer came", time_limit, key));
@@ -164,7 +169,17 @@ impl Exchange {
         let (decoder, whole, done) = (None, false, false);
         let alarm = Box::pin(sleep_until(deadline.at()));
         let bytes_left = self.client.response_bytes_max;
-        Ok(ResponseBody { response, decoder, whole, deadline, bytes_left, alarm, done, hints })
+        Ok(ResponseBody {
+            response,
+            decoder,
+            whole,
+            deadline,
+            time_limit_key: key,
+            bytes_left,
+            alarm,
+            done,
+            hints,
+        })
     }
 }
 
@@ -182,18 +197,15 @@ impl ResponseBody {
                 None | Some(Err(_) | Ok(None)) if self.done => return None,
                 None => {
                     let time_limit = self.deadline.time_limit();
-                    let key = match (self.decoder.is_some(), streamed) {
-                        (_, false) => "answer_timeout",
-                        (true, true) => "idle_timeout",
-                        (false, true) => FIRST_EVENT_TIMEOUT,
-                    };
                     return Some(Err(error::silence_timeout(
                         "the response was silent",
                         time_limit,
-                        key,
+                        self.time_limit_key,
                     )));
                 }
-                Some(Err(error)) => return Some(Err(error::transport(error))),
+                Some(Err(error)) => {
+                    return Some(Err(error::transport(error, &client.plain.url)));
+                }
                 Some(Ok(chunk)) => chunk,
             };
             let ended = chunk.is_none();
@@ -235,6 +247,7 @@ impl ResponseBody {
                 // `answer_timeout` counts from the request.
             } else if self.whole || !batch.is_empty() {
                 self.deadline.restart(client.idle_timeout);
+                self.time_limit_key = IDLE_TIMEOUT;
             }
             if !batch.is_empty() {
                 return Some(Ok(batch));

@@ -10,6 +10,7 @@ use futures::{FutureExt as _, Stream, StreamExt as _};
 use serde_json::Value;
 use tokio::time::timeout;
 
+use super::exchange::{ANSWER_TIMEOUT, FIRST_EVENT_TIMEOUT, IDLE_TIMEOUT};
 use super::{ModelRequest, error};
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind};
 use crate::wire::{CallDelta, CallKind, Delta};
@@ -138,6 +139,8 @@ pub(in crate::runtime) struct SourceExchange {
     state: SourceExchangeState,
     /// The time limit of the next batch.
     time_limit: Duration,
+    /// The configuration key of that limit.
+    time_limit_key: &'static str,
     idle_timeout: Duration,
 }
 
@@ -155,16 +158,13 @@ impl SourceExchange {
         idle_timeout: Duration,
     ) -> Self {
         let state = SourceExchangeState::Unsent(Box::new(request.clone()));
-        Self { source, state, time_limit: first_limit, idle_timeout }
+        let time_limit_key = if request.stream { FIRST_EVENT_TIMEOUT } else { ANSWER_TIMEOUT };
+        Self { source, state, time_limit: first_limit, time_limit_key, idle_timeout }
     }
 
     /// Returns the next batch that is not empty. After an error, returns `None`.
     pub(super) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
         let source = Arc::clone(&self.source);
-        let key = match &self.state {
-            SourceExchangeState::Unsent(_) => "first_event_timeout",
-            SourceExchangeState::Response(_) | SourceExchangeState::Over => "idle_timeout",
-        };
         let mut stream = match std::mem::replace(&mut self.state, SourceExchangeState::Over) {
             SourceExchangeState::Unsent(request) => {
                 match std::panic::catch_unwind(AssertUnwindSafe(|| source.respond(*request))) {
@@ -182,7 +182,7 @@ impl SourceExchange {
                     return Some(Err(error::silence_timeout(
                         "the model was silent",
                         self.time_limit,
-                        key,
+                        self.time_limit_key,
                     )));
                 }
                 Ok(Err(_)) => return Some(Err(panicked())),
@@ -190,7 +190,7 @@ impl SourceExchange {
                 Ok(Ok(Some(Err(error)))) => return Some(Err(error)),
                 Ok(Ok(Some(Ok(batch)))) if batch.is_empty() => {}
                 Ok(Ok(Some(Ok(batch)))) => {
-                    self.time_limit = self.idle_timeout;
+                    (self.time_limit, self.time_limit_key) = (self.idle_timeout, IDLE_TIMEOUT);
                     self.state = SourceExchangeState::Response(stream);
                     return Some(Ok(batch));
                 }

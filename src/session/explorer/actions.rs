@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::world::{HeldTurn, INPUTS_MAX, World, request_key};
+use super::world::{HeldTurn, World, request_key};
 use crate::config::RunOverrides;
 use crate::event::{ApprovalRequest, CallLabel, TurnSummary, TurnTimes};
 use crate::record::{
@@ -11,8 +11,8 @@ use crate::record::{
 use crate::session::machine::Lifecycle;
 use crate::session::{InputLimits, RunAdmission, RunInput, SessionRefusal};
 use crate::types::{
-    ApprovalPhase, CallKey, Content, ResultNotes, RunId, ToolCall, ToolOutcome, ToolResult,
-    TraceContext, Usage, Verdict, WriteSet,
+    ApprovalPhase, CallKey, Content, ResultNotes, RunId, SessionId, ToolCall, ToolOutcome,
+    ToolResult, TraceContext, Usage, Verdict, WriteSet,
 };
 
 /// Something that may happen.
@@ -40,6 +40,8 @@ pub(super) enum Action {
     Fail,
     /// The host dies and keeps this many records.
     Crash(usize),
+    /// The session goes on as a fork of itself.
+    Fork,
     Hibernate,
     Wake,
     Resume,
@@ -67,6 +69,7 @@ impl World {
         may(left.stops, &stops);
         may(left.shutdowns, &[Action::Shutdown(false), Action::Shutdown(true)]);
         may(left.closes, &[Action::Close]);
+        may(left.forks, &[Action::Fork]);
         if left.crashes > 0 {
             let prefixes = (self.batch_from + 1).min(self.log.len())..=self.log.len();
             actions.extend(prefixes.map(Action::Crash));
@@ -126,11 +129,16 @@ impl World {
                 let input: Content = format!("steer {}", self.left.steers).as_str().into();
                 let key = format!("key of steer {}", self.left.steers);
                 let request = Some(RequestKey { key, digest: "d".into() });
-                let steered =
-                    self.session.handle_steer(input, request, InputLimits::inputs(INPUTS_MAX));
+                let waiting = self.waiting_inputs();
+                let steered = self.session.handle_steer(
+                    input,
+                    request,
+                    InputLimits::inputs(self.inputs_max()),
+                );
                 let may_steer = self.session.run.is_some()
                     && !self.session.suspended
-                    && self.session.lifecycle == Lifecycle::Open;
+                    && self.session.lifecycle == Lifecycle::Open
+                    && waiting < self.inputs_max();
                 assert_eq!(steered.is_ok(), may_steer, "{steered:?}");
             }
             Action::Stop(mode) => {
@@ -205,6 +213,13 @@ impl World {
                 self.log.truncate(upto);
                 self.restart(true);
             }
+            Action::Fork => {
+                self.left.forks -= 1;
+                let (from, at) = (SessionId::parse("s").unwrap(), Seq(self.log.len() as u64));
+                self.log.push(Record::SessionForked { from, at });
+                self.accepted.clear();
+                self.restart(true);
+            }
             Action::Hibernate => {
                 self.left.hibernations -= 1;
                 self.restart(false);
@@ -260,8 +275,11 @@ impl World {
         let run = RunInput { run_id: run_id.clone(), input, overrides, request, trace };
         let rules = super::world::rules_with(self.left.max_turns);
         let rules_of = |_: &RunOverrides| std::sync::Arc::clone(&rules);
-        if self.session.handle_run_request(run, InputLimits::inputs(INPUTS_MAX), &rules_of).is_ok()
-        {
+        let has_room = !is_busy || self.waiting_inputs() < self.inputs_max();
+        let limits = InputLimits::inputs(self.inputs_max());
+        let handled = self.session.handle_run_request(run, limits, &rules_of);
+        assert_eq!(handled.is_ok(), has_room && !self.session.shutting_down, "{handled:?}");
+        if handled.is_ok() {
             self.has_slot |= admission == RunAdmission::Start;
             self.accepted.push((run_id, Seq(self.log.len() as u64 + 1)));
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::world::{World, entries, record_turn, request_key};
 use crate::context::Variables;
 use crate::message::Message;
-use crate::record::{JournalEntry, Record, Seq, StopMode};
+use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::session::machine::Lifecycle;
 use crate::session::{
     OpenRun, OpenTurn, RunAdmission, RunStage, Session, SessionRefusal, StoredSession,
@@ -54,6 +54,8 @@ impl World {
                     open = Some(run_id);
                 }
                 Record::TurnCommitted { turn, .. } => committed = *turn,
+                // The queue belongs to the session that was forked.
+                Record::SessionForked { .. } => queued.clear(),
                 Record::Steered { after_turn, .. } => steered = *after_turn,
                 Record::RunEnded { run_id, end, waiting, .. } => {
                     assert_eq!(open.take(), Some(run_id), "another run ends");
@@ -70,6 +72,11 @@ impl World {
         if let Some(run) = &self.session.run {
             let overrides = (run.overrides.model.as_deref(), run.trace.is_some());
             assert_eq!(overrides, (Some(&*run.id.0), true), "the request of the open run");
+            let started = self.log.iter().rposition(|r| matches!(r, Record::RunStarted { .. }));
+            let has_stop =
+                |mode| self.log[started.unwrap()..].contains(&Record::StopAsked { mode });
+            assert_eq!(run.stops_after_turn, has_stop(StopMode::AfterTurn), "a stop is kept");
+            assert!(!has_stop(StopMode::Now) || run.cancel.is_some(), "a stop is kept");
         }
         let waiting: Vec<_> = self.session.queue.iter().map(|queued| &queued.run_id).collect();
         let is_closing = self.is_closing();
@@ -88,6 +95,9 @@ impl World {
             let again = self.session.admit_run(&"x".into(), Some(&request_key(id)), true);
             let known = RunAdmission::Known { run_id: id.clone(), seq: *seq };
             assert!(again == Ok(known) || again == Err(SessionRefusal::Closed), "{again:?}");
+            let other = RequestKey { digest: "other".into(), ..request_key(id) };
+            let reused = self.session.admit_run(&"x".into(), Some(&other), true).unwrap_err();
+            assert!(matches!(reused, SessionRefusal::KeyReused | SessionRefusal::Closed));
             let is_over = self
                 .count(|record| matches!(record, Record::RunEnded { run_id, .. } if run_id == id));
             let is_known = self.session.has_run(id) || is_over == 1;
@@ -97,7 +107,12 @@ impl World {
         let users = users.iter().filter(|message| matches!(&***message, Message::User { .. }));
         let inputs = self
             .count(|record| matches!(record, Record::RunStarted { .. } | Record::Steered { .. }));
-        let users = users.count() + self.session.history.pending_inputs();
+        let pending = self.session.history.pending_inputs();
+        assert!(
+            self.session.run.is_some() || pending == 0,
+            "an input waits for a run that is over"
+        );
+        let users = users.count() + pending;
         assert_eq!(users, inputs, "inputs in the history");
     }
 
@@ -109,7 +124,9 @@ impl World {
             match record {
                 Record::Steered { request, .. } => {
                     let seen = self.session.keys.find(request.as_ref()).unwrap();
-                    assert_eq!(seen.map(|seen| seen.seq), Some(Seq(seq)), "a steered input");
+                    let is_known = seq > self.forked_at();
+                    let expected = is_known.then_some(Seq(seq));
+                    assert_eq!(seen.map(|seen| seen.seq), expected, "a steered input");
                 }
                 Record::RunStarted { .. } => (of_run, calls) = (Usage::default(), 0),
                 Record::TurnCommitted { turn, summary, .. } if self.has_received(*turn) => {
@@ -190,7 +207,8 @@ impl World {
         }
         let StoredSession { session: stored, turn_entries, .. } = self.read(self.log.len());
         self.check_turn_entries(&turn_entries);
-        assert_eq!((&stored.agent, stored.opened_at), (&self.session.agent, 1));
+        let opened_at = self.forked_at().max(1);
+        assert_eq!((&stored.agent, stored.opened_at), (&self.session.agent, opened_at));
         let mut live = self.session.clone();
         let mut has_received = true;
         if let Some(turn) = &self.turn

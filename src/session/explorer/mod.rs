@@ -1,6 +1,6 @@
 //! Visits the states of [`Session`](super::Session) that its surroundings can bring about, not the
 //! paths to them, and checks the invariants in each: inputs, stops, approvals, hibernation,
-//! crashes at every record, lost actors, shutdown and deletion in any order.
+//! crashes at every record, lost actors, forks, shutdown and deletion in any order.
 //!
 //! A turn is represented by its records and by its commit.
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
@@ -70,6 +70,19 @@ fn crashes_at_every_record() {
     explore("a crash, manual resume", &Scenario { manual: true, ..scenario });
     let scenario = Scenario { starts: 1, crashes: 2, max_turns: 1, ..Scenario::default() };
     explore("two crashes", &scenario);
+}
+
+#[test]
+fn forks_and_a_narrow_queue() {
+    let scenario = Scenario {
+        starts: 2,
+        steers: 1,
+        forks: 1,
+        max_turns: 1,
+        narrow_queue: true,
+        ..Scenario::default()
+    };
+    explore("a fork, a narrow queue", &scenario);
 }
 
 #[test]

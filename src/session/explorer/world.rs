@@ -15,9 +15,6 @@ use crate::turn::fixtures::rules;
 use crate::turn::{CancelReason, TurnRecord, TurnRules};
 use crate::types::{Execution, RunId, ToolCall};
 
-/// At most so many inputs wait.
-pub(super) const INPUTS_MAX: usize = 3;
-
 /// The budget of a run, which no run of a scenario uses half of.
 const CALLS_MAX: u32 = 100;
 const TOKENS_MAX: u64 = 100;
@@ -34,6 +31,9 @@ pub(super) struct Scenario {
     pub(super) failures: u32,
     pub(super) shutdowns: u32,
     pub(super) closes: u32,
+    pub(super) forks: u32,
+    /// Only one input may wait.
+    pub(super) narrow_queue: bool,
     /// The session is opened with an unanswered call.
     pub(super) initial_call: bool,
     /// Interrupted runs wait for a manual resume.
@@ -190,6 +190,22 @@ impl World {
     pub(super) fn turn_record(&self, number: u32) -> TurnRecord {
         let of_turn = self.log.iter().filter(|record| record_turn(record) == Some(number));
         TurnRecord::from_records(of_turn).unwrap()
+    }
+
+    /// Returns the maximum number of inputs that wait.
+    pub(super) fn inputs_max(&self) -> usize {
+        if self.left.narrow_queue { 1 } else { 3 }
+    }
+
+    /// Returns the number of inputs that wait: accepted and not yet in the history.
+    pub(super) fn waiting_inputs(&self) -> usize {
+        self.session.queue.len() + self.session.history.pending_inputs()
+    }
+
+    /// Returns the position of the last fork in the journal; 0 if there is none.
+    pub(super) fn forked_at(&self) -> u64 {
+        let fork = self.log.iter().rposition(|r| matches!(r, Record::SessionForked { .. }));
+        fork.map_or(0, |index| index as u64 + 1)
     }
 
     /// Returns the recorded outcomes of a turn.

@@ -208,3 +208,20 @@ fn the_rest_of_the_chunk_that_ended_an_attempt_is_ignored() {
     let record = driver.commit.as_ref().unwrap();
     assert_eq!(record.message.as_ref().unwrap().text, "of the second");
 }
+
+#[test]
+fn the_wait_for_a_permit_of_the_model_is_no_time_of_the_model_even_if_the_turn_is_cancelled() {
+    let ms = Duration::from_millis;
+    for (granted, waits, model) in [(true, ms(40), ms(30)), (false, ms(70), Duration::ZERO)] {
+        let mut driver = Driver::with(rules(PARALLEL));
+        driver.turn.handle_model_permit(ms(1), PermitReply::Waiting);
+        if granted {
+            driver.turn.handle_model_permit(ms(40), PermitReply::Granted);
+        }
+        driver.now = ms(70);
+        driver.turn.handle_cancel(driver.now, CancelReason::Stop);
+        driver.perform_effects();
+        let times = driver.commit.as_ref().unwrap().times;
+        assert_eq!((times.waits, times.model, times.total), (waits, model, ms(70)));
+    }
+}
