@@ -1,5 +1,4 @@
 //! The parts of a run's time: model, tools, people, waits and the host's overhead add up to the whole.
-#![expect(clippy::unwrap_used, clippy::wildcard_enum_match_arm, reason = "a test")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

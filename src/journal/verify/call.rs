@@ -47,7 +47,7 @@ impl<'a> Verifier<'_, 'a> {
         // Up to a fork, keys are those of the other session.
         let is_own = self.transcript.forks.last().is_none_or(|fork| fork.at.is_before(at));
         let scope = key.strip_suffix(&of.to_string()).and_then(|scope| scope.strip_suffix('/'));
-        // Before version 0.2 a key began with the session's id instead of the run's.
+        // In journals of earlier versions a key begins with the session's id.
         let is_scoped = scope.is_some_and(|scope| {
             let is_run = run.id().is_some_and(|run| *run.0 == *scope);
             is_run || !is_own || scope == self.session.as_str()
