@@ -33,7 +33,7 @@ pub(crate) async fn check_everything(
         let again = replayed(&process, id, ends).await;
         let mut found = acknowledged(log, &records);
         found.extend(events(&log.events, &again, &records));
-        found.extend(effects(scenario, id, &records, statistics));
+        found.extend(effects(scenario, &records, statistics));
         problems.extend(found.into_iter().map(|problem| format!("{id}: {problem}")));
         statistics.sessions += 1;
         statistics.runs += ends;
@@ -199,15 +199,14 @@ fn lines(events: &[StreamEvent], lost: &BTreeSet<u64>) -> Vec<String> {
 }
 
 /// Checks that the effects match the journal.
-fn effects(
-    scenario: &Scenario,
-    session: &str,
-    records: &Records,
-    statistics: &mut Statistics,
-) -> Vec<String> {
+fn effects(scenario: &Scenario, records: &Records, statistics: &mut Statistics) -> Vec<String> {
     let mut problems = Vec::new();
-    let of_session =
-        |effect: &Effect| effect.key.strip_prefix(session)?.strip_prefix('/').map(str::to_owned);
+    let runs: BTreeSet<&str> =
+        records.all("run_started").filter_map(|started| started["run_id"].as_str()).collect();
+    let of_session = |effect: &Effect| {
+        let (run, call) = effect.key.split_once('/')?;
+        runs.contains(run).then(|| call.to_owned())
+    };
     let mut done: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for effect in scenario.shared.effects.done() {
         if let Some(call) = of_session(&effect) {
