@@ -204,7 +204,8 @@ impl HistoryReader {
         let bytes: u64 = entries.iter().map(JournalEntry::approximate_bytes).sum();
         let per_record = (bytes / entries.len().max(1) as u64).max(1);
         let page = usize::try_from(PAGE_BYTES / per_record).unwrap_or(PAGE_MAX);
-        self.page = page.clamp(1, PAGE_MAX);
+        // The next records may be larger than these, so the page grows step by step.
+        self.page = page.clamp(1, PAGE_MAX.min(2 * self.page));
         let mut events = VecDeque::new();
         for entry in entries.iter().take_while(|entry| entry.seq <= self.target) {
             self.past.handle_entry(entry, &mut events);
