@@ -1,5 +1,5 @@
-//! Clients that do not finish their requests, or do not read their answers: they cost little, and lock
-//! nobody out.
+//! Clients that do not finish their requests, or do not read their answers. They cost little, and the host
+//! still serves other clients.
 
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -36,7 +36,7 @@ async fn open_large(service: &Service, messages: usize, bytes: usize) {
 }
 
 #[tokio::test]
-async fn half_sent_requests_lock_nobody_out_and_are_closed() {
+async fn half_sent_requests_are_closed_and_other_clients_are_served() {
     let options = ServerOptions::default().with(|options| {
         options.max_connections = 8;
         options.header_read_timeout = Duration::from_secs(1);

@@ -120,7 +120,7 @@ pub(super) enum StreamMessage {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestSent {
     pub(super) at: Instant,
-    /// How long it had waited for the delay of a retry or for a place of its model.
+    /// The time that it waited before: for the delay of a retry, or for a permit of its model.
     pub(super) waited: Duration,
 }
 

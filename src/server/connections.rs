@@ -1,7 +1,7 @@
 //! The open connections of a server, and the limit on them.
 //!
 //! A connection whose client has sent no complete request yet gives its place to a new one when all
-//! places are taken. So clients that connect and stay silent cannot lock others out.
+//! places are taken. So clients that connect and stay silent do not exclude others.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,7 +66,8 @@ impl Connections {
         self.evict_oldest(&mut self.state.lock())
     }
 
-    /// Counts a connection that is refused or closed without an answer.
+    /// Closes the oldest connection without a complete request, and counts a refused connection. Returns
+    /// false if there is none: then the new connection is the refused one.
     fn evict_oldest(&self, state: &mut ConnectionsState) -> bool {
         self.metrics().connection_refused();
         if !std::mem::replace(&mut state.is_crowded, true) {

@@ -132,14 +132,14 @@ impl DirectoryLock {
         let options =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
         let mut lock = options.open(&path).map_err(|error| open_error(&path, &error))?;
-        if !is_locked_now(&lock).map_err(|error| open_error(&path, &error))? {
+        if !try_to_lock(&lock).map_err(|error| open_error(&path, &error))? {
             let holder = current_holder(&mut lock);
             return Err(JournalError::Locked { dir: dir.to_owned(), holder });
         }
         protect(dir)?;
         let file = database_path(dir);
         let database = options.open(&file).map_err(|error| open_error(&file, &error))?;
-        if !is_locked_now(&database).map_err(|error| open_error(&file, &error))? {
+        if !try_to_lock(&database).map_err(|error| open_error(&file, &error))? {
             let holder = "another host, whose lock file was removed,".to_owned();
             return Err(JournalError::Locked { dir: dir.to_owned(), holder });
         }
@@ -161,7 +161,7 @@ impl DirectoryLock {
 }
 
 /// Locks a file. Returns false if another process has locked it.
-fn is_locked_now(file: &File) -> io::Result<bool> {
+fn try_to_lock(file: &File) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),

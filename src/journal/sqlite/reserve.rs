@@ -18,9 +18,9 @@ impl Reserve {
         Self { path: dir.join("journal.reserve"), bytes }
     }
 
-    /// Returns true if the file should exist and does not have its size.
+    /// Returns true if the file does not have its size. With 0 bytes there should be no file.
     pub(super) fn is_missing(&self) -> bool {
-        self.bytes > 0 && fs::metadata(&self.path).map_or(0, |found| found.len()) != self.bytes
+        fs::metadata(&self.path).map_or(0, |found| found.len()) != self.bytes
     }
 
     /// Creates the file, or changes its size.

@@ -189,7 +189,12 @@ fn the_reserve_is_released_and_filled_again() {
     reserve.release().unwrap();
     assert!(reserve.is_missing());
     reserve.release().unwrap();
-    assert!(!Reserve::new(&dir.0, 0).is_missing(), "none is wanted");
+    let none = Reserve::new(&dir.0, 0);
+    assert!(!none.is_missing(), "none is wanted");
+    reserve.fill().unwrap();
+    assert!(none.is_missing(), "one of an earlier configuration is left");
+    none.fill().unwrap();
+    assert!(!none.is_missing() && !dir.0.join("journal.reserve").exists());
 }
 
 /// A failed fsync is never repeated as if nothing had happened: the system may have dropped the data

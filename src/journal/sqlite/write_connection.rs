@@ -116,6 +116,10 @@ impl WriteConnection {
             transaction.prepare_cached(delete)?.execute([number])?;
         }
         transaction.commit()?;
+        if rows.is_empty() {
+            // Without its row and its records the session refuses records anyway.
+            self.hidden.remove(&number);
+        }
         Ok(true)
     }
 

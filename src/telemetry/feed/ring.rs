@@ -1,7 +1,7 @@
 //! The delivered events that subscribers have not read, in one buffer for all of them.
 //!
-//! A subscriber that does not read costs a counter for each event, whoever it is: it has no queue of its
-//! own, and it is woken only if it waits.
+//! A subscriber that does not read costs one counter update for each event: it has no queue of its own,
+//! and it is woken only while it waits.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,21 +15,22 @@ use crate::event::PublishedEvent;
 use crate::journal::JournalError;
 use crate::types::RunId;
 
-/// Number of events that everybody has read from which they are removed behind one that is unread.
+/// Number of slots without readers from which they are removed although an earlier slot has a reader.
 const DEAD_SLOTS_MAX: usize = 64;
 
 /// The unread events of a feed, and its subscribers.
 #[derive(Debug, Default)]
 pub(super) struct EventRing {
     state: Mutex<RingState>,
-    /// Number of subscribers that receive events.
+    /// Number of subscribers that receive events. Changed under the lock of `state`, and read without
+    /// it for each text delta.
     subscribers: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct RingState {
     slots: VecDeque<Slot>,
-    /// Number of slots that everybody has read, behind one that somebody has not.
+    /// Number of slots without readers, which stay because an earlier slot has one.
     dead: usize,
     /// The index of the next event.
     next: u64,
@@ -44,7 +45,7 @@ struct RingState {
 struct Slot {
     index: u64,
     event: Arc<PublishedEvent>,
-    /// Number of subscribers that have to read it.
+    /// Number of subscribers that have not read it yet.
     readers: usize,
 }
 
@@ -90,7 +91,9 @@ impl EventRing {
     /// Passes an event to every subscriber. Those with `capacity` unread events are removed: they are
     /// too slow. Returns their number.
     pub(super) fn publish(&self, event: &Arc<PublishedEvent>) -> usize {
-        let (mut wakers, mut lagged, mut readers) = (Vec::new(), 0, 0);
+        // Most events wake one subscriber, which needs no allocation.
+        let (mut first_waker, mut wakers) = (None, Vec::new());
+        let (mut lagged, mut readers) = (0, 0);
         let mut state = self.state.lock();
         let RingState { slots, next, entries, free, .. } = &mut *state;
         let index = *next;
@@ -102,7 +105,10 @@ impl EventRing {
             if entry.unread < entry.capacity {
                 entry.unread += 1;
                 readers += 1;
-                wakers.extend(entry.waker.take());
+                match entry.waker.take() {
+                    Some(waker) if first_waker.is_none() => first_waker = Some(waker),
+                    waker => wakers.extend(waker),
+                }
                 continue;
             }
             // It has no end yet, so this cannot fail.
@@ -115,9 +121,9 @@ impl EventRing {
             slots.push_back(Slot { index, event: Arc::clone(event), readers });
             *next += 1;
         }
-        drop(state);
         self.subscribers.fetch_sub(lagged, Ordering::Relaxed);
-        wakers.into_iter().for_each(Waker::wake);
+        drop(state);
+        first_waker.into_iter().chain(wakers).for_each(Waker::wake);
         lagged
     }
 
@@ -156,8 +162,8 @@ impl EventRing {
             wakers.extend(entry.waker);
         }
         state.free.clear();
-        drop(state);
         self.subscribers.store(0, Ordering::Relaxed);
+        drop(state);
         wakers.into_iter().for_each(Waker::wake);
     }
 
@@ -202,7 +208,7 @@ impl RingState {
         Some((slot.index, Arc::clone(&slot.event)))
     }
 
-    /// Counts an event as read, and drops the events that everybody has read.
+    /// Counts an event as read by one subscriber, and drops the slots without readers.
     fn mark_read(&mut self, index: u64) {
         let at = self.slots.partition_point(|slot| slot.index < index);
         let Some(slot) = self.slots.get_mut(at) else { return };
