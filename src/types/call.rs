@@ -35,6 +35,7 @@ impl fmt::Display for CallKey {
     }
 }
 
+#[doc(hidden)]
 impl FromStr for CallKey {
     type Err = InvalidCallKey;
 

@@ -231,6 +231,7 @@ impl fmt::Display for Execution {
     }
 }
 
+#[doc(hidden)]
 impl std::str::FromStr for Execution {
     type Err = InvalidExecution;
 
