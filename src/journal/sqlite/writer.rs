@@ -8,16 +8,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{
-    BatchCallback, BatchStatus, EngineLogState, GroupCommit, JournalError, JournalObserver,
-};
+use super::super::{BatchStatus, EngineLogState, GroupCommit, JournalError, JournalObserver};
 use super::SharedFailure;
 use super::data_directory::{self, DirectoryLock};
 use super::database;
 use super::errors;
 use super::pages;
-use super::queue::{self, QueuedBatch, WriteQueue, WriterTask};
+use super::queue::{QueuedBatch, WriteQueue, WriterTask};
 use super::reserve::Reserve;
+use super::status::{SharedCallback, StatusReport, StatusReporter};
 use super::write_connection::{BatchOutcome, WriteConnection};
 use crate::config::Durability;
 
@@ -54,6 +53,7 @@ pub(super) struct JournalWriter {
     broken: Option<JournalError>,
     reserve: Reserve,
     failure: SharedFailure,
+    reporter: StatusReporter,
     /// The time of the next attempt to write after a failure, or to fill the reserve.
     retry_at: Option<Instant>,
     /// Unlocked last, after the database is closed.
@@ -64,7 +64,7 @@ pub(super) struct JournalWriter {
 struct UnsyncedBatch {
     engine_state: Arc<EngineLogState>,
     first: u64,
-    on_status: BatchCallback,
+    on_status: SharedCallback,
 }
 
 /// The parts of a writer.
@@ -76,15 +76,16 @@ pub(super) struct WriterParts {
     pub(super) durability: Durability,
     pub(super) reserve: Reserve,
     pub(super) failure: SharedFailure,
+    pub(super) reporter: StatusReporter,
     pub(super) lock: DirectoryLock,
 }
 
 /// Abandons the queue when the writer ends for any reason.
-struct AbandonOnDrop(Arc<WriteQueue>);
+struct AbandonOnDrop(Arc<WriteQueue>, StatusReporter);
 
 impl Drop for AbandonOnDrop {
     fn drop(&mut self) {
-        self.0.abandon();
+        self.1.report(self.0.abandon());
     }
 }
 
@@ -92,8 +93,17 @@ impl JournalWriter {
     /// Creates the writer. `log` is the write-ahead log in `dir`; its directory entry is durable
     /// afterwards.
     pub(super) fn new(parts: WriterParts, dir: &Path, log: &Path) -> std::io::Result<Self> {
-        let WriterParts { store, queue, observer, sessions, durability, reserve, failure, lock } =
-            parts;
+        let WriterParts {
+            store,
+            queue,
+            observer,
+            sessions,
+            durability,
+            reserve,
+            failure,
+            reporter,
+            lock,
+        } = parts;
         let log = File::open(log)?;
         // Without space for the reserve the journal can still be used.
         let filled = if reserve.is_missing() { reserve.fill() } else { Ok(()) };
@@ -112,6 +122,7 @@ impl JournalWriter {
             broken,
             reserve,
             failure,
+            reporter,
             retry_at,
             lock,
         })
@@ -119,7 +130,7 @@ impl JournalWriter {
 
     /// Runs until the queue is closed and empty.
     pub(super) fn run(mut self) {
-        let _abandons = AbandonOnDrop(Arc::clone(&self.queue));
+        let _abandons = AbandonOnDrop(Arc::clone(&self.queue), self.reporter.clone());
         // The host may have ended while sessions were being deleted.
         while self.store.remove_hidden().unwrap_or(false) {}
         loop {
@@ -148,7 +159,7 @@ impl JournalWriter {
     fn store(&mut self, batches: Vec<QueuedBatch>) {
         if let Some(error) = &self.broken {
             let error = error.clone();
-            return batches.into_iter().for_each(|batch| self.fail(batch, &error));
+            return self.fail(batches, &error);
         }
         let began = Instant::now();
         let mut stored = self.store.store(&batches);
@@ -171,7 +182,7 @@ impl JournalWriter {
                 if is_common {
                     self.set_failure(Some(error.clone()));
                 }
-                batches.into_iter().for_each(|batch| self.fail(batch, &error));
+                self.fail(batches, &error);
             }
         }
     }
@@ -223,10 +234,10 @@ impl JournalWriter {
         self.set_failure(None);
         let mut group = GroupCommit { batches: 0, records: 0, took };
         for (batch, outcome) in batches.iter().zip(&outcomes) {
-            if let BatchOutcome::Stored { number, new } = outcome {
-                batch.engine_state.number.store(*number, Ordering::Release);
+            if let BatchOutcome::Stored { position, new } = outcome {
+                *batch.engine_state.position.lock() = Some(*position);
                 group.batches += 1;
-                group.records += batch.rows.len();
+                group.records += batch.records();
                 self.sessions.fetch_add(usize::from(*new), Ordering::AcqRel);
             }
         }
@@ -234,29 +245,36 @@ impl JournalWriter {
         if group.batches > 0 {
             self.observer.stored(group);
         }
-        for (mut batch, outcome) in batches.into_iter().zip(outcomes) {
+        let (mut written, mut refused) = (Vec::new(), Vec::new());
+        for (batch, outcome) in batches.into_iter().zip(outcomes) {
             match outcome {
                 BatchOutcome::Stored { .. } => {
-                    if self.durability == Durability::Relaxed {
-                        batch.notify(BatchStatus::Written);
-                    }
-                    self.unsynced_since.get_or_insert_with(Instant::now);
-                    let first = batch.rows.first().map_or(0, |row| row.seq);
+                    let first = *batch.seqs.start();
                     let QueuedBatch { engine_state, on_status, .. } = batch;
+                    if self.durability == Durability::Relaxed {
+                        written.push((Arc::clone(&on_status), BatchStatus::Written));
+                    }
                     self.unsynced.push(UnsyncedBatch { engine_state, first, on_status });
                 }
-                BatchOutcome::Refused(error) => self.fail(batch, &error),
+                BatchOutcome::Refused(error) => refused.push((batch, error)),
             }
+        }
+        self.reporter.report(written);
+        if !self.unsynced.is_empty() {
+            self.unsynced_since.get_or_insert_with(Instant::now);
         }
         if self.durability == Durability::Strict {
             self.sync();
         }
+        for (batch, error) in refused {
+            self.fail(vec![batch], &error);
+        }
     }
 
-    /// Reports that a batch is not stored, after the status of all earlier batches.
-    fn fail(&mut self, batch: QueuedBatch, error: &JournalError) {
+    /// Reports that batches are not stored, after the status of all earlier batches.
+    fn fail(&mut self, batches: Vec<QueuedBatch>, error: &JournalError) {
         self.sync();
-        batch.fail(error);
+        self.reporter.report(batches.into_iter().map(|batch| batch.failed(error)).collect());
     }
 
     /// Makes all written batches durable.
@@ -279,20 +297,19 @@ impl JournalWriter {
         let unsynced = std::mem::take(&mut self.unsynced);
         let Err(error) = synced else {
             self.observer.synced(began.elapsed());
-            for mut batch in unsynced {
-                queue::notify(&mut batch.on_status, BatchStatus::Durable);
-            }
-            return;
+            let durable = |batch: UnsyncedBatch| (batch.on_status, BatchStatus::Durable);
+            return self.reporter.report(unsynced.into_iter().map(durable).collect());
         };
         // The system dropped pages of the log that SQLite considers written. Nothing after them can
         // become durable.
         let reason =
             format!("its log cannot be synced ({error}): look at the disk, then start again");
         let error = JournalError::Write(reason);
-        for mut batch in unsynced {
+        let failed = |batch: UnsyncedBatch| -> StatusReport {
             batch.engine_state.fail(batch.first);
-            queue::notify(&mut batch.on_status, BatchStatus::Failed(error.clone()));
-        }
+            (batch.on_status, BatchStatus::Failed(error.clone()))
+        };
+        self.reporter.report(unsynced.into_iter().map(failed).collect());
         self.set_failure(Some(error.clone()));
         self.broken = Some(error);
     }
