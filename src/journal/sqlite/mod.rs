@@ -58,7 +58,7 @@ type SharedFailure = Arc<Mutex<Option<JournalError>>>;
 /// Stores records in a SQLite database.
 pub struct SqliteJournal {
     queue: Arc<WriteQueue>,
-    readers: ReadConnections,
+    readers: Arc<ReadConnections>,
     sessions: Arc<AtomicUsize>,
     file: PathBuf,
     /// The open file, while the writer runs.
@@ -116,7 +116,7 @@ impl Default for SqliteOptions {
 struct DiskFaults {
     /// The disk is full when the database has this number of pages.
     pages_max: Option<u32>,
-    /// The file that is synced instead of the write-ahead log.
+    /// The file that is opened and synced instead of the write-ahead log.
     synced_file: Option<PathBuf>,
 }
 
@@ -160,8 +160,10 @@ impl SqliteJournal {
         let queue = Arc::new(WriteQueue::new(queue_max));
         let store = WriteConnection::new(connection).map_err(|error| open_error(&error))?;
         let failure = Arc::new(Mutex::new(None));
+        let readers = Arc::new(ReadConnections::new(file.clone()));
         let parts = WriterParts {
             store,
+            readers: Arc::clone(&readers),
             queue: Arc::clone(&queue),
             observer,
             sessions: Arc::clone(&sessions),
@@ -176,12 +178,11 @@ impl SqliteJournal {
             reason: error.to_string(),
         };
         let log = faults.synced_file.unwrap_or_else(|| data_directory::wal_path(&file));
-        let writer = JournalWriter::new(parts, dir, &log).map_err(io_error)?;
+        let writer = JournalWriter::new(parts, file.clone(), log).map_err(io_error)?;
         let thread = std::thread::Builder::new()
             .name("callsheet-journal".to_owned())
             .spawn(move || writer.run())
             .map_err(io_error)?;
-        let readers = ReadConnections::new(file.clone());
         Ok(Self {
             queue,
             readers,

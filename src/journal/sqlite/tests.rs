@@ -213,15 +213,59 @@ async fn after_a_failed_fsync_nothing_is_acknowledged() {
             session.append(vec![opened("default")], Urgency::Urgent, || ());
             let error = session.wait_durable(Seq(1)).await.unwrap_err().to_string();
             assert!(error.contains("cannot be synced"), "{name}: {error}");
-            assert!(error.contains("start again"), "{name}: {error}");
             assert_eq!(session.durable_seq(), Seq(0));
         }
         let failure = journal.failure().unwrap().to_string();
         assert!(failure.contains("cannot be synced"), "{failure}");
-        // It is read-only from here on, also after the retries.
+        // It is read-only, also after attempts to open it again.
         tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
         assert!(journal.failure().is_some());
         assert!(journal.list(&StoredSessionFilter::default()).is_ok());
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn after_a_failed_fsync_the_database_is_opened_again() {
+    for durability in [Durability::Strict, Durability::Relaxed] {
+        let dir = TestDir::new();
+        store_session(&open(&dir, durability), "before", 5).await;
+        let synced = dir.0.join("synced");
+        let point_to = |target: &Path| {
+            let _ = std::fs::remove_file(&synced);
+            std::os::unix::fs::symlink(target, &synced).unwrap();
+        };
+        let log_path = data_directory::wal_path(&data_directory::database_path(&dir.0));
+        // The disk fails: what is opened from here on cannot be synced.
+        point_to("/dev/null".as_ref());
+        let faults = DiskFaults { synced_file: Some(synced.clone()), ..DiskFaults::default() };
+        let journal = SqliteJournal::open_with_faults(&dir.0, options(durability), faults).unwrap();
+        let journal = Arc::new(journal);
+        let going_on = log(&journal, "before", 5);
+        let failed = log(&journal, "failed", 0);
+        failed.append(vec![opened("failed-1")], Urgency::Urgent, || ());
+        failed.wait_durable(Seq(1)).await.unwrap_err();
+        tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
+        assert!(journal.failure().is_some());
+        assert!(journal.remove(&[id("before")]).is_err());
+        point_to(&log_path);
+        while journal.failure().is_some() {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        going_on.append(vec![opened("before-6")], Urgency::Urgent, || ());
+        going_on.wait_durable(Seq(6)).await.unwrap();
+        failed.append(vec![opened("failed-2")], Urgency::Urgent, || ());
+        failed.wait_durable(Seq(2)).await.unwrap_err();
+        store_session(&journal, "after", 2).await;
+        let count = journal.list(&StoredSessionFilter::default()).unwrap().len();
+        assert_eq!(journal.count(), Ok(count));
+        drop((going_on, failed, journal));
+        let journal = open(&dir, durability);
+        assert_eq!(
+            texts(&journal, "before"),
+            (1..=6).map(|at| format!("before-{at}")).collect::<Vec<_>>()
+        );
+        assert_eq!(texts(&journal, "after"), ["after-1", "after-2"]);
     }
 }
 

@@ -26,8 +26,8 @@ pub(in crate::journal) struct LogPosition {
     number: i64,
     /// The sequence number of its last stored record.
     last: u64,
-    /// The number of deletions before. After another one, the session may not exist any more.
-    deletions: u64,
+    /// The epoch of the writer at that time.
+    epoch: u64,
 }
 
 /// The connection of the writer.
@@ -46,15 +46,16 @@ struct WriteState {
     next_number: i64,
     /// The numbers of the sessions that were hidden. Their logs may still append.
     hidden: HashSet<i64>,
-    /// The number of deletions.
-    deletions: u64,
+    /// Increases when sessions are deleted, and when the database is opened again. Positions of earlier epochs
+    /// must be read from the database.
+    epoch: u64,
 }
 
 impl WriteConnection {
     pub(super) fn new(connection: Connection) -> rusqlite::Result<Self> {
         let numbers = "SELECT coalesce(max(number), 0) + 1 FROM sessions";
         let next_number = connection.query_row(numbers, [], |row| row.get(0))?;
-        let state = WriteState { next_number, hidden: HashSet::new(), deletions: 0 };
+        let state = WriteState { next_number, hidden: HashSet::new(), epoch: 0 };
         Ok(Self { connection, state, kill: KillPoint::from_env() })
     }
 
@@ -87,7 +88,7 @@ impl WriteConnection {
         transaction.commit()?;
         let removed = hidden.len();
         self.state.hidden.extend(hidden);
-        self.state.deletions += 1;
+        self.state.epoch += 1;
         Ok(removed)
     }
 
@@ -101,6 +102,13 @@ impl WriteConnection {
             self.state.hidden.remove(&number);
         }
         Ok(!matches!(step, DeletionStep::Nothing))
+    }
+
+    /// Closes the database.
+    pub(super) fn close(&mut self) -> rusqlite::Result<()> {
+        self.state.epoch += 1;
+        let placeholder = Connection::open_in_memory()?;
+        std::mem::replace(&mut self.connection, placeholder).close().map_err(|(_, error)| error)
     }
 
     /// Writes one page, to try whether the database can be written.
@@ -138,7 +146,7 @@ fn insert_batch(
     let new = number.is_none();
     let number = match (number, &batch.opening) {
         (Some(number), _) => {
-            let known = known.filter(|known| known.deletions == state.deletions);
+            let known = known.filter(|known| known.epoch == state.epoch);
             let last = match (last_seqs.get(&number), known) {
                 (Some(last), _) => Some(*last),
                 (None, Some(known)) => Some(known.last),
@@ -195,7 +203,7 @@ fn insert_batch(
             .prepare_cached("UPDATE sessions SET running = ?2 WHERE number = ?1 AND running <> ?2")?
             .execute((number, state == SessionState::Running))?;
     }
-    let position = LogPosition { number, last: *batch.seqs.end(), deletions: state.deletions };
+    let position = LogPosition { number, last: *batch.seqs.end(), epoch: state.epoch };
     Ok(BatchOutcome::Stored { position, new })
 }
 

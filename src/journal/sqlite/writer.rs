@@ -1,11 +1,12 @@
 //! The writer thread: stores many batches in one transaction, with one fsync for all of them.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use rusqlite::config::DbConfig;
 use tokio::time::Instant;
 
 use super::super::{BatchStatus, EngineLogState, GroupCommit, JournalError, JournalObserver};
@@ -14,7 +15,9 @@ use super::data_directory::{self, DirectoryLock};
 use super::database;
 use super::errors;
 use super::pages;
+use super::query;
 use super::queue::{QueuedBatch, WriteQueue, WriterTask};
+use super::read_connections::ReadConnections;
 use super::reserve::Reserve;
 use super::status::{SharedCallback, StatusReport, StatusReporter};
 use super::write_connection::{BatchOutcome, WriteConnection};
@@ -46,10 +49,13 @@ pub(super) struct JournalWriter {
     /// Number of stored sessions.
     sessions: Arc<AtomicUsize>,
     durability: Durability,
+    file: PathBuf,
+    log_path: PathBuf,
     log: File,
+    readers: Arc<ReadConnections>,
     unsynced: Vec<UnsyncedBatch>,
     unsynced_since: Option<Instant>,
-    /// The error after which nothing can be stored.
+    /// The error of an fsync. Nothing can be stored until the database was opened again.
     broken: Option<JournalError>,
     reserve: Reserve,
     failure: SharedFailure,
@@ -70,6 +76,7 @@ struct UnsyncedBatch {
 /// The parts of a writer.
 pub(super) struct WriterParts {
     pub(super) store: WriteConnection,
+    pub(super) readers: Arc<ReadConnections>,
     pub(super) queue: Arc<WriteQueue>,
     pub(super) observer: Arc<dyn JournalObserver>,
     pub(super) sessions: Arc<AtomicUsize>,
@@ -90,11 +97,16 @@ impl Drop for AbandonOnDrop {
 }
 
 impl JournalWriter {
-    /// Creates the writer. `log` is the write-ahead log in `dir`; its directory entry is durable
-    /// afterwards.
-    pub(super) fn new(parts: WriterParts, dir: &Path, log: &Path) -> std::io::Result<Self> {
+    /// Creates the writer of the database `file`. `log_path` is its write-ahead log, whose directory entry is
+    /// durable afterwards.
+    pub(super) fn new(
+        parts: WriterParts,
+        file: PathBuf,
+        log_path: PathBuf,
+    ) -> std::io::Result<Self> {
         let WriterParts {
             store,
+            readers,
             queue,
             observer,
             sessions,
@@ -104,11 +116,11 @@ impl JournalWriter {
             reporter,
             lock,
         } = parts;
-        let log = File::open(log)?;
+        let log = File::open(&log_path)?;
         // Without space for the reserve the journal can still be used.
         let filled = if reserve.is_missing() { reserve.fill() } else { Ok(()) };
         let retry_at = filled.is_err().then(|| Instant::now() + RETRY_PERIOD);
-        data_directory::sync_directory(dir)?;
+        sync_parent(&file)?;
         let (unsynced, unsynced_since, broken) = (Vec::new(), None, None);
         Ok(Self {
             store,
@@ -116,7 +128,10 @@ impl JournalWriter {
             observer,
             sessions,
             durability,
+            file,
+            log_path,
             log,
+            readers,
             unsynced,
             unsynced_since,
             broken,
@@ -206,13 +221,46 @@ impl JournalWriter {
 
     /// Tries to write after a failure, and to fill the reserve.
     fn retry(&mut self) {
-        if self.broken.is_none() && self.failure.lock().is_some() {
+        if self.broken.is_some() {
+            if let Ok(()) = self.reopen() {
+                self.broken = None;
+                self.set_failure(None);
+            }
+        } else if self.failure.lock().is_some() {
             let probe = self.store.probe();
             self.set_failure(probe.err().map(|error| errors::write_error(&error)));
         }
         let works = self.failure.lock().is_none();
         let is_done = works && (!self.reserve.is_missing() || self.reserve.fill().is_ok());
         self.retry_at = (!is_done).then(|| Instant::now() + RETRY_PERIOD);
+    }
+
+    /// Opens the database again after a failed fsync.
+    ///
+    /// The system may have dropped what it could not write, and reports the error only once. So the log cannot
+    /// be continued (<https://wiki.postgresql.org/wiki/Fsync_Errors>). A new connection reads the log up to
+    /// the first wrong checksum, which are at least all records that were reported as durable. A checkpoint
+    /// then writes these pages to the database, syncs it and empties the log. While another program reads the database,
+    /// its state of the log is used without reading the log again.
+    fn reopen(&mut self) -> Result<(), JournalError> {
+        let readers = Arc::clone(&self.readers);
+        readers.while_closed(|| {
+            let write_error = |error: rusqlite::Error| errors::write_error(&error);
+            let connection = &self.store.connection;
+            connection
+                .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
+                .and_then(|_| self.store.close())
+                .map_err(write_error)?;
+            let connection = database::open(&self.file)?;
+            let stored = query::count(&connection).map_err(|error| error.open_error(&self.file))?;
+            self.store.connection = connection;
+            let io_error = |error: std::io::Error| JournalError::Write(error.to_string());
+            self.log = File::open(&self.log_path).map_err(io_error)?;
+            self.empty_log()?;
+            sync_parent(&self.file).map_err(io_error)?;
+            self.sessions.store(stored, Ordering::Release);
+            Ok(())
+        })
     }
 
     /// Performs a write that makes room. On a full disk it uses the reserve.
@@ -302,8 +350,7 @@ impl JournalWriter {
         };
         // The system dropped pages of the log that SQLite considers written. Nothing after them can
         // become durable.
-        let reason =
-            format!("its log cannot be synced ({error}): look at the disk, then start again");
+        let reason = format!("its log cannot be synced ({error}): look at the disk");
         let error = JournalError::Write(reason);
         let failed = |batch: UnsyncedBatch| -> StatusReport {
             batch.engine_state.fail(batch.first);
@@ -316,6 +363,9 @@ impl JournalWriter {
 
     /// Performs a task. Returns true if it is to be repeated.
     fn perform(&mut self, task: WriterTask) -> Result<bool, JournalError> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
         match task {
             WriterTask::Hide(sessions) => {
                 let hidden = self.make_room(|store| store.hide(&sessions))?;
@@ -389,4 +439,9 @@ impl JournalWriter {
             let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         }
     }
+}
+
+/// Makes the entries of a file's directory durable.
+fn sync_parent(file: &Path) -> std::io::Result<()> {
+    file.parent().map_or(Ok(()), data_directory::sync_directory)
 }
