@@ -28,7 +28,7 @@ const SYNC_WAIT: Duration = Duration::from_millis(100);
 
 /// Number of pages of the write-ahead log from which the writer checkpoints it: with an empty
 /// queue, and always.
-const LOG_PAGES_SOFT: i64 = 1_000;
+const LOG_PAGES_SOFT: i64 = 2_000;
 const LOG_PAGES_HARD: i64 = 8_000;
 
 /// Number of pages of the log from which it is checkpointed while the disk has little space or sessions are
