@@ -121,13 +121,13 @@ pub use runtime::{
 pub use telemetry::histogram_bounds;
 pub use turn::ApprovalDecision;
 pub use types::{
-    ApprovalPhase, CallKey, Content, ContentPart, Image, Judgement, RunEnd, RunError, RunId, Seq,
-    SessionId, ToolStatus, TraceContext, Verdict,
+    ApprovalPhase, CallKey, Content, ContentPart, Image, Judgement, ResultImage, ResultPart,
+    ResultResource, RunEnd, RunError, RunId, Seq, SessionId, ToolStatus, TraceContext, Verdict,
 };
 
 /// Requests to models and their responses, without a host; models of one's own.
 pub mod model {
-    pub use crate::message::{Message, MessageList, ResponseMessage};
+    pub use crate::message::{Message, MessageList, ResponseMessage, ResultContent};
     pub use crate::response::{ResponseAssembler, decode_body};
     pub use crate::runtime::model::{
         InvalidModel, ModelClient, ModelReply, ModelRequest, ModelResponse, ModelSource,
