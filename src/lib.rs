@@ -130,13 +130,14 @@ pub use turn::ApprovalDecision;
 #[doc(hidden)]
 pub use types::Judgement;
 pub use types::{
-    ApprovalPhase, CallKey, Content, ContentPart, Image, InvalidContent, InvalidSessionId, RunEnd,
-    RunError, RunId, Seq, SessionId, ToolStatus, TraceContext, Verdict,
+    ApprovalPhase, CallKey, Content, ContentPart, Image, InvalidContent, InvalidSessionId,
+    ResultImage, ResultPart, ResultResource, RunEnd, RunError, RunId, Seq, SessionId, ToolStatus,
+    TraceContext, Verdict,
 };
 
 /// Requests to models and their responses, without a host; models of one's own.
 pub mod model {
-    pub use crate::message::{Message, MessageList, ResponseMessage};
+    pub use crate::message::{Message, MessageList, ResponseMessage, ResultContent};
     #[doc(hidden)]
     pub use crate::response::{ResponseAssembler, decode_body};
     pub use crate::runtime::model::{

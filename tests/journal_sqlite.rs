@@ -360,8 +360,8 @@ fn an_invalid_journal_is_refused_with_a_reason() {
     let connection = rusqlite::Connection::open(dir.database()).unwrap();
     connection.pragma_update(None, "user_version", 7).unwrap();
     let error = refused(&dir);
-    assert!(error.contains("it is of version 7, and this program reads version 1"), "{error}");
-    connection.pragma_update(None, "user_version", 1).unwrap();
+    assert!(error.contains("it is of version 7, and this program reads version 2"), "{error}");
+    connection.pragma_update(None, "user_version", 2).unwrap();
     drop(connection);
     drop(open(&dir));
 

@@ -199,8 +199,8 @@ async fn verify_names_each_problem_and_continues_with_the_other_sessions() {
          WHERE session = (SELECT number FROM sessions WHERE id = 'worse') AND seq = 6",
     );
     folder.tamper(
-        "UPDATE records SET body = '{\"v\":1,\"record\":{\"type\":\"surprise\"}}'
-         WHERE session = (SELECT number FROM sessions WHERE id = 'answered') AND seq = 2",
+        "UPDATE records SET body = replace(body, '\"type\":\"run_started\"', '\"type\":\"surprise\"')
+         WHERE session = (SELECT number FROM sessions WHERE id = 'answered')",
     );
     let output = folder.run(&["verify"]);
     assert_eq!(output.status.code(), Some(1));

@@ -17,8 +17,6 @@ mod verify;
 
 use std::fmt;
 use std::sync::Arc;
-#[cfg(feature = "sqlite")]
-use std::sync::atomic::AtomicI64;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -159,9 +157,9 @@ pub enum BatchStatus {
 /// The state that an engine keeps for one [`SessionLog`].
 #[derive(Debug, Default)]
 pub struct EngineLogState {
-    /// The engine's number of the session. 0 if it is unknown.
+    /// The position in the database, if it is known.
     #[cfg(feature = "sqlite")]
-    number: AtomicI64,
+    position: parking_lot::Mutex<Option<sqlite::LogPosition>>,
     /// The first record that could not be stored, or 0. Later records would leave a gap.
     failed: AtomicU64,
 }

@@ -5,6 +5,7 @@
 
 mod list;
 mod request_parts;
+mod result_content;
 mod size;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use crate::types::{Content, MessagePart, ModelOrigin, ToolCall};
 
 pub use list::MessageList;
 pub use request_parts::RequestPart;
+pub use result_content::ResultContent;
 pub use size::{content_bytes, json_bytes};
 
 /// One message of a history.
@@ -39,7 +41,7 @@ pub enum Message {
         /// The tool's name.
         name: Arc<str>,
         /// The result as the model sees it.
-        content: Arc<str>,
+        content: ResultContent,
         /// Further data of the result: a JSON object.
         metadata: Value,
     },

@@ -65,11 +65,19 @@ impl JournalEntry {
     /// Returns the body to store: one JSON object `{"v", "shown"?, "record"}`. Sequence number and
     /// time are stored beside it.
     #[must_use]
-    #[expect(clippy::expect_used, reason = "plain data with text keys always has a JSON form")]
+    #[expect(clippy::expect_used, reason = "JSON is UTF-8")]
     pub fn body(&self) -> String {
+        let mut body = Vec::new();
+        self.write_body(&mut body);
+        String::from_utf8(body).expect("JSON")
+    }
+
+    /// Appends the body to a buffer. It has no line breaks.
+    #[expect(clippy::expect_used, reason = "plain data with text keys always has a JSON form")]
+    pub fn write_body(&self, buffer: &mut Vec<u8>) {
         let written =
             StoredRecord { v: RECORD_VERSION, shown: self.displayed_bytes, record: &self.record };
-        serde_json::to_string(&written).expect("plain data")
+        serde_json::to_writer(buffer, &written).expect("plain data");
     }
 
     /// Returns another record with the same sequence number and time.

@@ -41,7 +41,7 @@
 //! | --- | --- |
 //! | `mod.rs` | the [`Tool`] trait |
 //! | `typed.rs` | [`TypedTool`], and closures as tools |
-//! | `output.rs` | [`ToolOutput`]: the text that the model reads |
+//! | `output.rs` | [`ToolOutput`]: what the model reads: text, images, resources, or a value |
 //! | `error.rs` | [`ToolError`]: a message for the model, and its source for the log |
 //! | `spec.rs` | [`ToolSpec`]: name, input schema and scheduling policy of a tool |
 //! | `schema.rs` | [`InputSchema`]: a JSON schema with its compiled validator |

@@ -11,6 +11,7 @@
 //! | `request` | a request to a model, independent of the wire |
 //! | `request_cache` | the body of a request, which reuses the bytes of the previous one |
 //! | `extra_members` | the members of a body, merged with `extra_body` of the configuration |
+//! | `tool_images` | images of tool results, for wires whose results have only text |
 //! | `call_ids` | call ids and tool names in the form that a service accepts |
 //! | `decoder` | bytes to payloads by framing, payloads to deltas by dialect |
 //! | `sse` | server-sent events |
@@ -66,6 +67,7 @@ mod repair;
 mod request;
 mod request_cache;
 mod sse;
+mod tool_images;
 
 use std::fmt;
 use std::str::FromStr;

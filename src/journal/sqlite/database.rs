@@ -16,19 +16,25 @@ use super::{data_directory, pages};
 /// The application id in the file: `CSHJ`.
 const APPLICATION_ID: i32 = 0x4353_484a;
 
-/// The version of the schema.
-const SCHEMA_VERSION: i32 = 1;
+/// The version of the schema. In version 1 every row was one record, and forks had copies of records.
+const SCHEMA_VERSION: i32 = 2;
 
 /// The schema. Records are in a rowid table in the order of insertion, so a transaction writes few
-/// pages even for many sessions. The index finds them by session and sequence number.
+/// pages even for many sessions. A row has consecutive records of one time, one on each line of its body, and
+/// `seq` is the sequence number of the last one. The index finds it by session and sequence number.
+///
+/// A fork has no copies of the records that it shares: its first records, up to `prefix`, are those of `origin`.
 const SCHEMA: &str = "
     CREATE TABLE sessions(
         number INTEGER PRIMARY KEY,
         id TEXT NOT NULL UNIQUE,
         agent TEXT NOT NULL,
         running INTEGER NOT NULL,
-        opened INTEGER NOT NULL
+        opened INTEGER NOT NULL,
+        origin INTEGER,
+        prefix INTEGER NOT NULL DEFAULT 0
     ) STRICT;
+    CREATE INDEX forks ON sessions(origin, prefix) WHERE origin IS NOT NULL;
     CREATE INDEX running_sessions ON sessions(id) WHERE running = 1;
     CREATE TABLE records(
         session INTEGER NOT NULL,
@@ -37,6 +43,13 @@ const SCHEMA: &str = "
         body TEXT NOT NULL
     ) STRICT;
     CREATE UNIQUE INDEX records_by_place ON records(session, seq);
+";
+
+/// Converts the tables of version 1.
+const CONVERSION: &str = "
+    ALTER TABLE sessions ADD COLUMN origin INTEGER;
+    ALTER TABLE sessions ADD COLUMN prefix INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX forks ON sessions(origin, prefix) WHERE origin IS NOT NULL;
 ";
 
 /// Time to wait for a lock of another program: when the database is opened, and later.
@@ -58,7 +71,7 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     // Closing must not checkpoint the log into a damaged database.
     let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
     connection.set_db_config(keep_log, true).map_err(open_error)?;
-    let fresh = check_kind(&connection, file)?;
+    let kind = check_kind(&connection, file)?;
     check_size(&connection, file)?;
     let mode: String = connection
         .pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))
@@ -72,12 +85,19 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     // The tables are always durable.
     connection.pragma_update(None, "synchronous", "full").map_err(open_error)?;
     connection.pragma_update(None, "secure_delete", true).map_err(open_error)?;
-    connection.pragma_update(None, "cache_size", -32_768).map_err(open_error)?;
+    // In KiB. If a transaction moves rows between pages, its commit looks at every cached page
+    // (`pcache1Truncate` in sqlite3.c), so a larger cache costs time.
+    connection.pragma_update(None, "cache_size", -8_192).map_err(open_error)?;
     // The writer does checkpoints itself when the queue is empty.
     connection.pragma_update(None, "wal_autocheckpoint", 0).map_err(open_error)?;
     keep_plans(&connection).map_err(open_error)?;
-    if fresh {
-        create_tables(&mut connection).map_err(open_error)?;
+    let tables = match kind {
+        DatabaseKind::Empty => Some(SCHEMA),
+        DatabaseKind::Version1 => Some(CONVERSION),
+        DatabaseKind::Current => None,
+    };
+    if let Some(tables) = tables {
+        create_tables(&mut connection, tables).map_err(open_error)?;
     }
     check_ends(&connection).map_err(open_error)?;
     connection.set_db_config(keep_log, false).map_err(open_error)?;
@@ -140,9 +160,9 @@ fn immutable(file: &Path) -> String {
     uri + "?immutable=1"
 }
 
-fn create_tables(connection: &mut Connection) -> rusqlite::Result<()> {
+fn create_tables(connection: &mut Connection, tables: &str) -> rusqlite::Result<()> {
     let transaction = connection.transaction()?;
-    transaction.execute_batch(SCHEMA)?;
+    transaction.execute_batch(tables)?;
     transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()
@@ -162,8 +182,20 @@ fn check_beginning(path: &Path) -> Result<(), JournalError> {
     }
 }
 
-/// Checks that the database belongs to this program. Returns whether it is new.
-pub(super) fn check_kind(connection: &Connection, file: &Path) -> Result<bool, JournalError> {
+/// A database of this program.
+pub(super) enum DatabaseKind {
+    /// It has no tables.
+    Empty,
+    /// Its tables have version 1 and must be converted.
+    Version1,
+    Current,
+}
+
+/// Checks that the database belongs to this program.
+pub(super) fn check_kind(
+    connection: &Connection,
+    file: &Path,
+) -> Result<DatabaseKind, JournalError> {
     let open_error = |error| errors::open_error(file, &error);
     let number = |pragma| connection.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
     let application = number("application_id").map_err(open_error)?;
@@ -173,8 +205,9 @@ pub(super) fn check_kind(connection: &Connection, file: &Path) -> Result<bool, J
         .map_err(open_error)?;
     let refused = |reason: String| Err(JournalError::Open { path: file.to_owned(), reason });
     match (application, version) {
-        (0, 0) if tables == 0 => Ok(true),
-        (APPLICATION_ID, SCHEMA_VERSION) => Ok(false),
+        (0, 0) if tables == 0 => Ok(DatabaseKind::Empty),
+        (APPLICATION_ID, SCHEMA_VERSION) => Ok(DatabaseKind::Current),
+        (APPLICATION_ID, 1) => Ok(DatabaseKind::Version1),
         (APPLICATION_ID, later) if later > SCHEMA_VERSION => refused(format!(
             "it is of version {later}, and this program reads version {SCHEMA_VERSION}: use the \
              program that wrote it, or a later one"

@@ -7,6 +7,7 @@
 
 mod data_directory;
 mod database;
+mod deletion;
 mod errors;
 mod kill_point;
 mod pages;
@@ -15,6 +16,7 @@ mod queue;
 mod read_connections;
 mod reader;
 mod reserve;
+mod status;
 mod write_connection;
 mod writer;
 
@@ -39,9 +41,11 @@ use crate::config::Durability;
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
 
-use queue::{QueuedBatch, StoredRow, WriteQueue, WriterTask};
+use queue::{Opening, QueuedBatch, StoredRow, WriteQueue, WriterTask};
 use read_connections::ReadConnections;
 use reserve::Reserve;
+use status::StatusReporter;
+pub(super) use write_connection::LogPosition;
 use write_connection::WriteConnection;
 use writer::{JournalWriter, WriterParts};
 
@@ -54,7 +58,7 @@ type SharedFailure = Arc<Mutex<Option<JournalError>>>;
 /// Stores records in a SQLite database.
 pub struct SqliteJournal {
     queue: Arc<WriteQueue>,
-    readers: ReadConnections,
+    readers: Arc<ReadConnections>,
     sessions: Arc<AtomicUsize>,
     file: PathBuf,
     /// The open file, while the writer runs.
@@ -113,7 +117,7 @@ impl Default for SqliteOptions {
 struct DiskFaults {
     /// The disk is full when the database has this number of pages.
     pages_max: Option<u32>,
-    /// The file that is synced instead of the write-ahead log.
+    /// The file that is opened and synced instead of the write-ahead log.
     synced_file: Option<PathBuf>,
 }
 
@@ -157,14 +161,17 @@ impl SqliteJournal {
         let queue = Arc::new(WriteQueue::new(queue_max));
         let store = WriteConnection::new(connection).map_err(|error| open_error(&error))?;
         let failure = Arc::new(Mutex::new(None));
+        let readers = Arc::new(ReadConnections::new(file.clone()));
         let parts = WriterParts {
             store,
+            readers: Arc::clone(&readers),
             queue: Arc::clone(&queue),
             observer,
             sessions: Arc::clone(&sessions),
             durability,
             reserve: Reserve::new(dir, reserve_bytes),
             failure: Arc::clone(&failure),
+            reporter: StatusReporter::start(),
             lock,
         };
         let io_error = |error: std::io::Error| JournalError::Open {
@@ -172,12 +179,11 @@ impl SqliteJournal {
             reason: error.to_string(),
         };
         let log = faults.synced_file.unwrap_or_else(|| data_directory::wal_path(&file));
-        let writer = JournalWriter::new(parts, dir, &log).map_err(io_error)?;
+        let writer = JournalWriter::new(parts, file.clone(), log).map_err(io_error)?;
         let thread = std::thread::Builder::new()
             .name("callsheet-journal".to_owned())
             .spawn(move || writer.run())
             .map_err(io_error)?;
-        let readers = ReadConnections::new(file.clone());
         Ok(Self {
             queue,
             readers,
@@ -226,11 +232,11 @@ impl SqliteJournal {
 impl Journal for SqliteJournal {
     fn append(&self, batch: Batch) -> AppendStatus {
         let Some(batch) = queued_batch(batch) else { return AppendStatus::Durable };
-        let first = batch.rows.first().map_or(0, |row| row.seq);
+        let first = *batch.seqs.start();
         if batch.engine_state.has_failed(first) {
             let reason =
                 format!("a record of session {} before {first} was not stored", batch.session);
-            batch.fail(&JournalError::Write(reason));
+            status::call([batch.failed(&JournalError::Write(reason))]);
         } else {
             self.queue.push(batch);
         }
@@ -306,21 +312,62 @@ impl fmt::Debug for SqliteJournal {
 /// Converts a batch to its stored form, on the calling thread instead of the shared writer thread.
 fn queued_batch(batch: Batch) -> Option<QueuedBatch> {
     let Batch { session, entries, engine_state, urgent, on_status } = batch;
+    let opening = opening(&entries);
+    let fork = opening.as_ref().and_then(|opening| opening.fork.as_ref());
+    let shared = fork.map_or(0, |(_, shared)| usize::try_from(*shared).unwrap_or(usize::MAX));
+    Some(QueuedBatch {
+        state: state_after(entries.iter().map(Arc::as_ref)),
+        seqs: entries.first()?.seq.0..=entries.last()?.seq.0,
+        rows: stored_rows(entries.get(shared..)?),
+        on_status: Arc::new(Mutex::new(on_status)),
+        session,
+        opening,
+        urgent,
+        engine_state,
+    })
+}
+
+/// Returns the opening of a session by its first batch. A fork begins with all the records that it shares,
+/// and the record of the fork.
+fn opening(entries: &[Arc<JournalEntry>]) -> Option<Opening> {
     let first = entries.first()?;
-    let opens = if let Record::SessionOpened { agent, .. } = &first.record {
-        Some(agent.clone())
+    let Record::SessionOpened { agent, .. } = &first.record else { return None };
+    let last = entries.last()?;
+    let fork = if let Record::SessionForked { from, at } = &last.record
+        && first.seq.0 == 1
+        && at.0 + 1 == last.seq.0
+        && last.seq.0 == entries.len() as u64
+    {
+        Some((from.clone(), at.0))
     } else {
         None
     };
-    let state = state_after(entries.iter().map(Arc::as_ref));
-    let row = |entry: &Arc<JournalEntry>| StoredRow {
-        seq: entry.seq.0,
-        time: entry.time,
-        body: entry.body(),
-    };
-    let rows: Vec<StoredRow> = entries.iter().map(row).collect();
-    let bytes = rows.iter().map(|row| row.body.len()).sum();
-    Some(QueuedBatch { session, opens, state, rows, bytes, urgent, engine_state, on_status })
+    Some(Opening { agent: agent.clone(), time: first.time, fork })
+}
+
+/// The length from which a row takes no more records, so that a few records can be read and deleted without
+/// many others.
+const ROW_BYTES: usize = 32 << 10;
+
+/// Combines entries of one time to rows.
+#[expect(clippy::expect_used, reason = "JSON is UTF-8")]
+fn stored_rows(entries: &[Arc<JournalEntry>]) -> Vec<StoredRow> {
+    let mut rows = Vec::new();
+    let mut entries = entries.iter().peekable();
+    while let Some(first) = entries.next() {
+        let (mut last, mut bodies) = (first, Vec::with_capacity(512));
+        first.write_body(&mut bodies);
+        while bodies.len() < ROW_BYTES
+            && let Some(entry) = entries.next_if(|entry| entry.time == first.time)
+        {
+            bodies.push(b'\n');
+            entry.write_body(&mut bodies);
+            last = entry;
+        }
+        let bodies = String::from_utf8(bodies).expect("JSON");
+        rows.push(StoredRow { last_seq: last.seq.0, time: first.time, bodies });
+    }
+    rows
 }
 
 crate::types::impl_with!(SqliteOptions);

@@ -46,8 +46,8 @@ impl From<JournalError> for QueryError {
     }
 }
 
-/// A text that is less than every session id, and greater than the ids of hidden sessions. A session that is
-/// being deleted is hidden: its id is `!` and its number.
+/// A text that is less than every session id, and greater than the ids of hidden sessions: see
+/// [`super::deletion`].
 pub(super) const BEFORE_ALL_IDS: &str = ",";
 
 /// Selects sessions with their last record, which the index finds.
@@ -59,12 +59,50 @@ const SELECT_SESSIONS: &str = "
 
 /// Selects the records that belong to no session. They cannot be listed or deleted.
 const RECORDS_WITHOUT_SESSION: &str = "
-    SELECT session, count(*) FROM records
+    SELECT session, sum(1 + length(body) - length(replace(body, char(10), ''))) FROM records
     WHERE session NOT IN (SELECT number FROM sessions) GROUP BY session LIMIT ?1";
+
+/// Selects the forks whose shared records belong to no session.
+const FORKS_WITHOUT_ORIGIN: &str = "
+    SELECT id FROM sessions
+    WHERE origin IS NOT NULL AND origin NOT IN (SELECT number FROM sessions) LIMIT ?1";
 
 /// Selects the sessions that cannot be listed because they have no record.
 const SESSIONS_WITHOUT_RECORDS: &str = "
     SELECT id FROM sessions WHERE number NOT IN (SELECT session FROM records) LIMIT ?1";
+
+/// A session in the database: its number, and the records that it shares if it is a fork.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SessionRow {
+    pub(super) number: i64,
+    /// The number of the session with the shared records, and the last one of them.
+    pub(super) origin: Option<(i64, u64)>,
+}
+
+/// Returns the session with this id, if it exists.
+pub(super) fn session_row(
+    connection: &Connection,
+    id: &SessionId,
+) -> rusqlite::Result<Option<SessionRow>> {
+    let mut select =
+        connection.prepare_cached("SELECT number, origin, prefix FROM sessions WHERE id = ?1")?;
+    select.query_row([id.as_str()], parse_session_row).optional()
+}
+
+/// Returns the session with this number, also if it is hidden.
+pub(super) fn numbered_session_row(
+    connection: &Connection,
+    number: i64,
+) -> rusqlite::Result<Option<SessionRow>> {
+    let mut select = connection
+        .prepare_cached("SELECT number, origin, prefix FROM sessions WHERE number = ?1")?;
+    select.query_row([number], parse_session_row).optional()
+}
+
+fn parse_session_row(row: &Row<'_>) -> rusqlite::Result<SessionRow> {
+    let origin = row.get::<_, Option<i64>>(1)?.zip(row.get(2)?);
+    Ok(SessionRow { number: row.get(0)?, origin })
+}
 
 /// Returns a session's entries after `after`, in order.
 pub(super) fn read(
@@ -73,27 +111,74 @@ pub(super) fn read(
     after: Seq,
     limit: usize,
 ) -> Result<Vec<JournalEntry>, QueryError> {
-    let mut statement = connection.prepare_cached(
-        "SELECT seq, time, body FROM records
-         WHERE session = (SELECT number FROM sessions WHERE id = ?1) AND seq > ?2 ORDER BY seq LIMIT ?3",
-    )?;
-    let after = after.0.min(i64::MAX as u64);
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut rows = statement.query((session.as_str(), after, limit))?;
-    let mut entries = Vec::new();
-    let mut last = after;
-    while let Some(row) = rows.next()? {
-        let (seq, time): (u64, u64) = (row.get(0)?, row.get(1)?);
-        if seq != last + 1 {
-            let reason = format!("record {} of session {session} is missing", last + 1);
-            return Err(JournalError::Read(reason).into());
-        }
-        last = seq;
-        let body = row.get_ref(2)?.as_str().map_err(rusqlite::Error::from)?;
-        let entry = JournalEntry::read(session, Seq(seq), time, body);
-        entries.push(entry.map_err(JournalError::from)?);
+    // All statements see the same sessions.
+    let transaction = connection.unchecked_transaction()?;
+    let Some(mut row) = session_row(&transaction, session)? else { return Ok(Vec::new()) };
+    let mut reading = EntryReader { session, limit, last: after.0, entries: Vec::new() };
+    // The sessions whose records belong to this one, each with the last of these records.
+    let mut parts = vec![(row.number, u64::MAX)];
+    while let Some((origin, prefix)) = row.origin
+        && after.0 < prefix
+    {
+        parts.push((origin, prefix));
+        let Some(next) = numbered_session_row(&transaction, origin)? else { break };
+        row = next;
     }
-    Ok(entries)
+    for (number, last) in parts.into_iter().rev() {
+        reading.read_rows(&transaction, number, last)?;
+    }
+    Ok(reading.entries)
+}
+
+/// Reads the entries of a session from the rows of one or several sessions.
+struct EntryReader<'a> {
+    session: &'a SessionId,
+    limit: usize,
+    /// The sequence number of the last entry, or the one after which entries are wanted.
+    last: u64,
+    entries: Vec<JournalEntry>,
+}
+
+impl EntryReader<'_> {
+    /// Reads the records of a session up to the last wanted one.
+    fn read_rows(
+        &mut self,
+        connection: &Connection,
+        number: i64,
+        last_wanted: u64,
+    ) -> Result<(), QueryError> {
+        let mut select = connection.prepare_cached(
+            "SELECT seq, time, body FROM records WHERE session = ?1 AND seq > ?2 ORDER BY seq",
+        )?;
+        let mut rows = select.query((number, self.last.min(i64::MAX as u64)))?;
+        while self.last < last_wanted
+            && self.entries.len() < self.limit
+            && let Some(row) = rows.next()?
+        {
+            let (last_of_row, time): (u64, u64) = (row.get(0)?, row.get(1)?);
+            let bodies = row.get_ref(2)?.as_str().map_err(rusqlite::Error::from)?;
+            let first = first_of_row(last_of_row, bodies);
+            if first > self.last + 1 {
+                let reason =
+                    format!("record {} of session {} is missing", self.last + 1, self.session);
+                return Err(JournalError::Read(reason).into());
+            }
+            // A row may begin before the first wanted entry.
+            for (seq, body) in (first..=last_wanted).zip(bodies.split('\n')) {
+                if seq > self.last && self.entries.len() < self.limit {
+                    let entry = JournalEntry::read(self.session, Seq(seq), time, body);
+                    self.entries.push(entry.map_err(JournalError::from)?);
+                    self.last = seq;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the sequence number of the first record of a row.
+pub(super) fn first_of_row(last: u64, bodies: &str) -> u64 {
+    last.saturating_sub(memchr::memchr_iter(b'\n', bodies.as_bytes()).count() as u64)
 }
 
 pub(super) fn find(
@@ -168,10 +253,15 @@ pub(super) fn check(connection: &Connection, problems_max: i64) -> Result<Vec<St
         Ok(format!("{count} records of session number {number} have no row in the table sessions"))
     })?;
     problems.extend(orphans.collect::<rusqlite::Result<Vec<_>>>()?);
-    let mut statement = connection.prepare(SESSIONS_WITHOUT_RECORDS)?;
-    let empty = statement.query_map([problems_max], |row| {
-        Ok(format!("session {} has no records", row.get::<_, String>(0)?))
-    })?;
-    problems.extend(empty.collect::<rusqlite::Result<Vec<_>>>()?);
+    for (sessions, problem) in [
+        (SESSIONS_WITHOUT_RECORDS, "has no records"),
+        (FORKS_WITHOUT_ORIGIN, "is a fork, and the session with its first records is missing"),
+    ] {
+        let mut statement = connection.prepare(sessions)?;
+        let found = statement.query_map([problems_max], |row| {
+            Ok(format!("session {} {problem}", row.get::<_, String>(0)?))
+        })?;
+        problems.extend(found.collect::<rusqlite::Result<Vec<_>>>()?);
+    }
     Ok(problems)
 }

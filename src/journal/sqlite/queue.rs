@@ -1,6 +1,7 @@
 //! The queue of the writer thread.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -8,11 +9,17 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tokio::time::Instant;
 
-use super::super::{BatchCallback, BatchStatus, EngineLogState, JournalError};
+use super::super::{BatchStatus, EngineLogState, JournalError};
+use super::status::{self, SharedCallback, StatusReport};
 use crate::types::{SessionId, SessionState};
 
 /// Maximum delay of a batch that is not urgent.
 const DEFER_TIME_MAX: Duration = Duration::from_millis(10);
+
+/// A transaction waits this long for the batches of other sessions, if the last one had at least this number
+/// of batches: many sessions append, and a transaction costs about as much for one as for all of them.
+const GATHER_TIME: Duration = Duration::from_millis(1);
+const GATHER_FROM_BATCHES: usize = 16;
 
 /// Maximum size of a transaction, unless a single batch is larger.
 const GROUP_BATCHES_MAX: usize = 1_024;
@@ -24,22 +31,33 @@ const QUEUE_BYTES_MAX: usize = 256 << 20;
 /// A queued batch, with its records in stored form.
 pub(super) struct QueuedBatch {
     pub(super) session: SessionId,
-    /// The agent's name, if the batch opens a session.
-    pub(super) opens: Option<String>,
+    /// Set if the batch opens a session.
+    pub(super) opening: Option<Opening>,
     /// The session's state after the batch, if it changes.
     pub(super) state: Option<SessionState>,
+    /// The sequence numbers of its records.
+    pub(super) seqs: RangeInclusive<u64>,
     pub(super) rows: Vec<StoredRow>,
-    pub(super) bytes: usize,
     pub(super) urgent: bool,
     pub(super) engine_state: Arc<EngineLogState>,
-    pub(super) on_status: BatchCallback,
+    pub(super) on_status: SharedCallback,
 }
 
-/// A record in stored form.
-pub(super) struct StoredRow {
-    pub(super) seq: u64,
+/// The opening of a session.
+pub(super) struct Opening {
+    /// The agent's name.
+    pub(super) agent: String,
     pub(super) time: u64,
-    pub(super) body: String,
+    /// The session whose first records it shares, and the number of these records. They are not in the rows.
+    pub(super) fork: Option<(SessionId, u64)>,
+}
+
+/// Consecutive records of one time in stored form: their bodies, separated by line breaks.
+pub(super) struct StoredRow {
+    /// The sequence number of the last one.
+    pub(super) last_seq: u64,
+    pub(super) time: u64,
+    pub(super) bodies: String,
 }
 
 /// A task of the writer besides storing batches. Tasks keep their order among batches.
@@ -90,6 +108,8 @@ struct QueueState {
     flush: bool,
     /// The arrival of the first queued batch that is not urgent.
     deferred_since: Option<Instant>,
+    /// Number of batches of the last transaction.
+    last_group: usize,
     closed: bool,
 }
 
@@ -110,10 +130,10 @@ impl WriteQueue {
         };
         if let Some(error) = refused {
             drop(state);
-            return batch.fail(&error);
+            return status::call([batch.failed(&error)]);
         }
         state.batches += 1;
-        state.bytes += batch.bytes;
+        state.bytes += batch.bytes();
         let wake = if batch.urgent {
             !std::mem::replace(&mut state.is_urgent, true)
         } else {
@@ -158,21 +178,20 @@ impl WriteQueue {
         self.ready.notify_one();
     }
 
-    /// Closes the queue and fails the queued batches, because no writer remains.
-    pub(super) fn abandon(&self) {
+    /// Closes the queue, because no writer remains, and returns the reports that the queued batches failed.
+    pub(super) fn abandon(&self) -> Vec<StatusReport> {
         let items = {
             let mut state = self.state.lock();
             state.closed = true;
             (state.batches, state.bytes) = (0, 0);
             std::mem::take(&mut state.items)
         };
-        for item in items {
-            match item {
-                QueueItem::Batch(batch) => batch.fail(&JournalError::Closed),
-                // Dropping the sender reports the failure.
-                QueueItem::Task(..) => {}
-            }
-        }
+        let failed = |item| match item {
+            QueueItem::Batch(batch) => Some(batch.failed(&JournalError::Closed)),
+            // Dropping the sender reports the failure.
+            QueueItem::Task(..) => None,
+        };
+        items.into_iter().filter_map(failed).collect()
     }
 
     /// Returns the number of queued batches.
@@ -196,6 +215,10 @@ impl WriteQueue {
             }
             self.ready.wait_for(&mut state, wake - now);
         }
+        if state.last_group >= GATHER_FROM_BATCHES && state.batches < GROUP_BATCHES_MAX {
+            // Woken early by a task, or when the queue is closed.
+            self.ready.wait_for(&mut state, GATHER_TIME);
+        }
         state.drain()
     }
 }
@@ -208,12 +231,12 @@ impl QueueState {
             match item {
                 QueueItem::Batch(batch) => {
                     let fits = work.queued.len() < GROUP_BATCHES_MAX
-                        && (work.queued.is_empty() || bytes + batch.bytes <= GROUP_BYTES_MAX);
+                        && (work.queued.is_empty() || bytes + batch.bytes() <= GROUP_BYTES_MAX);
                     if !fits {
                         self.items.push_front(QueueItem::Batch(batch));
                         break;
                     }
-                    bytes += batch.bytes;
+                    bytes += batch.bytes();
                     work.queued.push(batch);
                 }
                 QueueItem::Task(task, done) => {
@@ -222,6 +245,7 @@ impl QueueState {
                 }
             }
         }
+        self.last_group = work.queued.len();
         self.batches -= work.queued.len();
         self.bytes -= bytes;
         self.is_urgent = !self.items.is_empty();
@@ -235,23 +259,20 @@ impl QueueState {
 }
 
 impl QueuedBatch {
-    /// Reports that the batch is not stored. Later records of its session will not be stored
+    /// Returns the report that the batch is not stored. Later records of its session will not be stored
     /// either.
-    pub(super) fn fail(mut self, error: &JournalError) {
-        if let Some(first) = self.rows.first() {
-            self.engine_state.fail(first.seq);
-        }
-        self.notify(BatchStatus::Failed(error.clone()));
+    pub(super) fn failed(self, error: &JournalError) -> StatusReport {
+        self.engine_state.fail(*self.seqs.start());
+        (self.on_status, BatchStatus::Failed(error.clone()))
     }
 
-    pub(super) fn notify(&mut self, status: BatchStatus) {
-        notify(&mut self.on_status, status);
+    /// Returns the number of bytes of its rows.
+    fn bytes(&self) -> usize {
+        self.rows.iter().map(|row| row.bodies.len()).sum()
     }
-}
 
-/// Calls a callback. A panic in it must not end the writer, which all sessions need.
-pub(super) fn notify(on_status: &mut BatchCallback, status: BatchStatus) {
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| on_status(status)));
-    // The panic hook has printed the message.
-    drop(result);
+    /// Returns the number of its records.
+    pub(super) fn records(&self) -> usize {
+        usize::try_from(self.seqs.end() - self.seqs.start()).unwrap_or(usize::MAX) + 1
+    }
 }

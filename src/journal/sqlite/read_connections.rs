@@ -24,6 +24,8 @@ pub(super) struct ReadConnections {
 struct ConnectionPool {
     idle: Vec<Connection>,
     lent: usize,
+    /// True while all connections must be closed.
+    suspended: bool,
     closed: bool,
 }
 
@@ -62,10 +64,26 @@ impl ReadConnections {
         drop(idle);
     }
 
+    /// Closes all connections, runs the work, and then admits reads again. Waits for the reads in progress.
+    pub(super) fn while_closed<T>(&self, work: impl FnOnce() -> T) -> T {
+        {
+            let mut pool = self.pool.lock();
+            pool.suspended = true;
+            pool.idle.clear();
+            while pool.lent > 0 {
+                self.given_back.wait(&mut pool);
+            }
+        }
+        let result = work();
+        self.pool.lock().suspended = false;
+        self.given_back.notify_all();
+        result
+    }
+
     /// Acquires a permit, and an idle connection if there is one.
     fn lend(&self) -> Result<Option<Connection>, JournalError> {
         let mut pool = self.pool.lock();
-        while pool.lent >= CONNECTIONS_MAX && !pool.closed {
+        while (pool.lent >= CONNECTIONS_MAX || pool.suspended) && !pool.closed {
             self.given_back.wait(&mut pool);
         }
         if pool.closed {
@@ -85,11 +103,13 @@ struct LentConnection<'r> {
 impl Drop for LentConnection<'_> {
     fn drop(&mut self) {
         let mut pool = self.readers.pool.lock();
-        pool.lent -= 1;
-        if !pool.closed {
+        if pool.suspended {
+            drop(self.connection.take());
+        } else if !pool.closed {
             pool.idle.extend(self.connection.take());
         }
+        pool.lent -= 1;
         drop(pool);
-        self.readers.given_back.notify_one();
+        self.readers.given_back.notify_all();
     }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::super::{JournalEntry, JournalError, StoredSessionFilter, StoredSessionInfo};
+use super::database::DatabaseKind;
 use super::read_connections::ReadConnections;
 use super::{data_directory, database, errors, query};
 use crate::record::Seq;
@@ -47,12 +48,18 @@ impl JournalReader {
         let readers = ReadConnections::new(file.clone());
         let connection =
             database::open_reading(&file).map_err(|error| errors::open_error(&file, &error))?;
-        if database::check_kind(&connection, &file)? {
-            return Err(open_error(
+        let problem = match database::check_kind(&connection, &file)? {
+            DatabaseKind::Current => None,
+            DatabaseKind::Empty => Some(
                 "it is empty, without tables: if a host has stored sessions here, restore it from a \
-                 backup; otherwise start the host once"
-                    .to_owned(),
-            ));
+                 backup; otherwise start the host once",
+            ),
+            DatabaseKind::Version1 => {
+                Some("an older callsheet has written it: start the host once, which converts it")
+            }
+        };
+        if let Some(problem) = problem {
+            return Err(open_error(problem.to_owned()));
         }
         database::check_size(&connection, &file)?;
         Ok(Self { readers, file })

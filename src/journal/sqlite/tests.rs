@@ -213,14 +213,246 @@ async fn after_a_failed_fsync_nothing_is_acknowledged() {
             session.append(vec![opened("default")], Urgency::Urgent, || ());
             let error = session.wait_durable(Seq(1)).await.unwrap_err().to_string();
             assert!(error.contains("cannot be synced"), "{name}: {error}");
-            assert!(error.contains("start again"), "{name}: {error}");
             assert_eq!(session.durable_seq(), Seq(0));
         }
         let failure = journal.failure().unwrap().to_string();
         assert!(failure.contains("cannot be synced"), "{failure}");
-        // It is read-only from here on, also after the retries.
+        // It is read-only, also after attempts to open it again.
         tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
         assert!(journal.failure().is_some());
         assert!(journal.list(&StoredSessionFilter::default()).is_ok());
     }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn after_a_failed_fsync_the_database_is_opened_again() {
+    for durability in [Durability::Strict, Durability::Relaxed] {
+        let dir = TestDir::new();
+        store_session(&open(&dir, durability), "before", 5).await;
+        let synced = dir.0.join("synced");
+        let point_to = |target: &Path| {
+            let _ = std::fs::remove_file(&synced);
+            std::os::unix::fs::symlink(target, &synced).unwrap();
+        };
+        let log_path = data_directory::wal_path(&data_directory::database_path(&dir.0));
+        // The disk fails: what is opened from here on cannot be synced.
+        point_to("/dev/null".as_ref());
+        let faults = DiskFaults { synced_file: Some(synced.clone()), ..DiskFaults::default() };
+        let journal = SqliteJournal::open_with_faults(&dir.0, options(durability), faults).unwrap();
+        let journal = Arc::new(journal);
+        let going_on = log(&journal, "before", 5);
+        let failed = log(&journal, "failed", 0);
+        failed.append(vec![opened("failed-1")], Urgency::Urgent, || ());
+        failed.wait_durable(Seq(1)).await.unwrap_err();
+        tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
+        assert!(journal.failure().is_some());
+        assert!(journal.remove(&[id("before")]).is_err());
+        point_to(&log_path);
+        while journal.failure().is_some() {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        going_on.append(vec![opened("before-6")], Urgency::Urgent, || ());
+        going_on.wait_durable(Seq(6)).await.unwrap();
+        failed.append(vec![opened("failed-2")], Urgency::Urgent, || ());
+        failed.wait_durable(Seq(2)).await.unwrap_err();
+        store_session(&journal, "after", 2).await;
+        let count = journal.list(&StoredSessionFilter::default()).unwrap().len();
+        assert_eq!(journal.count(), Ok(count));
+        drop((going_on, failed, journal));
+        let journal = open(&dir, durability);
+        assert_eq!(
+            texts(&journal, "before"),
+            (1..=6).map(|at| format!("before-{at}")).collect::<Vec<_>>()
+        );
+        assert_eq!(texts(&journal, "after"), ["after-1", "after-2"]);
+    }
+}
+
+/// Returns the texts of a session's records, all of which are openings or forks.
+fn texts(journal: &SqliteJournal, session: &str) -> Vec<String> {
+    let text = |entry: JournalEntry| {
+        if let Record::SessionForked { from, at } = entry.record {
+            return format!("fork of {from} at {}", at.0);
+        }
+        let Record::SessionOpened { agent, .. } = entry.record else { panic!("{entry:?}") };
+        agent
+    };
+    let entries = journal.read(&id(session), Seq(0)).unwrap();
+    let seqs: Vec<u64> = entries.iter().map(|entry| entry.seq.0).collect();
+    assert_eq!(seqs, (1..=entries.len() as u64).collect::<Vec<_>>());
+    entries.into_iter().map(text).collect()
+}
+
+/// Stores a session whose records have the texts `NAME-1` to `NAME-LAST`, three in each batch.
+async fn store_session(journal: &Arc<SqliteJournal>, name: &str, last: u64) {
+    let records: Vec<Record> = (1..=last).map(|at| opened(&format!("{name}-{at}"))).collect();
+    let log = log(journal, name, 0);
+    for records in records.chunks(3) {
+        log.append(records.to_vec(), Urgency::Urgent, || ());
+    }
+    log.wait_durable(Seq(last)).await.unwrap();
+}
+
+/// Forks a session, and appends a record to the fork.
+async fn store_fork(
+    journal: &Arc<SqliteJournal>,
+    from: &str,
+    at: u64,
+    to: &str,
+) -> Result<(), JournalError> {
+    let mut entries = journal.read(&id(from), Seq(0)).unwrap();
+    entries.truncate(usize::try_from(at).unwrap());
+    let record = Record::SessionForked { from: id(from), at: Seq(at) };
+    entries.push(JournalEntry { seq: Seq(at + 1), time: 7, displayed_bytes: 0, record });
+    let log = log(journal, to, 0);
+    log.import(entries);
+    log.append(vec![opened(&format!("{to}-own"))], Urgency::Urgent, || ());
+    log.wait_durable(Seq(at + 2)).await
+}
+
+/// Returns the texts of the first records of a session, and those of a fork of it.
+fn fork_texts(name: &str, at: u64, from: &str, to: &str) -> Vec<String> {
+    let mut texts: Vec<String> = (1..=at).map(|at| format!("{name}-{at}")).collect();
+    texts.extend([format!("fork of {from} at {at}"), format!("{to}-own")]);
+    texts
+}
+
+/// Returns the bytes of all files.
+fn file_text(dir: &TestDir) -> String {
+    let files = std::fs::read_dir(&dir.0).unwrap();
+    let bytes = files.flat_map(|file| std::fs::read(file.unwrap().path()).unwrap());
+    String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+}
+
+#[tokio::test]
+async fn forks_share_the_records_of_their_origin() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    let name = "shared ".repeat(1_000);
+    let name = name.trim();
+    let first = log(&journal, "origin", 0);
+    for at in 1..=100 {
+        first.append(vec![opened(&format!("{name}-{at}"))], Urgency::Deferrable, || ());
+    }
+    first.wait_durable(Seq(100)).await.unwrap();
+    let connection = database::open_reading(&journal.file).unwrap();
+    let stored_bytes = || -> u64 {
+        let sum = "SELECT sum(octet_length(body)) FROM records";
+        connection.query_row(sum, [], |row| row.get(0)).unwrap()
+    };
+    let before = stored_bytes();
+    for fork in 0..10 {
+        store_fork(&journal, "origin", 99, &format!("f{fork}")).await.unwrap();
+    }
+    let after = stored_bytes();
+    assert!(before > 700_000 && after < before + 10_000, "{before} and {after}");
+    for fork in 0..10 {
+        let fork = format!("f{fork}");
+        assert_eq!(texts(&journal, &fork), fork_texts(name, 99, "origin", &fork));
+        let found = journal.find(&id(&fork)).unwrap().unwrap();
+        assert_eq!((found.seq, found.state), (Seq(101), SessionState::Idle));
+        let some = journal.read_some(&id(&fork), Seq(97), 3).unwrap();
+        assert_eq!(some.iter().map(|entry| entry.seq.0).collect::<Vec<_>>(), [98, 99, 100]);
+    }
+    assert_eq!(journal.read(&id("origin"), Seq(0)).unwrap().len(), 100);
+}
+
+#[tokio::test]
+async fn shared_records_are_deleted_with_the_last_fork() {
+    let dir = TestDir::new();
+    let mut journal = open(&dir, Durability::Strict);
+    store_session(&journal, "origin", 10).await;
+    store_fork(&journal, "origin", 5, "five").await.unwrap();
+    store_fork(&journal, "origin", 8, "eight").await.unwrap();
+    // It shares only records of the first session, and one that shares also those of a fork.
+    store_fork(&journal, "eight", 4, "four").await.unwrap();
+    store_fork(&journal, "eight", 10, "ten").await.unwrap();
+    let ten = || {
+        let mut texts = fork_texts("origin", 8, "origin", "eight");
+        texts.extend(["fork of eight at 10".to_owned(), "ten-own".to_owned()]);
+        texts
+    };
+    journal.remove(&[id("origin")]).unwrap();
+    for reopened in [false, true] {
+        if reopened {
+            drop(journal);
+            journal = open(&dir, Durability::Strict);
+        }
+        assert_eq!((journal.count(), journal.find(&id("origin"))), (Ok(4), Ok(None)));
+        assert_eq!(texts(&journal, "five"), fork_texts("origin", 5, "origin", "five"));
+        assert_eq!(texts(&journal, "eight"), fork_texts("origin", 8, "origin", "eight"));
+        assert_eq!(texts(&journal, "four"), fork_texts("origin", 4, "eight", "four"));
+        assert_eq!(texts(&journal, "ten"), ten());
+        assert_eq!(journal.read(&id("origin"), Seq(0)), Ok(vec![]));
+    }
+    let text = file_text(&dir);
+    assert!(text.contains("origin-8") && !text.contains("origin-9"));
+
+    // The id is free, and belongs to another session.
+    store_session(&journal, "origin", 2).await;
+    assert_eq!(texts(&journal, "origin"), ["origin-1", "origin-2"]);
+    journal.remove(&[id("origin"), id("eight"), id("five")]).unwrap();
+    assert_eq!(texts(&journal, "ten"), ten());
+    assert_eq!(texts(&journal, "four"), fork_texts("origin", 4, "eight", "four"));
+    let text = file_text(&dir);
+    assert!(text.contains("origin-8") && text.contains("eight-own") && !text.contains("five-own"));
+    journal.remove(&[id("ten")]).unwrap();
+    let text = file_text(&dir);
+    assert!(text.contains("origin-4") && !text.contains("origin-5") && !text.contains("eight-own"));
+    journal.remove(&[id("four")]).unwrap();
+    let text = file_text(&dir);
+    assert!(!text.contains("origin-") && !text.contains("-own"));
+    assert_eq!(journal.count(), Ok(0));
+    drop(journal);
+    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    let rows = "SELECT (SELECT count(*) FROM sessions) + (SELECT count(*) FROM records)";
+    assert_eq!(connection.query_row(rows, [], |row| row.get(0)), Ok(0));
+}
+
+#[tokio::test]
+async fn a_fork_of_a_session_that_has_been_removed_is_refused() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    store_session(&journal, "origin", 3).await;
+    let entries = journal.read(&id("origin"), Seq(0)).unwrap();
+    journal.remove(&[id("origin")]).unwrap();
+    let log = log(&journal, "fork", 0);
+    let record = Record::SessionForked { from: id("origin"), at: Seq(3) };
+    let last = JournalEntry { seq: Seq(4), time: 7, displayed_bytes: 0, record };
+    log.import(entries.into_iter().chain([last]).collect());
+    let error = log.wait_durable(Seq(4)).await.unwrap_err().to_string();
+    assert!(error.contains("session origin, of which it is a fork, has been removed"), "{error}");
+    assert_eq!(journal.count(), Ok(0));
+}
+
+#[tokio::test]
+async fn a_database_of_version_1_is_converted() {
+    let dir = TestDir::new();
+    drop(open(&dir, Durability::Strict));
+    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    connection
+        .execute_batch(
+            "DROP INDEX forks; ALTER TABLE sessions DROP COLUMN origin;
+             ALTER TABLE sessions DROP COLUMN prefix; PRAGMA user_version = 1;
+             INSERT INTO sessions VALUES (1, 'old', 'default', 0, 5);",
+        )
+        .unwrap();
+    for seq in 1..=2 {
+        let entry =
+            JournalEntry { seq: Seq(seq), time: 5, displayed_bytes: 0, record: opened("x") };
+        let insert = "INSERT INTO records VALUES (1, ?1, 5, ?2)";
+        connection.execute(insert, (seq, entry.body())).unwrap();
+    }
+    drop(connection);
+    let error = JournalReader::open(&dir.0).unwrap_err().to_string();
+    assert!(error.contains("start the host once"), "{error}");
+    let journal = open(&dir, Durability::Strict);
+    let session = log(&journal, "old", 2);
+    session.append(vec![opened("y"), opened("z")], Urgency::Urgent, || ());
+    session.wait_durable(Seq(4)).await.unwrap();
+    assert_eq!(texts(&journal, "old"), ["x", "x", "y", "z"]);
+    store_fork(&journal, "old", 3, "new").await.unwrap();
+    assert_eq!(texts(&journal, "new"), ["x", "x", "y", "fork of old at 3", "new-own"]);
+    assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
 }

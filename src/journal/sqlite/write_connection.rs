@@ -1,60 +1,77 @@
 //! The transactions of the writer.
 
-use std::collections::HashSet;
-use std::sync::atomic::Ordering;
+use std::collections::{HashMap, HashSet};
 
-use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior};
 
 use super::super::JournalError;
+use super::deletion::{self, DeletionStep};
 use super::kill_point::KillPoint;
-use super::query::BEFORE_ALL_IDS;
+use super::query;
 use super::queue::QueuedBatch;
 use crate::types::{SessionId, SessionState};
 
-/// The part of a session that one transaction deletes: few records, so that other sessions do not wait, and
-/// few bytes, so that the write-ahead log stays short.
-const REMOVED_RECORDS_MAX: usize = 256;
-const REMOVED_BYTES_MAX: u64 = 1 << 20;
-
 /// The outcome of a batch in a committed transaction.
 pub(super) enum BatchOutcome {
-    /// The batch is stored in the session with this number. `new` is true if the
-    /// batch created the session.
-    Stored { number: i64, new: bool },
+    /// The batch is stored, and ends at this position. `new` is true if the batch created the session.
+    Stored { position: LogPosition, new: bool },
     /// The batch does not continue the stored records.
     Refused(JournalError),
+}
+
+/// The end of a session's log in the database.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::journal) struct LogPosition {
+    /// The number of the session.
+    number: i64,
+    /// The sequence number of its last stored record.
+    last: u64,
+    /// The epoch of the writer at that time.
+    epoch: u64,
 }
 
 /// The connection of the writer.
 #[derive(Debug)]
 pub(super) struct WriteConnection {
     pub(super) connection: Connection,
+    state: WriteState,
+    kill: KillPoint,
+}
+
+/// The state of the writer beside the database.
+#[derive(Debug)]
+struct WriteState {
     /// The number of the next new session. Numbers of removed sessions are not reused, because
     /// their logs may still use them.
     next_number: i64,
     /// The numbers of the sessions that were hidden. Their logs may still append.
     hidden: HashSet<i64>,
-    kill: KillPoint,
+    /// Increases when sessions are deleted, and when the database is opened again. Positions of earlier epochs
+    /// must be read from the database.
+    epoch: u64,
 }
 
 impl WriteConnection {
     pub(super) fn new(connection: Connection) -> rusqlite::Result<Self> {
         let numbers = "SELECT coalesce(max(number), 0) + 1 FROM sessions";
         let next_number = connection.query_row(numbers, [], |row| row.get(0))?;
-        Ok(Self { connection, next_number, hidden: HashSet::new(), kill: KillPoint::from_env() })
+        let state = WriteState { next_number, hidden: HashSet::new(), epoch: 0 };
+        Ok(Self { connection, state, kill: KillPoint::from_env() })
     }
 
     /// Stores batches in one transaction. Batches that do not continue the stored records are
     /// refused.
     pub(super) fn store(&mut self, batches: &[QueuedBatch]) -> rusqlite::Result<Vec<BatchOutcome>> {
-        let behavior = TransactionBehavior::Immediate;
-        let transaction = self.connection.transaction_with_behavior(behavior)?;
+        let transaction = immediate(&mut self.connection)?;
         let mut records = 0;
         let mut outcomes = Vec::with_capacity(batches.len());
+        // The last records of the sessions in this transaction, by number.
+        let mut last_seqs = HashMap::new();
         for batch in batches {
-            let outcome = insert_batch(&transaction, &mut self.next_number, &self.hidden, batch)?;
-            if matches!(outcome, BatchOutcome::Stored { .. }) {
-                records += batch.rows.len();
+            let outcome = insert_batch(&transaction, &mut self.state, &last_seqs, batch)?;
+            if let BatchOutcome::Stored { position, .. } = &outcome {
+                last_seqs.insert(position.number, position.last);
+                records += batch.records();
             }
             outcomes.push(outcome);
         }
@@ -66,61 +83,32 @@ impl WriteConnection {
 
     /// Hides sessions, so that they do not exist any more. Returns how many existed.
     pub(super) fn hide(&mut self, sessions: &[SessionId]) -> rusqlite::Result<usize> {
-        let behavior = TransactionBehavior::Immediate;
-        let transaction = self.connection.transaction_with_behavior(behavior)?;
-        let mut hidden = Vec::new();
-        for session in sessions {
-            let Some(number) = session_number(&transaction, session)? else { continue };
-            let hide = "UPDATE sessions SET id = '!' || number, running = 0 WHERE number = ?1";
-            transaction.prepare_cached(hide)?.execute([number])?;
-            hidden.push(number);
-        }
+        let transaction = immediate(&mut self.connection)?;
+        let hidden = deletion::hide(&transaction, sessions)?;
         transaction.commit()?;
         let removed = hidden.len();
-        self.hidden.extend(hidden);
+        self.state.hidden.extend(hidden);
+        self.state.epoch += 1;
         Ok(removed)
     }
 
-    /// Deletes some of the records of hidden sessions, or one such session without records. Returns
-    /// false if there is no hidden session.
+    /// Deletes a part of a hidden session. Returns false if there is nothing left to delete.
     pub(super) fn remove_hidden(&mut self) -> rusqlite::Result<bool> {
-        let behavior = TransactionBehavior::Immediate;
-        let transaction = self.connection.transaction_with_behavior(behavior)?;
-        let next: Option<i64> = transaction
-            .prepare_cached("SELECT number FROM sessions WHERE id < ?1 LIMIT 1")?
-            .query_row([BEFORE_ALL_IDS], |row| row.get(0))
-            .optional()?;
-        let Some(number) = next else { return Ok(false) };
-        let mut rows = Vec::new();
-        let mut bytes = 0;
-        {
-            let mut records = transaction.prepare_cached(
-                "SELECT rowid, octet_length(body) FROM records WHERE session = ?1 ORDER BY seq DESC",
-            )?;
-            let mut records = records.query([number])?;
-            while rows.len() < REMOVED_RECORDS_MAX
-                && bytes < REMOVED_BYTES_MAX
-                && let Some(row) = records.next()?
-            {
-                rows.push(row.get::<_, i64>(0)?);
-                bytes += row.get::<_, u64>(1)?;
-            }
-        }
-        let mut delete = transaction.prepare_cached("DELETE FROM records WHERE rowid = ?1")?;
-        for row in &rows {
-            delete.execute([row])?;
-        }
-        drop(delete);
-        if rows.is_empty() {
-            let delete = "DELETE FROM sessions WHERE number = ?1";
-            transaction.prepare_cached(delete)?.execute([number])?;
-        }
+        let transaction = immediate(&mut self.connection)?;
+        let step = deletion::delete_part(&transaction)?;
         transaction.commit()?;
-        if rows.is_empty() {
-            // Without its row and its records the session refuses records anyway.
-            self.hidden.remove(&number);
+        if let DeletionStep::Session(number) = step {
+            // Without its row the session refuses records anyway.
+            self.state.hidden.remove(&number);
         }
-        Ok(true)
+        Ok(!matches!(step, DeletionStep::Nothing))
+    }
+
+    /// Closes the database.
+    pub(super) fn close(&mut self) -> rusqlite::Result<()> {
+        self.state.epoch += 1;
+        let placeholder = Connection::open_in_memory()?;
+        std::mem::replace(&mut self.connection, placeholder).close().map_err(|(_, error)| error)
     }
 
     /// Writes one page, to try whether the database can be written.
@@ -131,88 +119,117 @@ impl WriteConnection {
     }
 }
 
+fn immediate(connection: &mut Connection) -> rusqlite::Result<Transaction<'_>> {
+    connection.transaction_with_behavior(TransactionBehavior::Immediate)
+}
+
 fn insert_batch(
     transaction: &Transaction<'_>,
-    next_number: &mut i64,
-    hidden: &HashSet<i64>,
+    state: &mut WriteState,
+    last_seqs: &HashMap<i64, u64>,
     batch: &QueuedBatch,
 ) -> rusqlite::Result<BatchOutcome> {
     let id = &batch.session;
     let refused = |reason: String| Ok(BatchOutcome::Refused(JournalError::Write(reason)));
-    let Some(first) = batch.rows.first() else {
-        return refused("a batch without records".to_owned());
-    };
-    if batch.engine_state.has_failed(first.seq) {
-        return refused(format!("a record of session {id} before {} was not stored", first.seq));
+    let first = *batch.seqs.start();
+    if batch.engine_state.has_failed(first) {
+        return refused(format!("a record of session {id} before {first} was not stored"));
     }
-    let known = match batch.engine_state.number.load(Ordering::Acquire) {
-        0 => session_number(transaction, id)?,
-        number => Some(number),
+    let known = *batch.engine_state.position.lock();
+    let number = match known {
+        Some(known) => Some(known.number),
+        None => query::session_row(transaction, id)?.map(|row| row.number),
     };
-    if known.is_some_and(|number| hidden.contains(&number)) {
+    if number.is_some_and(|number| state.hidden.contains(&number)) {
         return refused(format!("session {id} has been removed"));
     }
-    let new = known.is_none();
-    let number = match (known, &batch.opens) {
+    let new = number.is_none();
+    let number = match (number, &batch.opening) {
         (Some(number), _) => {
-            let last: Option<u64> = transaction
-                .prepare_cached(
-                    "SELECT seq FROM records WHERE session = ?1 ORDER BY seq DESC LIMIT 1",
-                )?
-                .query_row([number], |row| row.get(0))
-                .optional()?;
+            let known = known.filter(|known| known.epoch == state.epoch);
+            let last = match (last_seqs.get(&number), known) {
+                (Some(last), _) => Some(*last),
+                (None, Some(known)) => Some(known.last),
+                (None, None) => last_seq(transaction, number)?,
+            };
             match last {
-                Some(last) if last.checked_add(1) == Some(first.seq) => number,
+                Some(last) if last.checked_add(1) == Some(first) => number,
                 Some(last) => {
                     return refused(format!(
-                        "record {} of session {id} does not follow the last one, {last}",
-                        first.seq
+                        "record {first} of session {id} does not follow the last one, {last}"
                     ));
                 }
                 None => return refused(format!("session {id} has been removed")),
             }
         }
-        (None, Some(agent)) if first.seq == 1 => {
-            let number = *next_number;
-            *next_number += 1;
-            let insert = "INSERT INTO sessions(number, id, agent, running, opened) VALUES (?1, ?2, ?3, ?4, ?5)";
+        (None, Some(opening)) if first == 1 => {
+            let origin = match &opening.fork {
+                None => None,
+                Some((from, prefix)) => match origin(transaction, from, *prefix)? {
+                    None => {
+                        return refused(format!(
+                            "session {from}, of which it is a fork, has been removed"
+                        ));
+                    }
+                    origin => origin,
+                },
+            };
+            let number = state.next_number;
+            state.next_number += 1;
+            let insert = "INSERT INTO sessions(number, id, agent, running, opened, origin, prefix)
+                          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
             let running = batch.state == Some(SessionState::Running);
+            let (origin, prefix) = origin.unzip();
             transaction.prepare_cached(insert)?.execute((
                 number,
                 id.as_str(),
-                agent,
+                &opening.agent,
                 running,
-                first.time,
+                opening.time,
+                origin,
+                prefix.unwrap_or(0),
             ))?;
             number
         }
         (None, Some(_) | None) => return refused(format!("there is no session {id}")),
     };
-    insert_rows(transaction, number, batch)?;
+    let mut insert = transaction
+        .prepare_cached("INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)")?;
+    for row in &batch.rows {
+        insert.execute((number, row.last_seq, row.time, &row.bodies))?;
+    }
     if let (false, Some(state)) = (new, batch.state) {
         transaction
             .prepare_cached("UPDATE sessions SET running = ?2 WHERE number = ?1 AND running <> ?2")?
             .execute((number, state == SessionState::Running))?;
     }
-    Ok(BatchOutcome::Stored { number, new })
+    let position = LogPosition { number, last: *batch.seqs.end(), epoch: state.epoch };
+    Ok(BatchOutcome::Stored { position, new })
 }
 
-fn insert_rows(
-    transaction: &Transaction<'_>,
-    number: i64,
-    batch: &QueuedBatch,
-) -> rusqlite::Result<()> {
-    let mut insert = transaction
-        .prepare_cached("INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)")?;
-    for row in &batch.rows {
-        insert.execute((number, row.seq, row.time, &row.body))?;
-    }
-    Ok(())
-}
-
-fn session_number(transaction: &Transaction<'_>, id: &SessionId) -> rusqlite::Result<Option<i64>> {
+/// Returns the sequence number of a session's last record.
+fn last_seq(transaction: &Transaction<'_>, number: i64) -> rusqlite::Result<Option<u64>> {
     transaction
-        .prepare_cached("SELECT number FROM sessions WHERE id = ?1")?
-        .query_row([id.as_str()], |row| row.get(0))
+        .prepare_cached("SELECT seq FROM records WHERE session = ?1 ORDER BY seq DESC LIMIT 1")?
+        .query_row([number], |row| row.get(0))
         .optional()
+}
+
+/// Returns the session whose own records end with the record `prefix` of a session or follow it, and `prefix`.
+/// `None` if they do not exist.
+fn origin(
+    transaction: &Transaction<'_>,
+    from: &SessionId,
+    prefix: u64,
+) -> rusqlite::Result<Option<(i64, u64)>> {
+    let Some(mut row) = query::session_row(transaction, from)? else { return Ok(None) };
+    // A fork of a fork that shares only what that one shares.
+    while let Some((origin, shared)) = row.origin
+        && prefix <= shared
+    {
+        let Some(next) = query::numbered_session_row(transaction, origin)? else { return Ok(None) };
+        row = next;
+    }
+    let last = last_seq(transaction, row.number)?;
+    Ok(last.filter(|last| prefix <= *last).map(|_| (row.number, prefix)))
 }

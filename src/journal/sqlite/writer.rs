@@ -1,23 +1,25 @@
 //! The writer thread: stores many batches in one transaction, with one fsync for all of them.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use rusqlite::config::DbConfig;
 use tokio::time::Instant;
 
-use super::super::{
-    BatchCallback, BatchStatus, EngineLogState, GroupCommit, JournalError, JournalObserver,
-};
+use super::super::{BatchStatus, EngineLogState, GroupCommit, JournalError, JournalObserver};
 use super::SharedFailure;
 use super::data_directory::{self, DirectoryLock};
 use super::database;
 use super::errors;
 use super::pages;
-use super::queue::{self, QueuedBatch, WriteQueue, WriterTask};
+use super::query;
+use super::queue::{QueuedBatch, WriteQueue, WriterTask};
+use super::read_connections::ReadConnections;
 use super::reserve::Reserve;
+use super::status::{SharedCallback, StatusReport, StatusReporter};
 use super::write_connection::{BatchOutcome, WriteConnection};
 use crate::config::Durability;
 
@@ -26,7 +28,7 @@ const SYNC_WAIT: Duration = Duration::from_millis(100);
 
 /// Number of pages of the write-ahead log from which the writer checkpoints it: with an empty
 /// queue, and always.
-const LOG_PAGES_SOFT: i64 = 1_000;
+const LOG_PAGES_SOFT: i64 = 2_000;
 const LOG_PAGES_HARD: i64 = 8_000;
 
 /// Number of pages of the log from which it is checkpointed while the disk has little space or sessions are
@@ -47,13 +49,17 @@ pub(super) struct JournalWriter {
     /// Number of stored sessions.
     sessions: Arc<AtomicUsize>,
     durability: Durability,
+    file: PathBuf,
+    log_path: PathBuf,
     log: File,
+    readers: Arc<ReadConnections>,
     unsynced: Vec<UnsyncedBatch>,
     unsynced_since: Option<Instant>,
-    /// The error after which nothing can be stored.
+    /// The error of an fsync. Nothing can be stored until the database was opened again.
     broken: Option<JournalError>,
     reserve: Reserve,
     failure: SharedFailure,
+    reporter: StatusReporter,
     /// The time of the next attempt to write after a failure, or to fill the reserve.
     retry_at: Option<Instant>,
     /// Unlocked last, after the database is closed.
@@ -64,41 +70,57 @@ pub(super) struct JournalWriter {
 struct UnsyncedBatch {
     engine_state: Arc<EngineLogState>,
     first: u64,
-    on_status: BatchCallback,
+    on_status: SharedCallback,
 }
 
 /// The parts of a writer.
 pub(super) struct WriterParts {
     pub(super) store: WriteConnection,
+    pub(super) readers: Arc<ReadConnections>,
     pub(super) queue: Arc<WriteQueue>,
     pub(super) observer: Arc<dyn JournalObserver>,
     pub(super) sessions: Arc<AtomicUsize>,
     pub(super) durability: Durability,
     pub(super) reserve: Reserve,
     pub(super) failure: SharedFailure,
+    pub(super) reporter: StatusReporter,
     pub(super) lock: DirectoryLock,
 }
 
 /// Abandons the queue when the writer ends for any reason.
-struct AbandonOnDrop(Arc<WriteQueue>);
+struct AbandonOnDrop(Arc<WriteQueue>, StatusReporter);
 
 impl Drop for AbandonOnDrop {
     fn drop(&mut self) {
-        self.0.abandon();
+        self.1.report(self.0.abandon());
     }
 }
 
 impl JournalWriter {
-    /// Creates the writer. `log` is the write-ahead log in `dir`; its directory entry is durable
-    /// afterwards.
-    pub(super) fn new(parts: WriterParts, dir: &Path, log: &Path) -> std::io::Result<Self> {
-        let WriterParts { store, queue, observer, sessions, durability, reserve, failure, lock } =
-            parts;
-        let log = File::open(log)?;
+    /// Creates the writer of the database `file`. `log_path` is its write-ahead log, whose directory entry is
+    /// durable afterwards.
+    pub(super) fn new(
+        parts: WriterParts,
+        file: PathBuf,
+        log_path: PathBuf,
+    ) -> std::io::Result<Self> {
+        let WriterParts {
+            store,
+            readers,
+            queue,
+            observer,
+            sessions,
+            durability,
+            reserve,
+            failure,
+            reporter,
+            lock,
+        } = parts;
+        let log = File::open(&log_path)?;
         // Without space for the reserve the journal can still be used.
         let filled = if reserve.is_missing() { reserve.fill() } else { Ok(()) };
         let retry_at = filled.is_err().then(|| Instant::now() + RETRY_PERIOD);
-        data_directory::sync_directory(dir)?;
+        sync_parent(&file)?;
         let (unsynced, unsynced_since, broken) = (Vec::new(), None, None);
         Ok(Self {
             store,
@@ -106,12 +128,16 @@ impl JournalWriter {
             observer,
             sessions,
             durability,
+            file,
+            log_path,
             log,
+            readers,
             unsynced,
             unsynced_since,
             broken,
             reserve,
             failure,
+            reporter,
             retry_at,
             lock,
         })
@@ -119,7 +145,7 @@ impl JournalWriter {
 
     /// Runs until the queue is closed and empty.
     pub(super) fn run(mut self) {
-        let _abandons = AbandonOnDrop(Arc::clone(&self.queue));
+        let _abandons = AbandonOnDrop(Arc::clone(&self.queue), self.reporter.clone());
         // The host may have ended while sessions were being deleted.
         while self.store.remove_hidden().unwrap_or(false) {}
         loop {
@@ -148,7 +174,7 @@ impl JournalWriter {
     fn store(&mut self, batches: Vec<QueuedBatch>) {
         if let Some(error) = &self.broken {
             let error = error.clone();
-            return batches.into_iter().for_each(|batch| self.fail(batch, &error));
+            return self.fail(batches, &error);
         }
         let began = Instant::now();
         let mut stored = self.store.store(&batches);
@@ -171,7 +197,7 @@ impl JournalWriter {
                 if is_common {
                     self.set_failure(Some(error.clone()));
                 }
-                batches.into_iter().for_each(|batch| self.fail(batch, &error));
+                self.fail(batches, &error);
             }
         }
     }
@@ -195,13 +221,46 @@ impl JournalWriter {
 
     /// Tries to write after a failure, and to fill the reserve.
     fn retry(&mut self) {
-        if self.broken.is_none() && self.failure.lock().is_some() {
+        if self.broken.is_some() {
+            if let Ok(()) = self.reopen() {
+                self.broken = None;
+                self.set_failure(None);
+            }
+        } else if self.failure.lock().is_some() {
             let probe = self.store.probe();
             self.set_failure(probe.err().map(|error| errors::write_error(&error)));
         }
         let works = self.failure.lock().is_none();
         let is_done = works && (!self.reserve.is_missing() || self.reserve.fill().is_ok());
         self.retry_at = (!is_done).then(|| Instant::now() + RETRY_PERIOD);
+    }
+
+    /// Opens the database again after a failed fsync.
+    ///
+    /// The system may have dropped what it could not write, and reports the error only once. So the log cannot
+    /// be continued (<https://wiki.postgresql.org/wiki/Fsync_Errors>). A new connection reads the log up to
+    /// the first wrong checksum, which are at least all records that were reported as durable. A checkpoint
+    /// then writes these pages to the database, syncs it and empties the log. While another program reads the database,
+    /// its state of the log is used without reading the log again.
+    fn reopen(&mut self) -> Result<(), JournalError> {
+        let readers = Arc::clone(&self.readers);
+        readers.while_closed(|| {
+            let write_error = |error: rusqlite::Error| errors::write_error(&error);
+            let connection = &self.store.connection;
+            connection
+                .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
+                .and_then(|_| self.store.close())
+                .map_err(write_error)?;
+            let connection = database::open(&self.file)?;
+            let stored = query::count(&connection).map_err(|error| error.open_error(&self.file))?;
+            self.store.connection = connection;
+            let io_error = |error: std::io::Error| JournalError::Write(error.to_string());
+            self.log = File::open(&self.log_path).map_err(io_error)?;
+            self.empty_log()?;
+            sync_parent(&self.file).map_err(io_error)?;
+            self.sessions.store(stored, Ordering::Release);
+            Ok(())
+        })
     }
 
     /// Performs a write that makes room. On a full disk it uses the reserve.
@@ -223,10 +282,10 @@ impl JournalWriter {
         self.set_failure(None);
         let mut group = GroupCommit { batches: 0, records: 0, took };
         for (batch, outcome) in batches.iter().zip(&outcomes) {
-            if let BatchOutcome::Stored { number, new } = outcome {
-                batch.engine_state.number.store(*number, Ordering::Release);
+            if let BatchOutcome::Stored { position, new } = outcome {
+                *batch.engine_state.position.lock() = Some(*position);
                 group.batches += 1;
-                group.records += batch.rows.len();
+                group.records += batch.records();
                 self.sessions.fetch_add(usize::from(*new), Ordering::AcqRel);
             }
         }
@@ -234,29 +293,36 @@ impl JournalWriter {
         if group.batches > 0 {
             self.observer.stored(group);
         }
-        for (mut batch, outcome) in batches.into_iter().zip(outcomes) {
+        let (mut written, mut refused) = (Vec::new(), Vec::new());
+        for (batch, outcome) in batches.into_iter().zip(outcomes) {
             match outcome {
                 BatchOutcome::Stored { .. } => {
-                    if self.durability == Durability::Relaxed {
-                        batch.notify(BatchStatus::Written);
-                    }
-                    self.unsynced_since.get_or_insert_with(Instant::now);
-                    let first = batch.rows.first().map_or(0, |row| row.seq);
+                    let first = *batch.seqs.start();
                     let QueuedBatch { engine_state, on_status, .. } = batch;
+                    if self.durability == Durability::Relaxed {
+                        written.push((Arc::clone(&on_status), BatchStatus::Written));
+                    }
                     self.unsynced.push(UnsyncedBatch { engine_state, first, on_status });
                 }
-                BatchOutcome::Refused(error) => self.fail(batch, &error),
+                BatchOutcome::Refused(error) => refused.push((batch, error)),
             }
+        }
+        self.reporter.report(written);
+        if !self.unsynced.is_empty() {
+            self.unsynced_since.get_or_insert_with(Instant::now);
         }
         if self.durability == Durability::Strict {
             self.sync();
         }
+        for (batch, error) in refused {
+            self.fail(vec![batch], &error);
+        }
     }
 
-    /// Reports that a batch is not stored, after the status of all earlier batches.
-    fn fail(&mut self, batch: QueuedBatch, error: &JournalError) {
+    /// Reports that batches are not stored, after the status of all earlier batches.
+    fn fail(&mut self, batches: Vec<QueuedBatch>, error: &JournalError) {
         self.sync();
-        batch.fail(error);
+        self.reporter.report(batches.into_iter().map(|batch| batch.failed(error)).collect());
     }
 
     /// Makes all written batches durable.
@@ -279,26 +345,27 @@ impl JournalWriter {
         let unsynced = std::mem::take(&mut self.unsynced);
         let Err(error) = synced else {
             self.observer.synced(began.elapsed());
-            for mut batch in unsynced {
-                queue::notify(&mut batch.on_status, BatchStatus::Durable);
-            }
-            return;
+            let durable = |batch: UnsyncedBatch| (batch.on_status, BatchStatus::Durable);
+            return self.reporter.report(unsynced.into_iter().map(durable).collect());
         };
         // The system dropped pages of the log that SQLite considers written. Nothing after them can
         // become durable.
-        let reason =
-            format!("its log cannot be synced ({error}): look at the disk, then start again");
+        let reason = format!("its log cannot be synced ({error}): look at the disk");
         let error = JournalError::Write(reason);
-        for mut batch in unsynced {
+        let failed = |batch: UnsyncedBatch| -> StatusReport {
             batch.engine_state.fail(batch.first);
-            queue::notify(&mut batch.on_status, BatchStatus::Failed(error.clone()));
-        }
+            (batch.on_status, BatchStatus::Failed(error.clone()))
+        };
+        self.reporter.report(unsynced.into_iter().map(failed).collect());
         self.set_failure(Some(error.clone()));
         self.broken = Some(error);
     }
 
     /// Performs a task. Returns true if it is to be repeated.
     fn perform(&mut self, task: WriterTask) -> Result<bool, JournalError> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
         match task {
             WriterTask::Hide(sessions) => {
                 let hidden = self.make_room(|store| store.hide(&sessions))?;
@@ -372,4 +439,9 @@ impl JournalWriter {
             let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         }
     }
+}
+
+/// Makes the entries of a file's directory durable.
+fn sync_parent(file: &Path) -> std::io::Result<()> {
+    file.parent().map_or(Ok(()), data_directory::sync_directory)
 }
