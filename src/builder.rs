@@ -52,6 +52,7 @@ pub struct HostBuilder {
     tool_sources: ToolSources,
     model_sources: ModelSources,
     journal: Option<Arc<dyn Journal>>,
+    journal_holder: String,
     metrics: MetricsOptions,
     /// The first error of a call before the start.
     error: Option<String>,
@@ -66,6 +67,7 @@ impl HostBuilder {
             tool_sources: ToolSources::default(),
             model_sources: ModelSources::default(),
             journal: None,
+            journal_holder: String::new(),
             metrics: MetricsOptions::default(),
             error: None,
         }
@@ -160,6 +162,12 @@ impl HostBuilder {
         self
     }
 
+    /// Describes this host in the error of another host that is started on the same directory.
+    #[doc(hidden)]
+    pub fn journal_holder(self, description: impl Into<String>) -> Self {
+        Self { journal_holder: description.into(), ..self }
+    }
+
     /// Stores sessions in a journal of one's own.
     pub fn journal(self, journal: Arc<dyn Journal>) -> Self {
         Self { journal: Some(journal), ..self }
@@ -220,6 +228,7 @@ impl HostBuilder {
             tool_sources,
             model_sources,
             journal,
+            journal_holder,
             metrics,
             error,
         } = self;
@@ -240,8 +249,16 @@ impl HostBuilder {
         }
         let kept = start_rehearsal(&mut config).await?;
         let setup = HostSetup::new(config, tools);
-        Host::start(HostSetup { tool_sources, model_sources, journal, metrics, kept, ..setup })
-            .await
+        Host::start(HostSetup {
+            tool_sources,
+            model_sources,
+            journal,
+            journal_holder,
+            metrics,
+            kept,
+            ..setup
+        })
+        .await
     }
 }
 

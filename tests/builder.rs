@@ -137,6 +137,10 @@ async fn a_session_continues_after_a_restart() {
         let session = host.get_or_open_session(open).await.unwrap();
         let report = session.run("hello").await.unwrap();
         lengths.push((report.context_messages().len(), report.all_messages().len()));
+        // A host of the library does not listen, so the error names its process alone.
+        let refused = Host::builder().sqlite(&directory).start().await.unwrap_err().to_string();
+        let holder = format!(": pid {} uses it", std::process::id());
+        assert!(refused.contains(&holder), "{refused}");
         host.shutdown().await;
     }
     assert_eq!(lengths, [(0, 2), (2, 4)]);

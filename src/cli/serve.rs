@@ -64,8 +64,13 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
         options.max_connections = open_files::limit_connections(options.max_connections);
     });
     let configured = config.clone();
-    let host =
-        Host::builder().config(config).tools(tools).start().await.map_err(setup::start_error)?;
+    let host = Host::builder()
+        .config(config)
+        .tools(tools)
+        .journal_holder(format!("listening on {listen}"))
+        .start()
+        .await
+        .map_err(setup::start_error)?;
     // Returns at once. Connections are served in the background.
     let http_server =
         server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;

@@ -5,7 +5,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::{
-    AppendStatus, Batch, BatchStatus, EngineLogState, Journal, JournalEntry, StoredSessionFilter,
+    AppendStatus, Batch, BatchStatus, EngineLogState, Journal, JournalEntry, JournalError,
+    StoredSessionFilter,
 };
 use crate::record::{Record, Seq, StopMode};
 use crate::types::{SessionId, SessionState};
@@ -33,13 +34,15 @@ pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
     let mut logs = [TestLog::new(&a), TestLog::new(&b)];
     let opening = || Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() };
     let stop = || Record::StopAsked { mode: StopMode::Now };
-    for log in &mut logs {
+    // The last id comes first, so that an engine that lists in the order of creation fails.
+    for log in logs.iter_mut().rev() {
         log.append(&*journal, vec![opening()]);
         log.append(&*journal, vec![stop(), stop()]);
     }
     let [log, _] = &mut logs;
     log.append(&*journal, (0..100).map(|_| stop()).collect());
     check_contents(&*journal, &logs);
+    check_refusal_after_failure(&*journal);
 
     let listed = |filter: &StoredSessionFilter| -> Vec<SessionId> {
         let sessions = journal.list(filter).unwrap_or_else(|error| panic!("list: {error}"));
@@ -87,6 +90,17 @@ fn check_contents(journal: &dyn Journal, logs: &[TestLog]) {
         };
         let expected: Vec<JournalEntry> = entries.iter().map(|e| JournalEntry::clone(e)).collect();
         assert_eq!(read(0, usize::MAX), expected, "all entries are read back unchanged");
+        let mut paged: Vec<JournalEntry> = Vec::new();
+        loop {
+            let page = read(paged.last().map_or(0, |entry| entry.seq.0), 7);
+            assert!(page.len() <= 7, "read_some respects limit");
+            if page.is_empty() {
+                break;
+            }
+            paged.extend(page);
+            assert!(paged.len() <= expected.len(), "read_some returns an entry twice");
+        }
+        assert_eq!(paged, expected, "pages of read_some have every entry once, in order");
         assert_eq!(read(1, 1), expected[1..2], "read_some respects after and limit");
         assert_eq!(read(expected.len() as u64, 9), [], "nothing follows the last entry");
         let found = journal.find(session).unwrap_or_else(|error| panic!("find: {error}"));
@@ -94,6 +108,26 @@ fn check_contents(journal: &dyn Journal, logs: &[TestLog]) {
         let expected = ("default".to_owned(), expected.len() as u64);
         assert_eq!(last, Some(expected), "find returns the agent and the last record");
     }
+}
+
+/// Checks that nothing is stored after a failed batch, which would leave a gap. An engine in memory never
+/// fails.
+fn check_refusal_after_failure(journal: &dyn Journal) {
+    if journal.is_in_memory() {
+        return;
+    }
+    let failed = session("check-failed");
+    let mut log = TestLog::new(&failed);
+    let opening = Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() };
+    log.append(journal, vec![opening]);
+    log.engine_state.fail(2);
+    // Record 2 counts as failed, so record 3 is refused.
+    log.entries.extend(log.entries.first().cloned());
+    let stored = log.try_append(journal, vec![Record::StopAsked { mode: StopMode::Now }]);
+    assert!(stored.is_err(), "a batch after a failed one with the same EngineLogState is refused");
+    let read = journal.read(&failed, Seq(1));
+    assert_eq!(read, Ok(Vec::new()), "a refused batch is not stored");
+    journal.remove(&[failed]).unwrap_or_else(|e| panic!("remove: {e}"));
 }
 
 /// The log of one session, with what was appended.
@@ -110,6 +144,15 @@ impl TestLog {
 
     /// Appends records and waits until they are durable.
     fn append(&mut self, journal: &dyn Journal, records: Vec<Record>) {
+        self.try_append(journal, records).unwrap_or_else(|error| panic!("append: {error}"));
+    }
+
+    /// Appends records and waits until they are durable or refused.
+    fn try_append(
+        &mut self,
+        journal: &dyn Journal,
+        records: Vec<Record>,
+    ) -> Result<(), JournalError> {
         let first = self.entries.len() as u64 + 1;
         let entries: Vec<_> = (first..)
             .zip(records)
@@ -132,13 +175,13 @@ impl TestLog {
             on_status: Box::new(move |status| drop(sender.send(status))),
         });
         if status == AppendStatus::Durable {
-            return;
+            return Ok(());
         }
         loop {
             match statuses.recv_timeout(STATUS_WAIT_MAX) {
                 Ok(BatchStatus::Written) => {}
-                Ok(BatchStatus::Durable) => return,
-                Ok(BatchStatus::Failed(error)) => panic!("append: {error}"),
+                Ok(BatchStatus::Durable) => return Ok(()),
+                Ok(BatchStatus::Failed(error)) => return Err(error),
                 Err(_) => panic!("no status of an urgent batch in {STATUS_WAIT_MAX:?}"),
             }
         }

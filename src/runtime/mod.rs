@@ -169,6 +169,9 @@ pub(crate) struct HostSetup {
     pub(crate) model_sources: ModelSources,
     /// The journal. `None`: the configured one.
     pub(crate) journal: Option<Arc<dyn Journal>>,
+    /// The description of this host, besides its process id, for a second host that is refused the
+    /// journal. May be empty.
+    pub(crate) journal_holder: String,
     /// The destination and the labels of the host's metrics.
     pub(crate) metrics: MetricsOptions,
     /// A value that lives as long as the host.
@@ -180,7 +183,16 @@ impl HostSetup {
         let (tool_sources, model_sources) = (ToolSources::default(), ModelSources::default());
         let metrics = MetricsOptions::default();
         let kept = Box::new(());
-        Self { config, tools, tool_sources, model_sources, journal: None, metrics, kept }
+        Self {
+            config,
+            tools,
+            tool_sources,
+            model_sources,
+            journal: None,
+            journal_holder: String::new(),
+            metrics,
+            kept,
+        }
     }
 }
 
@@ -262,8 +274,16 @@ impl Host {
     /// # Errors
     /// If the configuration is invalid ([`Config::check`]), or the journal cannot be opened.
     pub(crate) async fn start(setup: HostSetup) -> Result<Self, HostError> {
-        let HostSetup { config, mut tools, tool_sources, model_sources, journal, metrics, kept } =
-            setup;
+        let HostSetup {
+            config,
+            mut tools,
+            tool_sources,
+            model_sources,
+            journal,
+            journal_holder,
+            metrics,
+            kept,
+        } = setup;
         let started = Instant::now();
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
         let registered: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -277,7 +297,7 @@ impl Host {
         let secrets = config.secrets();
         let journal = match journal {
             Some(journal) => journal,
-            None => open_journal(&config, &telemetry).await?,
+            None => open_journal(&config, journal_holder, &telemetry).await?,
         };
         log_tools_not_offered(&config, &registered);
         let models = Arc::new(Model::all(&config, &model_sources, &telemetry, &stalls, &secrets)?);

@@ -27,23 +27,25 @@ const PAGE_LENGTH: usize = 1000;
 /// Opens the configured journal.
 pub(super) async fn open_journal(
     config: &Config,
+    holder: String,
     telemetry: &Telemetry,
 ) -> Result<Arc<dyn Journal>, HostError> {
     match config.journal.engine {
         JournalEngine::Memory => Ok(Arc::new(MemoryJournal::new())),
-        JournalEngine::Sqlite => open_sqlite(config, telemetry).await,
+        JournalEngine::Sqlite => open_sqlite(config, holder, telemetry).await,
     }
 }
 
 #[cfg(feature = "sqlite")]
 async fn open_sqlite(
     config: &Config,
+    holder: String,
     telemetry: &Telemetry,
 ) -> Result<Arc<dyn Journal>, HostError> {
     let dir = config.host.data_dir.clone();
     let options = SqliteOptions {
         durability: config.journal.durability,
-        holder: format!("listening on {}", config.host.listen),
+        holder,
         observer: Arc::new(telemetry.metrics().journal().clone()),
         queue_max: QUEUE_MAX,
         reserve_bytes: config.journal.reserve_bytes,
@@ -53,7 +55,7 @@ async fn open_sqlite(
 }
 
 #[cfg(not(feature = "sqlite"))]
-async fn open_sqlite(_: &Config, _: &Telemetry) -> Result<Arc<dyn Journal>, HostError> {
+async fn open_sqlite(_: &Config, _: String, _: &Telemetry) -> Result<Arc<dyn Journal>, HostError> {
     let problem = "journal.engine = \"sqlite\": callsheet was built without its feature `sqlite`; \
                    enable it, or set \"memory\"";
     Err(HostError::Config(problem.to_owned()))

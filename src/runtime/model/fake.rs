@@ -79,6 +79,34 @@ impl FakeModel {
     /// host.shutdown().await;
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
+    ///
+    /// A tool with [`ToolSpec::start_on_seal`](crate::tool::ToolSpec::start_on_seal) starts before the
+    /// response is over:
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// # use callsheet::model::ModelReply;
+    /// # use callsheet::prelude::*;
+    /// # use callsheet::testing::FakeModel;
+    /// # use serde_json::json;
+    /// # #[derive(serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Nothing {}
+    /// let call = ModelReply::call("slow", json!({})).and_call("slow", json!({}));
+    /// let model = FakeModel::replies([call, ModelReply::text("Done.")]);
+    /// let slow = ToolSpec::named("slow", "Waits.").pure().start_on_seal().into_tool(
+    ///     async |_: Nothing, _| {
+    ///         tokio::time::sleep(Duration::from_millis(30)).await;
+    ///         Ok("waited")
+    ///     },
+    /// );
+    /// let model = model.with_pauses(Duration::from_millis(60));
+    /// let host = Host::builder().model_source("fake", model).tool(slow).start().await?;
+    /// let report = host.open_session("test").await?.run("Wait twice.").await?;
+    /// assert!(report.stats.overlap_saved_ms > 0);
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn with_pauses(self, pause: Duration) -> Self {
         self.state.lock().pause = Some(pause);

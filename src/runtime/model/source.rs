@@ -129,7 +129,9 @@ impl ModelReply {
     #[must_use]
     pub fn into_paused_stream(self, pause: Duration) -> ModelStream {
         let pieces = match self.into_deltas() {
-            Ok(deltas) => deltas.into_iter().flat_map(words).map(|delta| Ok(vec![delta])).collect(),
+            Ok(deltas) => {
+                deltas.into_iter().flat_map(words).map(|delta| Ok(sealed(delta))).collect()
+            }
             Err(error) => vec![Err(error)],
         };
         Box::pin(futures::stream::iter(pieces).then(move |piece| async move {
@@ -149,6 +151,14 @@ impl ModelReply {
         }));
         Ok(self.deltas)
     }
+}
+
+/// Returns a whole call with its seal, so that it can start before the next piece. Other deltas stay as they are.
+fn sealed(delta: Delta) -> Vec<Delta> {
+    if let Delta::Call(CallDelta { index: Some(index), .. }) = delta {
+        return vec![delta, Delta::Seal { index, arguments: None }];
+    }
+    vec![delta]
 }
 
 /// Splits a text into its words. Other deltas stay whole.
