@@ -106,6 +106,7 @@ pub use model_limiter::ModelStatus;
 pub use report::{CallReport, RunFailed, RunReport};
 pub use request::RunRequest;
 pub use run_events::{ApprovalQuestion, RunEvent};
+use session_events::HistoryLimits;
 pub use session_events::SessionEvents;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 
@@ -308,6 +309,7 @@ impl Host {
             sessions: AtomicUsize::new(stored),
             index: parking_lot::Mutex::default(),
             reads: Semaphore::new(READS_MAX),
+            history: HistoryLimits::default(),
             unwritten: parking_lot::Mutex::default(),
             alarms: parking_lot::Mutex::default(),
             extensions: ExtensionsBySession::default(),
