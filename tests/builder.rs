@@ -12,6 +12,7 @@ use callsheet::message::Message;
 use callsheet::model::{ModelReply, ModelRequest, ModelSource, ModelStream};
 use callsheet::prelude::*;
 use callsheet::server::{ServerOptions, serve};
+use callsheet::testing::FakeModel;
 use callsheet::tool::{ApprovalPolicy, ToolSource, ToolSourceContext};
 use callsheet::types::{ProviderError, ProviderErrorKind};
 use callsheet::wire::Delta;
@@ -295,5 +296,30 @@ async fn an_approval_is_answered_on_its_event_and_the_events_end_with_the_run() 
         }
     }
     assert_eq!(seen, text);
+    host.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_tool_starts_while_the_fake_model_still_streams() {
+    let (started, mut starts) = tokio::sync::mpsc::channel(2);
+    let tool =
+        ToolSpec::named("count", "Counts.").pure().repeatable().into_tool(move |(): (), _| {
+            let started = started.clone();
+            async move {
+                let _ = started.send(()).await;
+                Ok(1)
+            }
+        });
+    let reply = ModelReply::call("count", json!({})).and_call("count", json!({}));
+    let model = FakeModel::replies([reply, ModelReply::text("Two.")]);
+    let model = model.with_pauses(Duration::from_millis(300));
+    let host = Host::builder().model_source("fake", model).tool(tool).start().await.unwrap();
+    let session = host.open_session("test").await.unwrap();
+    let run = session.start_run("Count.").await.unwrap();
+    starts.recv().await.unwrap();
+    let report = run.report.await.unwrap();
+    // The model writes the second call 300 ms after the first.
+    assert!(report.calls[0].started_ms < report.calls[1].started_ms);
+    assert_eq!(report.text().unwrap(), "Two.");
     host.shutdown().await;
 }

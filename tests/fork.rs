@@ -199,3 +199,24 @@ async fn a_session_can_be_forked_during_a_run() {
     served.shutdown().await;
     directory.verify();
 }
+
+#[tokio::test]
+async fn a_large_fork_does_not_stay_in_memory() {
+    let directory = HostDirectory::new(json!({"responses": [{"text": ["Read."]}]})).await;
+    let served = directory.start("", "").await;
+    served.open("s").await;
+    served.run("s", &"word ".repeat(300_000)).await;
+    let forked = served.post("/v1/sessions/s/fork", json!({"at": 3, "id": "fork"})).await;
+    assert_eq!(forked.status, 201);
+    let deadline = tokio::time::Instant::now() + support::PATIENCE;
+    loop {
+        let listed = served.get("/v1/sessions").await.json();
+        let sessions = listed["sessions"].as_array().unwrap();
+        let fork = sessions.iter().find(|session| session["id"] == "fork").unwrap();
+        if fork["state"] == "hibernated" {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{listed}");
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use callsheet::config::{ApiKey, Config};
 use callsheet::rehearsal::{Call, Response, Script};
-use callsheet::tool::{ToolContext, ToolError, ToolRegistry, ToolSpec};
+use callsheet::tool::{ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
+use callsheet::types::ResultResource;
 use serde_json::{Value, json};
 use support::{World, events, within, world};
 
@@ -24,15 +25,17 @@ fn configure(config: &mut Config) {
 }
 
 /// A tool that repeats secrets in its progress, its variables, its result and its error.
-async fn leak(input: Value, context: ToolContext) -> Result<Value, ToolError> {
+async fn leak(input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
     context.progress(format!("using {KEY}"));
     context.set("last", json!({"token": TOKEN, HEADER: 1}))?;
     if input["fails"] == true {
         return Err(ToolError::new(format!("cannot use {TOKEN}")));
     }
-    Ok(
-        json!({"url": "https://h/?k=header%2Bsecret%2F%3D%3D", "auth": "dTpzay1saXZlLTAxMjM0NTY3ODk="}),
-    )
+    let output = ToolOutput::json(
+        &json!({"url": "https://h/?k=header%2Bsecret%2F%3D%3D", "auth": "dTpzay1saXZlLTAxMjM0NTY3ODk="}),
+    )?;
+    let file = ResultResource::new(KEY, "text/plain").with_text(format!("token={TOKEN}"));
+    Ok(output.with_part(file).with_structured(json!({HEADER: TOKEN})))
 }
 
 async fn world_with(responses: Vec<Response>) -> World {

@@ -7,7 +7,7 @@ use super::approval_prompts::ApprovalMode;
 use super::error::CommandError;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
-use super::{images, output, watch};
+use super::{images, output, screen, watch};
 use crate::config::{Config, DEFAULT_AGENT, JournalEngine, REHEARSAL, ToolPattern};
 use crate::journal::JournalReader;
 use crate::runtime::{Host, OpenSession, RunRequest};
@@ -95,7 +95,8 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
         let is_first = config.agents.values().all(|agent| agent.model == REHEARSAL);
         let when = if is_first { "" } else { " if other models fail" };
         let line = "the offline rehearsal model answers";
-        output::to_stderr(&format!("callsheet: {line}{when}; it is not a real model\n"));
+        let line = format!("callsheet: {line}{when}; it is not a real model");
+        output::to_stderr(&(screen::wrapped_on_stderr(&line) + "\n"));
     }
     let host =
         Host::builder().config(config).tools(tools).start().await.map_err(setup::start_error)?;

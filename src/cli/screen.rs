@@ -3,7 +3,7 @@
 //! On a terminal the answer is written as it streams, and below it one line per open call is redrawn
 //! until the call ends. Otherwise stdout gets the complete answer once, and stderr gets plain lines.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::os::fd::AsFd;
 
 use super::progress::ScreenItem;
@@ -60,6 +60,15 @@ fn wrapped(line: &str, columns: usize) -> String {
         used += text_columns(word);
     }
     text
+}
+
+/// Breaks a line between words if stderr is a terminal that is narrower.
+pub(super) fn wrapped_on_stderr(line: &str) -> String {
+    let stderr = io::stderr();
+    if !stderr.is_terminal() {
+        return line.to_owned();
+    }
+    wrapped(line, terminal_columns(&stderr))
 }
 
 /// The kind of the output for lines.

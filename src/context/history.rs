@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use super::initial_history::InitialHistory;
 use super::pairing::{are_paired, repair_pairing};
-use crate::message::{Message, MessageList};
+use crate::message::{Message, MessageList, ResultContent};
 use crate::record::ResponseMessage;
 use crate::types::{
-    CallKey, Content, ResultNotes, ToolCall, ToolOutcome, ToolResult, floor_char_boundary, metadata,
+    CallKey, Content, ContentPart, ResultNotes, ToolCall, ToolOutcome, ToolResult,
+    floor_char_boundary, metadata,
 };
 
 /// The messages of a session, with the results of each turn in call order. Clones share the
@@ -116,7 +117,7 @@ impl History {
         }
         if let Some(Message::Tool { content, .. }) = self.messages.get_mut(last) {
             let between = if self.has_note { "\n" } else { "\n\n" };
-            *content = [&**content, between, note].concat().into();
+            content.append(&[between, note].concat());
             self.has_note = true;
         }
     }
@@ -211,7 +212,7 @@ impl History {
             self.messages.push(Message::Tool {
                 call_id: call.id.clone(),
                 name: call.name.clone(),
-                content: shorten(&outcome.content, max_result_bytes),
+                content: model_content(outcome, max_result_bytes),
                 metadata: metadata(outcome, notes),
             });
         }
@@ -246,6 +247,25 @@ fn could_be_generated(id: &str) -> bool {
     parts.is_some_and(|(turn, index)| {
         [turn, index].iter().all(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
     })
+}
+
+/// Returns the result of a call for the model.
+fn model_content(outcome: &ToolOutcome, bytes_max: usize) -> ResultContent {
+    let text = shorten(&outcome.content, bytes_max);
+    let Some(full) = outcome.full.as_ref().filter(|full| full.has_image()) else {
+        return text.into();
+    };
+    let mut bytes_left = bytes_max;
+    let parts = full.model_parts().map(|part| match part {
+        ContentPart::Text(text) => {
+            let shortened = shorten(&text.into(), bytes_left);
+            bytes_left = bytes_left.saturating_sub(shortened.len());
+            ContentPart::Text(shortened.to_string())
+        }
+        image @ ContentPart::Image(_) => image,
+    });
+    let parts: Vec<ContentPart> = parts.collect();
+    ResultContent::with_images(text, parts.into())
 }
 
 /// Returns the part of a result for the model, with a note about the full size.

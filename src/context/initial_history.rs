@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::message::Message;
+use crate::message::{Message, ResultContent};
 use crate::record::ResponseMessage;
 use crate::types::{CALLS_MAX, CallKey, Content, ToolCall, excerpt};
 
@@ -228,11 +228,11 @@ fn parse_tool(
     calls: &mut PrecedingCalls,
 ) -> Result<Message, MessageProblem> {
     check_keys(fields, &["role", "content", "tool_call_id", "name", "metadata"], "")?;
-    let content = parse_text_content(fields)?.ok_or_else(|| invalid(".content", "is required"))?;
+    let content = parse_result_content(fields)?;
     let metadata = Value::Object(parse_metadata(fields)?);
     let call_id = non_empty_string(fields, "tool_call_id", "")?;
     let name = calls.add_result(&call_id)?;
-    let (call_id, name, content) = (call_id.into(), name.into(), content.into());
+    let (call_id, name) = (call_id.into(), name.into());
     Ok(Message::Tool { call_id, name, content, metadata })
 }
 
@@ -314,6 +314,24 @@ fn check_keys(
 
 /// Returns the content, which must be a string or a list of text parts. Parts are joined by line
 /// feeds. `None` if the content is `null` or missing.
+/// Parses the result of a call: a text, or a list of texts and images.
+fn parse_result_content(fields: &Map<String, Value>) -> Result<ResultContent, MessageProblem> {
+    let is_image = |part: &Value| part.get("type").is_some_and(|kind| kind == "image_url");
+    match fields.get("content") {
+        Some(value @ Value::Array(parts)) if parts.iter().any(is_image) => {
+            let content = Content::parse(value).map_err(|error| {
+                let part = error.part().map(|at| format!("[{at}]")).unwrap_or_default();
+                invalid(format!(".content{part}"), error.problem())
+            })?;
+            Ok(ResultContent::from_parts(content))
+        }
+        _ => {
+            let text = parse_text_content(fields)?;
+            Ok(text.ok_or_else(|| invalid(".content", "is required"))?.into())
+        }
+    }
+}
+
 fn parse_text_content(fields: &Map<String, Value>) -> Result<Option<String>, MessageProblem> {
     match fields.get("content") {
         None | Some(Value::Null) => Ok(None),

@@ -143,6 +143,7 @@ mod tests {
 
     fn reported(turn: u32, call_index: u32, i: i64) -> CallReport {
         CallReport {
+            content: Vec::new(),
             run_id: RunId("r".into()),
             turn,
             call_index,

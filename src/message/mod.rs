@@ -5,6 +5,7 @@
 
 mod list;
 mod request_parts;
+mod result_content;
 mod size;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use crate::types::{Content, MessagePart, ModelOrigin, ToolCall};
 
 pub use list::MessageList;
 pub use request_parts::RequestPart;
+pub use result_content::ResultContent;
 pub use size::{content_bytes, json_bytes};
 
 /// One message of a history.
@@ -39,7 +41,7 @@ pub enum Message {
         /// The tool's name.
         name: Arc<str>,
         /// The result as the model sees it.
-        content: Arc<str>,
+        content: ResultContent,
         /// Further data of the result: a JSON object.
         metadata: Value,
     },
@@ -65,10 +67,12 @@ pub struct ResponseMessage {
     pub calls: Vec<ToolCall>,
     /// The model that wrote it; `None` for a message with which the session was opened.
     #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[doc(hidden)]
     pub origin: Option<Arc<ModelOrigin>>,
     /// The order of its parts, with the data that the service wants back with them. Empty if text and
     /// calls are enough.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    #[doc(hidden)]
     pub parts: Vec<MessagePart>,
 }
 

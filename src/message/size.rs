@@ -12,7 +12,9 @@ impl Message {
         match self {
             Self::User { content } => content_bytes(content),
             Self::Assistant(message) => message.approximate_bytes(),
-            Self::Tool { content, metadata, .. } => content.len() + json_bytes(metadata),
+            Self::Tool { content, metadata, .. } => {
+                content.len() + content.parts().map_or(0, content_bytes) + json_bytes(metadata)
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{JournalEntry, Record};
 use crate::message::{content_bytes, json_bytes};
+use crate::types::{ResultPart, ToolOutcome};
 
 /// Bytes of a record besides its texts: names, numbers and times.
 const FRAME_BYTES: usize = 160;
@@ -25,7 +26,7 @@ impl JournalEntry {
             Record::CallReported { outcome, writes, .. }
             | Record::CallEnded { outcome, writes, .. } => {
                 let written = writes.0.values().map(|value| json_bytes(value));
-                outcome.content.len() + written.sum::<usize>()
+                outcome_bytes(outcome) + written.sum::<usize>()
             }
             Record::ApprovalAsked { request } => json_bytes(&request.arguments),
             Record::RunEnded { text, .. } => text.len(),
@@ -40,4 +41,12 @@ impl JournalEntry {
         };
         (FRAME_BYTES + content) as u64
     }
+}
+
+fn outcome_bytes(outcome: &ToolOutcome) -> usize {
+    let full = outcome.full.as_ref().map_or(0, |full| {
+        let structured = full.structured.as_ref().map_or(0, json_bytes);
+        full.content.iter().map(ResultPart::bytes).sum::<usize>() + structured
+    });
+    outcome.content.len() + full
 }

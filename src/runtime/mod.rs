@@ -198,6 +198,7 @@ pub struct OpenSession {
     pub messages: Vec<Value>,
     /// Values for the tools of all runs of the session, such as a tenant. They are never stored: after a
     /// restart of the host, [`SessionHandle::add_extension`] gives them again.
+    #[doc(hidden)]
     pub extensions: Extensions,
 }
 
@@ -469,6 +470,7 @@ impl Host {
 
     /// Returns the host's telemetry.
     #[must_use]
+    #[doc(hidden)]
     pub fn telemetry(&self) -> &Telemetry {
         &self.shared().telemetry
     }
@@ -487,6 +489,7 @@ impl Host {
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
     #[must_use]
+    #[doc(hidden)]
     pub fn models(&self) -> Vec<ModelStatus> {
         self.shared().models.values().map(|model| model.status()).collect()
     }

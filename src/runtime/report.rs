@@ -9,7 +9,8 @@ use serde_json::Value;
 use crate::event::{RunStats, StatsReport};
 use crate::message::{Message, MessageList};
 use crate::types::{
-    Judgement, ResultNotes, RunEnd, RunError, RunId, ToolResult, ToolStatus, Usage, Verdict,
+    Judgement, ResultNotes, ResultPart, RunEnd, RunError, RunId, ToolResult, ToolStatus, Usage,
+    Verdict,
 };
 
 /// A run that is over.
@@ -48,6 +49,7 @@ pub struct RunReport {
     /// The statistics with full precision. Times are whole milliseconds if the run was read from the
     /// journal.
     #[serde(skip)]
+    #[doc(hidden)]
     pub exact: RunStats,
     /// The session's messages; only those of the run are serialized.
     pub(super) messages: Messages,
@@ -140,8 +142,11 @@ pub struct CallReport {
     pub arguments: Arc<Value>,
     /// The status of the outcome.
     pub status: ToolStatus,
-    /// The whole result of the tool.
+    /// The whole result of the tool as a text.
     pub result: String,
+    /// The parts of the result, if it is more than a text.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub content: Vec<ResultPart>,
     /// Further notes about the call.
     pub metadata: Value,
     /// The decision about the call; a rejection takes precedence. `None` if no approval was needed, or the
@@ -175,6 +180,7 @@ impl CallReport {
             tool_name: call.name.to_string(),
             arguments: call.arguments,
             status: outcome.status,
+            content: outcome.parts().unwrap_or_default().to_vec(),
             result: outcome.content.to_string(),
             metadata,
             approval: approval(&notes),

@@ -2,6 +2,7 @@
 //! deletion.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use tokio::sync::oneshot;
@@ -9,7 +10,7 @@ use tokio::sync::oneshot;
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
-use super::message::{HostMessage, ReportResult};
+use super::message::{HostMessage, ReportResult, SessionMessage};
 use super::publish::Publisher;
 use super::report::{CallReport, Messages, RunReport};
 use super::session_start::{SessionOrigin, SessionStart};
@@ -148,6 +149,10 @@ pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostErr
     }
 }
 
+/// Maximum size of a fork that stays in memory after it is made. A few small requests could otherwise fill
+/// the memory with forks of a large session.
+const AWAKE_FORK_BYTES_MAX: u64 = 1 << 20;
+
 /// Opens a session with the first records of another one. A run that is open there ends.
 pub(super) async fn fork(
     from: &SessionHandle,
@@ -172,6 +177,10 @@ pub(super) async fn fork(
     }
     let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
     live.log.wait_durable(live.log.last_seq()).await?;
+    if live.log.bytes() > AWAKE_FORK_BYTES_MAX {
+        // If the session has ended, no message is needed.
+        let _ = live.actor.cast(SessionMessage::Hibernate { idle: Duration::ZERO });
+    }
     Ok(SessionHandle::new(id, link))
 }
 

@@ -27,7 +27,7 @@ use crate::event::Event;
 use crate::tool::{ProgressCallback, SharedVariableView, ToolContext, ToolContextParts};
 use crate::turn::{CallStartState, StartedCall, StartedCalls, ToolCompletion};
 use crate::types::{
-    CallKey, FailureKind, RunId, Secrets, SessionId, ToolOutcome, VariablesUse, excerpt,
+    CallKey, FailureKind, FullResult, RunId, Secrets, SessionId, ToolOutcome, VariablesUse, excerpt,
 };
 
 /// The number of progress texts that one call may send; further ones are dropped.
@@ -330,6 +330,11 @@ impl ToolSupervisorState {
         if let Cow::Owned(redacted) = self.secrets.redact(&outcome.content) {
             outcome.content = redacted.into();
         }
+        if let Some(full) = &mut outcome.full
+            && let Some(redacted) = redacted_result(&self.secrets, full)
+        {
+            *full = Arc::new(redacted);
+        }
         for value in used.writes.0.values_mut() {
             if let Some(redacted) = self.secrets.redact_json(value) {
                 *value = Arc::new(redacted);
@@ -375,4 +380,10 @@ impl RunningCall {
 fn not_started(state: CallStartState, outcome: ToolOutcome) -> StartedCall {
     let completion = ToolCompletion { outcome, variables: VariablesUse::default() };
     StartedCall { state, elapsed: Duration::ZERO, completion: Some(completion) }
+}
+
+/// Returns a result without the host's secrets, if it has one.
+fn redacted_result(secrets: &Secrets, full: &FullResult) -> Option<FullResult> {
+    let json = serde_json::to_value(full).ok()?;
+    serde_json::from_value(secrets.redact_json(&json)?).ok()
 }

@@ -90,7 +90,17 @@ fn outcome(
     secrets: &Secrets,
 ) -> ToolOutcome {
     let error = match ran {
-        Ok(output) => return ToolOutcome::ok(output.into_text()),
+        Ok(mut output) => {
+            output.limit();
+            let is_error = output.is_error();
+            let (text, full) = output.into_parts();
+            let outcome = if is_error {
+                ToolOutcome::not_ok(ToolStatus::Failed, FailureKind::ToolError, text)
+            } else {
+                ToolOutcome::ok(text)
+            };
+            return outcome.with_full(full);
+        }
         Err(error) => error,
     };
     if let Some(sources) = error.source_chain() {

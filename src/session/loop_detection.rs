@@ -66,7 +66,7 @@ fn fingerprint(results: &[ToolResult]) -> u64 {
     let mut hasher = DefaultHasher::new();
     for ToolResult { call, outcome, .. } in results {
         (&call.name, call.arguments_text()).hash(&mut hasher);
-        (outcome.status, &outcome.content).hash(&mut hasher);
+        (outcome.status, &outcome.content, &outcome.full).hash(&mut hasher);
     }
     hasher.finish()
 }

@@ -41,7 +41,7 @@
 //! | --- | --- |
 //! | `mod.rs` | the [`Tool`] trait |
 //! | `typed.rs` | [`TypedTool`], and closures as tools |
-//! | `output.rs` | [`ToolOutput`]: the text that the model reads |
+//! | `output.rs` | [`ToolOutput`]: what the model reads: text, images, resources, or a value |
 //! | `error.rs` | [`ToolError`]: a message for the model, and its source for the log |
 //! | `spec.rs` | [`ToolSpec`]: name, input schema and scheduling policy of a tool |
 //! | `schema.rs` | [`InputSchema`]: a JSON schema with its compiled validator |
@@ -74,16 +74,18 @@ use async_trait::async_trait;
 
 pub use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
 #[cfg(feature = "tools")]
-pub use builtin::{AllowRule, BuiltinError, BuiltinOptions, InvalidAllowRule, builtin};
+pub use builtin::{BuiltinError, BuiltinOptions, builtin};
+
 #[cfg(feature = "tools")]
 #[doc(hidden)]
 pub use builtin::{
-    Calculator, Clock, DnsLookup, GetVariable, HttpClientError, HttpGet, HttpGetOptions,
-    READ_BYTES_MAX, ReadFile, SetVariable,
+    AllowRule, Calculator, Clock, DnsLookup, GetVariable, HttpClientError, HttpGet, HttpGetOptions,
+    InvalidAllowRule, READ_BYTES_MAX, ReadFile, SetVariable,
 };
 pub use context::ToolContext;
 pub(crate) use context::{ProgressCallback, SharedVariableView, ToolContextParts};
 pub use error::ToolError;
+#[doc(hidden)]
 pub use extensions::Extensions;
 pub use output::ToolOutput;
 #[doc(hidden)]

@@ -1,16 +1,35 @@
-//! The output of a call that succeeded.
+//! The output of a call.
 
 use std::any::Any;
+use std::borrow::Cow;
 
 use serde::Serialize;
 use serde::Serializer;
+use serde_json::Value;
 
 use super::ToolError;
+use crate::types::{FullResult, RESULT_BYTES_MAX, ResultPart, cut_text};
 
-/// The output of a call that succeeded: the text that the model reads.
+/// The output of a call: a text for the model, or text, images and resources, and a value for programs.
+///
+/// The model reads the content. If it has no text, no image and no resource, the model reads the structured
+/// value as JSON. It never reads both. The journal keeps everything.
+///
+/// ```
+/// use callsheet::Image;
+/// use callsheet::tool::ToolOutput;
+///
+/// let chart = Image::parse("data:image/png;base64,iVBORw==")?;
+/// let output = ToolOutput::from("Sales of May:").with_part(chart);
+/// assert_eq!(output.text(), "Sales of May:\n[image image/png, 4 bytes]");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolOutput {
     text: String,
+    /// The whole output, if it is more than the text.
+    full: Option<FullResult>,
+    is_error: bool,
 }
 
 impl ToolOutput {
@@ -29,8 +48,7 @@ impl ToolOutput {
     /// ```
     pub fn json(value: &(impl Serialize + ?Sized)) -> Result<Self, ToolError> {
         let json = serde_json::to_string(value)?;
-        let text = if json.starts_with('"') { serde_json::from_str(&json)? } else { json };
-        Ok(Self { text })
+        Ok(if json.starts_with('"') { serde_json::from_str::<String>(&json)? } else { json }.into())
     }
 
     /// Makes an output from the value that a typed tool returns. A `String` is moved.
@@ -46,29 +64,83 @@ impl ToolOutput {
         Self::json(&value)
     }
 
-    /// Returns the text.
+    /// Adds a text, an image (`Image`) or a resource (`ResultResource`) behind the content so far.
     #[must_use]
-    pub fn text(&self) -> &str {
-        &self.text
+    pub fn with_part(mut self, part: impl Into<ResultPart>) -> Self {
+        self.full_mut().content.push(part.into());
+        self
     }
 
-    /// Returns the text without a copy.
+    /// Sets the same output as a value for programs.
+    #[must_use]
+    pub fn with_structured(mut self, value: Value) -> Self {
+        self.full_mut().structured = Some(value);
+        self
+    }
+
+    /// Makes it the output of a call that failed. The model reads it and may repair the call.
+    #[must_use]
+    pub fn into_error(mut self) -> Self {
+        self.is_error = true;
+        self
+    }
+
+    /// Returns whether the call failed.
+    #[must_use]
+    pub fn is_error(&self) -> bool {
+        self.is_error
+    }
+
+    /// Returns the text for a model that does not see images in results.
+    #[must_use]
+    pub fn text(&self) -> Cow<'_, str> {
+        match &self.full {
+            Some(full) => Cow::Owned(full.model_text()),
+            None => Cow::Borrowed(&self.text),
+        }
+    }
+
+    /// Returns the text without a copy if it is the whole output.
     #[must_use]
     pub fn into_text(self) -> String {
-        self.text
+        self.into_parts().0
+    }
+
+    /// Returns the text, and the whole output if it is more than the text.
+    pub(crate) fn into_parts(self) -> (String, Option<FullResult>) {
+        match self.full {
+            Some(full) => (full.model_text(), Some(full)),
+            None => (self.text, None),
+        }
+    }
+
+    /// Drops what is longer than [`RESULT_BYTES_MAX`], with a note for the model.
+    pub(crate) fn limit(&mut self) {
+        cut_text(&mut self.text, RESULT_BYTES_MAX);
+        if let Some(full) = &mut self.full {
+            full.limit();
+        }
+    }
+
+    fn full_mut(&mut self) -> &mut FullResult {
+        let text = std::mem::take(&mut self.text);
+        self.full.get_or_insert_with(|| {
+            let content = if text.is_empty() { Vec::new() } else { vec![text.into()] };
+            FullResult { content, structured: None }
+        })
     }
 }
 
 impl<T: Into<String>> From<T> for ToolOutput {
     fn from(text: T) -> Self {
-        Self { text: text.into() }
+        Self { text: text.into(), ..Self::default() }
     }
 }
 
 /// Serialises the text, so that a typed tool may return a `ToolOutput` too.
 impl Serialize for ToolOutput {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.text)
+        serializer.serialize_str(&self.text())
     }
 }
 
@@ -92,7 +164,7 @@ mod tests {
     }
 
     fn text<T: Serialize + 'static>(value: T) -> String {
-        ToolOutput::from_value(value).unwrap().into_text()
+        ToolOutput::from_value(value).unwrap().into_parts().0
     }
 
     #[test]

@@ -42,6 +42,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -223,7 +224,7 @@ impl TestedCall {
     /// If the call failed.
     #[must_use]
     #[track_caller]
-    pub fn text(&self) -> &str {
+    pub fn text(&self) -> Cow<'_, str> {
         match &self.result {
             Ok(output) => output.text(),
             Err(error) => panic!("the call failed: {error:?}"),
@@ -238,9 +239,9 @@ impl TestedCall {
     #[track_caller]
     pub fn output<T: DeserializeOwned>(&self) -> T {
         let text = self.text();
-        let parsed = serde_json::from_str(text).or_else(|error| {
+        let parsed = serde_json::from_str(&text).or_else(|error| {
             // A `String` is plain text.
-            serde_json::from_value(Value::String(text.to_owned())).map_err(|_| error)
+            serde_json::from_value(Value::String(text.clone().into_owned())).map_err(|_| error)
         });
         match parsed {
             Ok(output) => output,
@@ -415,7 +416,7 @@ mod tests {
         let schema = json!({ "type": "object", "properties": {} });
         assert_eq!(*test.spec.input.as_value(), schema);
         let call = test.call(json!({})).await;
-        assert_eq!((call.text(), call.output::<String>()), ("\"hello\"", "hello".to_owned()));
+        assert_eq!((&*call.text(), call.output::<String>()), ("\"hello\"", "hello".to_owned()));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Judgement, Verdict, WriteSet};
+use super::{FullResult, Judgement, ResultPart, Verdict, WriteSet};
 
 /// Maximum number of calls that are kept of one response, or of one initial message of a session.
 /// It applies in addition to `max_tool_calls_per_turn`, and is reported under that name.
@@ -35,6 +35,7 @@ impl fmt::Display for CallKey {
     }
 }
 
+#[doc(hidden)]
 impl FromStr for CallKey {
     type Err = InvalidCallKey;
 
@@ -193,24 +194,45 @@ pub struct ToolOutcome {
     pub kind: Option<FailureKind>,
     /// The text for the model.
     pub content: Arc<str>,
+    /// The whole result, if it is more than the text. A model that sees images in results reads it instead of
+    /// the text.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub full: Option<Arc<FullResult>>,
 }
 
 impl ToolOutcome {
     /// Creates a success with the tool's answer.
     #[must_use]
     pub fn ok(content: impl Into<Arc<str>>) -> Self {
-        Self { status: ToolStatus::Ok, kind: None, content: content.into() }
+        Self { status: ToolStatus::Ok, kind: None, content: content.into(), full: None }
     }
 
     /// Creates an outcome that is not a success.
     #[must_use]
     pub fn not_ok(status: ToolStatus, kind: FailureKind, content: impl Into<Arc<str>>) -> Self {
-        Self { status, kind: Some(kind), content: content.into() }
+        Self { status, kind: Some(kind), content: content.into(), full: None }
+    }
+
+    /// Adds the whole result.
+    #[must_use]
+    pub fn with_full(self, full: Option<FullResult>) -> Self {
+        Self { full: full.map(Arc::new), ..self }
     }
 
     /// Appends a text to the content.
     pub(crate) fn append(&mut self, text: &str) {
         self.content = [&*self.content, text].concat().into();
+        if let Some(full) = &mut self.full {
+            Arc::make_mut(full).content.push(text.trim_start().into());
+        }
+    }
+
+    /// Returns the parts of the result, if it is more than a text.
+    #[must_use]
+    pub fn parts(&self) -> Option<&[ResultPart]> {
+        let parts = &*self.full.as_ref()?.content;
+        let is_text = |part: &ResultPart| matches!(part, ResultPart::Text { .. });
+        (!parts.iter().all(is_text)).then_some(parts)
     }
 }
 

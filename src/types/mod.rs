@@ -8,6 +8,7 @@ mod content;
 mod message_part;
 mod response;
 mod secrets;
+mod tool_content;
 mod trace;
 mod variables;
 mod wire;
@@ -27,6 +28,8 @@ pub use content::{Content, ContentPart, Image, InvalidContent};
 pub use message_part::{MessagePart, ModelOrigin};
 pub use response::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
 pub use secrets::{REDACTED, Secrets};
+pub(crate) use tool_content::cut_text;
+pub use tool_content::{FullResult, RESULT_BYTES_MAX, ResultImage, ResultPart, ResultResource};
 pub use trace::{RunTrace, TRACEPARENT, TRACESTATE, TraceContext};
 pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};
 pub use wire::{UnknownWire, Wire};
@@ -231,6 +234,7 @@ impl fmt::Display for Execution {
     }
 }
 
+#[doc(hidden)]
 impl std::str::FromStr for Execution {
     type Err = InvalidExecution;
 

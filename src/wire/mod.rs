@@ -11,6 +11,7 @@
 //! | `request` | a request to a model, independent of the wire |
 //! | `request_cache` | the body of a request, which reuses the bytes of the previous one |
 //! | `extra_members` | the members of a body, merged with `extra_body` of the configuration |
+//! | `tool_images` | images of tool results, for wires whose results have only text |
 //! | `call_ids` | call ids and tool names in the form that a service accepts |
 //! | `decoder` | bytes to payloads by framing, payloads to deltas by dialect |
 //! | `sse` | server-sent events |
@@ -66,6 +67,7 @@ mod repair;
 mod request;
 mod request_cache;
 mod sse;
+mod tool_images;
 
 use std::fmt;
 use std::str::FromStr;
@@ -127,6 +129,7 @@ impl Wire {
 
     /// Returns the header that carries the API key.
     #[must_use]
+    #[doc(hidden)]
     pub fn key_header(self) -> KeyHeader {
         dialect_of!(self, D => D::KEY_HEADER)
     }
@@ -139,6 +142,7 @@ impl Wire {
 
     /// Returns the framing of a response.
     #[must_use]
+    #[doc(hidden)]
     pub fn framing(self, stream: bool) -> Framing {
         if stream { dialect_of!(self, D => D::STREAM_FRAMING) } else { Framing::Json }
     }
@@ -189,6 +193,7 @@ impl fmt::Display for Framing {
     }
 }
 
+#[doc(hidden)]
 impl FromStr for Framing {
     type Err = UnknownFraming;
 

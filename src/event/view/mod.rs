@@ -18,8 +18,8 @@ use super::{
     TurnSummary, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, RunEnd, RunError, RunId, SessionId, ToolResult,
-    ToolStatus, Usage,
+    ApprovalPhase, CallKey, Execution, FinishKind, ResultPart, RunEnd, RunError, RunId, SessionId,
+    ToolResult, ToolStatus, Usage,
 };
 use summary::{input_summary, summary};
 
@@ -147,6 +147,7 @@ impl PublishedEvent {
             tool_name: &call.name,
             status: result.outcome.status,
             output_summary: summary(&result.outcome.content),
+            content: result.outcome.parts(),
             duration_ms: millis(result.duration),
             wait_ms: millis(result.wait),
             metadata: result.metadata(),
@@ -323,6 +324,8 @@ struct ToolResultView<'a> {
     tool_name: &'a str,
     status: ToolStatus,
     output_summary: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a [ResultPart]>,
     duration_ms: u64,
     wait_ms: u64,
     metadata: Value,

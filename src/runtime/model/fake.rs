@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -45,6 +46,7 @@ pub struct FakeModel {
 struct FakeModelState {
     replies: VecDeque<ModelReply>,
     requests: Vec<ModelRequest>,
+    pause: Option<Duration>,
 }
 
 impl FakeModel {
@@ -52,7 +54,35 @@ impl FakeModel {
     #[must_use]
     pub fn replies(replies: impl IntoIterator<Item = ModelReply>) -> Self {
         let replies = replies.into_iter().collect();
-        Self { state: Arc::new(Mutex::new(FakeModelState { replies, requests: Vec::new() })) }
+        let state = FakeModelState { replies, ..FakeModelState::default() };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Makes the model stream its replies in pieces, with a pause before each: the words of a text, and the calls
+    /// one by one. For tests of stops, of time limits and of tools that start while the model still speaks.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use std::time::Duration;
+    ///
+    /// use callsheet::model::ModelReply;
+    /// use callsheet::prelude::*;
+    /// use callsheet::testing::FakeModel;
+    ///
+    /// let model = FakeModel::replies([ModelReply::text("It will take long.")]);
+    /// let model = model.with_pauses(Duration::from_secs(60));
+    /// let host = Host::builder().model_source("fake", model).start().await?;
+    /// let session = host.open_session("test").await?;
+    /// let run = session.start_run("How long?").await?;
+    /// session.stop(StopMode::Now).await?;
+    /// assert_eq!(run.report.await?.run_end, RunEnd::Stopped);
+    /// host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn with_pauses(self, pause: Duration) -> Self {
+        self.state.lock().pause = Some(pause);
+        self
     }
 
     /// Returns the requests so far.
@@ -67,7 +97,10 @@ impl ModelSource for FakeModel {
         let mut state = self.state.lock();
         state.requests.push(request);
         match state.replies.pop_front() {
-            Some(reply) => reply.into_stream(),
+            Some(reply) => match state.pause {
+                Some(pause) => reply.into_paused_stream(pause),
+                None => reply.into_stream(),
+            },
             None => {
                 let message = "the fake model has no reply left";
                 let mut error = ProviderError::new(ProviderErrorKind::Malformed, message);

@@ -120,17 +120,43 @@ impl ModelReply {
 
     /// Returns the response as a stream of one batch.
     #[must_use]
-    pub fn into_stream(mut self) -> ModelStream {
+    pub fn into_stream(self) -> ModelStream {
+        Box::pin(futures::stream::once(std::future::ready(self.into_deltas())))
+    }
+
+    /// Returns the response as a stream of pieces, with a pause before each: the words of a text, and the calls one
+    /// by one.
+    #[must_use]
+    pub fn into_paused_stream(self, pause: Duration) -> ModelStream {
+        let pieces = match self.into_deltas() {
+            Ok(deltas) => deltas.into_iter().flat_map(words).map(|delta| Ok(vec![delta])).collect(),
+            Err(error) => vec![Err(error)],
+        };
+        Box::pin(futures::stream::iter(pieces).then(move |piece| async move {
+            tokio::time::sleep(pause).await;
+            piece
+        }))
+    }
+
+    fn into_deltas(mut self) -> Result<Vec<Delta>, ProviderError> {
         if let Some(error) = self.error {
-            return Box::pin(futures::stream::once(std::future::ready(Err(error))));
+            return Err(error);
         }
         let kind = if self.calls > 0 { FinishKind::ToolCalls } else { FinishKind::Stop };
         self.deltas.push(Delta::Finish(FinishReason {
             kind,
             raw: if self.calls > 0 { "tool_calls" } else { "stop" }.into(),
         }));
-        Box::pin(futures::stream::once(std::future::ready(Ok(self.deltas))))
+        Ok(self.deltas)
     }
+}
+
+/// Splits a text into its words. Other deltas stay whole.
+fn words(delta: Delta) -> Vec<Delta> {
+    if let Delta::Text(text) = &delta {
+        return text.split_inclusive(' ').map(|word| Delta::Text(word.to_owned())).collect();
+    }
+    vec![delta]
 }
 
 /// One response of a [`ModelSource`], with the time limits of its model.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::message::{Message, RequestPart, ResponseMessage};
+use crate::message::{Message, RequestPart, ResponseMessage, ResultContent};
 use crate::types::{Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::call_ids::{sanitized, sanitized_tool_name};
@@ -49,7 +49,7 @@ enum BlockParam<'a> {
     Thinking { text: &'a str, members: &'a str },
     Image(&'a Image),
     Call { id: Cow<'a, str>, call: &'a ToolCall, members: Option<&'a str> },
-    Result { id: Cow<'a, str>, content: &'a str, is_error: bool },
+    Result { id: Cow<'a, str>, content: &'a ResultContent, is_error: bool },
     Raw { json: &'a RawValue, is_thinking: bool },
 }
 
@@ -99,11 +99,7 @@ struct MessageBuilder<'a> {
 
 impl<'a> MessageBuilder<'a> {
     fn user(&mut self, content: &'a Content) {
-        let blocks = content.parts().iter().filter_map(|part| match part {
-            ContentPart::Text(text) => text_block(text, None),
-            ContentPart::Image(image) => Some(BlockParam::Image(image)),
-        });
-        self.add(Role::User, blocks);
+        self.add(Role::User, content.parts().iter().filter_map(content_block));
     }
 
     fn assistant(
@@ -170,6 +166,13 @@ impl<'a> MessageBuilder<'a> {
 /// Returns a block for a text, unless it is white space alone, which the service refuses.
 fn text_block<'a>(text: &'a str, members: Option<&'a str>) -> Option<BlockParam<'a>> {
     (!text.trim().is_empty()).then_some(BlockParam::Text { text, members })
+}
+
+fn content_block(part: &ContentPart) -> Option<BlockParam<'_>> {
+    match part {
+        ContentPart::Text(text) => text_block(text, None),
+        ContentPart::Image(image) => Some(BlockParam::Image(image)),
+    }
 }
 
 impl BlockParam<'_> {
@@ -307,8 +310,11 @@ impl Serialize for BlockParam<'_> {
             Self::Result { id, content, is_error } => {
                 map.serialize_entry("type", "tool_result")?;
                 map.serialize_entry("tool_use_id", id)?;
-                if !content.trim().is_empty() {
-                    map.serialize_entry("content", content)?;
+                if let Some(parts) = content.parts() {
+                    let blocks: Vec<_> = parts.parts().iter().filter_map(content_block).collect();
+                    map.serialize_entry("content", &blocks)?;
+                } else if !content.trim().is_empty() {
+                    map.serialize_entry("content", &**content)?;
                 }
                 if *is_error {
                     map.serialize_entry("is_error", &true)?;

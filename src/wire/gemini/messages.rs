@@ -13,7 +13,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use crate::message::{Message, RequestPart, ResponseMessage};
+use crate::message::{Message, RequestPart, ResponseMessage, ResultContent};
 use crate::types::{self, ContentPart, Image, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::call_ids::sanitized_tool_name;
@@ -37,7 +37,7 @@ enum PartParam<'a> {
     Text { text: &'a str, thought: bool, members: Option<&'a str> },
     Image(&'a Image),
     Call { call: &'a ToolCall, with_id: bool, members: Option<&'a str> },
-    Result { name: &'a str, id: Option<&'a str>, content: &'a str, failed: bool },
+    Result { name: &'a str, id: Option<&'a str>, content: &'a ResultContent, failed: bool },
     Raw(&'a str),
 }
 
@@ -182,8 +182,8 @@ impl Serialize for PartParam<'_> {
             }
             Self::Result { name, id, content, failed } => {
                 let response = ResultParam::new(content, *failed);
-                let result =
-                    FunctionResponseParam { id: *id, name: sanitized_tool_name(name), response };
+                let (name, parts) = (sanitized_tool_name(name), result_images(content));
+                let result = FunctionResponseParam { id: *id, name, response, parts };
                 map.serialize_entry("functionResponse", &result)?;
             }
             Self::Raw(_) => {}
@@ -223,6 +223,17 @@ struct FunctionResponseParam<'a> {
     id: Option<&'a str>,
     name: Cow<'a, str>,
     response: ResultParam<'a>,
+    /// The images of the result (<https://ai.google.dev/gemini-api/docs/function-calling>, multimodal function
+    /// responses).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    parts: Vec<PartParam<'a>>,
+}
+
+/// Returns the images that are data. The text of the result has the address of the others, which the form of a
+/// result cannot hold.
+fn result_images(content: &ResultContent) -> Vec<PartParam<'_>> {
+    let is_data = |image: &&Image| matches!(image, Image::Base64 { .. });
+    content.images().filter(is_data).map(PartParam::Image).collect()
 }
 
 /// A result as an object. A result that is a JSON object stays one.

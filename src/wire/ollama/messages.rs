@@ -7,8 +7,10 @@ use crate::message::{Message, ResponseMessage};
 use crate::types::{Content, ContentPart, Image, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::request_cache::HistoryWriter;
+use crate::wire::tool_images::images_after;
 
-/// Writes the messages of a request, system prompt first. No message depends on later ones.
+/// Writes the messages of a request, system prompt first. No message depends on later ones. The images of results
+/// follow the results of the turn in a message of the user.
 pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     let origin = ModelOrigin { wire: Wire::OllamaChat, model: request.model.clone() };
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
@@ -16,13 +18,12 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     {
         writer.write(&MessageParam { content, ..MessageParam::with_role("system") });
     }
-    for message in request.messages.iter().skip(writer.first_message()) {
+    let mut images = None;
+    let first = writer.first_message();
+    let mut messages = request.messages.iter().enumerate().skip(first).peekable();
+    while let Some((position, message)) = messages.next() {
         match &**message {
-            Message::User { content } => {
-                let (text, images) = (text_content(content), image_data(content));
-                let content = &text;
-                writer.write(&MessageParam { content, images, ..MessageParam::with_role("user") });
-            }
+            Message::User { content } => write_user(writer, content),
             Message::Assistant(message) => {
                 writer.write(&MessageParam::from_response(message, &origin));
             }
@@ -33,10 +34,25 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
                     tool_call_id: call_id,
                     ..MessageParam::with_role("tool")
                 });
+                images = images_after(images, content);
             }
         }
+        if images.is_none() {
+            writer.mark_reusable(position + 1);
+        }
+        let is_tool = |message: &Message| matches!(message, Message::Tool { .. });
+        if !messages.peek().is_some_and(|(_, next)| is_tool(next))
+            && let Some(images) = images.take()
+        {
+            write_user(writer, &images);
+        }
     }
-    writer.mark_reusable(request.messages.len());
+}
+
+fn write_user(writer: &mut HistoryWriter, content: &Content) {
+    let (text, images) = (text_content(content), image_data(content));
+    let content = &text;
+    writer.write(&MessageParam { content, images, ..MessageParam::with_role("user") });
 }
 
 #[derive(Default, Serialize)]

@@ -5,6 +5,7 @@
 //! require alternating roles.
 
 use std::borrow::Cow;
+use std::iter::Peekable;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -14,6 +15,7 @@ use super::metadata::{ReasoningField, ReasoningMembers};
 use crate::message::{Message, RequestPart, ResponseMessage};
 use crate::types::{Content, ContentPart, ModelOrigin, ToolCall, Wire};
 use crate::wire::request_cache::HistoryWriter;
+use crate::wire::tool_images::images_after;
 use crate::wire::{ModelRequest, call_ids};
 
 /// Maximum length of a call id from another model. OpenAI's API has refused longer ids ("string too
@@ -25,7 +27,8 @@ const ID_CHARS_MAX: usize = 40;
 /// Writes the messages of a request, system prompt first.
 ///
 /// A message of a model and a tool result do not depend on later messages. Consecutive messages of
-/// users are joined.
+/// users are joined. The images of results follow the results of the turn in a message of the user, because the
+/// form of a tool message has only text.
 pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     let origin = ModelOrigin { wire: Wire::OpenaiChat, model: request.model.clone() };
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
@@ -39,17 +42,10 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     let mut ids = CallIdMap { origin: &origin, last_author: last_author(before) };
     let new = request.messages.iter().map(|message| &**message).enumerate().skip(first);
     let mut messages = new.filter(|(_, message)| !is_empty_answer(message)).peekable();
+    let mut images = None;
     while let Some((position, message)) = messages.next() {
         match message {
-            Message::User { content } => {
-                let mut more = Vec::new();
-                while let Some((_, Message::User { content })) = messages.peek() {
-                    more.push(content);
-                    messages.next();
-                }
-                writer
-                    .write(&TextMessage { role: "user", content: &*join_contents(content, &more) });
-            }
+            Message::User { content } => write_user(writer, content, &mut messages),
             Message::Assistant(message) => {
                 ids.last_author = message.origin.as_deref();
                 writer.write(&AssistantMessage::new(message, &ids));
@@ -58,10 +54,31 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
             Message::Tool { call_id, name: _, content, metadata: _ } => {
                 let tool_call_id = ids.map(call_id);
                 writer.write(&ToolMessage { role: "tool", tool_call_id, content });
-                writer.mark_reusable(position + 1);
+                images = images_after(images, content);
+                if images.is_none() {
+                    writer.mark_reusable(position + 1);
+                } else if !matches!(messages.peek(), Some((_, Message::Tool { .. })))
+                    && let Some(images) = images.take()
+                {
+                    write_user(writer, &images, &mut messages);
+                }
             }
         }
     }
+}
+
+/// Writes a message of a user, joined with the users' messages that follow.
+fn write_user<'a>(
+    writer: &mut HistoryWriter,
+    content: &Content,
+    messages: &mut Peekable<impl Iterator<Item = (usize, &'a Message)>>,
+) {
+    let mut more = Vec::new();
+    while let Some((_, Message::User { content })) = messages.peek() {
+        more.push(content);
+        messages.next();
+    }
+    writer.write(&TextMessage { role: "user", content: &*join_contents(content, &more) });
 }
 
 /// Returns the origin of the last message of a model that is sent.

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::metadata::{ID_CHARS_MAX, ProviderItem, ReplayMode, replay_mode};
-use crate::message::{Message, RequestPart, ResponseMessage};
+use crate::message::{Message, RequestPart, ResponseMessage, ResultContent};
 use crate::types::{Content, ContentPart, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::call_ids::{sanitized, sanitized_tool_name};
@@ -37,7 +37,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
             }
             Message::Tool { call_id, content, .. } => {
                 let is_custom = custom.iter().flatten().any(|id| *id == &**call_id);
-                let (call_id, output) = (short_call_id(call_id), &**content);
+                let (call_id, output) = (short_call_id(call_id), output_content(content));
                 let kind = match is_custom {
                     true => "custom_tool_call_output",
                     false => "function_call_output",
@@ -187,19 +187,34 @@ enum MessagePart<'a> {
     OutputText { text: &'a str, annotations: [(); 0] },
 }
 
+fn input_parts(content: &Content) -> Vec<MessagePart<'_>> {
+    content.parts().iter().map(input_part).collect()
+}
+
+fn input_part(part: &ContentPart) -> MessagePart<'_> {
+    match part {
+        ContentPart::Text(text) => MessagePart::InputText { text },
+        ContentPart::Image(image) => {
+            MessagePart::InputImage { image_url: image.url(), detail: "auto" }
+        }
+    }
+}
+
+/// Returns the output of a call: a text, or text and images.
+fn output_content(content: &ResultContent) -> MessageContent<'_> {
+    match content.parts() {
+        Some(parts) => MessageContent::Parts(input_parts(parts)),
+        None => MessageContent::Text(content),
+    }
+}
+
 impl<'a> MessageItem<'a> {
     fn new(role: &'static str, content: MessageContent<'a>) -> Self {
         Self { kind: "message", id: None, role, status: None, content, phase: None }
     }
 
     fn from_user(content: &'a Content) -> Self {
-        let part = |part: &'a ContentPart| match part {
-            ContentPart::Text(text) => MessagePart::InputText { text },
-            ContentPart::Image(image) => {
-                MessagePart::InputImage { image_url: image.url(), detail: "auto" }
-            }
-        };
-        Self::new("user", MessageContent::Parts(content.parts().iter().map(part).collect()))
+        Self::new("user", MessageContent::Parts(input_parts(content)))
     }
 
     /// Returns a message of the model: as the item that it was, or without an id in the form that
@@ -264,5 +279,5 @@ struct CallOutputItem<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
     call_id: Cow<'a, str>,
-    output: &'a str,
+    output: MessageContent<'a>,
 }

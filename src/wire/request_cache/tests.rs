@@ -3,7 +3,7 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::message::ResponseMessage;
+use crate::message::{ResponseMessage, ResultContent};
 use crate::types::{CallKey, Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall};
 use crate::wire::{ToolChoice, ToolDefinition};
 
@@ -33,6 +33,13 @@ fn call(index: u32, id: &str) -> ToolCall {
 fn result(id: &str) -> Message {
     let metadata = json!({"error": id == "c1"});
     Message::Tool { call_id: id.into(), name: "add".into(), content: "3".into(), metadata }
+}
+
+fn result_with_image(id: &str) -> Message {
+    let image = ContentPart::Image(Image::parse("data:image/png;base64,AAAA").unwrap());
+    let content = Content::from(vec![ContentPart::Text("3".into()), image]);
+    let content = ResultContent::from_parts(content);
+    Message::Tool { call_id: id.into(), name: "add".into(), content, metadata: json!({}) }
 }
 
 fn request(messages: MessageList) -> ModelRequest {
@@ -133,7 +140,7 @@ fn message(wire: Wire) -> impl Strategy<Value = Message> {
     prop_oneof![
         2 => select(vec![user("a"), user(""), image]),
         3 => response(wire),
-        3 => select(vec![result("c0"), result("c1")]),
+        3 => select(vec![result("c0"), result("c1"), result_with_image("c0"), result_with_image("c1")]),
     ]
 }
 

@@ -1,0 +1,390 @@
+//! The result of a tool when it is more than a text.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{ContentPart, Image, floor_char_boundary};
+
+/// Maximum number of bytes of a result that are kept: its texts, and its data in base64. Of these the model reads
+/// `max_result_bytes`.
+pub const RESULT_BYTES_MAX: usize = 16 << 20;
+
+/// The note for the model about what is not kept.
+const LIMIT_NOTE: &str = "at most 16 MiB of a result are kept";
+
+/// A part of a tool's result.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[non_exhaustive]
+pub enum ResultPart {
+    /// Text.
+    Text {
+        /// The text.
+        text: String,
+    },
+    /// An image: `media_type` and `data` in base64, or `url`.
+    Image(ResultImage),
+    /// A file or another resource. The model reads one line about it, with its text if it has one.
+    Resource(ResultResource),
+}
+
+/// A resource in a tool's result.
+///
+/// ```
+/// use callsheet::ResultResource;
+/// use callsheet::tool::ToolOutput;
+///
+/// let report = ResultResource::new("report.pdf", "application/pdf").with_data("JVBERi0=");
+/// let output = ToolOutput::from("done").with_part(report);
+/// assert_eq!(output.text(), "done\n[resource report.pdf, application/pdf, 5 bytes]");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ResultResource {
+    /// Its name.
+    pub name: String,
+    /// The media type, such as `application/pdf`. Empty if it is unknown.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub media_type: String,
+    /// The size in bytes, if it is known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub bytes: Option<u64>,
+    /// The URI of the resource, if it has one. The host never reads it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub uri: Option<String>,
+    /// Its text, if it is a text.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub text: Option<String>,
+    /// Its data in base64 with padding, if it is not a text.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub data: Option<String>,
+}
+
+/// The whole result of a tool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FullResult {
+    /// The parts in order.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub content: Vec<ResultPart>,
+    /// The same result as a value for programs, if the tool has one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub structured: Option<Value>,
+}
+
+impl ResultResource {
+    /// Makes a resource without content.
+    #[must_use]
+    pub fn new(name: impl Into<String>, media_type: impl Into<String>) -> Self {
+        Self { name: name.into(), media_type: media_type.into(), ..Self::default() }
+    }
+
+    /// Adds a text, and sets the size.
+    #[must_use]
+    pub fn with_text(mut self, text: impl Into<String>) -> Self {
+        let text = text.into();
+        self.bytes = Some(text.len() as u64);
+        self.text = Some(text);
+        self
+    }
+
+    /// Adds data in base64 with padding, and sets the size.
+    #[must_use]
+    pub fn with_data(mut self, base64: impl Into<String>) -> Self {
+        let data = base64.into();
+        self.bytes = Some(decoded_bytes(&data));
+        self.data = Some(data);
+        self
+    }
+
+    /// Returns the text for the model: one line, and the text of the resource.
+    #[must_use]
+    pub fn model_text(&self) -> String {
+        let mut line = format!("[resource {}", self.name);
+        if !self.media_type.is_empty() {
+            // Writing to a string cannot fail.
+            let _ = write!(line, ", {}", self.media_type);
+        }
+        if let Some(bytes) = self.bytes {
+            let _ = write!(line, ", {bytes} bytes");
+        }
+        if let Some(uri) = &self.uri {
+            let _ = write!(line, ", {uri}");
+        }
+        line.push(']');
+        if let Some(text) = &self.text {
+            line.push('\n');
+            line.push_str(text);
+        }
+        line
+    }
+}
+
+impl Image {
+    /// Returns the line about the image for a model that does not see it.
+    pub(crate) fn model_text(&self) -> String {
+        match self {
+            Self::Url(url) => format!("[image {url}]"),
+            Self::Base64 { media_type, data } => {
+                format!("[image {media_type}, {} bytes]", decoded_bytes(data))
+            }
+        }
+    }
+}
+
+impl ResultPart {
+    /// Returns the text for a model that does not see images in results.
+    #[must_use]
+    pub fn model_text(&self) -> String {
+        match self {
+            Self::Text { text } => text.clone(),
+            Self::Image(image) => image.0.model_text(),
+            Self::Resource(resource) => resource.model_text(),
+        }
+    }
+
+    fn is_blank(&self) -> bool {
+        matches!(self, Self::Text { text } if text.trim().is_empty())
+    }
+
+    /// Returns the number of bytes of its texts and data.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Text { text } => text.len(),
+            Self::Image(ResultImage(Image::Url(url))) => url.len(),
+            Self::Image(ResultImage(Image::Base64 { data, .. })) => data.len(),
+            Self::Resource(ResultResource { text, data, .. }) => {
+                [text, data].into_iter().flatten().map(String::len).sum()
+            }
+        }
+    }
+
+    /// Replaces the part by a text of at most `bytes_max` bytes and a note.
+    fn cut(&mut self, bytes_max: usize) {
+        let bytes = self.bytes();
+        match self {
+            Self::Text { text } => cut_text(text, bytes_max),
+            Self::Image(_) => {
+                *self = format!("[an image of {bytes} bytes is missing: {LIMIT_NOTE}]").into()
+            }
+            Self::Resource(resource) => {
+                (resource.text, resource.data) = (None, None);
+                *self =
+                    format!("{}\n[its content is missing: {LIMIT_NOTE}]", resource.model_text())
+                        .into();
+            }
+        }
+    }
+}
+
+impl FullResult {
+    /// Drops what is longer than [`RESULT_BYTES_MAX`], with a note for the model.
+    pub(crate) fn limit(&mut self) {
+        let mut bytes_left = RESULT_BYTES_MAX;
+        for part in &mut self.content {
+            let bytes = part.bytes();
+            if bytes > bytes_left {
+                part.cut(bytes_left);
+            }
+            bytes_left = bytes_left.saturating_sub(bytes);
+        }
+        if self.structured.as_ref().is_some_and(|value| value.to_string().len() > bytes_left) {
+            self.structured = None;
+            self.content.push(format!("[the structured value is missing: {LIMIT_NOTE}]").into());
+        }
+    }
+
+    /// Returns the text for a model that does not see images in results. The content stands for the
+    /// result if it has text, images or resources, else the structured value.
+    #[must_use]
+    pub fn model_text(&self) -> String {
+        let parts: Vec<String> = self
+            .content
+            .iter()
+            .filter(|part| !part.is_blank())
+            .map(ResultPart::model_text)
+            .collect();
+        match &self.structured {
+            Some(structured) if parts.is_empty() => structured.to_string(),
+            Some(_) | None => parts.join("\n"),
+        }
+    }
+
+    /// Returns whether the model reads more than a text.
+    #[must_use]
+    pub fn has_image(&self) -> bool {
+        self.content.iter().any(|part| matches!(part, ResultPart::Image(_)))
+    }
+
+    /// Returns text and images in order for a model that sees images in results. Resources are text.
+    pub fn model_parts(&self) -> impl Iterator<Item = ContentPart> {
+        self.content.iter().filter(|part| !part.is_blank()).map(|part| match part {
+            ResultPart::Image(image) => ContentPart::Image(image.0.clone()),
+            ResultPart::Text { .. } | ResultPart::Resource(_) => {
+                ContentPart::Text(part.model_text())
+            }
+        })
+    }
+}
+
+impl From<String> for ResultPart {
+    fn from(text: String) -> Self {
+        Self::Text { text }
+    }
+}
+
+impl From<&str> for ResultPart {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+impl From<Image> for ResultPart {
+    fn from(image: Image) -> Self {
+        Self::Image(ResultImage(image))
+    }
+}
+
+impl From<ResultResource> for ResultPart {
+    fn from(resource: ResultResource) -> Self {
+        Self::Resource(resource)
+    }
+}
+
+/// Cuts a text that is longer than `bytes_max`, with a note for the model.
+pub(crate) fn cut_text(text: &mut String, bytes_max: usize) {
+    if text.len() > bytes_max {
+        text.truncate(floor_char_boundary(text, bytes_max));
+        text.push_str(&format!("\n[cut here: {LIMIT_NOTE}]"));
+    }
+}
+
+/// Returns the number of bytes that base64 with padding stands for.
+fn decoded_bytes(base64: &str) -> u64 {
+    let padding = base64.bytes().rev().take(2).take_while(|byte| *byte == b'=').count();
+    (base64.len() / 4 * 3).saturating_sub(padding) as u64
+}
+
+/// An image in a tool's result.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "ImageMembers", into = "ImageMembers")]
+pub struct ResultImage(pub Image);
+
+/// The JSON form of an image: `media_type` and `data`, or `url`.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ImageMembers {
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    media_type: Option<Arc<str>>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    data: Option<Arc<str>>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    url: Option<Arc<str>>,
+}
+
+impl From<ResultImage> for ImageMembers {
+    fn from(image: ResultImage) -> Self {
+        let (media_type, data, url) = match image.0 {
+            Image::Url(url) => (None, None, Some(url)),
+            Image::Base64 { media_type, data } => (Some(media_type), Some(data), None),
+        };
+        Self { media_type, data, url }
+    }
+}
+
+impl TryFrom<ImageMembers> for ResultImage {
+    type Error = &'static str;
+
+    fn try_from(members: ImageMembers) -> Result<Self, Self::Error> {
+        match members {
+            ImageMembers { media_type: Some(media_type), data: Some(data), url: None } => {
+                Ok(Self(Image::Base64 { media_type, data }))
+            }
+            ImageMembers { media_type: None, data: None, url: Some(url) } => {
+                Ok(Self(Image::Url(url)))
+            }
+            ImageMembers { .. } => Err("an image has media_type and data, or url"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn image() -> Image {
+        Image::Base64 { media_type: "image/png".into(), data: "iVBORw==".into() }
+    }
+
+    #[test]
+    fn parts_have_one_json_form() {
+        let full = FullResult {
+            content: vec![
+                "a".into(),
+                image().into(),
+                Image::Url("https://a/b.png".into()).into(),
+                ResultResource::new("a.txt", "").with_text("été").into(),
+            ],
+            structured: Some(json!({"a": 1})),
+        };
+        let expected = json!({
+            "content": [
+                {"type": "text", "text": "a"},
+                {"type": "image", "media_type": "image/png", "data": "iVBORw=="},
+                {"type": "image", "url": "https://a/b.png"},
+                {"type": "resource", "name": "a.txt", "bytes": 5, "text": "été"},
+            ],
+            "structured": {"a": 1},
+        });
+        assert_eq!(serde_json::to_value(&full).unwrap(), expected);
+        assert_eq!(serde_json::from_value::<FullResult>(expected).unwrap(), full);
+        for wrong in [json!({"type": "image"}), json!({"type": "audio"}), json!({"type": "text"})] {
+            assert!(serde_json::from_value::<ResultPart>(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_model_reads_the_content_or_the_structured_value_but_not_both() {
+        let text = |content: Vec<ResultPart>| {
+            FullResult { content, structured: Some(json!({"a": 1})) }.model_text()
+        };
+        assert_eq!(text(vec![]), r#"{"a":1}"#);
+        assert_eq!(text(vec![" \n".into()]), r#"{"a":1}"#);
+        assert_eq!(text(vec!["x".into()]), "x");
+        assert_eq!(text(vec![image().into()]), "[image image/png, 4 bytes]");
+        let resource = ResultResource::new("r", "application/zip").with_data("AAAA");
+        let resource = ResultResource { uri: Some("file:///r".to_owned()), ..resource };
+        assert_eq!(
+            text(vec!["x".into(), resource.into()]),
+            "x\n[resource r, application/zip, 3 bytes, file:///r]"
+        );
+        assert_eq!(FullResult::default().model_text(), "");
+    }
+    #[test]
+    fn a_result_is_kept_up_to_its_limit() {
+        let half = "x".repeat(RESULT_BYTES_MAX / 2);
+        let large = Image::Base64 { media_type: "image/png".into(), data: half.clone().into() };
+        let file = ResultResource::new("f", "").with_data(half.as_str());
+        let mut full = FullResult {
+            content: vec![half.as_str().into(), large.into(), file.into(), "end".into()],
+            structured: Some(json!(1)),
+        };
+        full.limit();
+        assert_eq!(full.content.len(), 5);
+        assert!(matches!(full.content[1], ResultPart::Image(_)));
+        let texts: Vec<String> = full.content[2..].iter().map(ResultPart::model_text).collect();
+        let file = "[resource f, 6291456 bytes]\n[its content is missing: at most 16 MiB of a result are kept]";
+        let end = "\n[cut here: at most 16 MiB of a result are kept]";
+        let structured = "[the structured value is missing: at most 16 MiB of a result are kept]";
+        assert_eq!(texts, [file, end, structured]);
+        let mut text = "é".repeat(4);
+        cut_text(&mut text, 5);
+        assert_eq!(text, "éé\n[cut here: at most 16 MiB of a result are kept]");
+    }
+}
