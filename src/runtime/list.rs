@@ -56,7 +56,7 @@ pub struct SessionQuery {
 /// # use callsheet::testing::FakeModel;
 /// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
 /// # let host = Host::builder().model_source("fake", model).start().await?;
-/// host.open_session("demo").await?.run("Hello?").await?;
+/// host.open_session("demo").await?;
 /// let sessions = host.sessions(Default::default()).await?;
 /// assert_eq!((sessions[0].agent.as_str(), sessions[0].state.as_str()), ("default", "idle"));
 /// # host.shutdown().await;

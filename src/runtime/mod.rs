@@ -256,7 +256,7 @@ impl From<String> for OpenSession {
 /// # use callsheet::testing::FakeModel;
 /// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
 /// # let host = Host::builder().model_source("fake", model).start().await?;
-/// host.open_session("demo").await?.run("Hello?").await?;
+/// host.open_session("demo").await?;
 /// let counts = host.counts();
 /// assert_eq!((counts.sessions, counts.runs, counts.tools_running), (1, 0, 0));
 /// # host.shutdown().await;
