@@ -70,6 +70,7 @@
 pub mod config;
 pub mod journal;
 #[cfg(feature = "rehearsal")]
+#[doc(hidden)]
 pub mod rehearsal;
 #[cfg(feature = "server")]
 pub mod server;
@@ -111,37 +112,53 @@ pub mod types;
 pub mod wire;
 
 pub use builder::HostBuilder;
-pub use record::{RequestKey, StopMode};
+pub use context::Variables;
+#[doc(hidden)]
+pub use record::RequestKey;
+pub use record::StopMode;
+#[doc(hidden)]
+pub use runtime::ModelStatus;
 pub use runtime::{
-    ApprovalQuestion, CallReport, CurrentRun, ErrorKind, Host, HostCounts, HostError, ModelStatus,
-    OpenSession, PendingApproval, QueuedInput, ReportFuture, RunEvent, RunFailed, RunReport,
-    RunRequest, SessionHandle, SessionQuery, SessionSnapshot, SessionState, SessionSummary,
-    StartedRun, StatsReport,
+    ApprovalQuestion, CallReport, CurrentRun, ErrorKind, Host, HostCounts, HostError, OpenSession,
+    PendingApproval, QueuedInput, ReportFuture, RunEvent, RunFailed, RunReport, RunRequest,
+    SessionHandle, SessionQuery, SessionSnapshot, SessionState, SessionSummary, StartedRun,
+    StatsReport,
 };
 pub use telemetry::histogram_bounds;
+#[doc(hidden)]
 pub use turn::ApprovalDecision;
+#[doc(hidden)]
+pub use types::Judgement;
 pub use types::{
-    ApprovalPhase, CallKey, Content, ContentPart, Image, Judgement, ResultImage, ResultPart,
-    ResultResource, RunEnd, RunError, RunId, Seq, SessionId, ToolStatus, TraceContext, Verdict,
+    ApprovalPhase, CallKey, Content, ContentPart, Image, InvalidContent, InvalidSessionId,
+    ResultImage, ResultPart, ResultResource, RunEnd, RunError, RunId, Seq, SessionId, ToolStatus,
+    TraceContext, Verdict,
 };
 
 /// Requests to models and their responses, without a host; models of one's own.
 pub mod model {
     pub use crate::message::{Message, MessageList, ResponseMessage, ResultContent};
+    #[doc(hidden)]
     pub use crate::response::{ResponseAssembler, decode_body};
     pub use crate::runtime::model::{
         InvalidModel, ModelClient, ModelReply, ModelRequest, ModelResponse, ModelSource,
         ModelStream, RequestedCall,
     };
-    pub use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
-    pub use crate::wire::{CallDelta, CallKind, Delta, Framing, ToolChoice, ToolDefinition, Wire};
+    pub use crate::types::{
+        FinishKind, FinishReason, ProviderError, ProviderErrorKind, ToolCall, Usage,
+    };
+    #[doc(hidden)]
+    pub use crate::wire::Framing;
+    pub use crate::wire::{CallDelta, CallKind, Delta, ToolChoice, ToolDefinition};
 }
 
 /// The events of a session, in the form of the HTTP API.
 pub mod events {
     pub use crate::event::{EventId, PublicEvent, PublishedEvent};
     pub use crate::runtime::SessionEvents;
-    pub use crate::telemetry::{FeedItem, Subscription};
+    pub use crate::telemetry::FeedItem;
+    #[doc(hidden)]
+    pub use crate::telemetry::Subscription;
 }
 
 /// A model without a socket, and tests of tools and journals without a host.

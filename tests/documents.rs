@@ -75,3 +75,74 @@ fn the_readme_is_short() {
     let text = fs::read_to_string(root().join("README.md")).unwrap();
     assert!(text.lines().count() <= 200, "{} lines", text.lines().count());
 }
+
+/// Returns the identifiers of a signature in HTML that may be names of types.
+fn type_names(html: &str) -> Vec<String> {
+    let text: String = html
+        .split('<')
+        .enumerate()
+        .map(|(at, part)| if at == 0 { part } else { part.split_once('>').unwrap_or(("", "")).1 })
+        .collect();
+    let text: String =
+        text.lines().map(|line| line.split("//").next().unwrap_or("").to_owned() + "\n").collect();
+    text.split(|c: char| !c.is_alphanumeric() && c != '_')
+        .filter(|word| word.starts_with(|c: char| c.is_ascii_uppercase()))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Returns all files below a folder that end with `extension`.
+fn files_below(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files_below(&path, extension));
+        } else if path.extension().is_some_and(|own| own == extension) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// Reads the output of `cargo doc`, so it is run after that.
+#[test]
+#[ignore = "needs the output of cargo doc"]
+fn types_in_documented_signatures_are_documented() {
+    let pages: Vec<(String, String)> = files_below(&root().join("target/doc/callsheet"), "html")
+        .into_iter()
+        .map(|path| (path.display().to_string(), fs::read_to_string(path).unwrap()))
+        .filter(|(_, html)| !html.contains("http-equiv=\"refresh\""))
+        .collect();
+    let documented: Vec<&str> =
+        pages.iter().filter_map(|(path, _)| path.rsplit(['/', '.']).nth(1)).collect();
+    // Types of other crates have these names too.
+    let mut own = vec![];
+    for path in files_below(&root().join("src"), "rs") {
+        for line in fs::read_to_string(path).unwrap().lines() {
+            let kinds = ["pub struct ", "pub enum ", "pub trait ", "pub type "];
+            let rest = kinds.iter().find_map(|kind| line.trim_start().strip_prefix(kind));
+            own.extend(rest.and_then(|rest| type_names(rest).into_iter().next()));
+        }
+    }
+    own.retain(|name| !documented.contains(&name.as_str()) && name != "Response" && name != "Then");
+    let starts = [
+        ("class=\"code-header\">", "</h"),
+        ("class=\"rust item-decl\">", "</pre>"),
+        ("id=\"structfield.", "</span>"),
+    ];
+    for (path, html) in &pages {
+        for (start, end) in starts {
+            for part in html.split(start).skip(1) {
+                let signature = part.split(end).next().unwrap();
+                for name in type_names(signature) {
+                    let is_variant = html.contains(&format!("id=\"variant.{name}\""));
+                    assert!(
+                        is_variant || !own.contains(&name),
+                        "{path} shows {name}, which is not documented"
+                    );
+                }
+            }
+        }
+    }
+}

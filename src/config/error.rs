@@ -58,6 +58,7 @@ impl ConfigErrors {
     }
 
     /// Returns the errors in the order of lines.
+    #[doc(hidden)]
     pub fn iter(&self) -> impl Iterator<Item = &ConfigError> {
         self.0.iter()
     }

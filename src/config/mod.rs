@@ -28,7 +28,9 @@ pub use crate::types::Wire;
 pub use agent::{AgentConfig, ToolPattern};
 #[doc(hidden)]
 pub use duration::parse_duration;
-pub use error::{ConfigError, ConfigErrors};
+#[doc(hidden)]
+pub use error::ConfigError;
+pub use error::ConfigErrors;
 pub use host::HostConfig;
 #[doc(hidden)]
 pub use host::{TOKEN_ENV, parse_listen};
@@ -47,6 +49,7 @@ use error::Origins;
 pub const REHEARSAL: &str = "rehearsal";
 
 /// The name of the agent of a configuration without agents.
+#[doc(hidden)]
 pub const DEFAULT_AGENT: &str = "default";
 
 /// The environment variable that overrides `multi_tool_calls` of every agent.

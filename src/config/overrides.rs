@@ -122,6 +122,7 @@ impl RunOverrides {
     ///
     /// # Errors
     /// If it allows more concurrent calls than the agent's, and `may_raise` is false.
+    #[doc(hidden)]
     pub fn execution(&self, own: Execution, may_raise: bool) -> Result<Execution, OverrideTooHigh> {
         let permits = |execution| match execution {
             Execution::Sequential => 1,
@@ -138,6 +139,7 @@ impl RunOverrides {
     ///
     /// # Errors
     /// If the run enables it, the agent does not, and `may_raise` is false.
+    #[doc(hidden)]
     pub fn multi_tool_calls(&self, own: bool, may_raise: bool) -> Result<bool, OverrideTooHigh> {
         match self.multi_tool_calls {
             Some(true) if !own && !may_raise => Err(too_high("multi_tool_calls", true, own)),
@@ -150,6 +152,7 @@ impl RunOverrides {
     ///
     /// # Errors
     /// If the run disables approvals that the tool requires, and `may_raise` is false.
+    #[doc(hidden)]
     pub fn approval(
         &self,
         tool: &str,
@@ -178,6 +181,7 @@ impl LimitOverrides {
     ///
     /// # Errors
     /// If a limit exceeds the agent's and `may_raise` is false. Names the first one.
+    #[doc(hidden)]
     pub fn apply(&self, own: &Limits, may_raise: bool) -> Result<Limits, OverrideTooHigh> {
         let number =
             |key, requested, own| lower(key, requested, own, may_raise, |n: u32| n.to_string());

@@ -14,6 +14,7 @@ impl Config {
     /// Returns the secrets that must not be repeated to clients: the keys of models, the token of the
     /// host, and headers that hold a key.
     #[must_use]
+    #[doc(hidden)]
     pub fn secrets(&self) -> Secrets {
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
         let keys = keys.chain(&self.host.token).map(ApiKey::reveal);

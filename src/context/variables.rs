@@ -35,6 +35,7 @@ impl Variables {
     }
 
     /// Applies a call's writes. Existing snapshots do not change.
+    #[doc(hidden)]
     pub fn apply(&mut self, writes: &WriteSet) {
         if !writes.is_empty() {
             let entries = writes.0.iter().map(|(name, value)| (name.clone(), Arc::clone(value)));
@@ -44,6 +45,7 @@ impl Variables {
 
     /// Returns the size of names and values as JSON after these writes.
     #[must_use]
+    #[doc(hidden)]
     pub fn bytes_with(&self, writes: &WriteSet) -> usize {
         let kept = self.values.iter().filter(|(name, _)| !writes.0.contains_key(*name));
         kept.chain(&writes.0).map(|(name, value)| stored_bytes(name, value)).sum()

@@ -27,6 +27,7 @@ impl EventId {
     /// Returns the id of the event that is the view of record `seq`. `displayed_bytes` is the
     /// number of bytes of the running attempt that were published before it.
     #[must_use]
+    #[doc(hidden)]
     pub fn for_record(seq: Seq, displayed_bytes: u64, event: &Event) -> Self {
         Self { seq, bytes: event.displayed_bytes_after(displayed_bytes) }
     }
@@ -34,6 +35,7 @@ impl EventId {
     /// Returns the position after an event that is not the view of a record. It is the event's id
     /// if the event has one.
     #[must_use]
+    #[doc(hidden)]
     pub fn after(self, event: &Event) -> Self {
         Self { seq: self.seq, bytes: event.displayed_bytes_after(self.bytes) }
     }
@@ -94,6 +96,7 @@ impl fmt::Display for EventId {
     }
 }
 
+#[doc(hidden)]
 impl FromStr for EventId {
     type Err = InvalidEventId;
 

@@ -332,8 +332,10 @@ pub struct PublishedEvent {
     /// The id from which a watcher can continue after this event, if the event has one.
     pub id: Option<EventId>,
     /// The text for event streams, made on first use.
+    #[doc(hidden)]
     pub stream_text: EventStreamText,
     /// The event.
+    #[doc(hidden)]
     pub event: Event,
 }
 

@@ -23,7 +23,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 pub use crate::record::JournalEntry;
+#[doc(hidden)]
 pub use crate::record::Record;
+pub use crate::record::UnreadableRecord;
 #[doc(hidden)]
 pub use crate::transcript::{Breach, Invariant};
 #[cfg(feature = "testing")]
@@ -34,7 +36,10 @@ pub use error::JournalError;
 pub use log::{PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;
 #[cfg(feature = "sqlite")]
-pub use sqlite::{JournalReader, SqliteJournal, SqliteOptions};
+#[doc(hidden)]
+pub use sqlite::JournalReader;
+#[cfg(feature = "sqlite")]
+pub use sqlite::{SqliteJournal, SqliteOptions};
 #[doc(hidden)]
 pub use verify::{unfinished, verify};
 
@@ -253,6 +258,7 @@ pub struct JournalStatus {
 }
 
 /// Receives measurements of an engine, for metrics.
+#[doc(hidden)]
 pub trait JournalObserver: Send + Sync + fmt::Debug {
     /// A transaction was committed.
     fn stored(&self, group: GroupCommit);
@@ -264,6 +270,7 @@ pub trait JournalObserver: Send + Sync + fmt::Debug {
 }
 
 /// Batches that one transaction stored.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupCommit {

@@ -67,10 +67,12 @@ pub struct ResponseMessage {
     pub calls: Vec<ToolCall>,
     /// The model that wrote it; `None` for a message with which the session was opened.
     #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[doc(hidden)]
     pub origin: Option<Arc<ModelOrigin>>,
     /// The order of its parts, with the data that the service wants back with them. Empty if text and
     /// calls are enough.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    #[doc(hidden)]
     pub parts: Vec<MessagePart>,
 }
 

@@ -35,6 +35,7 @@ pub enum RequestPart<'a> {
 impl ResponseMessage {
     /// Returns whether this model wrote the message.
     #[must_use]
+    #[doc(hidden)]
     pub fn is_from(&self, model: &ModelOrigin) -> bool {
         self.origin.as_deref() == Some(model)
     }
@@ -44,6 +45,7 @@ impl ResponseMessage {
     /// The model that wrote the message gets all parts in order, with their members. Any other model
     /// gets text and calls.
     #[must_use]
+    #[doc(hidden)]
     pub fn request_parts(&self, model: &ModelOrigin) -> Vec<RequestPart<'_>> {
         let mut parts = Vec::with_capacity(self.parts.len().max(1 + self.calls.len()));
         let (mut text, mut reasoning) = (self.text.as_str(), self.reasoning.as_str());

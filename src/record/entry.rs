@@ -21,6 +21,7 @@ pub struct JournalEntry {
     pub displayed_bytes: u64,
     /// The record.
     #[serde(flatten)]
+    #[doc(hidden)]
     pub record: Record,
 }
 
@@ -81,6 +82,7 @@ impl JournalEntry {
 
     /// Returns another record with the same sequence number and time.
     #[must_use]
+    #[doc(hidden)]
     pub fn with_record(&self, record: Record) -> Self {
         Self { record, ..*self }
     }

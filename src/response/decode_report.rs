@@ -13,7 +13,8 @@ use crate::wire::{CallKind, Decoder, DecoderOptions, Delta, Framing, Problem, Wi
 /// If a limit is exceeded, the response keeps what was decoded before and gets an error.
 ///
 /// ```
-/// use callsheet::model::{Framing, Wire, decode_body};
+/// use callsheet::config::Wire;
+/// use callsheet::model::{Framing, decode_body};
 ///
 /// let body = b"data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hi\"}}]}\n\ndata: [DONE]\n\n";
 /// let response = decode_body(Wire::OpenaiChat, Framing::Sse, Default::default(), body);

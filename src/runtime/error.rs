@@ -30,7 +30,11 @@ pub enum HostError {
     SessionExists,
     /// The messages are not a valid history.
     #[error("{0}")]
-    InvalidMessages(#[from] InitialHistoryError),
+    InvalidMessages(
+        #[doc(hidden)]
+        #[from]
+        InitialHistoryError,
+    ),
     /// `max_sessions` or `max_concurrent_runs` is reached.
     #[error("the host is full: it cannot start another {0}")]
     Full(&'static str),
@@ -48,7 +52,11 @@ pub enum HostError {
     RunInProgress,
     /// The run asks for more than its agent may have.
     #[error("{0}")]
-    TooHigh(#[from] OverrideTooHigh),
+    TooHigh(
+        #[doc(hidden)]
+        #[from]
+        OverrideTooHigh,
+    ),
     /// The run names a tool that does not exist.
     #[error("tools: no tool is called {0:?}")]
     UnknownTool(String),
@@ -68,7 +76,11 @@ pub enum HostError {
     EmptyInput,
     /// The decision about a call is refused.
     #[error("{0}")]
-    Approval(#[from] ApprovalError),
+    Approval(
+        #[doc(hidden)]
+        #[from]
+        ApprovalError,
+    ),
     /// The session does not exist.
     #[error("there is no session \"{0}\"")]
     NoSuchSession(SessionId),

@@ -151,6 +151,7 @@ impl SessionHandle {
     ///
     /// # Errors
     /// If there is no such session.
+    #[doc(hidden)]
     pub async fn subscribe(&self) -> Result<Subscription, HostError> {
         Ok(self.with_awake(|live| live.feed_access.subscribe()).await?.0)
     }
@@ -267,6 +268,7 @@ impl SessionHandle {
     ///
     /// # Errors
     /// As [`Self::steer`], and when the key was used for a different request.
+    #[doc(hidden)]
     pub async fn steer_by(
         &self,
         input: impl Into<Content>,
@@ -347,6 +349,7 @@ impl SessionHandle {
     /// # Errors
     /// If the call has no open question, the decision is about other arguments, another decision
     /// was made before, or the session is closed.
+    #[doc(hidden)]
     pub async fn decide(&self, key: CallKey, decision: ApprovalDecision) -> Result<(), HostError> {
         for _ in 0..DECIDE_TRIES {
             let live = self.link.awake_session(&self.id).await?;
@@ -473,6 +476,7 @@ pub struct StartedRun {
     /// [`SessionHandle::watch_run`] returns all of its events.
     pub events_are_complete: bool,
     /// The run's events, at least from now on. They end with the session, not with the run.
+    #[doc(hidden)]
     pub events: Subscription,
     /// The report, when the run is over. Dropping it does not stop the run. A waiting run that never starts,
     /// because the session was closed or the host shut down, has no report.

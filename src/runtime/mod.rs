@@ -106,6 +106,7 @@ pub use model_limiter::ModelStatus;
 pub use report::{CallReport, RunFailed, RunReport};
 pub use request::RunRequest;
 pub use run_events::{ApprovalQuestion, RunEvent};
+use session_events::HistoryLimits;
 pub use session_events::SessionEvents;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 
@@ -213,6 +214,7 @@ pub struct OpenSession {
     pub messages: Vec<Value>,
     /// Values for the tools of all runs of the session, such as a tenant. They are never stored: after a
     /// restart of the host, [`SessionHandle::add_extension`] gives them again.
+    #[doc(hidden)]
     pub extensions: Extensions,
 }
 
@@ -338,6 +340,7 @@ impl Host {
             sessions: AtomicUsize::new(stored),
             index: parking_lot::Mutex::default(),
             reads: Semaphore::new(READS_MAX),
+            history: HistoryLimits::default(),
             unwritten: parking_lot::Mutex::default(),
             alarms: parking_lot::Mutex::default(),
             extensions: ExtensionsBySession::default(),
@@ -497,6 +500,7 @@ impl Host {
 
     /// Returns the host's telemetry.
     #[must_use]
+    #[doc(hidden)]
     pub fn telemetry(&self) -> &Telemetry {
         &self.shared().telemetry
     }
@@ -515,6 +519,7 @@ impl Host {
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
     #[must_use]
+    #[doc(hidden)]
     pub fn models(&self) -> Vec<ModelStatus> {
         self.shared().models.values().map(|model| model.status()).collect()
     }

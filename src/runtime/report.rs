@@ -49,6 +49,7 @@ pub struct RunReport {
     /// The statistics with full precision. Times are whole milliseconds if the run was read from the
     /// journal.
     #[serde(skip)]
+    #[doc(hidden)]
     pub exact: RunStats,
     /// The session's messages; only those of the run are serialized.
     pub(super) messages: Messages,

@@ -16,6 +16,7 @@ pub struct RunRequest {
     /// The overrides of the agent for this run.
     pub overrides: RunOverrides,
     /// The idempotency key of the client's request: the same request again has no second effect.
+    #[doc(hidden)]
     pub request: Option<RequestKey>,
     /// The trace context of the client, passed on to the run's requests and calls.
     pub trace: Option<TraceContext>,
@@ -25,6 +26,7 @@ pub struct RunRequest {
     /// [`ToolContext::extension`](crate::tool::ToolContext::extension). They are never stored: a run
     /// that continues after a restart of the host has none. The values of a repeated request are
     /// ignored.
+    #[doc(hidden)]
     pub extensions: Extensions,
 }
 

@@ -74,16 +74,18 @@ use async_trait::async_trait;
 
 pub use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
 #[cfg(feature = "tools")]
-pub use builtin::{AllowRule, BuiltinError, BuiltinOptions, InvalidAllowRule, builtin};
+pub use builtin::{BuiltinError, BuiltinOptions, builtin};
+
 #[cfg(feature = "tools")]
 #[doc(hidden)]
 pub use builtin::{
-    Calculator, Clock, DnsLookup, GetVariable, HttpClientError, HttpGet, HttpGetOptions,
-    READ_BYTES_MAX, ReadFile, SetVariable,
+    AllowRule, Calculator, Clock, DnsLookup, GetVariable, HttpClientError, HttpGet, HttpGetOptions,
+    InvalidAllowRule, READ_BYTES_MAX, ReadFile, SetVariable,
 };
 pub use context::ToolContext;
 pub(crate) use context::{ProgressCallback, SharedVariableView, ToolContextParts};
 pub use error::ToolError;
+#[doc(hidden)]
 pub use extensions::Extensions;
 pub use output::ToolOutput;
 #[doc(hidden)]

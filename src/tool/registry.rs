@@ -71,11 +71,13 @@ impl ToolRegistry {
 
     /// Returns the tool with this name.
     #[must_use]
+    #[doc(hidden)]
     pub fn tool(&self, name: &str) -> Option<&RegisteredTool> {
         self.tools.get(name)
     }
 
     /// Iterates over all tools, ordered by name.
+    #[doc(hidden)]
     pub fn iter(&self) -> impl Iterator<Item = (&str, &RegisteredTool)> {
         self.tools.iter().map(|(name, tool)| (name.as_str(), tool))
     }

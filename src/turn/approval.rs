@@ -253,6 +253,7 @@ fn approval_request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
 impl ApprovalDecision {
     /// Returns whether the decision is about the arguments of this call.
     #[must_use]
+    #[doc(hidden)]
     pub fn matches_arguments(&self, call: &ToolCall) -> bool {
         self.arguments_sha256.eq_ignore_ascii_case(&arguments_sha256(call))
     }
@@ -261,6 +262,7 @@ impl ApprovalDecision {
     ///
     /// # Errors
     /// If the verdicts differ.
+    #[doc(hidden)]
     pub fn check_repeat(&self, first: Verdict) -> Result<(), ApprovalError> {
         if first == self.judgement.verdict { Ok(()) } else { Err(ApprovalError::Decided(first)) }
     }

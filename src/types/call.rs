@@ -42,6 +42,7 @@ impl fmt::Display for CallKey {
     }
 }
 
+#[doc(hidden)]
 impl FromStr for CallKey {
     type Err = InvalidCallKey;
 

@@ -241,6 +241,7 @@ impl fmt::Display for Execution {
     }
 }
 
+#[doc(hidden)]
 impl std::str::FromStr for Execution {
     type Err = InvalidExecution;
 

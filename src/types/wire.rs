@@ -50,6 +50,7 @@ impl fmt::Display for Wire {
     }
 }
 
+#[doc(hidden)]
 impl std::str::FromStr for Wire {
     type Err = UnknownWire;
 

@@ -25,6 +25,7 @@ pub enum Delta {
         arguments: Option<String>,
     },
     /// Data that the service wants back with the next request.
+    #[doc(hidden)]
     Metadata(ProviderMetadata),
     /// The reason why the response ended. The last one counts.
     Finish(FinishReason),
@@ -38,6 +39,7 @@ pub enum Delta {
     /// An error that the service reports within the response.
     Error(ProviderError),
     /// Something unexpected that was ignored.
+    #[doc(hidden)]
     Problem(Problem),
     /// The wire's own mark that the response is over: `[DONE]`, or the end of a plain body.
     Done,

@@ -129,6 +129,7 @@ impl Wire {
 
     /// Returns the header that carries the API key.
     #[must_use]
+    #[doc(hidden)]
     pub fn key_header(self) -> KeyHeader {
         dialect_of!(self, D => D::KEY_HEADER)
     }
@@ -141,6 +142,7 @@ impl Wire {
 
     /// Returns the framing of a response.
     #[must_use]
+    #[doc(hidden)]
     pub fn framing(self, stream: bool) -> Framing {
         if stream { dialect_of!(self, D => D::STREAM_FRAMING) } else { Framing::Json }
     }
@@ -191,6 +193,7 @@ impl fmt::Display for Framing {
     }
 }
 
+#[doc(hidden)]
 impl FromStr for Framing {
     type Err = UnknownFraming;
 

@@ -91,6 +91,7 @@ pub struct SqliteOptions {
     /// The text in the lock file, after the id of this process: `listening on 127.0.0.1:7700`.
     pub holder: String,
     /// Receives every transaction, on the writer thread.
+    #[doc(hidden)]
     pub observer: Arc<dyn JournalObserver>,
     /// Maximum number of queued batches. Further batches fail.
     pub queue_max: usize,

@@ -42,14 +42,17 @@ pub struct BuiltinOptions {
 /// it has a root, `read_file`.
 ///
 /// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::prelude::*;
 /// use callsheet::tool::{BuiltinOptions, builtin};
 ///
 /// let options = BuiltinOptions::default().with(|options| {
 ///     options.http_get_allow = vec!["localhost:8080".to_owned()];
 /// });
-/// let tools = builtin(&options)?;
-/// assert!(tools.tool("calculator").is_some() && tools.tool("read_file").is_none());
-/// # Ok::<(), callsheet::tool::BuiltinError>(())
+/// let agent = AgentConfig::new("rehearsal").tools(["calculator", "http_get"]);
+/// let host = Host::builder().tools(builtin(&options)?).agent("helper", agent).start().await?;
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
 /// ```
 ///
 /// # Errors
@@ -86,10 +89,18 @@ pub enum BuiltinError {
     },
     /// An entry of `http_get.allow` is invalid.
     #[error("read http_get.allow: {0}")]
-    HttpGetAllow(#[from] InvalidAllowRule),
+    HttpGetAllow(
+        #[doc(hidden)]
+        #[from]
+        InvalidAllowRule,
+    ),
     /// The HTTP client of `http_get` cannot be built.
     #[error("build the HTTP client of http_get: {0}")]
-    HttpGetClient(#[from] HttpClientError),
+    HttpGetClient(
+        #[doc(hidden)]
+        #[from]
+        HttpClientError,
+    ),
     /// A tool cannot be registered.
     #[error(transparent)]
     Register(#[from] RegistryError),
