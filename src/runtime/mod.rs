@@ -186,6 +186,22 @@ impl HostSetup {
 }
 
 /// The options of a new session.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// let open = OpenSession::default().with(|new| new.id = Some("support-7".to_owned()));
+/// let session = host.open_session(open).await?;
+/// assert_eq!(session.id().as_str(), "support-7");
+/// // An id is enough.
+/// host.open_session("support-8").await?;
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct OpenSession {
@@ -234,6 +250,20 @@ impl From<String> for OpenSession {
 
 /// Counts of the live objects of a host. When no run is open and the tools of the last runs have ended,
 /// all counts except `sessions`, `awake` and `abandoned_threads` return to 0.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// host.open_session("demo").await?;
+/// let counts = host.counts();
+/// assert_eq!((counts.sessions, counts.runs, counts.tools_running), (1, 0, 0));
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostCounts {
