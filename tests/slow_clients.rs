@@ -167,3 +167,41 @@ async fn a_session_that_is_too_large_accepts_no_more_inputs() {
     assert_eq!(refused.error(), (413, "session_too_large".to_owned()));
     assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
 }
+
+/// Returns the memory of this process in MB.
+#[cfg(target_os = "linux")]
+fn resident_mb() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("read the status");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("has VmRSS");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("parse VmRSS") / 1024
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_of_past_events_that_do_not_read_on_share_a_bounded_memory() {
+    let text = "0123456789abcdef".repeat(2 << 16);
+    let script = json!({"responses": [{"text": [text]}]});
+    let service = Service::start_with(script, "", ServerOptions::default()).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    let run = json!({"input": "x", "wait": true});
+    assert_eq!(service.post("/v1/sessions/s/runs", run).await.status, 200);
+    let watch = "GET /v1/sessions/s/events?after=0 HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let before = resident_mb();
+    let mut unread = Vec::new();
+    for _ in 0..100 {
+        unread.push(HttpConnection::open(service.addr(), watch).await);
+    }
+    // Each one has the beginning of its events, and the memory of 24 MB is shared by some of them.
+    for connection in &mut unread {
+        tokio::time::timeout(SOON, connection.until("stream_start")).await.expect("events arrive");
+    }
+    let grown = resident_mb().saturating_sub(before);
+    assert!(grown < 100, "{grown} MB");
+    // One that reads on receives the whole text.
+    let mut reader = HttpConnection::open(service.addr(), watch).await;
+    let end = reader.until("event: stream_end");
+    tokio::time::timeout(SOON, end).await.expect("all events arrive");
+    let deltas = reader.text().matches("0123456789abcdef").count();
+    assert!(deltas >= 2 << 16, "{deltas} of {}", 2 << 16);
+    drop(unread);
+}

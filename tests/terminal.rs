@@ -172,16 +172,21 @@ fn a_stored_session_fits_into_narrow_and_wide_terminals() {
 #[test]
 fn a_question_is_answered_at_the_terminal() {
     let config = "[tools.clock]\napproval = \"before\"\n";
-    for (answer, ran) in [("y\n", true), ("n\n", false)] {
+    for (answer, ran, columns, kind) in [
+        ("y\n", true, 40, "xterm-256color"),
+        ("n\n", false, 60, "xterm-256color"),
+        ("y\n", true, 40, "dumb"),
+    ] {
         let name = if ran { "yes" } else { "no" };
         let args = ["run", "What time is it in Tokyo?"];
-        let terminal = Terminal::start(name, &args, 60, "xterm-256color", config);
+        let terminal = Terminal::start(name, &args, columns, kind, config);
         terminal.wait_for("[y/N]");
         terminal.type_in(answer);
         let (status, screen, _) = terminal.finish();
         let contents = screen.contents();
         assert!(status.success(), "{contents}");
         assert_eq!(contents.contains("rejected"), !ran, "{contents}");
+        assert!(contents.contains("Asia/Tokyo"), "{contents}");
         assert_fits(&screen);
     }
 }

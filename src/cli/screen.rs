@@ -191,7 +191,7 @@ impl<O: Write, E: Write> Screen<O, E> {
     pub(super) fn prompt(&mut self, prompt: &str) -> io::Result<()> {
         self.erase();
         self.end_line()?;
-        self.write_err(prompt);
+        self.write_err(&self.fitted(prompt));
         Ok(())
     }
 
@@ -221,12 +221,16 @@ impl<O: Write, E: Write> Screen<O, E> {
     }
 
     fn write_line(&mut self, line: &str) {
-        let line = match self.line_output {
-            LineOutput::File => line.to_owned(),
-            LineOutput::DumbTerminal => ascii_signs(&self.wrapped_lines(line)),
-            LineOutput::Terminal => self.wrapped_lines(line),
-        };
-        self.write_err(&format!("{line}\n"));
+        self.write_err(&format!("{}\n", self.fitted(line)));
+    }
+
+    /// Wraps lines for a terminal, in ASCII for one that may not have other signs.
+    fn fitted(&self, lines: &str) -> String {
+        match self.line_output {
+            LineOutput::File => lines.to_owned(),
+            LineOutput::DumbTerminal => ascii_signs(&self.wrapped_lines(lines)),
+            LineOutput::Terminal => self.wrapped_lines(lines),
+        }
     }
 
     fn wrapped_lines(&self, lines: &str) -> String {

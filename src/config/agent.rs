@@ -93,6 +93,13 @@ impl AgentConfig {
 }
 
 /// A pattern for tool names: `*` matches any characters, `?` matches one.
+///
+/// ```
+/// use callsheet::config::ToolPattern;
+///
+/// assert!(ToolPattern::new("get_*").matches("get_variable"));
+/// assert!(!ToolPattern::new("get_*").matches("set_variable"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ToolPattern {
     /// The text of the pattern.

@@ -4,6 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// One error: `callsheet.toml:12: agents.default.model: ...`.
+///
+/// ```
+/// use callsheet::config::Config;
+///
+/// let errors = Config::parse("[host]\nlisen = 1\n", "callsheet.toml", &|_| None).unwrap_err();
+/// let error = errors.iter().next().unwrap();
+/// assert_eq!((error.line, error.key.as_str()), (Some(2), "host.lisen"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     /// The file. `None` if a flag or an environment variable is wrong.

@@ -10,6 +10,15 @@ use super::model::ApiKey;
 pub const TOKEN_ENV: &str = "CALLSHEET_TOKEN";
 
 /// The configuration of the host: address, access and limits.
+///
+/// ```
+/// use callsheet::config::Config;
+///
+/// let text = "[host]\nlisten = \"127.0.0.1:8080\"\nmax_concurrent_runs = 100\n";
+/// let config = Config::parse(text, "callsheet.toml", &|_| None)?;
+/// assert_eq!((config.host.listen.port(), config.host.max_concurrent_runs), (8080, 100));
+/// # Ok::<(), callsheet::config::ConfigErrors>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostConfig {

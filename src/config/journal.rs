@@ -3,6 +3,16 @@
 use std::time::Duration;
 
 /// The configuration of the journal.
+///
+/// ```
+/// use callsheet::config::{Config, Durability, Resume};
+///
+/// let text = "[journal]\ndurability = \"relaxed\"\nresume = \"manual\"\n";
+/// let config = Config::parse(text, "callsheet.toml", &|_| None)?;
+/// assert_eq!(config.journal.durability, Durability::Relaxed);
+/// assert_eq!(config.journal.resume, Resume::Manual);
+/// # Ok::<(), callsheet::config::ConfigErrors>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct JournalConfig {

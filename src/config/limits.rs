@@ -4,6 +4,15 @@ use std::time::Duration;
 
 /// The limits of a run and its turns. `None` means no limit, except for the hard limits of the
 /// decoder. Each limit that is reached is published as the event `limit_reached`.
+///
+/// ```
+/// use callsheet::prelude::*;
+///
+/// let limits = Limits::default().with(|new| new.max_turns = Some(5));
+/// let agent = AgentConfig::new("local").with(|new| new.limits = limits);
+/// let host = Host::builder().agent("default", agent);
+/// # let _ = host;
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Limits {

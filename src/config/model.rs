@@ -131,6 +131,16 @@ impl ModelConfig {
 
 /// The base URL of a service, without the path that the wire format appends, such as
 /// `https://api.example.com/v1`.
+///
+/// ```
+/// use callsheet::prelude::*;
+///
+/// let url = BaseUrl::parse("http://127.0.0.1:8080/v1")?;
+/// let host = Host::builder().model("local", ModelConfig::new(url, "llama-3"));
+/// # let _ = host;
+/// assert!(BaseUrl::parse("127.0.0.1").is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BaseUrl(String);
 
@@ -205,6 +215,16 @@ pub struct InvalidBaseUrl {
 }
 
 /// A secret. `Debug` does not print it; only [`ApiKey::reveal`] returns it.
+///
+/// ```
+/// use callsheet::prelude::*;
+///
+/// let url = BaseUrl::parse("https://api.openai.com/v1")?;
+/// let key = ApiKey::new("sk-of-a-vault")?;
+/// let model = ModelConfig::new(url, "gpt-5-mini").with(|new| new.api_key = Some(key));
+/// assert!(!format!("{model:?}").contains("vault"), "a key is never printed");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct ApiKey(String);
 

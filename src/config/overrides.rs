@@ -15,6 +15,15 @@ use super::tools::ApprovalPolicy;
 use crate::types::Execution;
 
 /// The changes of one run to its agent's configuration. `None` means no change.
+///
+/// ```
+/// use callsheet::config::{Execution, RunOverrides};
+/// use callsheet::prelude::*;
+///
+/// let overrides = RunOverrides::default().with(|new| new.execution = Some(Execution::Parallel { max: 4 }));
+/// let request = RunRequest::from("Compare both.").with(|new| new.overrides = overrides);
+/// # let _ = request;
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
@@ -43,6 +52,14 @@ pub struct RunOverrides {
 }
 
 /// The limits of one run, by configuration key. 0 means no limit.
+///
+/// ```
+/// use callsheet::config::{LimitOverrides, RunOverrides};
+///
+/// let limits = LimitOverrides::default().with(|new| new.max_turns = Some(3));
+/// let overrides = RunOverrides::default().with(|new| new.limits = limits);
+/// # let _ = overrides;
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]

@@ -33,6 +33,14 @@ pub enum StartPolicy {
 }
 
 /// The approval policy of a tool.
+///
+/// ```
+/// use callsheet::prelude::*;
+///
+/// let pay = ToolSpec::named("pay", "Pays a bill.").approval(ApprovalPolicy::BEFORE);
+/// let pay = pay.into_tool(async |(): (), _| Ok("paid"));
+/// # let _ = pay;
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ApprovalPolicy {
     /// Approval is needed before a call runs.
@@ -97,6 +105,15 @@ impl<'de> Deserialize<'de> for ApprovalPolicy {
 }
 
 /// The changes of the configuration to one tool. `None` means no change.
+///
+/// ```
+/// use callsheet::config::Config;
+///
+/// let text = "[tools.http_get]\nallow = [\"127.0.0.1:8080\"]\nmax_concurrent = 4\n";
+/// let config = Config::parse(text, "callsheet.toml", &|_| None)?;
+/// assert_eq!(config.tools["http_get"].max_concurrent.map(|n| n.get()), Some(4));
+/// # Ok::<(), callsheet::config::ConfigErrors>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ToolOverride {

@@ -14,6 +14,27 @@ use crate::record::Seq;
 use crate::types::SessionId;
 
 /// Stores records in memory. Every batch counts as durable at once.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// use std::sync::Arc;
+///
+/// use callsheet::journal::MemoryJournal;
+///
+/// // A second host continues the sessions of the first.
+/// let journal = Arc::new(MemoryJournal::new());
+/// let host = Host::builder().model_source("fake", model.clone()).journal(journal.clone()).start().await?;
+/// host.open_session("demo").await?;
+/// host.shutdown().await;
+/// let host = Host::builder().model_source("fake", model).journal(journal).start().await?;
+/// assert_eq!(host.counts().sessions, 1);
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Debug, Default)]
 pub struct MemoryJournal {
     sessions: Mutex<BTreeMap<SessionId, Vec<Arc<JournalEntry>>>>,

@@ -20,6 +20,7 @@ use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
 use super::model::StallClock;
 use super::models::Model;
+use super::session_events::HistoryLimits;
 use crate::journal::{Journal, SessionLog};
 use crate::session::InputLimits;
 use crate::telemetry::Telemetry;
@@ -60,6 +61,8 @@ pub(super) struct HostState {
     pub(super) index: Mutex<BTreeMap<SessionId, SessionSlot>>,
     /// Limits the number of concurrent reads of sessions from the journal.
     pub(super) reads: Semaphore,
+    /// Limits the memory of the readers of stored events.
+    pub(super) history: HistoryLimits,
     /// Runs that were reported as failed because the journal could not be written. The failure is recorded
     /// when the journal works again.
     pub(super) unwritten: Mutex<BTreeMap<RunId, SessionId>>,

@@ -16,6 +16,26 @@ use crate::types::{SessionId, SessionState};
 const PAGE: usize = 1000;
 
 /// A filter of sessions.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// use callsheet::SessionQuery;
+///
+/// for id in ["a", "b", "c"] {
+///     host.open_session(id).await?;
+/// }
+/// let query = SessionQuery::default().with(|new| new.limit = 2);
+/// let sessions = host.sessions(query).await?;
+/// let ids: Vec<&str> = sessions.iter().map(|session| session.id.as_str()).collect();
+/// assert_eq!(ids, ["a", "b"]);
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SessionQuery {
@@ -28,6 +48,20 @@ pub struct SessionQuery {
 }
 
 /// A session in a list.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// host.open_session("demo").await?;
+/// let sessions = host.sessions(Default::default()).await?;
+/// assert_eq!((sessions[0].agent.as_str(), sessions[0].state.as_str()), ("default", "idle"));
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SessionSummary {

@@ -106,6 +106,7 @@ pub use model_limiter::ModelStatus;
 pub use report::{CallReport, RunFailed, RunReport};
 pub use request::RunRequest;
 pub use run_events::{ApprovalQuestion, RunEvent};
+use session_events::HistoryLimits;
 pub use session_events::SessionEvents;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 
@@ -197,6 +198,22 @@ impl HostSetup {
 }
 
 /// The options of a new session.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// let open = OpenSession::default().with(|new| new.id = Some("support-7".to_owned()));
+/// let session = host.open_session(open).await?;
+/// assert_eq!(session.id().as_str(), "support-7");
+/// // An id is enough.
+/// host.open_session("support-8").await?;
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct OpenSession {
@@ -245,6 +262,20 @@ impl From<String> for OpenSession {
 
 /// Counts of the live objects of a host. When no run is open and the tools of the last runs have ended,
 /// all counts except `sessions`, `awake` and `abandoned_threads` return to 0.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// host.open_session("demo").await?;
+/// let counts = host.counts();
+/// assert_eq!((counts.sessions, counts.runs, counts.tools_running), (1, 0, 0));
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostCounts {
@@ -329,6 +360,7 @@ impl Host {
             sessions: AtomicUsize::new(stored),
             index: parking_lot::Mutex::default(),
             reads: Semaphore::new(READS_MAX),
+            history: HistoryLimits::default(),
             unwritten: parking_lot::Mutex::default(),
             alarms: parking_lot::Mutex::default(),
             extensions: ExtensionsBySession::default(),

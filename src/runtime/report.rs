@@ -56,6 +56,20 @@ pub struct RunReport {
 }
 
 /// A run that ended without an answer.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// let report = host.open_session("demo").await?.run("Hello?").await?;
+/// let failed = report.text().unwrap_err();
+/// assert_eq!(failed.run_end, RunEnd::Failed);
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the run ended as {}{}", .run_end.as_str(), reason_text(.error.as_ref()))]
 #[non_exhaustive]
@@ -123,6 +137,20 @@ impl Serialize for Messages {
 }
 
 /// One call of a run.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::call("pay", serde_json::json!({})), ModelReply::text("Done.")]);
+/// # let host = Host::builder().model_source("fake", model).tool(ToolSpec::named("pay", "Pays.").into_tool(async |(): (), _| Ok("paid"))).start().await?;
+/// let report = host.open_session("demo").await?.run("Pay.").await?;
+/// let call = &report.calls[0];
+/// assert_eq!((&*call.tool_name, call.status.as_str(), &*call.result), ("pay", "success", "paid"));
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct CallReport {

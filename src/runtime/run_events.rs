@@ -16,6 +16,25 @@ use crate::turn::ApprovalDecision;
 use crate::types::{CallKey, Judgement, RunId, Verdict};
 
 /// An event of a run. [`SessionHandle::watch`] returns every event, in the form of the HTTP API.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// let mut run = host.open_session("demo").await?.start_run("Hello?").await?;
+/// let mut text = String::new();
+/// while let Some(event) = run.next_event().await? {
+///     if let RunEvent::Text(part) = event {
+///         text.push_str(&part);
+///     }
+/// }
+/// assert_eq!(text, "Hello.");
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RunEvent {
@@ -52,6 +71,25 @@ pub enum RunEvent {
 }
 
 /// A tool call that waits for approval.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::call("pay", serde_json::json!({})), ModelReply::text("Done.")]);
+/// # let host = Host::builder().model_source("fake", model).tool(ToolSpec::named("pay", "Pays.").approval(ApprovalPolicy::BEFORE).into_tool(async |(): (), _| Ok("paid"))).start().await?;
+/// let mut run = host.open_session("demo").await?.start_run("Pay.").await?;
+/// while let Some(event) = run.next_event().await? {
+///     if let RunEvent::ApprovalRequested(question) = event {
+///         assert_eq!(question.approval.tool_name, "pay");
+///         question.approve().await?;
+///     }
+/// }
+/// assert_eq!(run.report.await?.text()?, "Done.");
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone)]
 pub struct ApprovalQuestion {
     /// The call, with its arguments.

@@ -2,6 +2,11 @@
 //!
 //! Stored events are read from the journal page by page, at the reader's speed. Only when they have
 //! caught up does the reader become a subscriber, so that a long past fills no queue.
+//!
+//! The memory of readers that do not read on is bounded in two ways. Only [`HISTORY_READS_MAX`] pages are
+//! decoded at once, and records are dropped before their events wait for the reader. Readers that hold
+//! more than [`READER_BYTES`] of events share [`SHARED_BYTES`]. If nothing of it is left, a reader keeps
+//! only the first events of its page and decodes the page again later.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,12 +16,14 @@ use std::task::{Context, Poll};
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt as _};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::Semaphore;
 
 use super::awake_session::AwakeSession;
 use super::error::HostError;
 use super::host_ref::HostRef;
 use super::publish::SUBSCRIBER_EVENTS_MAX;
-use crate::event::{EventId, PublishedEvent};
+use crate::event::{Event, EventId, PublishedEvent};
 use crate::journal::{JournalEntry, JournalError};
 use crate::record::{PastEvents, part_after};
 use crate::telemetry::{
@@ -30,8 +37,17 @@ const FIRST_PAGE: usize = 1;
 /// Maximum number of records of one read.
 const PAGE_MAX: usize = 256;
 
-/// Bytes of records that one read aims for. A reader that stops reading keeps about as many in memory.
+/// Bytes of records that one read aims for.
 const PAGE_BYTES: u64 = 64 * 1024;
+
+/// Number of pages of all readers that are read and decoded at once. Records can be large.
+const HISTORY_READS_MAX: usize = 2;
+
+/// Bytes of events that each reader may hold without a share of [`SHARED_BYTES`].
+const READER_BYTES: usize = 64 * 1024;
+
+/// Bytes of events that all readers together may hold beyond [`READER_BYTES`] each.
+const SHARED_BYTES: usize = 24 << 20;
 
 /// The events of a session from a position on: a stream of [`FeedItem`], which ends with the session or
 /// after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing else.
@@ -84,6 +100,7 @@ impl SessionEvents {
             read,
             target: last_to_read(after, &position),
             ready: VecDeque::new(),
+            share: None,
             live: None,
         };
         Some(Ok(Self { start: after, items: read_by(reader).boxed(), host: host.clone() }))
@@ -137,6 +154,24 @@ fn last_to_read(after: EventId, position: &FeedPosition) -> Seq {
     if after >= position.recorded { Seq(0) } else { position.delivered.seq }
 }
 
+/// The limits that all readers of stored events share.
+#[derive(Debug)]
+pub(super) struct HistoryLimits {
+    /// The pages that may be read at once.
+    reads: Arc<Semaphore>,
+    /// The bytes of events that readers may hold beyond [`READER_BYTES`].
+    bytes: Arc<Semaphore>,
+}
+
+impl Default for HistoryLimits {
+    fn default() -> Self {
+        Self {
+            reads: Arc::new(Semaphore::new(HISTORY_READS_MAX)),
+            bytes: Arc::new(Semaphore::new(SHARED_BYTES)),
+        }
+    }
+}
+
 /// Reads stored events until all of them are read, and then subscribes to live events.
 struct HistoryReader {
     feed: Weak<Feed>,
@@ -155,8 +190,22 @@ struct HistoryReader {
     target: Seq,
     /// Events that were read and not returned yet.
     ready: VecDeque<FeedItem>,
+    /// The share of [`SHARED_BYTES`] for the events in `ready`.
+    share: Option<OwnedSemaphorePermit>,
     /// The live events after the stored ones. The snapshot is taken once its events are in `ready`.
     live: Option<(Subscription, Option<FeedSnapshot>)>,
+}
+
+/// A page of stored events.
+struct HistoryPage {
+    events: VecDeque<PublishedEvent>,
+    /// The share of [`SHARED_BYTES`] for the events.
+    share: Option<OwnedSemaphorePermit>,
+    /// The state and the position after the page. `None` if the page has further events, which are
+    /// read later.
+    end: Option<(PastEvents, Seq)>,
+    /// The number of records of the next page.
+    next_page: usize,
 }
 
 impl HistoryReader {
@@ -165,10 +214,11 @@ impl HistoryReader {
             if let Some(item) = self.ready.pop_front() {
                 return Some(item);
             }
+            self.share = None;
             if self.read < self.target {
                 match self.read_page().await {
-                    Ok(entries) if entries.is_empty() => return None,
-                    Ok(entries) => self.append_entries(&entries),
+                    Ok(Some(page)) => self.append_page(page),
+                    Ok(None) => return None,
                     Err(error) => return Some(FeedItem::Failed(error)),
                 }
                 continue;
@@ -192,25 +242,37 @@ impl HistoryReader {
         }
     }
 
-    /// Reads the next entries. There are none if the session was deleted.
-    async fn read_page(&self) -> Result<Vec<JournalEntry>, JournalError> {
-        let (journal, session) = (Arc::clone(&self.host.shared.journal), self.session.clone());
-        let (after, page) = (self.read, self.page);
-        let read = self.host.read(move || journal.read_some(&session, after, page)).await;
-        read.unwrap_or(Err(JournalError::Closed))
+    /// Reads and decodes the next entries. `None` if the session was deleted.
+    async fn read_page(&self) -> Result<Option<HistoryPage>, JournalError> {
+        let shared = &self.host.shared;
+        let (journal, session) = (Arc::clone(&shared.journal), self.session.clone());
+        let (position, target, page) = (self.read, self.target, self.page);
+        let (after, past) = (self.after, self.past.clone());
+        let bytes = Arc::clone(&shared.history.bytes);
+        // The semaphore is never closed.
+        let permit = Arc::clone(&shared.history.reads).acquire_owned().await;
+        // The entries are decoded and dropped by one thread, which returns their memory soonest.
+        let read = move || {
+            let entries = journal.read_some(&session, position, page)?;
+            let page = decode_page(&entries, past, after, target, &bytes);
+            drop((entries, permit));
+            Ok(page)
+        };
+        self.host.read(read).await.unwrap_or(Err(JournalError::Closed))
     }
 
-    fn append_entries(&mut self, entries: &[JournalEntry]) {
-        let bytes: u64 = entries.iter().map(JournalEntry::approximate_bytes).sum();
-        let per_record = (bytes / entries.len().max(1) as u64).max(1);
-        let page = usize::try_from(PAGE_BYTES / per_record).unwrap_or(PAGE_MAX);
-        // The next records may be larger than these, so the page grows step by step.
-        self.page = page.clamp(1, PAGE_MAX.min(2 * self.page));
-        let mut events = VecDeque::new();
-        for entry in entries.iter().take_while(|entry| entry.seq <= self.target) {
-            self.past.handle_entry(entry, &mut events);
-            self.read = entry.seq;
+    fn append_page(&mut self, page: HistoryPage) {
+        let HistoryPage { events, share, end, next_page } = page;
+        match end {
+            Some((past, read)) => {
+                self.past = past;
+                self.read = read;
+                // The next records may be larger than these, so the page grows step by step.
+                self.page = next_page.clamp(1, PAGE_MAX.min(2 * self.page));
+            }
+            None => self.after = events.back().and_then(|event| event.id).unwrap_or(self.after),
         }
+        self.share = share;
         self.append_events(events);
     }
 
@@ -218,13 +280,76 @@ impl HistoryReader {
     fn append_snapshot(&mut self, snapshot: FeedSnapshot) {
         let mut events = VecDeque::new();
         self.past.finish(snapshot.running.as_ref(), &mut events);
-        self.append_events(events);
+        let after = self.after;
+        self.append_events(events.into_iter().filter_map(|event| part_after(after, event)));
         self.ready.extend(snapshot.open_calls.into_iter().map(FeedItem::Event));
     }
 
-    /// Appends the events, or the parts of them, that follow the requested position.
-    fn append_events(&mut self, events: VecDeque<PublishedEvent>) {
-        let events = events.into_iter().filter_map(|published| part_after(self.after, published));
-        self.ready.extend(events.map(|published| FeedItem::Event(Arc::new(published))));
+    fn append_events(&mut self, events: impl IntoIterator<Item = PublishedEvent>) {
+        self.ready.extend(events.into_iter().map(|event| FeedItem::Event(Arc::new(event))));
     }
+}
+
+/// Decodes a page of entries to the events, or the parts of them, that follow the position `after`.
+fn decode_page(
+    entries: &[JournalEntry],
+    mut past: PastEvents,
+    after: EventId,
+    target: Seq,
+    shared: &Arc<Semaphore>,
+) -> Option<HistoryPage> {
+    let read = entries.iter().take_while(|entry| entry.seq <= target).last()?.seq;
+    let record_bytes: u64 = entries.iter().map(JournalEntry::approximate_bytes).sum();
+    let per_record = (record_bytes / entries.len().max(1) as u64).max(1);
+    let next_page = usize::try_from(PAGE_BYTES / per_record).unwrap_or(PAGE_MAX);
+    let mut events = VecDeque::new();
+    for entry in entries.iter().take_while(|entry| entry.seq <= target) {
+        past.handle_entry(entry, &mut events);
+    }
+    let mut events: VecDeque<_> =
+        events.into_iter().filter_map(|event| part_after(after, event)).collect();
+    let bytes: usize = events.iter().map(event_bytes).sum();
+    let mut page = HistoryPage { events: VecDeque::new(), share: None, end: None, next_page };
+    if bytes > READER_BYTES {
+        let needed = u32::try_from(bytes - READER_BYTES).unwrap_or(u32::MAX);
+        page.share = Arc::clone(shared).try_acquire_many_owned(needed).ok();
+    }
+    let is_whole = bytes <= READER_BYTES || page.share.is_some();
+    let kept = if is_whole { events.len() } else { cut(&events) };
+    if kept == events.len() {
+        page.end = Some((past, read));
+    }
+    events.truncate(kept);
+    page.events = events;
+    Some(page)
+}
+
+/// Returns the number of events to keep without a share of [`SHARED_BYTES`]: at least one, and such that
+/// the next one has a later position.
+fn cut(events: &VecDeque<PublishedEvent>) -> usize {
+    let mut bytes = 0;
+    let pairs = events.iter().zip(events.iter().skip(1));
+    for (index, (event, next)) in pairs.enumerate() {
+        bytes += event_bytes(event);
+        let is_full = bytes + event_bytes(next) > READER_BYTES;
+        if is_full && event.id.is_some() && next.id > event.id {
+            return index + 1;
+        }
+    }
+    events.len()
+}
+
+/// Returns the approximate size of an event in memory.
+fn event_bytes(published: &PublishedEvent) -> usize {
+    let content = if let Event::TextReceived { text }
+    | Event::ThinkingReceived { text }
+    | Event::RunEnded { text, .. } = &published.event
+    {
+        text.len()
+    } else if let Event::CallEnded { result, .. } = &published.event {
+        result.outcome.content.len()
+    } else {
+        0
+    };
+    size_of::<PublishedEvent>() + content
 }

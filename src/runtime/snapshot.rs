@@ -13,6 +13,22 @@ use crate::record::Seq;
 use crate::types::{ApprovalPhase, Content, RunId, SessionId, SessionState, Usage};
 
 /// A snapshot of a session.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// let session = host.open_session("demo").await?;
+/// session.run("Hello?").await?;
+/// let snapshot = session.snapshot().await?;
+/// assert_eq!(snapshot.history.len(), 2);
+/// assert!(snapshot.current_run.is_none() && snapshot.queued.is_empty());
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct SessionSnapshot {
@@ -38,6 +54,24 @@ pub struct SessionSnapshot {
 }
 
 /// A run in progress.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// # let long = std::time::Duration::from_secs(60);
+/// # let model = FakeModel::replies([ModelReply::text("Wait.")]).with_pauses(long);
+/// # let host = Host::builder().model_source("slow", model).start().await?;
+/// let session = host.open_session("demo").await?;
+/// let started = session.start_run("Hello?").await?;
+/// let current = session.snapshot().await?.current_run.ok_or("no run")?;
+/// assert_eq!((current.run_id, current.turn), (started.run_id, 1));
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct CurrentRun {
@@ -55,6 +89,25 @@ pub struct CurrentRun {
 }
 
 /// A call that waits for a decision.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::call("pay", serde_json::json!({})), ModelReply::text("Done.")]);
+/// # let host = Host::builder().model_source("fake", model).tool(ToolSpec::named("pay", "Pays.").approval(ApprovalPolicy::BEFORE).into_tool(async |(): (), _| Ok("paid"))).start().await?;
+/// let session = host.open_session("demo").await?;
+/// let mut run = session.start_run("Pay.").await?;
+/// while !matches!(run.next_event().await?, Some(RunEvent::ApprovalRequested(_))) {}
+/// // Another part of the program finds the question, and answers it.
+/// let questions = session.approvals().await?;
+/// assert_eq!(questions[0].approval.tool_name, "pay");
+/// questions[0].reject("too expensive").await?;
+/// assert_eq!(run.report.await?.calls[0].status.as_str(), "refused");
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PendingApproval {
@@ -90,6 +143,25 @@ impl PendingApproval {
 }
 
 /// An input that waits for the current run to end.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// # let long = std::time::Duration::from_secs(60);
+/// # let model = FakeModel::replies([ModelReply::text("Wait.")]).with_pauses(long);
+/// # let host = Host::builder().model_source("slow", model).start().await?;
+/// let session = host.open_session("demo").await?;
+/// session.start_run("First.").await?;
+/// session.start_run(RunRequest::from("Second.").queued()).await?;
+/// let snapshot = session.snapshot().await?;
+/// assert_eq!(snapshot.queued[0].input.text(), "Second.");
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct QueuedInput {

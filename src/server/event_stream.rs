@@ -20,7 +20,7 @@ use crate::telemetry::{FeedItem, journal_failed};
 use crate::types::Seq;
 
 /// Size at which joined events are written.
-const WRITE_BYTES_MAX: usize = 32 * 1024;
+const WRITE_BYTES_MAX: usize = 8 * 1024;
 
 /// The last event of a stream whose session was closed.
 const SESSION_CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\

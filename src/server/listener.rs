@@ -28,6 +28,9 @@ use super::state::ServerOptions;
 /// The bytes of a connection that wait for its client. Also the maximal size of a request's header.
 const BUFFER_BYTES_MAX: usize = 32 * 1024;
 
+/// The unsent bytes of a connection from which the system accepts no more.
+const UNSENT_BYTES_MAX: u32 = 8 * 1024;
+
 /// The pause after a failed `accept`, if nothing can be closed to make room.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -155,9 +158,7 @@ async fn serve_connection(
 /// Otherwise thousands of such clients fill its memory for TCP, and all connections become slow.
 fn limit_unsent(stream: &TcpStream) {
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    if let Err(error) =
-        socket2::SockRef::from(stream).set_tcp_notsent_lowat(BUFFER_BYTES_MAX as u32)
-    {
+    if let Err(error) = socket2::SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES_MAX) {
         tracing::debug!(%error, "TCP_NOTSENT_LOWAT cannot be set for a connection");
     }
     #[cfg(not(any(target_os = "linux", target_os = "android")))]

@@ -154,6 +154,16 @@ pub enum PermitReply {
 }
 
 /// A decision about a call.
+///
+/// ```
+/// use callsheet::{ApprovalDecision, ApprovalPhase, Judgement, PendingApproval, Verdict};
+///
+/// fn approve(pending: &PendingApproval) -> ApprovalDecision {
+///     let judgement = Judgement { verdict: Verdict::Approved, message: None };
+///     let arguments_sha256 = pending.arguments_sha256.clone();
+///     ApprovalDecision { phase: Some(ApprovalPhase::Before), judgement, arguments_sha256 }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ApprovalDecision {
     /// The phase that is decided; `None`: that of the pending approval.

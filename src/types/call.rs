@@ -19,6 +19,13 @@ pub const CALLS_MAX: usize = 1024;
 /// `turn` counts the session's turns from 1 and is never reset. `attempt` counts from 1 within the
 /// turn. `index` is the call's position in the response, from 0 and without gaps. Clients see
 /// `t{turn}a{attempt}c{index}`.
+///
+/// ```
+/// use callsheet::CallKey;
+///
+/// let key: CallKey = "t2a1c0".parse().unwrap();
+/// assert_eq!((key.turn, key.attempt, key.index), (2, 1, 0));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CallKey {
     /// The session's turn, from 1.

@@ -43,6 +43,15 @@ pub enum ContentPart {
 }
 
 /// An image, by URL or as data.
+///
+/// ```
+/// use callsheet::Image;
+///
+/// let image = Image::parse("data:image/png;base64,iVBORw==")?;
+/// assert!(matches!(image, Image::Base64 { .. }));
+/// assert!(Image::parse("file:///etc/passwd").is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Image {
     /// An `http` or `https` URL that the service can reach.

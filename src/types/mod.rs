@@ -36,6 +36,13 @@ pub use wire::{UnknownWire, Wire};
 pub(crate) use with::impl_with;
 
 /// The id of a session: `[A-Za-z0-9_-]{1,64}`. Cloning shares it.
+///
+/// ```
+/// use callsheet::SessionId;
+///
+/// assert_eq!(SessionId::parse("support-7").unwrap().as_str(), "support-7");
+/// assert!(SessionId::parse("no spaces").is_err());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SessionId(#[serde(deserialize_with = "session_id")] Arc<str>);

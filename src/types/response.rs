@@ -36,6 +36,19 @@ pub struct FinishReason {
 }
 
 /// Token counts of one response (or a sum of them).
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// let report = host.open_session("demo").await?.run("Hello?").await?;
+/// assert_eq!(report.stats.input_tokens, 0, "the fake model reports no usage");
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Usage {
     /// Input tokens, including cached ones.

@@ -16,6 +16,20 @@ pub const RESULT_BYTES_MAX: usize = 16 << 20;
 const LIMIT_NOTE: &str = "at most 16 MiB of a result are kept";
 
 /// A part of a tool's result.
+///
+/// ```
+/// use callsheet::{CallReport, ResultPart};
+///
+/// fn texts(call: &CallReport) -> Vec<&str> {
+///     let mut texts = Vec::new();
+///     for part in &call.content {
+///         if let ResultPart::Text { text } = part {
+///             texts.push(text.as_str());
+///         }
+///     }
+///     texts
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]

@@ -9,6 +9,19 @@ use crate::event::RunStats;
 use crate::types::Usage;
 
 /// The statistics of a run, as in `session_stats`.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// let report = host.open_session("demo").await?.run("Hello?").await?;
+/// assert_eq!((report.stats.turns, report.stats.tool_calls), (1, 0));
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StatsReport {

@@ -262,7 +262,7 @@ impl Drop for Feed {
 impl FeedState {
     /// Delivers an event to every subscriber, and removes those that are too slow. Returns their
     /// number. Allocates nothing for an event without subscribers, unless later subscribers need it.
-    fn deliver(&mut self, published: PublishedEvent, ring: &EventRing) -> usize {
+    fn deliver(&mut self, published: PublishedEvent, ring: &Arc<EventRing>) -> usize {
         let event = self.catch_up.apply(published, ring.has_subscribers());
         event.map_or(0, |event| ring.publish(&event))
     }

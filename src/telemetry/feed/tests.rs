@@ -359,3 +359,30 @@ fn a_stalled_subscriber_costs_only_a_bounded_queue_of_shared_events() {
         assert_eq!((received.len(), received.last().unwrap().as_str()), (1025, "lagged"));
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn many_waiting_subscribers_are_woken_in_groups() {
+    let feed = feed();
+    let woken = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = || woken.load(std::sync::atomic::Ordering::Relaxed);
+    for _ in 0..100 {
+        let (mut subscription, woken) = (feed.subscribe(8), Arc::clone(&woken));
+        tokio::spawn(async move {
+            while subscription.next().await.is_some() {
+                woken.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        });
+    }
+    let settle = async || {
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+    };
+    settle().await;
+    publish(&feed, text("a"));
+    settle().await;
+    assert!((1..=17).contains(&count()), "{} are woken at once", count());
+    publish(&feed, text("b"));
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    assert_eq!(count(), 200, "all receive all events");
+}
