@@ -51,6 +51,25 @@ const SHARED_BYTES: usize = 24 << 20;
 
 /// The events of a session from a position on: a stream of [`FeedItem`], which ends with the session or
 /// after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing else.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::events::{EventId, FeedItem};
+/// use callsheet::prelude::*;
+/// use callsheet::testing::FakeModel;
+/// use futures::StreamExt as _;
+///
+/// let model = FakeModel::replies([callsheet::model::ModelReply::text("Hello.")]);
+/// let host = Host::builder().model_source("fake", model).start().await?;
+/// let session = host.open_session("demo").await?;
+/// session.run("Say hello.").await?;
+/// // A client that reconnects gives the id of the last event that it received.
+/// let mut events = session.watch("0".parse::<EventId>()?).await?;
+/// let Some(FeedItem::Event(first)) = events.next().await else { panic!("an event") };
+/// assert_eq!(first.session.as_str(), "demo");
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[must_use = "a stream does nothing unless it is polled"]
 pub struct SessionEvents {
     start: EventId,

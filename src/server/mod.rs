@@ -71,6 +71,20 @@ const HEALTH_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
 ///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::prelude::*;
+/// use callsheet::server::{self, ServerOptions};
+///
+/// let host = Host::builder().start().await?;
+/// let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+/// let server = server::serve(listener, host.clone(), ServerOptions::default())?;
+/// println!("http://{}", server.addr());
+/// host.shutdown().await;
+/// server.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+///
 /// # Errors
 /// If the listener's address cannot be read, or is not loopback and the options have no token.
 pub fn serve(

@@ -73,6 +73,17 @@ pub fn router_with<S: Clone + Send + Sync + 'static>(
 
 /// Returns the routes of an operator: `/healthz`, `/readyz` and `/metrics`. They can be mounted
 /// elsewhere than [`router`], or left out.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::prelude::*;
+/// use callsheet::server;
+///
+/// let host = Host::builder().start().await?;
+/// let app: axum::Router = server::router(&host).merge(server::operations(&host));
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 pub fn operations<S: Clone + Send + Sync + 'static>(host: &Host) -> Router<S> {
     let state = embedded_state(host, &ServerOptions::default());
     with_routes(operations_routes()).with_state(Arc::new(state))

@@ -65,6 +65,21 @@ use crate::types::{CallKey, RunId, SessionId, WriteSet};
 /// Runs calls of a tool as a host does: the arguments pass the tool's schema, the variables that a
 /// call has written are there for the next one, and a call is cancelled at its deadline. The
 /// session, the run and the agent are called `test`. Panics of the tool are not caught.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::prelude::*;
+/// use callsheet::testing::ToolTest;
+/// use serde_json::json;
+///
+/// #[derive(serde::Deserialize, schemars::JsonSchema)]
+/// struct Number { n: i64 }
+/// let double = ToolSpec::named("double", "Doubles a number.")
+///     .into_tool(async |number: Number, _| Ok(number.n * 2));
+/// let tested = ToolTest::new(double).call(json!({ "n": 21 })).await;
+/// assert_eq!(tested.output::<i64>(), 42);
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 pub struct ToolTest {
     tool: Arc<dyn Tool>,
     spec: ToolSpec,

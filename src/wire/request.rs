@@ -8,6 +8,14 @@ use serde_json::{Map, Value, json};
 use crate::message::MessageList;
 
 /// One request to a model.
+///
+/// ```
+/// use callsheet::model::{Message, ModelRequest};
+///
+/// let mut request = ModelRequest::new("qwen3", vec![Message::user("Say hello.")].into());
+/// request.stream = false;
+/// assert_eq!(request.messages.len(), 1);
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ModelRequest {

@@ -56,6 +56,20 @@ const REMOVED_AT_ONCE: usize = 64;
 type SharedFailure = Arc<Mutex<Option<JournalError>>>;
 
 /// Stores records in a SQLite database.
+///
+/// ```no_run
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::path::Path;
+/// use std::sync::Arc;
+///
+/// use callsheet::journal::{SqliteJournal, SqliteOptions};
+/// use callsheet::prelude::*;
+///
+/// let journal = SqliteJournal::open(Path::new("./sessions"), SqliteOptions::default())?;
+/// let host = Host::builder().journal(Arc::new(journal)).start().await?;
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 pub struct SqliteJournal {
     queue: Arc<WriteQueue>,
     readers: Arc<ReadConnections>,

@@ -78,6 +78,16 @@ impl<T: ModelSource + ?Sized> ModelSource for Arc<T> {
 }
 
 /// A whole response of a [`ModelSource`]: a text, or tool calls.
+///
+/// ```
+/// use callsheet::model::ModelReply;
+/// use callsheet::testing::FakeModel;
+/// use serde_json::json;
+///
+/// let calls = ModelReply::call("double", json!({ "n": 1 })).and_call("double", json!({ "n": 2 }));
+/// let model = FakeModel::replies([calls, ModelReply::text("2 and 4.")]);
+/// # let _ = model;
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelReply {
     deltas: Vec<Delta>,
