@@ -361,6 +361,7 @@ fn a_stalled_subscriber_costs_only_a_bounded_queue_of_shared_events() {
 }
 
 #[tokio::test(start_paused = true)]
+#[expect(clippy::disallowed_methods, reason = "the test's tasks end with its runtime")]
 async fn many_waiting_subscribers_are_woken_in_groups() {
     let feed = feed();
     let woken = Arc::new(std::sync::atomic::AtomicUsize::new(0));
