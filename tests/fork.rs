@@ -206,7 +206,7 @@ async fn a_large_fork_does_not_stay_in_memory() {
     let served = directory.start("", "").await;
     served.open("s").await;
     served.run("s", &"word ".repeat(300_000)).await;
-    let forked = served.post("/v1/sessions/s/fork", json!({"at": 3, "id": "fork"})).await;
+    let forked = served.post("/v1/sessions/s/fork", json!({"at": 6, "id": "fork"})).await;
     assert_eq!(forked.status, 201);
     let deadline = tokio::time::Instant::now() + support::PATIENCE;
     loop {

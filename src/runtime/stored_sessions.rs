@@ -150,7 +150,7 @@ pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostErr
 }
 
 /// Maximum size of a fork that stays in memory after it is made. A few small requests could otherwise fill
-/// the memory with forks of a large session.
+/// the memory with forks of a large session. One whose run still has to end leaves memory after `idle_after`.
 const AWAKE_FORK_BYTES_MAX: u64 = 1 << 20;
 
 /// Opens a session with the first records of another one. A run that is open there ends.
