@@ -55,6 +55,7 @@
 #[cfg(feature = "tools")]
 mod builtin;
 mod context;
+mod defined_input;
 mod error;
 mod extensions;
 mod output;
@@ -63,6 +64,7 @@ mod registry;
 mod schema;
 mod source;
 mod spec;
+mod template;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing;
@@ -94,6 +96,7 @@ pub use registry::{RegistryError, ToolRegistry};
 pub use schema::{InputSchema, InvalidSchema};
 pub use source::{ToolSource, ToolSourceContext};
 pub use spec::ToolSpec;
+pub(crate) use template::Template;
 pub use typed::TypedTool;
 
 /// A function that the model may call: the object-safe form, with the arguments as JSON. A tool
