@@ -42,7 +42,7 @@ pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig};
 pub use overrides::OverrideTooHigh;
 pub use overrides::{LimitOverrides, RunOverrides};
 pub use tool_definition::{
-    CommandConfig, CommandOutput, CommandStdin, ProcessConfig, SandboxLevel, ToolDefinition,
+    CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, ProcessConfig, SandboxLevel,
     ToolInput, ToolKind,
 };
 pub use tools::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};

@@ -5,12 +5,13 @@ use std::num::NonZeroU32;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// The definition of a tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ToolDefinition {
+pub struct ConfiguredTool {
     /// The description that the model reads.
     pub description: String,
     /// The arguments.
@@ -19,7 +20,7 @@ pub struct ToolDefinition {
     pub kind: ToolKind,
 }
 
-impl ToolDefinition {
+impl ConfiguredTool {
     /// Defines a tool without arguments.
     pub fn new(description: impl Into<String>, kind: ToolKind) -> Self {
         Self { description: description.into(), input: ToolInput::default(), kind }
@@ -128,7 +129,10 @@ pub struct ProcessConfig {
 }
 
 /// The restrictions of a process, from weak to strong.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
 pub enum SandboxLevel {
     /// No restrictions.
     #[default]
@@ -157,4 +161,4 @@ impl SandboxLevel {
     }
 }
 
-crate::types::impl_with!(CommandConfig, ProcessConfig, ToolDefinition);
+crate::types::impl_with!(CommandConfig, ProcessConfig, ConfiguredTool);

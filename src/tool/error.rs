@@ -54,6 +54,7 @@ impl ToolError {
     }
 
     /// Sets the reason that the metadata of the result names.
+    #[cfg(feature = "tools")]
     #[must_use]
     pub(crate) fn with_kind(self, kind: FailureKind) -> Self {
         Self { kind, ..self }

@@ -50,11 +50,20 @@
 //! | `testing.rs` | [`testing::ToolTest`]: runs a tool without a host |
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
 //! | `overrides.rs` | the `[tools.NAME]` overrides of the configuration, applied to specs |
+//! | `configured.rs` | feature `tools`: registers the tools that the configuration defines |
+//! | `command/` | feature `tools`: a tool that runs a program |
+//! | `defined_input.rs` | the schema and the defaults of a configured tool's arguments |
+//! | `template.rs` | texts with placeholders for arguments |
 //! | `builtin/` | feature `tools`: `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
 
 #[cfg(feature = "tools")]
 mod builtin;
+#[cfg(all(feature = "tools", target_os = "linux"))]
+mod command;
+#[cfg(feature = "tools")]
+mod configured;
 mod context;
+#[cfg(feature = "tools")]
 mod defined_input;
 mod error;
 mod extensions;
@@ -64,6 +73,7 @@ mod registry;
 mod schema;
 mod source;
 mod spec;
+#[cfg(feature = "tools")]
 mod template;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
@@ -96,6 +106,7 @@ pub use registry::{RegistryError, ToolRegistry};
 pub use schema::{InputSchema, InvalidSchema};
 pub use source::{ToolSource, ToolSourceContext};
 pub use spec::ToolSpec;
+#[cfg(feature = "tools")]
 pub(crate) use template::Template;
 pub use typed::TypedTool;
 

@@ -108,6 +108,7 @@ impl<'s, 't> Section<'s, 't> {
         mut parse: impl FnMut(&DeValue<'t>) -> Parsed<T>,
     ) -> Option<Vec<T>> {
         let value = self.value(key)?;
+        self.source.locate(&self.key(key), value.span().start);
         let Some(items) = value.get_ref().as_array() else {
             let message = values::wrong_type("a list", value.get_ref());
             self.source.add_error(Some(value.span().start), &self.key(key), message);

@@ -8,7 +8,7 @@ use toml::de::DeValue;
 use super::source::Section;
 use super::values::{self, Parsed};
 use crate::config::tool_definition::{
-    CommandConfig, CommandOutput, CommandStdin, ProcessConfig, SandboxLevel, ToolDefinition,
+    CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, ProcessConfig, SandboxLevel,
     ToolInput, ToolKind,
 };
 
@@ -23,7 +23,7 @@ const KINDS: [(&str, KindWord); 1] = [("command", KindWord::Command)];
 /// Looks up an environment variable of the host.
 type EnvLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
 
-impl ToolDefinition {
+impl ConfiguredTool {
     /// Returns `None` if the table has no `kind`, or a wrong one: it is then that of a registered
     /// tool.
     pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Option<Self> {

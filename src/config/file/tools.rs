@@ -8,7 +8,7 @@ use toml::de::DeValue;
 
 use super::source::Section;
 use super::values::{self, Parsed};
-use crate::config::{ApprovalPolicy, StartPolicy, ToolDefinition, ToolEffect, ToolOverride};
+use crate::config::{ApprovalPolicy, ConfiguredTool, StartPolicy, ToolEffect, ToolOverride};
 
 impl ToolOverride {
     pub(super) fn read(
@@ -29,7 +29,7 @@ impl ToolOverride {
             approval: section.read("approval", |value| values::word(value, &ApprovalPolicy::WORDS)),
             approval_timeout: section.read("approval_timeout", values::time),
             max_concurrent: section.read("max_concurrent", values::count).and_then(NonZeroU32::new),
-            definition: ToolDefinition::read(section, env),
+            definition: ConfiguredTool::read(section, env),
             root: None,
             allow: Vec::new(),
         };
