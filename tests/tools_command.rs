@@ -144,7 +144,8 @@ async fn a_program_gets_its_arguments_and_its_input() {
 async fn the_documented_tool_works_as_written() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/tools.md"));
     let text = text.unwrap();
-    let example = text.split("```toml\n").skip(1).find(|block| block.contains("kind = \"command\""));
+    let example =
+        text.split("```toml\n").skip(1).find(|block| block.contains("kind = \"command\""));
     let example = example.and_then(|block| block.split("```").next()).unwrap();
     assert!(example.lines().count() <= 10);
     let folder = Folder::new("documented");
