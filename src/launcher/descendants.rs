@@ -4,7 +4,8 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, getpid, kill_process};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, waitid};
 
 /// Time between two attempts to kill what is left.
 const KILL_INTERVAL: Duration = Duration::from_millis(2);
@@ -45,7 +46,9 @@ pub(super) fn signal(signal: Signal, except: Option<Pid>) {
 /// Kills all descendants, and those that they start meanwhile. Another thread must wait for children.
 pub(super) fn kill_all() {
     for _ in 0..KILL_ATTEMPTS_MAX {
-        if descendants().is_empty() {
+        // The list can miss a child while others end. This call misses none.
+        let any = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        if waitid(WaitId::All, any).is_err_and(|error| error == Errno::CHILD) {
             return;
         }
         signal(Signal::KILL, None);

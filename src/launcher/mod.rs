@@ -57,11 +57,9 @@ static BINARY: Mutex<Option<PathBuf>> = Mutex::new(None);
 /// it starts an async runtime, a thread or a server. Without this call, and without [`use_binary`],
 /// the start of such a tool is refused; the program is never started a second time by accident.
 ///
-/// ```no_run
-/// fn main() {
-///     callsheet::launcher::run_if_launched();
-///     // the program
-/// }
+/// ```
+/// // First in `main`:
+/// callsheet::launcher::run_if_launched();
 /// ```
 pub fn run_if_launched() {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == SUBCOMMAND) {

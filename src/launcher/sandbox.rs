@@ -113,7 +113,7 @@ fn restrict_files(
 ) -> Result<(), RulesetError> {
     let read = AccessFs::from_read(FILE_ABI);
     let read_write = AccessFs::from_file(FILE_ABI);
-    let directory = program.parent().unwrap_or(program);
+    let directories = program_directories(program);
     Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_all(FILE_ABI))?
@@ -127,10 +127,17 @@ fn restrict_files(
         .add_rules(path_beneath_rules(SYSTEM_DIRECTORIES, read))?
         .add_rules(path_beneath_rules(["/proc"], read))?
         .add_rules(path_beneath_rules(DEVICES, read_write))?
-        .add_rules(path_beneath_rules([directory], read))?
+        .add_rules(path_beneath_rules(directories, read))?
         .add_rules(path_beneath_rules([cwd], cwd_access))?
         .restrict_self()?;
     Ok(())
+}
+
+/// Returns the folder of a program, and that of the file to which its links lead.
+fn program_directories(program: &Path) -> Vec<PathBuf> {
+    let target = program.canonicalize().ok();
+    let files = [Some(program), target.as_deref()].into_iter().flatten();
+    files.filter_map(Path::parent).map(Path::to_owned).collect()
 }
 
 /// Refuses new sockets of every family, and for `read` all changes of the attributes of files, which
@@ -214,8 +221,8 @@ pub(super) fn bubblewrap_arguments(program: &Path, cwd: &Path) -> Vec<String> {
         let path = path.display().to_string();
         arguments.extend([option.to_owned(), path.clone(), path]);
     };
-    if let Some(directory) = program.parent() {
-        add("--ro-bind-try", directory);
+    for directory in program_directories(program) {
+        add("--ro-bind-try", &directory);
     }
     add("--bind", cwd);
     arguments.extend(["--chdir".to_owned(), cwd.display().to_string(), "--".to_owned()]);

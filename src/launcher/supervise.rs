@@ -126,9 +126,12 @@ fn watch(
 /// Obeys the host until it closes the socket. Then kills all descendants and ends the process.
 fn obey(mut requests: UnixStream, except: impl Fn() -> Option<Pid>) {
     let mut request = [0];
-    while let Ok(1) = requests.read(&mut request) {
-        if request == [TERMINATE] {
-            descendants::signal(Signal::TERM, except());
+    loop {
+        match requests.read(&mut request) {
+            Ok(1) if request == [TERMINATE] => descendants::signal(Signal::TERM, except()),
+            Ok(1) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(_) | Err(_) => break,
         }
     }
     descendants::kill_all();

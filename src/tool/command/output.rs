@@ -78,7 +78,10 @@ impl CapturedOutput {
         if text.trim().is_empty() {
             text = match end {
                 ProcessEnd::Exited(code) if code != 0 => format!("(no output, exit status {code})"),
-                _ => "(no output)".to_owned(),
+                ProcessEnd::Exited(_)
+                | ProcessEnd::Signalled(_)
+                | ProcessEnd::TooManyProcesses
+                | ProcessEnd::LauncherDied => "(no output)".to_owned(),
             };
         }
         text
