@@ -261,7 +261,7 @@ async fn a_program_has_no_open_file_of_the_host() {
 }
 
 #[tokio::test]
-async fn a_cancelled_program_may_end_in_peace() {
+async fn a_cancelled_program_can_clean_up() {
     let folder = Folder::new("cancel");
     let script = "trap 'echo bye > bye; exit 0' TERM; while :; do sleep 0.01; done";
     let tool = folder.tool(&folder.script(script, ""));
@@ -371,7 +371,7 @@ async fn a_sandbox_refuses_files_and_network() {
 }
 
 #[tokio::test]
-async fn a_strict_sandbox_ends_in_peace_and_leaves_nothing() {
+async fn a_cancelled_program_can_clean_up_in_a_strict_sandbox() {
     let folder = Folder::new("strict-cancel");
     if !folder.can_sandbox("strict") {
         return;
@@ -457,7 +457,8 @@ fn wrong_configuration_is_found_before_the_start() {
 
 /// Writes the configuration of a real host with a command tool. Returns its scripted model.
 async fn host(folder: &Folder, script: &str, keys: &str) -> Rehearsal {
-    let responses = [Response::calls([Call::new("t", json!({"a": "x"}))]), Response::text("Done.")];
+    let call = Response::calls([Call::new("t", json!({"a": "x"}))]);
+    let responses = [call, Response::text("Done."), Response::text("Done again.")];
     let script_of_model = Script::new(responses);
     let options = RehearsalOptions::default().with(|options| options.script = script_of_model);
     let model = Rehearsal::start(options).await.unwrap();
@@ -510,6 +511,24 @@ async fn a_host_that_is_killed_at_any_instant_leaves_no_process() {
         run.kill().await.unwrap();
         folder.empty().await;
     }
+}
+
+#[tokio::test]
+async fn an_effect_is_not_repeated_after_the_host_was_killed() {
+    let folder = Folder::new("effect");
+    let _model = host(&folder, "echo x >> effects; echo up > up; sleep 60", "").await;
+    let arguments = |input| ["run", "--session", "s", "--data-dir", "data", input];
+    let mut run = binary(&folder, &arguments("go")).spawn().unwrap();
+    folder.file("up").await;
+    run.kill().await.unwrap();
+    folder.empty().await;
+    let output = binary(&folder, &arguments("more")).output().await.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(folder.file("effects").await, "x\n");
+    let show = ["sessions", "show", "s", "--data-dir", "data", "--format", "jsonl"];
+    let shown = binary(&folder, &show).output().await.unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("\"unknown\"") && shown.contains("host_stopped"), "{shown}");
 }
 
 #[tokio::test]
@@ -599,4 +618,15 @@ fn a_wrong_table_is_one_line_with_status_2() {
     let expected = "callsheet: callsheet.toml:4: tools.t.command: no program \"nothing-there\" in \
                     PATH: install it, or write its path with a \"/\"\n";
     assert_eq!(String::from_utf8(output.stderr).unwrap(), expected);
+}
+
+#[tokio::test]
+async fn a_fork_bomb_is_killed() {
+    let folder = Folder::new("bomb");
+    // Bounded, so that a failure of this test does not take the machine down.
+    let script =
+        "f() { if [ $1 -gt 0 ]; then f $(($1 - 1)) & f $(($1 - 1)) & sleep 30; fi; }; f 9; wait";
+    let error = folder.run(script, "max_processes = 10").await.unwrap_err();
+    assert_eq!(error, "the program was killed: it had more than 10 processes (max_processes)");
+    assert_eq!(folder.processes(), [""; 0]);
 }

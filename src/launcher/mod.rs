@@ -75,7 +75,9 @@ pub fn run_if_launched() {
 /// Makes another binary the launcher: the `callsheet` binary of the same version, or a program that
 /// calls [`run_if_launched`] first.
 pub fn use_binary(path: impl Into<PathBuf>) {
-    *BINARY.lock() = Some(path.into());
+    let path = path.into();
+    // The launcher has another working directory.
+    *BINARY.lock() = Some(std::path::absolute(&path).unwrap_or(path));
 }
 
 /// Returns the launcher's binary. `None` if the program has named none.

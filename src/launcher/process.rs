@@ -76,6 +76,7 @@ impl LaunchedProcess {
     ) -> Result<Self, StartError> {
         let (own_end, launchers_end) = StdUnixStream::pair()?;
         let launcher = Command::new(binary)
+            .arg0("callsheet")
             .arg(SUBCOMMAND)
             .env_clear()
             .current_dir("/")

@@ -68,9 +68,8 @@ fn receive(mut socket: &UnixStream) -> io::Result<(LaunchRequest, [OwnedFd; 3])>
 fn supervise(socket: &UnixStream, request: &LaunchRequest, streams: [OwnedFd; 3]) {
     let main = Arc::new(OnceLock::new());
     // These threads start before the sandbox, so that it does not restrict them.
-    let watched = watch(socket, request, &main);
-    let child = watched.and_then(|()| start(request, streams));
-    let child = match child {
+    let threads = start_threads(socket, request, &main);
+    let child = match threads.and_then(|()| start(request, streams)) {
         Ok(child) => child,
         Err(message) => {
             send(socket, &message);
@@ -96,8 +95,9 @@ fn wait_for_host() -> ! {
     }
 }
 
-/// Starts the threads that obey the host and count the descendants.
-fn watch(
+/// Makes this process the reaper of all descendants, and starts the threads that serve the host and
+/// count the descendants.
+fn start_threads(
     socket: &UnixStream,
     request: &LaunchRequest,
     main: &Arc<OnceLock<Pid>>,
@@ -109,11 +109,11 @@ fn watch(
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(not_started)?;
     // A session of its own has no terminal, which programs could read from and write to.
     rustix::process::setsid().map_err(not_started)?;
-    // In bubblewrap, the direct child only waits for the program, and would not let it end in peace.
+    // In bubblewrap, the direct child only waits for the program. Its end would kill the program.
     let is_wrapped = request.sandbox == SandboxLevel::Strict;
     let (requests, main) = (socket.try_clone().map_err(not_started)?, Arc::clone(main));
-    let obey = move || obey(requests, || main.get().copied().filter(|_| is_wrapped));
-    thread::Builder::new().spawn(obey).map_err(not_started)?;
+    let wrapper = move || main.get().copied().filter(|_| is_wrapped);
+    thread::Builder::new().spawn(move || serve_host(requests, wrapper)).map_err(not_started)?;
     if let Some(max) = request.max_processes {
         let messages = socket.try_clone().map_err(not_started)?;
         let count =
@@ -123,12 +123,13 @@ fn watch(
     Ok(())
 }
 
-/// Obeys the host until it closes the socket. Then kills all descendants and ends the process.
-fn obey(mut requests: UnixStream, except: impl Fn() -> Option<Pid>) {
+/// Serves the requests of the host until it closes the socket. Then kills all descendants and ends the
+/// process. The process `wrapper` gets no `SIGTERM`.
+fn serve_host(mut requests: UnixStream, wrapper: impl Fn() -> Option<Pid>) {
     let mut request = [0];
     loop {
         match requests.read(&mut request) {
-            Ok(1) if request == [TERMINATE] => descendants::signal(Signal::TERM, except()),
+            Ok(1) if request == [TERMINATE] => descendants::signal(Signal::TERM, wrapper()),
             Ok(1) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Ok(_) | Err(_) => break,
@@ -183,7 +184,7 @@ fn exited(status: WaitStatus) -> LauncherMessage {
     LauncherMessage::Exited { code: status.exit_status(), signal: status.terminating_signal() }
 }
 
-/// Sends a message. The host may be gone: then the thread that obeys it ends the process.
+/// Sends a message. The host may be gone: then the thread that serves it ends the process.
 fn send(mut socket: &UnixStream, message: &LauncherMessage) {
     if let Ok(mut line) = serde_json::to_vec(message) {
         line.push(b'\n');

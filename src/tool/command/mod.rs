@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `mod.rs` | the tool: one call starts one process and waits for it |
 //! | `arguments.rs` | the arguments of the program, from templates |
-//! | `output.rs` | what the program has written, and the result or error that it makes |
+//! | `output.rs` | the captured output of the program, and the result or error that it makes |
 
 mod arguments;
 mod output;

@@ -1,4 +1,4 @@
-//! What a program has written, and the result or error of its call.
+//! The captured output of a program, and the result or error that it makes.
 
 use std::borrow::Cow;
 use std::num::NonZeroU32;
