@@ -69,6 +69,8 @@
 
 pub mod config;
 pub mod journal;
+#[cfg(feature = "tools")]
+pub mod launcher;
 #[cfg(feature = "rehearsal")]
 #[doc(hidden)]
 pub mod rehearsal;

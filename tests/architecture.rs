@@ -7,11 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the crate, lowest first. A module uses only modules before it.
-const ORDER: [&str; 22] = [
+const ORDER: [&str; 23] = [
     "types",
     "message",
     "tls",
     "config",
+    "launcher",
     "event",
     "record",
     "transcript",

@@ -101,6 +101,7 @@ enum Command {
 /// Parses the command line and runs the command.
 #[must_use]
 pub fn main() -> ExitCode {
+    crate::launcher::run_if_launched();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return report_parse_error(&error),

@@ -129,13 +129,14 @@ pub(super) fn tools(config: &Config) -> Result<ToolRegistry, CommandError> {
             .map(|options| options.allow.clone())
             .unwrap_or_default(),
     };
-    let registry = builtin(&options).map_err(|error| {
+    let mut registry = builtin(&options).map_err(|error| {
         if let BuiltinError::ReadFileRoot { root, source } = &error {
             let message = format!("open {}: {source}", root.display());
             return CommandError::usage(config.tool_error("read_file", "root", message));
         }
         CommandError::usage(error)
     })?;
+    registry.register_configured(config).map_err(CommandError::usage)?;
     let names: Vec<&str> = registry.iter().map(|(name, _)| name).collect();
     config.check_tools(&names).map_err(CommandError::usage)?;
     Ok(registry)

@@ -98,8 +98,13 @@ impl Config {
             }
         }
         for name in self.tools.keys().filter(|name| !registered.contains(&name.as_str())) {
-            let hint = did_you_mean(name, registered.iter().copied());
-            let message = format!("no tool is called {name:?}{hint}");
+            let is_defined = self.tools.get(name).is_some_and(|tool| tool.definition.is_some());
+            let message = if is_defined {
+                "is not registered: call ToolRegistry::register_configured".to_owned()
+            } else {
+                let hint = did_you_mean(name, registered.iter().copied());
+                format!("no tool is called {name:?}{hint}")
+            };
             errors.push(self.origins.error(&format!("tools.{name}"), message));
         }
         errors
@@ -146,7 +151,10 @@ fn no_tool(pattern: &str, registered: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{AgentConfig, BaseUrl, DEFAULT_AGENT, ModelConfig, ToolPattern};
+    use crate::config::{
+        AgentConfig, BaseUrl, CommandConfig, ConfiguredTool, DEFAULT_AGENT, ModelConfig, ToolKind,
+        ToolOverride, ToolPattern,
+    };
 
     fn config() -> Config {
         let mut config = Config::default();
@@ -195,6 +203,18 @@ mod tests {
             config.models.get_mut("main").unwrap().max_attempts = 0;
         };
         check(attempts, &["models.main.max_attempts: must be at least 1"]);
+    }
+
+    #[test]
+    fn a_defined_tool_that_was_not_registered_is_named() {
+        let command = CommandConfig::new(["true"]);
+        let definition = ConfiguredTool::new("Does nothing.", ToolKind::Command(Box::new(command)));
+        let tool = ToolOverride { definition: Some(definition), ..ToolOverride::default() };
+        let define = |config: &mut Config| {
+            config.tools.insert("nothing".to_owned(), tool);
+        };
+        let expected = "tools.nothing: is not registered: call ToolRegistry::register_configured";
+        check(define, &[expected]);
     }
 
     #[test]

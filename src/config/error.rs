@@ -50,6 +50,16 @@ impl ConfigErrors {
         Self(errors)
     }
 
+    /// Joins errors that were found one by one.
+    ///
+    /// # Errors
+    /// All of them, if there are any.
+    #[doc(hidden)]
+    pub fn join(errors: impl IntoIterator<Item = Self>) -> Result<(), Self> {
+        let errors: Vec<ConfigError> = errors.into_iter().flat_map(|errors| errors.0).collect();
+        if errors.is_empty() { Ok(()) } else { Err(Self::new(errors)) }
+    }
+
     /// Creates an error without a file.
     #[must_use]
     pub fn single(key: impl Into<String>, message: impl Into<String>) -> Self {
@@ -87,7 +97,9 @@ pub(super) struct Origins {
 
 impl Origins {
     pub(super) fn error(&self, key: &str, message: String) -> ConfigError {
-        let line = self.lines.get(key).copied();
+        // A key that is missing has the line of its table.
+        let table = || self.lines.get(key.rsplit_once('.')?.0);
+        let line = self.lines.get(key).or_else(table).copied();
         ConfigError { file: self.file.clone(), line, key: key.to_owned(), message }
     }
 }

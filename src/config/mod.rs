@@ -16,6 +16,7 @@ mod limits;
 mod model;
 mod overrides;
 mod secrets;
+mod tool_definition;
 mod tools;
 
 use std::collections::BTreeMap;
@@ -40,6 +41,10 @@ pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig};
 #[doc(hidden)]
 pub use overrides::OverrideTooHigh;
 pub use overrides::{LimitOverrides, RunOverrides};
+pub use tool_definition::{
+    CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, ProcessConfig, SandboxLevel,
+    ToolInput, ToolKind,
+};
 pub use tools::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};
 
 use error::Origins;

@@ -1,6 +1,6 @@
 //! The secrets of a configuration.
 
-use super::{ApiKey, Config};
+use super::{ApiKey, Config, ToolKind};
 use crate::types::Secrets;
 
 /// Parts of the names of headers that hold a secret.
@@ -12,7 +12,7 @@ const GENERATED_CHARS_MIN: usize = 16;
 
 impl Config {
     /// Returns the secrets that must not be repeated to clients: the keys of models, the token of the
-    /// host, and headers that hold a key.
+    /// host, headers that hold a key, and the secret variables of tools.
     #[must_use]
     #[doc(hidden)]
     pub fn secrets(&self) -> Secrets {
@@ -23,7 +23,13 @@ impl Config {
             // A service may repeat the key without the scheme before it, such as `Bearer`.
             |(_, value)| [value.as_str(), value.rsplit(' ').next().unwrap_or_default()],
         );
-        Secrets::new(keys.chain(headers))
+        let processes = self.tools.values().filter_map(|tool| tool.definition.as_ref());
+        let processes = processes.map(|definition| match &definition.kind {
+            ToolKind::Command(command) => &command.process,
+        });
+        let variables = processes.flat_map(|process| process.secret_env.values());
+        let values: Vec<String> = variables.filter_map(|name| std::env::var(name).ok()).collect();
+        Secrets::new(keys.chain(headers).chain(values.iter().map(String::as_str)))
     }
 }
 

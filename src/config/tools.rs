@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::ConfiguredTool;
 use crate::types::excerpt;
 
 /// The effects of a tool's calls outside the process.
@@ -137,6 +138,8 @@ pub struct ToolOverride {
     pub approval_timeout: Option<Duration>,
     /// Maximum number of concurrent calls in the host.
     pub max_concurrent: Option<NonZeroU32>,
+    /// The definition of a tool that is not registered otherwise: `kind` and its keys.
+    pub definition: Option<ConfiguredTool>,
     /// For `read_file`: the root directory.
     pub root: Option<PathBuf>,
     /// For `http_get`: allowed addresses that would be refused by default. Each is `host`,

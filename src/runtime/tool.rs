@@ -114,7 +114,7 @@ fn outcome(
             "tool_failed"
         );
     }
-    failed(FailureKind::ToolError, error.message())
+    failed(error.kind(), error.message())
 }
 
 /// Returns the outcome of a call whose tool failed, or whose actor died.

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use crate::types::excerpt;
+use crate::types::{FailureKind, excerpt};
 
 /// Maximum number of characters of another error's text that the model reads.
 const SOURCE_TEXT_CHARS_MAX: usize = 200;
@@ -36,6 +36,7 @@ const SOURCE_TEXT_CHARS_MAX: usize = 200;
 /// converts it to a boxed error.
 pub struct ToolError {
     message: String,
+    kind: FailureKind,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
@@ -43,13 +44,26 @@ impl ToolError {
     /// Makes an error with a message, which the model reads in full. There is no source to log.
     #[must_use]
     pub fn new(message: impl fmt::Display) -> Self {
-        Self { message: message.to_string(), source: None }
+        Self { message: message.to_string(), kind: FailureKind::ToolError, source: None }
     }
 
     /// Replaces the message for the model. The source stays for the log.
     #[must_use]
     pub fn with_message(self, message: impl Into<String>) -> Self {
         Self { message: message.into(), ..self }
+    }
+
+    /// Sets the reason that the metadata of the result names.
+    #[cfg(feature = "tools")]
+    #[must_use]
+    pub(crate) fn with_kind(self, kind: FailureKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// Returns the reason that the metadata of the result names.
+    #[must_use]
+    pub(crate) fn kind(&self) -> FailureKind {
+        self.kind
     }
 
     /// Returns the message for the model.
@@ -80,7 +94,7 @@ impl ToolError {
 impl<E: Error + Send + Sync + 'static> From<E> for ToolError {
     fn from(error: E) -> Self {
         let message = excerpt(&error.to_string(), SOURCE_TEXT_CHARS_MAX);
-        Self { message, source: Some(Box::new(error)) }
+        Self { message, kind: FailureKind::ToolError, source: Some(Box::new(error)) }
     }
 }
 
@@ -108,13 +122,13 @@ struct BoxedToolError {
 }
 
 impl From<ToolError> for Box<dyn Error + Send + Sync> {
-    fn from(ToolError { message, source }: ToolError) -> Self {
+    fn from(ToolError { message, source, kind: _ }: ToolError) -> Self {
         Box::new(BoxedToolError { message, source })
     }
 }
 
 impl From<ToolError> for Box<dyn Error> {
-    fn from(ToolError { message, source }: ToolError) -> Self {
+    fn from(ToolError { message, source, kind: _ }: ToolError) -> Self {
         Box::new(BoxedToolError { message, source })
     }
 }

@@ -50,11 +50,21 @@
 //! | `testing.rs` | [`testing::ToolTest`]: runs a tool without a host |
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
 //! | `overrides.rs` | the `[tools.NAME]` overrides of the configuration, applied to specs |
+//! | `configured.rs` | feature `tools`: registers the tools that the configuration defines |
+//! | `command/` | feature `tools`: a tool that runs a program |
+//! | `defined_input.rs` | the schema and the defaults of a configured tool's arguments |
+//! | `template.rs` | texts with placeholders for arguments |
 //! | `builtin/` | feature `tools`: `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
 
 #[cfg(feature = "tools")]
 mod builtin;
+#[cfg(all(feature = "tools", target_os = "linux"))]
+mod command;
+#[cfg(feature = "tools")]
+mod configured;
 mod context;
+#[cfg(feature = "tools")]
+mod defined_input;
 mod error;
 mod extensions;
 mod output;
@@ -63,6 +73,8 @@ mod registry;
 mod schema;
 mod source;
 mod spec;
+#[cfg(feature = "tools")]
+mod template;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing;
@@ -94,6 +106,8 @@ pub use registry::{RegistryError, ToolRegistry};
 pub use schema::{InputSchema, InvalidSchema};
 pub use source::{ToolSource, ToolSourceContext};
 pub use spec::ToolSpec;
+#[cfg(feature = "tools")]
+pub(crate) use template::Template;
 pub use typed::TypedTool;
 
 /// A function that the model may call: the object-safe form, with the arguments as JSON. A tool

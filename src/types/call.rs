@@ -166,6 +166,10 @@ pub enum FailureKind {
     Rejected,
     /// No decision about the call or its result arrived in time.
     ApprovalExpired,
+    /// The program of a command tool ended with an exit status of failure or by a signal.
+    ExitStatus,
+    /// The sandbox of a program could not be set up.
+    Sandbox,
 }
 
 impl FailureKind {
@@ -187,6 +191,8 @@ impl FailureKind {
             Self::HostStopped => "host_stopped",
             Self::Rejected => "rejected",
             Self::ApprovalExpired => "approval_expired",
+            Self::ExitStatus => "exit_status",
+            Self::Sandbox => "sandbox",
         }
     }
 }

@@ -6,6 +6,7 @@ mod journal;
 mod limits;
 mod model;
 mod source;
+mod tool_definition;
 mod tools;
 mod values;
 
@@ -66,7 +67,7 @@ impl Config {
             .tables("tools")
             .into_iter()
             .map(|(name, section)| {
-                let change = ToolOverride::read(&name, &section);
+                let change = ToolOverride::read(&name, &section, env);
                 (name, change)
             })
             .collect();

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -107,6 +108,7 @@ impl<'s, 't> Section<'s, 't> {
         mut parse: impl FnMut(&DeValue<'t>) -> Parsed<T>,
     ) -> Option<Vec<T>> {
         let value = self.value(key)?;
+        self.source.locate(&self.key(key), value.span().start);
         let Some(items) = value.get_ref().as_array() else {
             let message = values::wrong_type("a list", value.get_ref());
             self.source.add_error(Some(value.span().start), &self.key(key), message);
@@ -122,6 +124,37 @@ impl<'s, 't> Section<'s, 't> {
             }
         }
         Some(parsed)
+    }
+
+    /// Reads a path, which is relative to the folder of the file.
+    pub(super) fn path(&self, key: &'static str) -> Option<PathBuf> {
+        self.read(key, values::non_empty_string).map(|path| self.relative_to_file(&path))
+    }
+
+    /// Returns a path relative to the folder of the file.
+    pub(super) fn relative_to_file(&self, path: &str) -> PathBuf {
+        let origins = self.source.origins.borrow();
+        let folder = origins.file.as_deref().and_then(|file| Path::new(file).parent());
+        folder.unwrap_or(Path::new("")).join(path)
+    }
+
+    /// Parses the value of every key of a table whose keys are free.
+    pub(super) fn entries<T>(
+        &self,
+        mut parse: impl FnMut(&DeValue<'t>) -> Parsed<T>,
+    ) -> BTreeMap<String, T> {
+        let mut parsed = BTreeMap::new();
+        for (key, value) in self.table.into_iter().flat_map(DeTable::iter) {
+            let (path, offset) = (self.key(key.get_ref()), value.span().start);
+            self.source.locate(&path, offset);
+            match parse(value.get_ref()) {
+                Ok(value) => {
+                    parsed.insert(key.get_ref().to_string(), value);
+                }
+                Err(message) => self.source.add_error(Some(offset), &path, message),
+            }
+        }
+        parsed
     }
 
     /// Returns a table within this one. It is empty if it is missing.

@@ -8,10 +8,14 @@ use toml::de::DeValue;
 
 use super::source::Section;
 use super::values::{self, Parsed};
-use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};
+use crate::config::{ApprovalPolicy, ConfiguredTool, StartPolicy, ToolEffect, ToolOverride};
 
 impl ToolOverride {
-    pub(super) fn read(name: &str, section: &Section<'_, '_>) -> Self {
+    pub(super) fn read(
+        name: &str,
+        section: &Section<'_, '_>,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Self {
         let effects = [("none", ToolEffect::None), ("some", ToolEffect::Some)];
         let starts = [("on_finish", StartPolicy::OnFinish), ("on_seal", StartPolicy::OnSeal)];
         let mut change = Self {
@@ -25,9 +29,14 @@ impl ToolOverride {
             approval: section.read("approval", |value| values::word(value, &ApprovalPolicy::WORDS)),
             approval_timeout: section.read("approval_timeout", values::time),
             max_concurrent: section.read("max_concurrent", values::count).and_then(NonZeroU32::new),
+            definition: ConfiguredTool::read(section, env),
             root: None,
             allow: Vec::new(),
         };
+        if change.definition.is_some() {
+            section.finish();
+            return change;
+        }
         if name == "read_file" {
             change.root = section.read("root", values::non_empty_string).map(PathBuf::from);
             section.require("root", change.root.is_none());

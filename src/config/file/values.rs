@@ -70,6 +70,18 @@ pub(super) fn float(value: &DeValue<'_>) -> Parsed<f64> {
     if number.is_finite() { Ok(number) } else { Err(not_a_number()) }
 }
 
+/// Parses a size in bytes above 0, such as `"512MiB"` or a whole number.
+pub(super) fn size(value: &DeValue<'_>) -> Parsed<u64> {
+    let Some(text) = value.as_str() else { return count(value) };
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("B", 0)];
+    let unit = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, bits)));
+    let bytes = unit.and_then(|(number, bits)| {
+        let number: u64 = number.trim().parse().ok()?;
+        number.checked_mul(1 << bits).filter(|bytes| *bytes > 0)
+    });
+    bytes.ok_or_else(|| wrong_type("a size such as \"512MiB\"", value))
+}
+
 /// Parses a duration such as `"30s"`, which may be 0.
 pub(super) fn duration(value: &DeValue<'_>) -> Parsed<Duration> {
     let Some(text) = value.as_str() else {

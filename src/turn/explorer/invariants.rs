@@ -34,9 +34,13 @@ impl World {
             Some(FailureKind::Malformed) => assert!(!call.has_effects() || !has_started),
             _ if is_copy => {}
             None => assert!(has_started),
-            Some(FailureKind::ToolError | FailureKind::Panic | FailureKind::Killed) => {
-                assert!(has_started);
-            }
+            Some(
+                FailureKind::ToolError
+                | FailureKind::Panic
+                | FailureKind::Killed
+                | FailureKind::ExitStatus
+                | FailureKind::Sandbox,
+            ) => assert!(has_started),
             Some(FailureKind::Timeout) => assert!(has_started),
             // After a crash it is unknown whether an intended call had started.
             Some(FailureKind::Cancelled) => assert!(has_started || self.crashes > 0),

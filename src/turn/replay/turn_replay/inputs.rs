@@ -94,7 +94,9 @@ impl TurnReplay<'_, '_> {
                 FailureKind::ToolError
                 | FailureKind::Panic
                 | FailureKind::Killed
-                | FailureKind::UnknownTool,
+                | FailureKind::UnknownTool
+                | FailureKind::ExitStatus
+                | FailureKind::Sandbox,
             ) => true,
             Some(
                 FailureKind::Timeout

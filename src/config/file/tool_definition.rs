@@ -1,0 +1,300 @@
+//! Reads the definition of a tool: `[tools.NAME]` with `kind`.
+
+use std::num::{NonZeroU32, NonZeroU64};
+
+use serde_json::{Map, Value};
+use toml::de::DeValue;
+
+use super::source::Section;
+use super::values::{self, Parsed};
+use crate::config::tool_definition::{
+    CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, ProcessConfig, SandboxLevel,
+    ToolInput, ToolKind,
+};
+
+/// The value of `kind`.
+#[derive(Clone, Copy)]
+enum KindWord {
+    Command,
+}
+
+const KINDS: [(&str, KindWord); 1] = [("command", KindWord::Command)];
+
+/// Looks up an environment variable of the host.
+type EnvLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
+
+impl ConfiguredTool {
+    /// Returns `None` if the table has no `kind`, or a wrong one: it is then that of a registered
+    /// tool.
+    pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Option<Self> {
+        let Some(kind) = section.read("kind", |value| values::word(value, &KINDS)) else {
+            if !section.has("kind") {
+                section.forbid("command", "needs kind = \"command\" in the same table");
+            }
+            return None;
+        };
+        let description = section.read("description", values::non_empty_string);
+        section.require("description", description.is_none());
+        let definition = Self {
+            description: description.unwrap_or_default(),
+            input: ToolInput::read(section),
+            kind: match kind {
+                KindWord::Command => ToolKind::Command(Box::new(CommandConfig::read(section, env))),
+            },
+        };
+        Some(definition)
+    }
+}
+
+impl ToolInput {
+    fn read(section: &Section<'_, '_>) -> Self {
+        let properties = section.read("input", properties);
+        let file = section.path("input_schema");
+        if section.has("input") && section.has("input_schema") {
+            section.add_error("input_schema", "input and input_schema exclude each other");
+        }
+        if let Some(file) = file {
+            return Self::File(file);
+        }
+        Self::Properties(properties.unwrap_or_default())
+    }
+}
+
+impl CommandConfig {
+    fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
+        let command = section.list("command", values::text);
+        if command.as_ref().is_none_or(Vec::is_empty) && !section.has("command") {
+            section.add_error("command", "is missing: a list of the program and its arguments");
+        } else if command.as_ref().is_some_and(Vec::is_empty) {
+            section.add_error("command", "must not be empty");
+        }
+        let mut config = Self::new(command.unwrap_or_default());
+        // A program with a path is relative to the configuration, a name is searched in PATH.
+        if let Some(program) = config.command.first_mut().filter(|name| name.contains('/')) {
+            *program = section.relative_to_file(program).display().to_string();
+        }
+        config.stdin = section.read("stdin", stdin).unwrap_or_default();
+        let outputs = [("text", CommandOutput::Text), ("json", CommandOutput::Json)];
+        let output = section.read("output", |value| values::word(value, &outputs));
+        config.output = output.unwrap_or_default();
+        config.output_schema = section.path("output_schema");
+        if config.output_schema.is_some() && config.output != CommandOutput::Json {
+            section.add_error("output_schema", "needs output = \"json\"");
+        }
+        if let Some(ok_exit) = section.read("ok_exit", exit_statuses) {
+            config.ok_exit = ok_exit;
+        }
+        if let Some(bytes) = section.read("max_output_bytes", values::count) {
+            config.max_output_bytes = bytes;
+        }
+        config.process = ProcessConfig::read(section, env);
+        config
+    }
+}
+
+impl ProcessConfig {
+    /// Reads the keys that all processes have.
+    pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
+        let set = |name: &str| env(name).is_some_and(|value| !value.trim().is_empty());
+        let env_pass = section.list("env_pass", |value| {
+            let name = variable_name(value)?;
+            if env(&name).is_some() { Ok(name) } else { Err(unset(&name)) }
+        });
+        let secret_env = section.table("secret_env").entries(|value| {
+            let name = variable_name(value)?;
+            if set(&name) { Ok(name) } else { Err(unset(&name)) }
+        });
+        let env = section.table("env").entries(values::text);
+        for name in env.keys().filter(|name| secret_env.contains_key(*name)) {
+            section.add_error("env", format!("{name} is also in secret_env"));
+        }
+        Self {
+            cwd: section.path("cwd").unwrap_or_else(|| section.relative_to_file("")),
+            env,
+            env_pass: env_pass.unwrap_or_default(),
+            secret_env,
+            sandbox: section
+                .read("sandbox", |value| values::word(value, &SandboxLevel::WORDS))
+                .unwrap_or_default(),
+            max_memory: section.read("max_memory", values::size).and_then(NonZeroU64::new),
+            max_processes: section.read("max_processes", values::count).and_then(NonZeroU32::new),
+        }
+    }
+}
+
+fn unset(name: &str) -> String {
+    format!("the environment variable {name} is not set: set it before the host starts")
+}
+
+/// Parses the name of an environment variable of the host.
+fn variable_name(value: &DeValue<'_>) -> Parsed<String> {
+    let name = values::non_empty_string(value)?;
+    if name.contains(['=', '\0']) {
+        return Err(format!("{name:?} is not the name of an environment variable"));
+    }
+    Ok(name)
+}
+
+fn properties(value: &DeValue<'_>) -> Parsed<Map<String, Value>> {
+    let properties = values::json_object(value)?;
+    let other = properties.iter().find(|(_, schema)| !schema.is_object());
+    if let Some((name, _)) = other {
+        let form = "a JSON schema such as { type = \"string\" }";
+        return Err(format!("{name}: must be {form}"));
+    }
+    Ok(properties)
+}
+
+fn stdin(value: &DeValue<'_>) -> Parsed<CommandStdin> {
+    match value.as_str() {
+        Some("none") => Ok(CommandStdin::None),
+        Some("json") => Ok(CommandStdin::Json),
+        Some(text) if text.strip_prefix("text:").is_some_and(|name| !name.is_empty()) => {
+            Ok(CommandStdin::Text(text.trim_start_matches("text:").to_owned()))
+        }
+        Some(_) | None => Err(values::wrong_type("\"none\", \"json\" or \"text:NAME\"", value)),
+    }
+}
+
+fn exit_statuses(value: &DeValue<'_>) -> Parsed<Vec<i32>> {
+    let form = "a list of at least one exit status such as [0, 1]";
+    let items = value.as_array().filter(|items| !items.is_empty());
+    let items = items.ok_or_else(|| values::wrong_type(form, value))?;
+    items.iter().map(|item| values::number::<u8>(item.get_ref()).map(i32::from)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::Config;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        let env = |name: &str| (name == "SET").then(|| "value".to_owned());
+        Config::parse(text, "etc/callsheet.toml", &env).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_command_has_all_keys_of_its_table() {
+        let text = r#"
+[tools.search]
+kind = "command"
+description = "Searches."
+input = { pattern = { type = "string" }, path = { type = "string", default = "." } }
+command = ["./rg", "--json", "--", "{pattern}", "{path}"]
+stdin = "text:pattern"
+output = "json"
+output_schema = "out.json"
+ok_exit = [0, 1]
+cwd = "work"
+env = { LANG = "C.UTF-8" }
+env_pass = ["SET"]
+secret_env = { TOKEN = "SET" }
+sandbox = "read"
+max_output_bytes = 10
+max_memory = "512MiB"
+max_processes = 32
+timeout = "5s"
+effect = "none"
+"#;
+        let config = parse(text).unwrap();
+        let tool = &config.tools["search"];
+        assert!(tool.timeout.is_some() && tool.effect.is_some());
+        let definition = tool.definition.as_ref().unwrap();
+        assert_eq!(definition.description, "Searches.");
+        let ToolKind::Command(command) = &definition.kind;
+        assert_eq!(command.command[..2], ["etc/./rg", "--json"]);
+        assert_eq!(command.stdin, CommandStdin::Text("pattern".to_owned()));
+        assert_eq!(command.output, CommandOutput::Json);
+        assert_eq!(command.output_schema.as_deref(), Some(Path::new("etc/out.json")));
+        assert_eq!(command.ok_exit, [0, 1]);
+        assert_eq!(command.max_output_bytes, 10);
+        let process = &command.process;
+        assert_eq!(process.cwd, Path::new("etc/work"));
+        assert_eq!((&*process.env["LANG"], &*process.secret_env["TOKEN"]), ("C.UTF-8", "SET"));
+        assert_eq!(
+            (&*process.env_pass, process.sandbox),
+            (&["SET".to_owned()][..], SandboxLevel::Read)
+        );
+        assert_eq!(process.max_memory.map(NonZeroU64::get), Some(512 << 20));
+        assert_eq!(process.max_processes.map(NonZeroU32::get), Some(32));
+    }
+
+    #[test]
+    fn wrong_definitions_name_line_and_remedy() {
+        let table = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
+        for (text, expected) in [
+            (
+                "[tools.t]\nkind = \"comand\"",
+                "2: tools.t.kind: must be \"command\", not \"comand\"",
+            ),
+            (
+                "[tools.t]\ncommand = [\"true\"]",
+                "2: tools.t.command: needs kind = \"command\" in the same table",
+            ),
+            (
+                "[tools.t]\nkind = \"command\"\ndescription = \"d\"",
+                "1: tools.t.command: is missing: a list of the program and its arguments",
+            ),
+            (
+                "[tools.t]\nkind = \"command\"\ncommand = []\ndescription = \"d\"",
+                "3: tools.t.command: must not be empty",
+            ),
+            (
+                "[tools.t]\nkind = \"command\"\ncommand = [\"true\"]",
+                "1: tools.t.description: is missing",
+            ),
+            (
+                &format!("{table}env_pass = [\"UNSET\"]"),
+                "5: tools.t.env_pass[0]: the environment variable UNSET is not set: set it before \
+                 the host starts",
+            ),
+            (
+                &format!("{table}secret_env = {{ TOKEN = \"UNSET\" }}"),
+                "5: tools.t.secret_env.TOKEN: the environment variable UNSET is not set: set it \
+                 before the host starts",
+            ),
+            (
+                &format!("{table}env = {{ A = \"1\" }}\nsecret_env = {{ A = \"SET\" }}"),
+                "5: tools.t.env: A is also in secret_env",
+            ),
+            (
+                &format!("{table}input = {{ a = 1 }}"),
+                "5: tools.t.input: a: must be a JSON schema such as { type = \"string\" }",
+            ),
+            (
+                &format!("{table}input = {{}}\ninput_schema = \"a.json\""),
+                "6: tools.t.input_schema: input and input_schema exclude each other",
+            ),
+            (
+                &format!("{table}stdin = \"text:\""),
+                "5: tools.t.stdin: must be \"none\", \"json\" or \"text:NAME\", not \"text:\"",
+            ),
+            (
+                &format!("{table}output_schema = \"a.json\""),
+                "5: tools.t.output_schema: needs output = \"json\"",
+            ),
+            (&format!("{table}ok_exit = [256]"), "5: tools.t.ok_exit: 256 is too large"),
+            (
+                &format!("{table}ok_exit = []"),
+                "5: tools.t.ok_exit: must be a list of at least one exit status such as [0, 1], not a list",
+            ),
+            (
+                &format!("{table}sandbox = \"hard\""),
+                "5: tools.t.sandbox: must be \"none\", \"read\", \"write\" or \"strict\", not \"hard\"",
+            ),
+            (
+                &format!("{table}max_memory = \"much\""),
+                "5: tools.t.max_memory: must be a size such as \"512MiB\", not \"much\"",
+            ),
+            (
+                &format!("{table}comand = 1"),
+                "5: tools.t.comand: unknown key (did you mean command?)",
+            ),
+        ] {
+            let expected = format!("etc/callsheet.toml:{expected}");
+            assert_eq!(parse(text).unwrap_err(), expected, "{text}");
+        }
+    }
+}

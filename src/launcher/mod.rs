@@ -1,0 +1,85 @@
+//! Starts the programs of tools, through a launcher process. Linux only.
+//!
+//! The host does not start a program itself. It starts its own binary once more as a launcher, by a
+//! hidden subcommand; the launcher starts the program and stays its parent. It holds one end of a
+//! socket to the host. When the host closes the other end, or dies in any way, the launcher kills the
+//! program with all its descendants and ends. As a child subreaper it also finds the descendants that
+//! left the process group or the session.
+//!
+//! The launcher restricts the thread that starts the program: `no_new_privs`, and Landlock and
+//! seccomp for a sandbox. The program inherits these restrictions; the thread that kills does not
+//! have them. The level `strict` runs the program in bubblewrap instead.
+//!
+//! Limits: a program without a sandbox can kill its launcher by `SIGKILL`. Its descendants then stay.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `mod.rs` | the entry of the launcher process, and the path of its binary |
+//! | `protocol.rs` | the messages between host and launcher |
+//! | `program.rs` | host: a program that was checked and can be started |
+//! | `process.rs` | host: a started program, with its pipes |
+//! | `supervise.rs` | launcher: starts the program, reports its exit, kills it |
+//! | `descendants.rs` | launcher: finds and signals all descendants |
+//! | `sandbox.rs` | the sandboxes, and whether the kernel has them |
+
+#[cfg(target_os = "linux")]
+mod descendants;
+#[cfg(target_os = "linux")]
+mod process;
+#[cfg(target_os = "linux")]
+mod program;
+#[cfg(target_os = "linux")]
+mod protocol;
+#[cfg(target_os = "linux")]
+mod sandbox;
+#[cfg(target_os = "linux")]
+mod supervise;
+
+use std::path::PathBuf;
+
+use parking_lot::Mutex;
+
+#[cfg(target_os = "linux")]
+pub(crate) use process::{LaunchedProcess, ProcessControl, ProcessEnd, StartError};
+#[cfg(target_os = "linux")]
+pub(crate) use program::Program;
+
+/// The first argument of a launcher process.
+const SUBCOMMAND: &str = "callsheet-launcher";
+
+/// The binary that is started as a launcher.
+static BINARY: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// Runs the launcher if this process was started as one, and ends the process then. Otherwise makes
+/// this program its own launcher and returns.
+///
+/// A program that embeds Callsheet and has tools that run programs calls it first in `main`: before
+/// it starts an async runtime, a thread or a server. Without this call, and without [`use_binary`],
+/// the start of such a tool is refused; the program is never started a second time by accident.
+///
+/// ```
+/// // First in `main`:
+/// callsheet::launcher::run_if_launched();
+/// ```
+pub fn run_if_launched() {
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == SUBCOMMAND) {
+        #[cfg(target_os = "linux")]
+        std::process::exit(supervise::run());
+        #[cfg(not(target_os = "linux"))]
+        std::process::exit(2);
+    }
+    // This path stays that of the running program when its file is replaced.
+    use_binary("/proc/self/exe");
+}
+
+/// Makes another binary the launcher: the `callsheet` binary of the same version, or a program that
+/// calls [`run_if_launched`] first.
+pub fn use_binary(path: impl Into<PathBuf>) {
+    *BINARY.lock() = Some(path.into());
+}
+
+/// Returns the launcher's binary. `None` if the program has named none.
+#[cfg(target_os = "linux")]
+fn binary() -> Option<PathBuf> {
+    BINARY.lock().clone()
+}

@@ -1,0 +1,216 @@
+//! A program that was started by a launcher, with its pipes.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
+use tokio::process::{Child, Command};
+
+use super::SUBCOMMAND;
+use super::protocol::{LaunchRequest, LauncherMessage, TERMINATE};
+
+/// Time in which a launcher answers. A binary that does not answer is not a launcher.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A started program. Dropping its `control` kills it with all descendants.
+#[derive(Debug)]
+pub(crate) struct LaunchedProcess {
+    /// The pipe to its standard input.
+    pub(crate) stdin: pipe::Sender,
+    /// The pipe from its standard output. Descendants may hold it open.
+    pub(crate) stdout: pipe::Receiver,
+    /// The pipe from its standard error. Descendants may hold it open.
+    pub(crate) stderr: pipe::Receiver,
+    /// The connection to its launcher.
+    pub(crate) control: ProcessControl,
+}
+
+/// The connection to the launcher of a program. Dropping it kills the program with all descendants.
+#[derive(Debug)]
+pub(crate) struct ProcessControl {
+    socket: BufReader<UnixStream>,
+    launcher: Child,
+    has_exceeded_processes: bool,
+}
+
+/// The end of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProcessEnd {
+    /// It exited with this status.
+    Exited(i32),
+    /// This signal ended it.
+    Signalled(i32),
+    /// It was killed because it had more processes than allowed.
+    TooManyProcesses,
+    /// Its launcher was killed.
+    LauncherDied,
+}
+
+impl LaunchedProcess {
+    /// Starts a launcher, which starts the program. Must be called within an async runtime.
+    ///
+    /// # Errors
+    /// If the launcher or the program does not start.
+    pub(super) async fn start(
+        binary: PathBuf,
+        request: &LaunchRequest,
+    ) -> Result<Self, StartError> {
+        let starting = Self::start_unbounded(&binary, request);
+        match tokio::time::timeout(ANSWER_TIMEOUT, starting).await {
+            Ok(started) => started,
+            Err(_) => Err(StartError::NoLauncher { binary }),
+        }
+    }
+
+    async fn start_unbounded(
+        binary: &PathBuf,
+        request: &LaunchRequest,
+    ) -> Result<Self, StartError> {
+        let (own_end, launchers_end) = StdUnixStream::pair()?;
+        let launcher = Command::new(binary)
+            .arg(SUBCOMMAND)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(OwnedFd::from(launchers_end)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let (stdin_end, stdin) = io::pipe()?;
+        let (stdout, stdout_end) = io::pipe()?;
+        let (stderr, stderr_end) = io::pipe()?;
+        let body = serde_json::to_vec(request).map_err(io::Error::other)?;
+        send_streams(
+            &own_end,
+            body.len(),
+            &[stdin_end.as_fd(), stdout_end.as_fd(), stderr_end.as_fd()],
+        )?;
+        drop((stdin_end, stdout_end, stderr_end));
+        own_end.set_nonblocking(true)?;
+        let mut socket = BufReader::new(UnixStream::from_std(own_end)?);
+        socket.write_all(&body).await?;
+        let mut control = ProcessControl { socket, launcher, has_exceeded_processes: false };
+        match control.next_message().await {
+            Ok(Some(LauncherMessage::Started)) => {}
+            Ok(Some(LauncherMessage::SandboxFailed(message))) => {
+                return Err(StartError::Sandbox(message));
+            }
+            Ok(Some(LauncherMessage::StartFailed(message))) => {
+                return Err(StartError::Program(message));
+            }
+            Ok(None | Some(LauncherMessage::TooManyProcesses | LauncherMessage::Exited { .. }))
+            | Err(_) => return Err(StartError::NoLauncher { binary: binary.clone() }),
+        }
+        Ok(Self {
+            stdin: pipe::Sender::from_owned_fd(stdin.into())?,
+            stdout: pipe::Receiver::from_owned_fd(stdout.into())?,
+            stderr: pipe::Receiver::from_owned_fd(stderr.into())?,
+            control,
+        })
+    }
+}
+
+impl ProcessControl {
+    /// Waits for the end of the program. Its descendants may still run. May be dropped and called
+    /// again.
+    pub(crate) async fn wait(&mut self) -> ProcessEnd {
+        loop {
+            match self.next_message().await {
+                Ok(Some(LauncherMessage::Exited { .. })) if self.has_exceeded_processes => {
+                    return ProcessEnd::TooManyProcesses;
+                }
+                Ok(Some(LauncherMessage::Exited { code: Some(code), .. })) => {
+                    return ProcessEnd::Exited(code);
+                }
+                Ok(Some(LauncherMessage::Exited { signal, .. })) => {
+                    return ProcessEnd::Signalled(signal.unwrap_or_default());
+                }
+                Ok(Some(LauncherMessage::TooManyProcesses)) => self.has_exceeded_processes = true,
+                Ok(Some(
+                    LauncherMessage::Started
+                    | LauncherMessage::SandboxFailed(_)
+                    | LauncherMessage::StartFailed(_),
+                )) => {}
+                Ok(None) | Err(_) => return ProcessEnd::LauncherDied,
+            }
+        }
+    }
+
+    /// Sends `SIGTERM` to the program and its descendants.
+    pub(crate) async fn terminate(&mut self) {
+        // Without a launcher there is nothing to end; `wait` says so.
+        let _ = self.socket.write_all(&[TERMINATE]).await;
+    }
+
+    /// Kills the program with all descendants, and waits until they are gone.
+    pub(crate) async fn kill(self) {
+        let Self { socket, mut launcher, .. } = self;
+        drop(socket);
+        let _ = launcher.wait().await;
+    }
+
+    /// Returns the next message. `None` if the launcher has closed the socket.
+    async fn next_message(&mut self) -> io::Result<Option<LauncherMessage>> {
+        let mut line = String::new();
+        if self.socket.read_line(&mut line).await? == 0 {
+            return Ok(None);
+        }
+        Ok(Some(serde_json::from_str(&line)?))
+    }
+}
+
+/// Sends the length of the request, and with it the standard streams of the program.
+fn send_streams(
+    socket: &StdUnixStream,
+    length: usize,
+    streams: &[std::os::fd::BorrowedFd<'_>; 3],
+) -> io::Result<()> {
+    let length = u32::try_from(length).map_err(io::Error::other)?.to_be_bytes();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(streams)) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    let parts = [IoSlice::new(&length)];
+    rustix::net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// The reason why a program did not start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    /// The program has no launcher.
+    #[error(
+        "no launcher: call callsheet::launcher::run_if_launched() first in main, or \
+         callsheet::launcher::use_binary(..) with the path of the callsheet binary"
+    )]
+    NotConfigured,
+    /// The binary did not answer as a launcher.
+    #[error(
+        "{} did not answer as a launcher: it must call callsheet::launcher::run_if_launched() \
+         first in main", .binary.display()
+    )]
+    NoLauncher {
+        /// The binary.
+        binary: PathBuf,
+    },
+    /// The sandbox could not be set up.
+    #[error("the sandbox cannot be set up: {0}")]
+    Sandbox(String),
+    /// The program could not be started.
+    #[error("{0}")]
+    Program(String),
+    /// A secret variable is not set.
+    #[error("the environment variable {0} is not set")]
+    MissingSecret(String),
+    /// The launcher could not be started.
+    #[error("start the launcher: {0}")]
+    Io(#[from] io::Error),
+}

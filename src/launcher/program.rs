@@ -1,0 +1,145 @@
+//! A program that was checked and can be started.
+
+use std::collections::BTreeMap;
+use std::num::{NonZeroU32, NonZeroU64};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use super::process::{LaunchedProcess, StartError};
+use super::protocol::LaunchRequest;
+use super::sandbox;
+use crate::config::{ProcessConfig, SandboxLevel};
+use crate::types::Secrets;
+
+/// Variables that every program inherits.
+const INHERITED_VARIABLES: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];
+
+/// A program with its environment. All that can be checked before a start was checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    path: PathBuf,
+    config: ProcessConfig,
+}
+
+/// A wrong key of the configuration of a program.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {message}")]
+pub(crate) struct ProgramError {
+    /// The key below the table of the program.
+    pub(crate) key: &'static str,
+    /// The problem and its remedy.
+    pub(crate) message: String,
+}
+
+impl Program {
+    /// Checks a program: it exists, is executable, has a working directory and a launcher, and this
+    /// system can do its sandbox.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub(crate) fn check(name: &str, config: &ProcessConfig) -> Result<Self, ProgramError> {
+        let wrong = |key, message: String| ProgramError { key, message };
+        let Some(binary) = super::binary() else {
+            return Err(wrong("command", StartError::NotConfigured.to_string()));
+        };
+        if !binary.is_file() {
+            let message = format!("the launcher {} is not a file", binary.display());
+            return Err(wrong("command", message));
+        }
+        let cwd = if config.cwd.as_os_str().is_empty() { Path::new(".") } else { &config.cwd };
+        let cwd =
+            cwd.canonicalize().ok().filter(|directory| directory.is_dir()).ok_or_else(|| {
+                wrong("cwd", format!("{} is not a directory: create it", cwd.display()))
+            })?;
+        let config = ProcessConfig { cwd, ..config.clone() };
+        let path = find(name, &config).map_err(|message| wrong("command", message))?;
+        let level = config.sandbox;
+        sandbox::check(level, &path, &config.cwd).map_err(|error| {
+            let level = level.as_str();
+            let message = format!("this system cannot do the sandbox {level:?}: {error}");
+            wrong("sandbox", message)
+        })?;
+        Ok(Self { path, config })
+    }
+
+    /// Starts the program. Reads its secret variables now.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub(crate) async fn start(
+        &self,
+        arguments: Vec<String>,
+    ) -> Result<(LaunchedProcess, Secrets), StartError> {
+        let binary = super::binary().ok_or(StartError::NotConfigured)?;
+        let (env, secrets) = self.environment()?;
+        let (program, arguments) = match self.config.sandbox {
+            SandboxLevel::None | SandboxLevel::Read | SandboxLevel::Write => {
+                (self.path.clone(), arguments)
+            }
+            SandboxLevel::Strict => {
+                let bwrap = sandbox::find_bubblewrap()
+                    .map_err(|error| StartError::Sandbox(error.to_string()))?;
+                let mut all = sandbox::bubblewrap_arguments(&self.path, &self.config.cwd);
+                all.push(self.path.display().to_string());
+                all.extend(arguments);
+                (bwrap, all)
+            }
+        };
+        let request = LaunchRequest {
+            program,
+            arguments,
+            cwd: self.config.cwd.clone(),
+            env,
+            sandbox: self.config.sandbox,
+            readable_program: self.path.clone(),
+            max_memory: self.config.max_memory.map(NonZeroU64::get),
+            max_processes: self.config.max_processes.map(NonZeroU32::get),
+        };
+        let process = LaunchedProcess::start(binary, &request).await?;
+        Ok((process, secrets))
+    }
+
+    /// Returns the variables of the program, and the values that are secret.
+    fn environment(&self) -> Result<(BTreeMap<String, String>, Secrets), StartError> {
+        let config = &self.config;
+        let inherited = INHERITED_VARIABLES.into_iter();
+        let inherited = inherited.chain(config.env_pass.iter().map(String::as_str));
+        let mut env: BTreeMap<String, String> = inherited
+            .filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?)))
+            .collect();
+        env.extend(config.env.clone());
+        let mut secrets = Vec::new();
+        for (name, source) in &config.secret_env {
+            let value = std::env::var(source);
+            let value = value.map_err(|_| StartError::MissingSecret(source.clone()))?;
+            secrets.push(value.clone());
+            env.insert(name.clone(), value);
+        }
+        Ok((env, Secrets::new(secrets.iter().map(String::as_str))))
+    }
+}
+
+/// Returns the path of a program.
+fn find(name: &str, config: &ProcessConfig) -> Result<PathBuf, String> {
+    if name.contains('/') {
+        let path = Path::new(name);
+        let metadata = path.metadata().map_err(|error| format!("{name}: {error}"))?;
+        if !metadata.is_file() {
+            return Err(format!("{name} is not a file"));
+        }
+        if metadata.permissions().mode() & 0o111 == 0 {
+            return Err(format!("{name} is not executable: run chmod +x on it"));
+        }
+        return std::path::absolute(path).map_err(|error| format!("{name}: {error}"));
+    }
+    let path = config.env.get("PATH").cloned().or_else(|| std::env::var("PATH").ok());
+    let path = path.unwrap_or_default();
+    let mut files = std::env::split_paths(&path).map(|directory| directory.join(name));
+    let is_executable = |file: &PathBuf| {
+        file.metadata()
+            .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+    };
+    files.find(is_executable).ok_or_else(|| {
+        format!("no program {name:?} in PATH: install it, or write its path with a \"/\"")
+    })
+}

@@ -1,0 +1,247 @@
+//! The sandboxes of programs: Landlock and seccomp (`read`, `write`), bubblewrap (`strict`).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::process::Stdio;
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError, Scope, path_beneath_rules,
+};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+use crate::config::SandboxLevel;
+
+/// Directories of the system that programs need to run. They are readable in every sandbox.
+const SYSTEM_DIRECTORIES: [&str; 13] = [
+    "/bin",
+    "/etc",
+    "/gnu/store",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/nix/store",
+    "/opt",
+    "/run/current-system",
+    "/sbin",
+    "/sys/devices/system/cpu",
+    "/usr",
+];
+
+/// Devices without effects.
+const DEVICES: [&str; 5] = ["/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero"];
+
+/// The calls that make sockets. The second one does it in a way that is not seen by this filter.
+const SOCKET_CALLS: [i64; 2] = [libc::SYS_socket, libc::SYS_io_uring_setup];
+
+/// The calls that change mode, owner, times and attributes of files.
+const ATTRIBUTE_CALLS: [i64; 12] = [
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchmodat2,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_utimensat,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+];
+
+/// The older ones of these calls.
+#[cfg(target_arch = "x86_64")]
+const OLD_ATTRIBUTE_CALLS: [i64; 6] = [
+    libc::SYS_chmod,
+    libc::SYS_chown,
+    libc::SYS_lchown,
+    libc::SYS_utime,
+    libc::SYS_utimes,
+    libc::SYS_futimesat,
+];
+
+/// The bit that marks the numbers of system calls of the x32 interface of x86-64.
+#[cfg(target_arch = "x86_64")]
+const X32_BIT: i64 = 0x4000_0000;
+
+/// The first Landlock version that can refuse every way to write to a file (Linux 6.2).
+const FILE_ABI: ABI = ABI::V3;
+
+/// Restricts the calling thread, and all processes that it starts, to the level `read` or `write`.
+/// Other levels change nothing.
+///
+/// # Errors
+/// If the kernel cannot do it. The thread may then be restricted in part.
+pub(super) fn restrict_thread(
+    level: SandboxLevel,
+    program: &Path,
+    cwd: &Path,
+) -> Result<(), SandboxError> {
+    let cwd_access = match level {
+        SandboxLevel::None | SandboxLevel::Strict => return Ok(()),
+        SandboxLevel::Read => AccessFs::from_read(FILE_ABI),
+        SandboxLevel::Write => AccessFs::from_all(FILE_ABI),
+    };
+    rustix::thread::set_no_new_privs(true).map_err(SandboxError::new)?;
+    drop_capabilities()?;
+    restrict_files(program, cwd, cwd_access)?;
+    refuse_calls(level)
+}
+
+/// Drops the capabilities of a root user but those to open files. With the others a program can read
+/// the memory and the environment of the host.
+fn drop_capabilities() -> Result<(), SandboxError> {
+    let kept = CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER | CapabilitySet::FSETID;
+    let held = rustix::thread::capabilities(None).map_err(SandboxError::new)?;
+    let kept = CapabilitySets {
+        effective: held.effective & kept,
+        permitted: held.permitted & kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::set_capabilities(None, kept).map_err(SandboxError::new)
+}
+
+fn restrict_files(
+    program: &Path,
+    cwd: &Path,
+    cwd_access: landlock::BitFlags<AccessFs>,
+) -> Result<(), RulesetError> {
+    let read = AccessFs::from_read(FILE_ABI);
+    let read_write = AccessFs::from_file(FILE_ABI);
+    let directories = program_directories(program);
+    Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(FILE_ABI))?
+        // Newer kernels also refuse TCP (which seccomp refuses on all), and signals to processes
+        // outside the sandbox.
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(ABI::V5))?
+        .handle_access(AccessNet::from_all(ABI::V4))?
+        .scope(Scope::from_all(ABI::V6))?
+        .create()?
+        .add_rules(path_beneath_rules(SYSTEM_DIRECTORIES, read))?
+        .add_rules(path_beneath_rules(["/proc"], read))?
+        .add_rules(path_beneath_rules(DEVICES, read_write))?
+        .add_rules(path_beneath_rules(directories, read))?
+        .add_rules(path_beneath_rules([cwd], cwd_access))?
+        .restrict_self()?;
+    Ok(())
+}
+
+/// Returns the folder of a program, and that of the file to which its links lead.
+fn program_directories(program: &Path) -> Vec<PathBuf> {
+    let target = program.canonicalize().ok();
+    let files = [Some(program), target.as_deref()].into_iter().flatten();
+    files.filter_map(Path::parent).map(Path::to_owned).collect()
+}
+
+/// Refuses new sockets of every family, and for `read` all changes of the attributes of files, which
+/// Landlock does not know.
+fn refuse_calls(level: SandboxLevel) -> Result<(), SandboxError> {
+    let mut calls = SOCKET_CALLS.to_vec();
+    if level == SandboxLevel::Read {
+        calls.extend(ATTRIBUTE_CALLS);
+        #[cfg(target_arch = "x86_64")]
+        calls.extend(OLD_ATTRIBUTE_CALLS);
+    }
+    #[cfg(target_arch = "x86_64")]
+    let calls = calls.into_iter().flat_map(|call| [call, call | X32_BIT]);
+    let rules: BTreeMap<i64, Vec<_>> = calls.into_iter().map(|call| (call, Vec::new())).collect();
+    let error = u32::try_from(libc::EACCES).unwrap_or_default();
+    let arch = std::env::consts::ARCH.try_into().map_err(SandboxError::new)?;
+    let refused = SeccompAction::Errno(error);
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch);
+    let filter: BpfProgram = filter.and_then(TryInto::try_into).map_err(SandboxError::new)?;
+    seccompiler::apply_filter(&filter).map_err(SandboxError::new)
+}
+
+/// Checks that this system can do a level.
+///
+/// # Errors
+/// If it cannot.
+pub(super) fn check(level: SandboxLevel, program: &Path, cwd: &Path) -> Result<(), SandboxError> {
+    match level {
+        SandboxLevel::None => Ok(()),
+        // Landlock and seccomp restrict threads. This one ends after the check.
+        SandboxLevel::Read | SandboxLevel::Write => std::thread::scope(|scope| {
+            scope
+                .spawn(|| restrict_thread(level, program, cwd))
+                .join()
+                .unwrap_or_else(|_| Err(SandboxError("the check panicked".to_owned())))
+        }),
+        SandboxLevel::Strict => check_bubblewrap(cwd),
+    }
+}
+
+fn check_bubblewrap(cwd: &Path) -> Result<(), SandboxError> {
+    let bwrap = find_bubblewrap()?;
+    let program = Path::new("/usr/bin/true");
+    let mut command = Command::new(bwrap);
+    command.args(bubblewrap_arguments(program, cwd)).arg(program);
+    let output = command.stdin(Stdio::null()).output().map_err(SandboxError::new)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr);
+    Err(SandboxError(format!("bubblewrap cannot make namespaces here: {}", message.trim())))
+}
+
+/// Returns the path of `bwrap`.
+pub(super) fn find_bubblewrap() -> Result<PathBuf, SandboxError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|directory| directory.join("bwrap"));
+    found.into_iter().find(|file| file.is_file()).ok_or_else(|| {
+        SandboxError("needs bubblewrap: install the program bwrap in PATH".to_owned())
+    })
+}
+
+/// Returns the arguments of `bwrap` before the program: namespaces of its own, the system's
+/// directories read-only, the working directory, an empty `/tmp`, and nothing else.
+pub(super) fn bubblewrap_arguments(program: &Path, cwd: &Path) -> Vec<String> {
+    let mut arguments: Vec<String> =
+        ["--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev"]
+            .map(str::to_owned)
+            .into();
+    let mut add = |option: &str, from: &Path, to: &Path| {
+        arguments.extend([option.to_owned(), from.display().to_string(), to.display().to_string()]);
+    };
+    for directory in SYSTEM_DIRECTORIES.map(Path::new) {
+        match std::fs::read_link(directory) {
+            Ok(target) => add("--symlink", &target, directory),
+            Err(_) => add("--ro-bind-try", directory, directory),
+        }
+    }
+    arguments.extend(["--tmpfs", "/tmp"].map(str::to_owned));
+    let mut add = |option: &str, path: &Path| {
+        let path = path.display().to_string();
+        arguments.extend([option.to_owned(), path.clone(), path]);
+    };
+    for directory in program_directories(program) {
+        add("--ro-bind-try", &directory);
+    }
+    add("--bind", cwd);
+    arguments.extend(["--chdir".to_owned(), cwd.display().to_string(), "--".to_owned()]);
+    arguments
+}
+
+/// The reason why a sandbox is not possible.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct SandboxError(String);
+
+impl SandboxError {
+    fn new(error: impl fmt::Display) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<RulesetError> for SandboxError {
+    fn from(error: RulesetError) -> Self {
+        Self(format!("needs Landlock of Linux 6.2 or later: {error}"))
+    }
+}

@@ -1,0 +1,192 @@
+//! The launcher process: starts the program, reports its exit, and kills it with all descendants.
+
+use std::io::{self, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus};
+
+use super::descendants;
+use super::protocol::{LaunchRequest, LauncherMessage, TERMINATE};
+use super::sandbox;
+use crate::config::SandboxLevel;
+
+/// Time between two counts of the descendants.
+const COUNT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The exit status of a launcher that was not started by a host.
+const USAGE: i32 = 2;
+
+/// Runs the launcher. Returns its exit status.
+pub(super) fn run() -> i32 {
+    let Ok(socket) = io::stdin().as_fd().try_clone_to_owned() else { return USAGE };
+    let socket = UnixStream::from(socket);
+    match receive(&socket) {
+        Ok((request, streams)) => {
+            supervise(&socket, &request, streams);
+            0
+        }
+        Err(_) => USAGE,
+    }
+}
+
+/// Receives the request and the standard streams of the program.
+fn receive(mut socket: &UnixStream) -> io::Result<(LaunchRequest, [OwnedFd; 3])> {
+    let mut length = [0; 4];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut length)];
+    let received =
+        rustix::net::recvmsg(socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    if received.bytes != 4 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut streams = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            streams.extend(descriptors);
+        }
+    }
+    let streams = streams.try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
+    let length = usize::try_from(u32::from_be_bytes(length)).map_err(io::Error::other)?;
+    let mut request = vec![0; length];
+    socket.read_exact(&mut request)?;
+    Ok((serde_json::from_slice(&request)?, streams))
+}
+
+/// Starts the program and stays until the host closes the socket.
+fn supervise(socket: &UnixStream, request: &LaunchRequest, streams: [OwnedFd; 3]) {
+    let main = Arc::new(OnceLock::new());
+    // These threads start before the sandbox, so that it does not restrict them.
+    let watched = watch(socket, request, &main);
+    let child = watched.and_then(|()| start(request, streams));
+    let child = match child {
+        Ok(child) => child,
+        Err(message) => {
+            send(socket, &message);
+            wait_for_host();
+        }
+    };
+    let _ = main.set(child);
+    send(socket, &LauncherMessage::Started);
+    loop {
+        match rustix::process::wait(WaitOptions::empty()) {
+            Ok(Some((pid, status))) if pid == child => send(socket, &exited(status)),
+            Ok(_) | Err(Errno::INTR) => {}
+            // There is no descendant any more.
+            Err(_) => wait_for_host(),
+        }
+    }
+}
+
+/// Waits for the thread that ends the process when the host closes the socket.
+fn wait_for_host() -> ! {
+    loop {
+        thread::park();
+    }
+}
+
+/// Starts the threads that obey the host and count the descendants.
+fn watch(
+    socket: &UnixStream,
+    request: &LaunchRequest,
+    main: &Arc<OnceLock<Pid>>,
+) -> Result<(), LauncherMessage> {
+    if !descendants::are_listed() {
+        let message = "needs /proc with lists of children (CONFIG_PROC_CHILDREN)";
+        return Err(LauncherMessage::StartFailed(message.to_owned()));
+    }
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(not_started)?;
+    // A session of its own has no terminal, which programs could read from and write to.
+    rustix::process::setsid().map_err(not_started)?;
+    // In bubblewrap, the direct child only waits for the program, and would not let it end in peace.
+    let is_wrapped = request.sandbox == SandboxLevel::Strict;
+    let (requests, main) = (socket.try_clone().map_err(not_started)?, Arc::clone(main));
+    let obey = move || obey(requests, || main.get().copied().filter(|_| is_wrapped));
+    thread::Builder::new().spawn(obey).map_err(not_started)?;
+    if let Some(max) = request.max_processes {
+        let messages = socket.try_clone().map_err(not_started)?;
+        let count =
+            move || count_descendants(&messages, usize::try_from(max).unwrap_or(usize::MAX));
+        thread::Builder::new().spawn(count).map_err(not_started)?;
+    }
+    Ok(())
+}
+
+/// Obeys the host until it closes the socket. Then kills all descendants and ends the process.
+fn obey(mut requests: UnixStream, except: impl Fn() -> Option<Pid>) {
+    let mut request = [0];
+    loop {
+        match requests.read(&mut request) {
+            Ok(1) if request == [TERMINATE] => descendants::signal(Signal::TERM, except()),
+            Ok(1) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(_) | Err(_) => break,
+        }
+    }
+    descendants::kill_all();
+    std::process::exit(0);
+}
+
+fn count_descendants(messages: &UnixStream, max: usize) {
+    while descendants::descendants().len() <= max {
+        thread::sleep(COUNT_INTERVAL);
+    }
+    send(messages, &LauncherMessage::TooManyProcesses);
+    descendants::kill_all();
+}
+
+/// Restricts this thread and starts the program.
+fn start(request: &LaunchRequest, streams: [OwnedFd; 3]) -> Result<Pid, LauncherMessage> {
+    let no_core = Rlimit { current: Some(0), maximum: Some(0) };
+    rustix::process::setrlimit(Resource::Core, no_core).map_err(not_started)?;
+    rustix::thread::set_no_new_privs(true).map_err(not_started)?;
+    sandbox::restrict_thread(request.sandbox, &request.readable_program, &request.cwd)
+        .map_err(|error| LauncherMessage::SandboxFailed(error.to_string()))?;
+    let [stdin, stdout, stderr] = streams;
+    let child = Command::new(&request.program)
+        .args(&request.arguments)
+        .current_dir(&request.cwd)
+        .env_clear()
+        .envs(&request.env)
+        .stdin(Stdio::from(stdin))
+        .stdout(Stdio::from(stdout))
+        .stderr(Stdio::from(stderr))
+        .process_group(0)
+        .spawn()
+        .map_err(not_started)?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| LauncherMessage::StartFailed("it has no process id".to_owned()))?;
+    if let Some(bytes) = request.max_memory {
+        // The launcher itself may need more, so the limit is set on the new process only.
+        let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+        let _ = rustix::process::prlimit(Some(pid), Resource::Data, limit);
+    }
+    Ok(pid)
+}
+
+fn not_started(error: impl Into<io::Error>) -> LauncherMessage {
+    LauncherMessage::StartFailed(error.into().to_string())
+}
+
+fn exited(status: WaitStatus) -> LauncherMessage {
+    LauncherMessage::Exited { code: status.exit_status(), signal: status.terminating_signal() }
+}
+
+/// Sends a message. The host may be gone: then the thread that obeys it ends the process.
+fn send(mut socket: &UnixStream, message: &LauncherMessage) {
+    if let Ok(mut line) = serde_json::to_vec(message) {
+        line.push(b'\n');
+        let _ = socket.write_all(&line);
+    }
+}

@@ -1,0 +1,205 @@
+//! A tool that runs a program: `[tools.NAME]` with `kind = "command"`.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `mod.rs` | the tool: one call starts one process and waits for it |
+//! | `arguments.rs` | the arguments of the program, from templates |
+//! | `output.rs` | what the program has written, and the result or error that it makes |
+
+mod arguments;
+mod output;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value};
+use tokio::io::AsyncWriteExt;
+use tokio::net::unix::pipe;
+
+use super::defined_input::{DefinedInput, DefinitionError, load_schema};
+use super::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use crate::config::{CommandConfig, CommandOutput, CommandStdin, ConfiguredTool};
+use crate::launcher::{LaunchedProcess, ProcessControl, ProcessEnd, Program, StartError};
+use crate::types::{FailureKind, Secrets};
+use arguments::ArgumentTemplates;
+use output::CapturedOutput;
+
+/// Time that output may still arrive after the end of the program, whose descendants may hold its
+/// pipes open.
+const OUTPUT_GRACE: Duration = Duration::from_millis(200);
+
+/// Maximum size of the standard error that an error quotes.
+const STDERR_BYTES_MAX: usize = 2048;
+
+/// A tool that runs a program.
+#[derive(Debug)]
+pub(crate) struct CommandTool {
+    name: String,
+    description: String,
+    input: DefinedInput,
+    program: Program,
+    arguments: ArgumentTemplates,
+    config: CommandConfig,
+    output_schema: Option<InputSchema>,
+}
+
+impl CommandTool {
+    /// Checks a configured tool: its program, its templates, its schemas and its sandbox.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub(crate) fn new(
+        name: &str,
+        tool: &ConfiguredTool,
+        config: &CommandConfig,
+    ) -> Result<Self, DefinitionError> {
+        let input = DefinedInput::load(&tool.input)?;
+        let Some((program, arguments)) = config.command.split_first() else {
+            return Err(DefinitionError::new("command", "must not be empty"));
+        };
+        if program.contains(['{', '\0']) {
+            let message = "the program is fixed: it cannot have a placeholder";
+            return Err(DefinitionError::new("command[0]", message));
+        }
+        let arguments = ArgumentTemplates::parse(&input, arguments)?;
+        if let CommandStdin::Text(name) = &config.stdin {
+            input.check_name("stdin", name)?;
+        }
+        let output_schema = config.output_schema.as_deref();
+        let output_schema =
+            output_schema.map(|file| load_schema("output_schema", file)).transpose()?;
+        let program = Program::check(program, &config.process)
+            .map_err(|error| DefinitionError::new(error.key, error.message))?;
+        let (name, description) = (name.to_owned(), tool.description.clone());
+        let config = config.clone();
+        Ok(Self { name, description, input, program, arguments, config, output_schema })
+    }
+
+    /// Returns what the program reads from its standard input.
+    fn stdin_text(&self, arguments: &Map<String, Value>) -> String {
+        match &self.config.stdin {
+            CommandStdin::None => String::new(),
+            CommandStdin::Json => format!("{}\n", Value::from(arguments.clone())),
+            CommandStdin::Text(name) => match arguments.get(name) {
+                None | Some(Value::Null) => String::new(),
+                Some(Value::String(text)) => text.clone(),
+                Some(other) => other.to_string(),
+            },
+        }
+    }
+
+    fn result(
+        &self,
+        end: ProcessEnd,
+        stdout: &CapturedOutput,
+        stderr: &CapturedOutput,
+    ) -> Result<ToolOutput, ToolError> {
+        let is_ok = matches!(end, ProcessEnd::Exited(code) if self.config.ok_exit.contains(&code));
+        if !is_ok {
+            let max_processes = self.config.process.max_processes;
+            return Err(output::failure(end, stdout, stderr, max_processes));
+        }
+        match self.config.output {
+            CommandOutput::Text => Ok(stdout.text_result(end).into()),
+            CommandOutput::Json => {
+                let value = stdout.json_result(self.output_schema.as_ref())?;
+                Ok(ToolOutput::default().with_structured(value))
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Tool for CommandTool {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec::with_schema(&self.name, &self.description, self.input.schema().clone())
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let arguments = self.input.with_defaults(context.arguments());
+        let argv = self.arguments.render(&arguments)?;
+        let input = self.stdin_text(&arguments);
+        let (process, secrets) = self.program.start(argv).await.map_err(start_error)?;
+        let LaunchedProcess { stdin, stdout, stderr, mut control } = process;
+        let mut standard_output = CapturedOutput::head(self.config.max_output_bytes);
+        let mut standard_error = CapturedOutput::tail(STDERR_BYTES_MAX);
+        let transfer = async {
+            tokio::join!(
+                write_input(stdin, input),
+                standard_output.read(stdout),
+                standard_error.read(stderr)
+            );
+        };
+        let end = {
+            tokio::pin!(transfer);
+            let exited = wait(&mut control, &context);
+            tokio::pin!(exited);
+            tokio::select! {
+                end = &mut exited => {
+                    let _ = tokio::time::timeout(OUTPUT_GRACE, transfer).await;
+                    end
+                }
+                () = &mut transfer => exited.await,
+            }
+        };
+        control.kill().await;
+        let result = self.result(end, &standard_output, &standard_error);
+        redacted(result, &secrets)
+    }
+}
+
+/// Waits for the end of the program. Asks it to end when the call is cancelled; the host drops the
+/// call after `cancel_grace`, which kills the program.
+async fn wait(control: &mut ProcessControl, context: &ToolContext) -> ProcessEnd {
+    tokio::select! {
+        end = control.wait() => return end,
+        () = context.cancelled() => {}
+    }
+    control.terminate().await;
+    control.wait().await
+}
+
+async fn write_input(mut stdin: pipe::Sender, input: String) {
+    // A program may end, or close its standard input, before it has read everything.
+    let _ = stdin.write_all(input.as_bytes()).await;
+}
+
+fn start_error(error: StartError) -> ToolError {
+    let kind = match &error {
+        StartError::Sandbox(_) => FailureKind::Sandbox,
+        StartError::NotConfigured
+        | StartError::NoLauncher { .. }
+        | StartError::Program(_)
+        | StartError::MissingSecret(_)
+        | StartError::Io(_) => FailureKind::ToolError,
+    };
+    ToolError::new(format!("the program did not start: {error}")).with_kind(kind)
+}
+
+/// Replaces the secrets of the program in its result. The host replaces only the values that they had
+/// at its start.
+fn redacted(
+    result: Result<ToolOutput, ToolError>,
+    secrets: &Secrets,
+) -> Result<ToolOutput, ToolError> {
+    if secrets.is_empty() {
+        return result;
+    }
+    match result {
+        Ok(output) => {
+            let (text, full) = output.into_parts();
+            let structured = full.and_then(|full| full.structured);
+            Ok(match structured {
+                Some(value) => {
+                    let value = secrets.redact_json(&value).unwrap_or(value);
+                    ToolOutput::default().with_structured(value)
+                }
+                None => secrets.redact(&text).into_owned().into(),
+            })
+        }
+        Err(error) => {
+            let message = secrets.redact(error.message()).into_owned();
+            Err(error.with_message(message))
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What a program has written, and the result or error of its call.
+
+use std::borrow::Cow;
+use std::num::NonZeroU32;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use crate::launcher::ProcessEnd;
+use crate::tool::{InputSchema, ToolError};
+use crate::types::FailureKind;
+
+/// Maximum number of lines of the standard error that an error quotes.
+const QUOTED_LINES_MAX: usize = 10;
+
+/// The size of one read.
+const READ_BYTES: usize = 16 * 1024;
+
+/// The bytes of a stream, at most a number of them.
+#[derive(Debug)]
+pub(super) struct CapturedOutput {
+    bytes: Vec<u8>,
+    /// Number of bytes that the program wrote.
+    written: usize,
+    bytes_max: usize,
+    keeps_tail: bool,
+}
+
+impl CapturedOutput {
+    /// Keeps the first bytes.
+    pub(super) fn head(bytes_max: usize) -> Self {
+        Self { bytes: Vec::new(), written: 0, bytes_max, keeps_tail: false }
+    }
+
+    /// Keeps the last bytes.
+    pub(super) fn tail(bytes_max: usize) -> Self {
+        Self { keeps_tail: true, ..Self::head(bytes_max) }
+    }
+
+    /// Reads a stream to its end. What was read stays if the future is dropped.
+    pub(super) async fn read(&mut self, mut stream: impl AsyncRead + Unpin) {
+        let mut buffer = vec![0; READ_BYTES];
+        while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+            self.push(buffer.get(..count).unwrap_or_default());
+        }
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        self.written = self.written.saturating_add(bytes.len());
+        if self.keeps_tail {
+            self.bytes.extend_from_slice(bytes);
+            let excess = self.bytes.len().saturating_sub(self.bytes_max);
+            self.bytes.drain(..excess);
+        } else {
+            let space = self.bytes_max - self.bytes.len();
+            self.bytes.extend(bytes.iter().take(space));
+        }
+    }
+
+    fn is_cut(&self) -> bool {
+        self.written > self.bytes.len()
+    }
+
+    /// Returns the text for the model, with notes about what is not as the program wrote it.
+    pub(super) fn text_result(&self, end: ProcessEnd) -> String {
+        let text = String::from_utf8_lossy(&self.bytes);
+        let is_lossy = matches!(text, Cow::Owned(_));
+        let mut text = text.into_owned();
+        if self.is_cut() {
+            let (kept, written) = (self.bytes.len(), self.written);
+            text.push_str(&format!("\n[cut: the first {kept} of {written} bytes]"));
+        }
+        if is_lossy {
+            text.push_str("\n[not UTF-8: invalid bytes were replaced]");
+        }
+        if text.trim().is_empty() {
+            text = match end {
+                ProcessEnd::Exited(code) if code != 0 => format!("(no output, exit status {code})"),
+                ProcessEnd::Exited(_)
+                | ProcessEnd::Signalled(_)
+                | ProcessEnd::TooManyProcesses
+                | ProcessEnd::LauncherDied => "(no output)".to_owned(),
+            };
+        }
+        text
+    }
+
+    /// Returns the value that the program wrote.
+    ///
+    /// # Errors
+    /// If it is not one JSON value, or does not fit the schema.
+    pub(super) fn json_result(&self, schema: Option<&InputSchema>) -> Result<Value, ToolError> {
+        if self.is_cut() {
+            let message = format!(
+                "the program wrote {} bytes, more than max_output_bytes = {}",
+                self.written, self.bytes_max
+            );
+            return Err(ToolError::new(message));
+        }
+        let value = serde_json::from_slice(&self.bytes).map_err(|error| {
+            ToolError::from(error).with_message("the output of the program is not one JSON value")
+        })?;
+        match schema.and_then(|schema| schema.first_violation(&value)) {
+            Some(violation) => {
+                let message = format!(
+                    "the output of the program does not fit its output_schema: {violation}"
+                );
+                Err(ToolError::new(message))
+            }
+            None => Ok(value),
+        }
+    }
+
+    /// Returns the last lines.
+    fn last_lines(&self) -> String {
+        let text = String::from_utf8_lossy(&self.bytes);
+        let lines: Vec<&str> = text.trim_end().lines().collect();
+        let first = lines.len().saturating_sub(QUOTED_LINES_MAX);
+        lines.get(first..).unwrap_or_default().join("\n")
+    }
+}
+
+/// Returns the error of a program that did not end well.
+pub(super) fn failure(
+    end: ProcessEnd,
+    stdout: &CapturedOutput,
+    stderr: &CapturedOutput,
+    max_processes: Option<NonZeroU32>,
+) -> ToolError {
+    let mut message = match end {
+        ProcessEnd::Exited(code) => format!("the program ended with exit status {code}"),
+        ProcessEnd::Signalled(signal) => {
+            let signal = ExitStatus::from_raw(signal).to_string();
+            format!("the program was ended by {}", signal.replacen("signal: ", "signal ", 1))
+        }
+        ProcessEnd::TooManyProcesses => {
+            let max = max_processes.map_or(0, NonZeroU32::get);
+            format!("the program was killed: it had more than {max} processes (max_processes)")
+        }
+        ProcessEnd::LauncherDied => "the launcher of the program was killed".to_owned(),
+    };
+    let quoted = [("stderr", stderr), ("stdout", stdout)];
+    let quoted = quoted.map(|(name, stream)| (name, stream.last_lines()));
+    if let Some((name, lines)) = quoted.iter().find(|(_, lines)| !lines.is_empty()) {
+        message.push_str(&format!("; {name}:\n{lines}"));
+    }
+    ToolError::new(message).with_kind(FailureKind::ExitStatus)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn head(text: &[u8], bytes_max: usize) -> CapturedOutput {
+        let mut output = CapturedOutput::head(bytes_max);
+        text.chunks(3).for_each(|chunk| output.push(chunk));
+        output
+    }
+
+    fn tail(text: &str) -> CapturedOutput {
+        let mut output = CapturedOutput::tail(2048);
+        text.as_bytes().chunks(7).for_each(|chunk| output.push(chunk));
+        output
+    }
+
+    #[test]
+    fn a_text_says_what_is_missing() {
+        for (bytes, code, expected) in [
+            (&b"hello\n"[..], 0, "hello\n"),
+            (b"0123456789abc", 0, "0123456789\n[cut: the first 10 of 13 bytes]"),
+            (b"a\xffb", 0, "a\u{fffd}b\n[not UTF-8: invalid bytes were replaced]"),
+            (b"\n", 0, "(no output)"),
+            (b"", 1, "(no output, exit status 1)"),
+        ] {
+            assert_eq!(head(bytes, 10).text_result(ProcessEnd::Exited(code)), expected);
+        }
+    }
+
+    #[test]
+    fn json_is_checked() {
+        let json = |bytes: &[u8], schema: Option<&InputSchema>| {
+            head(bytes, 20).json_result(schema).map_err(|error| error.message().to_owned())
+        };
+        assert_eq!(json(b"{\"a\":1}\n", None), Ok(json!({"a": 1})));
+        let expected = "the output of the program is not one JSON value";
+        assert_eq!(json(b"a", None).unwrap_err(), expected);
+        let expected = "the program wrote 22 bytes, more than max_output_bytes = 20";
+        assert_eq!(json(&[b' '; 22], None).unwrap_err(), expected);
+        let schema = InputSchema::parse(json!({"type": "array"})).unwrap();
+        let error = json(b"1", Some(&schema)).unwrap_err();
+        assert!(error.starts_with("the output of the program does not fit its output_schema: "));
+    }
+
+    #[test]
+    fn a_failure_quotes_the_last_lines() {
+        let none = NonZeroU32::new(8);
+        let message = |end, out: &str, err: &str| {
+            let error = failure(end, &head(out.as_bytes(), 100), &tail(err), none);
+            assert_eq!(error.kind(), FailureKind::ExitStatus);
+            error.message().to_owned()
+        };
+        let long: String = (0..2000).map(|line| format!("line {line}\n")).collect();
+        let lines: Vec<String> = (1990..2000).map(|line| format!("line {line}")).collect();
+        let expected =
+            format!("the program ended with exit status 2; stderr:\n{}", lines.join("\n"));
+        assert_eq!(message(ProcessEnd::Exited(2), "out", &long), expected);
+        let expected = "the program was ended by signal 9 (SIGKILL); stdout:\nout";
+        assert_eq!(message(ProcessEnd::Signalled(9), "out", " \n"), expected);
+        let expected = "the program was killed: it had more than 8 processes (max_processes)";
+        assert_eq!(message(ProcessEnd::TooManyProcesses, "", ""), expected);
+    }
+}

@@ -1,0 +1,37 @@
+//! A program that embeds Callsheet names its launcher, or is refused.
+#![cfg(target_os = "linux")]
+
+use std::sync::Arc;
+
+use callsheet::config::Config;
+use callsheet::tool::ToolRegistry;
+use callsheet::tool::testing::ToolTest;
+use serde_json::json;
+
+#[tokio::test]
+async fn a_missing_launcher_is_named() {
+    let text = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
+    let config = Config::parse(text, "callsheet.toml", &|_| None).unwrap();
+    let registry = || {
+        let mut registry = ToolRegistry::new();
+        registry.register_configured(&config).map(|()| registry).map_err(|error| error.to_string())
+    };
+    let expected = "callsheet.toml:4: tools.t.command: no launcher: call \
+                    callsheet::launcher::run_if_launched() first in main, or \
+                    callsheet::launcher::use_binary(..) with the path of the callsheet binary";
+    assert_eq!(registry().unwrap_err(), expected);
+
+    callsheet::launcher::use_binary("/nowhere/callsheet");
+    let expected =
+        "callsheet.toml:4: tools.t.command: the launcher /nowhere/callsheet is not a file";
+    assert_eq!(registry().unwrap_err(), expected);
+
+    let not_a_launcher = ["/usr/bin/true", "/bin/true"].into_iter();
+    let not_a_launcher = not_a_launcher.filter(|path| std::path::Path::new(path).exists());
+    callsheet::launcher::use_binary(not_a_launcher.last().unwrap());
+    let registry = registry().unwrap();
+    let mut tool = ToolTest::new(Arc::clone(&registry.tool("t").unwrap().tool));
+    let call = tool.call(json!({})).await;
+    let message = call.error().message();
+    assert!(message.contains("did not answer as a launcher: it must call"), "{message}");
+}

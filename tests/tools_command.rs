@@ -1,0 +1,602 @@
+//! Tools that run programs, with real processes. The launcher is the `callsheet` binary.
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
+
+use std::fmt::Write as _;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use callsheet::config::Config;
+use callsheet::rehearsal::{Call, Rehearsal, RehearsalOptions, Response, Script};
+use callsheet::tool::ToolRegistry;
+use callsheet::tool::testing::ToolTest;
+use serde_json::{Value, json};
+
+/// A variable of the host with a secret value: cargo sets it for tests.
+const SECRET_VARIABLE: &str = "CARGO_PKG_DESCRIPTION";
+
+/// The folder of a configuration, in which its tools work.
+struct Folder {
+    path: PathBuf,
+    /// The value of the variable `MARKER` of all processes that the tools of this folder start.
+    marker: String,
+}
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("command-{name}-{}-{number}", std::process::id());
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self { path, marker: name }
+    }
+
+    /// Returns the table of a tool that runs a shell script, whose `$1` is the argument `a`.
+    fn script(&self, script: &str, keys: &str) -> String {
+        let (script, marker) = (script.replace('{', "{{"), &self.marker);
+        let command = format!("[\"bash\", \"-c\", '''{script}''', \"bash\", \"--\", \"{{a}}\"]");
+        let input = "{ a = { type = \"string\", default = \"\" } }";
+        format!(
+            "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ninput = {input}\n\
+             command = {command}\nenv = {{ MARKER = \"{marker}\" }}\n{keys}\n"
+        )
+    }
+
+    fn registry(&self, text: &str) -> Result<ToolRegistry, String> {
+        callsheet::launcher::use_binary(env!("CARGO_BIN_EXE_callsheet"));
+        let file = self.path.join("callsheet.toml").display().to_string();
+        let config = Config::parse(text, &file, &|name| std::env::var(name).ok());
+        let config = config.map_err(|error| error.to_string())?;
+        let mut registry = ToolRegistry::new();
+        registry.register_configured(&config).map_err(|error| error.to_string())?;
+        Ok(registry)
+    }
+
+    fn tool(&self, text: &str) -> ToolTest {
+        let registry = self.registry(text).unwrap();
+        ToolTest::new(Arc::clone(&registry.tool("t").unwrap().tool))
+    }
+
+    async fn run(&self, script: &str, keys: &str) -> Result<String, String> {
+        let call = self.tool(&self.script(script, keys)).call(json!({})).await;
+        call.result.map(|output| output.text().into_owned()).map_err(|error| error.to_string())
+    }
+
+    /// Returns the command lines of the processes that were started for this folder.
+    fn processes(&self) -> Vec<String> {
+        let marker = format!("MARKER={}", self.marker);
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let marked = processes.filter_map(|process| {
+            let environ = std::fs::read(process.path().join("environ")).ok()?;
+            let mut variables = environ.split(|byte| *byte == 0);
+            variables.any(|variable| variable == marker.as_bytes()).then(|| {
+                std::fs::read_to_string(process.path().join("cmdline")).unwrap_or_default()
+            })
+        });
+        marked.collect()
+    }
+
+    /// Returns whether this system can do a sandbox, and says so if it cannot.
+    fn can_sandbox(&self, level: &str) -> bool {
+        let checked = self.registry(&self.script("true", &format!("sandbox = \"{level}\"")));
+        if let Err(error) = &checked {
+            assert!(error.contains("this system cannot do the sandbox"), "{error}");
+            eprintln!("skipped: {error}");
+        }
+        checked.is_ok()
+    }
+
+    /// Waits until a file exists.
+    async fn file(&self, name: &str) -> String {
+        let path = self.path.join(name);
+        let appears = async {
+            loop {
+                match std::fs::read_to_string(&path) {
+                    Ok(text) if text.ends_with('\n') => return text,
+                    _ => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), appears).await.expect("the file appears")
+    }
+
+    /// Waits until no process of this folder is left.
+    async fn empty(&self) {
+        for _ in 0..2000 {
+            if self.processes().is_empty() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("processes are left: {:?}", self.processes());
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+#[tokio::test]
+async fn a_program_gets_its_arguments_and_its_input() {
+    let folder = Folder::new("arguments");
+    let text = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\n\
+        input = { a = { type = \"string\" }, l = { type = \"array\", default = [] } }\n\
+        command = [\"printf\", \"<%s>\", \"--\", \"{a}\", \"{l}\"]\n";
+    let mut tool = folder.tool(text);
+    let call = tool.call(json!({"a": "$(id) `x` *\n", "l": ["-1", 2]})).await;
+    assert_eq!(call.text(), "<--><$(id) `x` *\n><-1><2>");
+    let text = text.replace("\"--\", \"{a}\"", "\"{a}\", \"x={a}\"");
+    let mut tool = folder.tool(&text);
+    let call = tool.call(json!({"a": "$(id) `x` *\n", "l": ["1", 2]})).await;
+    assert_eq!(call.text(), "<$(id) `x` *\n><x=$(id) `x` *\n><1><2>");
+    let refused = tool.call(json!({"a": "-v"})).await;
+    let expected = "the argument a must not begin with \"-\": it would be an option";
+    assert_eq!(refused.error().message(), expected);
+    assert_eq!(folder.tool(&folder.script("cat", "")).call(json!({})).await.text(), "(no output)");
+    for (stdin, expected) in [("json", "{\"a\":\"ü\"}\n"), ("text:a", "ü")] {
+        let mut tool = folder.tool(&folder.script("cat", &format!("stdin = \"{stdin}\"")));
+        assert_eq!(tool.call(json!({"a": "ü"})).await.text(), expected);
+    }
+    // A program that does not read its input does not hang.
+    let mut tool = folder.tool(&folder.script("echo done", "stdin = \"text:a\""));
+    assert_eq!(tool.call(json!({"a": "x".repeat(120_000)})).await.text(), "done\n");
+}
+
+#[tokio::test]
+async fn the_documented_tool_works_as_written() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/tools.md"));
+    let text = text.unwrap();
+    let example =
+        text.split("```toml\n").skip(1).find(|block| block.contains("kind = \"command\""));
+    let example = example.and_then(|block| block.split("```").next()).unwrap();
+    assert!(example.lines().count() <= 10);
+    let folder = Folder::new("documented");
+    std::fs::write(folder.path.join("note.txt"), "one\ntwo\n").unwrap();
+    if !folder.can_sandbox("read") {
+        return;
+    }
+    let registry = folder.registry(example).unwrap();
+    let mut tool = ToolTest::new(Arc::clone(&registry.tool("search_text").unwrap().tool));
+    assert_eq!(tool.call(json!({"pattern": "tw"})).await.text(), "./note.txt:2:two\n");
+    let none = tool.call(json!({"pattern": "three", "path": "note.txt"})).await;
+    assert_eq!(none.text(), "(no output, exit status 1)");
+}
+
+#[tokio::test]
+async fn json_output_is_a_structured_value() {
+    let folder = Folder::new("json");
+    let keys = "output = \"json\"\noutput_schema = \"out.json\"";
+    std::fs::write(folder.path.join("out.json"), r#"{"type":"object"}"#).unwrap();
+    assert_eq!(folder.run("echo '{\"n\": 1}'", keys).await.unwrap(), r#"{"n":1}"#);
+    let error = folder.run("echo '[]'", keys).await.unwrap_err();
+    assert!(error.starts_with("the output of the program does not fit its output_schema"));
+    let error = folder.run("echo no", keys).await.unwrap_err();
+    assert_eq!(error, "the output of the program is not one JSON value");
+}
+
+#[tokio::test]
+async fn a_failure_names_status_and_standard_error() {
+    let folder = Folder::new("failure");
+    let error = folder.run("echo out; echo oops >&2; exit 3", "").await.unwrap_err();
+    assert_eq!(error, "the program ended with exit status 3; stderr:\noops");
+    let error = folder.run("kill -9 $$", "").await.unwrap_err();
+    assert_eq!(error, "the program was ended by signal 9 (SIGKILL)");
+    let output = folder.run("exit 1", "ok_exit = [0, 1]").await;
+    assert_eq!(output.unwrap(), "(no output, exit status 1)");
+    let output = folder.run("yes | head -c 100000", "max_output_bytes = 4").await;
+    assert_eq!(output.unwrap(), "y\ny\n\n[cut: the first 4 of 100000 bytes]");
+    let output = folder.run("printf 'a\\377b'", "").await.unwrap();
+    assert_eq!(output, "a\u{fffd}b\n[not UTF-8: invalid bytes were replaced]");
+    // The file vanishes after the check.
+    let program = folder.path.join("program");
+    std::fs::copy("/bin/true", &program).unwrap();
+    let text = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"./program\"]\n";
+    let mut tool = folder.tool(text);
+    assert_eq!(tool.call(json!({})).await.text(), "(no output)");
+    std::fs::remove_file(program).unwrap();
+    let error = tool.call(json!({})).await;
+    let error = error.error().message();
+    assert!(error.starts_with("the program did not start: No such file or directory"), "{error}");
+}
+
+#[tokio::test]
+async fn a_program_inherits_only_named_variables() {
+    let folder = Folder::new("environment");
+    let keys = format!(
+        "cwd = \"work\"\nenv_pass = [\"CARGO_PKG_NAME\"]\nsecret_env = {{ TOKEN = \"{SECRET_VARIABLE}\" }}"
+    );
+    std::fs::create_dir(folder.path.join("work")).unwrap();
+    let output = folder.run("pwd; env -u _ -u SHLVL -u PWD -u OLDPWD", &keys).await.unwrap();
+    let work = folder.path.canonicalize().unwrap().join("work");
+    let mut lines = output.lines();
+    assert_eq!(lines.next(), work.to_str());
+    let inherited = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];
+    for line in lines {
+        let (name, value) = line.split_once('=').unwrap();
+        match name {
+            "MARKER" => assert_eq!(value, folder.marker),
+            "CARGO_PKG_NAME" => assert_eq!(value, "callsheet"),
+            "TOKEN" => assert_eq!(value, "[redacted]"),
+            other => assert!(inherited.contains(&other), "{line}"),
+        }
+    }
+    assert!(output.contains("TOKEN=") && output.contains("CARGO_PKG_NAME="), "{output}");
+    let error = folder.run("echo \"no $TOKEN\" >&2; exit 1", &keys).await.unwrap_err();
+    assert_eq!(error, "the program ended with exit status 1; stderr:\nno [redacted]");
+    let json = format!("{keys}\noutput = \"json\"");
+    let output = folder.run("echo \"{\\\"t\\\": \\\"$TOKEN\\\"}\"", &json).await.unwrap();
+    assert_eq!(output, r#"{"t":"[redacted]"}"#);
+}
+
+#[tokio::test]
+async fn a_program_has_no_open_file_of_the_host() {
+    let folder = Folder::new("streams");
+    let _file = std::fs::File::open("/dev/null").unwrap();
+    let _socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    // Descriptors that the test itself has inherited stay inheritable.
+    let mut inherited = vec!["0".to_owned(), "1".to_owned(), "2".to_owned()];
+    for entry in std::fs::read_dir("/proc/self/fdinfo").unwrap().flatten() {
+        let info = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+        if flags.is_some_and(|flags| flags & 0o2_000_000 == 0) {
+            inherited.push(entry.file_name().into_string().unwrap());
+        }
+    }
+    let script = "cd /proc/self/fd; for fd in *; do test -e $fd && echo $fd; done; true";
+    let output = folder.run(script, "").await.unwrap();
+    let others: Vec<&str> =
+        output.lines().filter(|fd| !inherited.contains(&(*fd).into())).collect();
+    assert!(others.is_empty(), "{output}");
+    let error = folder.run("echo x > /dev/tty", "").await.unwrap_err();
+    assert!(error.contains("No such device or address"), "{error}");
+}
+
+#[tokio::test]
+async fn a_cancelled_program_may_end_in_peace() {
+    let folder = Folder::new("cancel");
+    let script = "trap 'echo bye > bye; exit 0' TERM; while :; do sleep 0.01; done";
+    let tool = folder.tool(&folder.script(script, ""));
+    let mut tool = tool.cancel_after(Duration::from_millis(300));
+    tool.call(json!({})).await;
+    assert_eq!(folder.file("bye").await, "bye\n");
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn a_program_that_ignores_sigterm_is_killed_with_all_descendants() {
+    let folder = Folder::new("ignore");
+    let script =
+        "trap '' TERM; (setsid bash -c \"trap '' TERM; sleep 60\" &) ; sleep 60 & sleep 60";
+    let tool = folder.tool(&folder.script(script, ""));
+    let mut tool = tool.cancel_after(Duration::from_millis(300));
+    assert!(tool.call(json!({})).await.error().message().contains("after its cancellation"));
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn descendants_do_not_outlive_the_call_nor_hang_it() {
+    let folder = Folder::new("descendants");
+    for script in [
+        "sleep 60 & echo done",
+        "setsid sleep 60 >/dev/null 2>&1 & echo done",
+        "(setsid bash -c 'setsid sleep 60 & exit' &) ; echo done",
+        "(trap '' TERM HUP; nohup sleep 60 2>/dev/null &) ; echo done",
+    ] {
+        let call = tokio::time::timeout(Duration::from_secs(30), folder.run(script, ""));
+        assert_eq!(call.await.unwrap().unwrap(), "done\n", "{script}");
+        assert_eq!(folder.processes(), [""; 0], "{script}");
+    }
+}
+
+#[tokio::test]
+async fn processes_and_memory_are_limited() {
+    let folder = Folder::new("limits");
+    let script = "for i in 1 2 3 4 5 6 7 8 9; do sleep 60 & done; wait";
+    let error = folder.run(script, "max_processes = 5").await.unwrap_err();
+    assert_eq!(error, "the program was killed: it had more than 5 processes (max_processes)");
+    assert_eq!(folder.processes(), [""; 0]);
+    let output = folder.run("sleep 0.2 & wait; echo ok", "max_processes = 5").await;
+    assert_eq!(output.unwrap(), "ok\n");
+    let script = "x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo ${#x}";
+    let error = folder.run(script, "max_memory = \"64MiB\"").await.unwrap_err();
+    assert!(error.starts_with("the program ended with exit status"), "{error}");
+    assert_eq!(folder.run("echo ok", "max_memory = \"64MiB\"").await.unwrap(), "ok\n");
+}
+
+/// The outcome of each attempt of a script to leave its sandbox: `yes` or `no` a line.
+const ATTEMPTS: &str = r#"
+try() { if "$@" >/dev/null 2>&1; then echo yes; else echo no; fi; }
+try cat inside
+try bash -c 'echo x > inside'
+try bash -c 'echo x > new'
+try rm inside
+try mkdir folder
+try cat ../outside
+try bash -c 'echo x > ../outside'
+try bash -c 'echo x > /tmp/callsheet-sandbox-$$ && rm /tmp/callsheet-sandbox-$$'
+try bash -c "exec 3<>/dev/tcp/127.0.0.1/$PORT"
+try bash -c 'exec 3<>/dev/udp/127.0.0.1/9'
+try grep -a -q PATH= /proc/$HOST_PID/environ
+try kill -0 $HOST_PID
+try chmod 600 ../outside
+try cat /etc/passwd
+try bash -c 'echo x > /dev/null'
+"#;
+
+#[tokio::test]
+async fn a_sandbox_refuses_files_and_network() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let levels = [
+        ("none", "yes yes yes yes yes yes yes yes yes yes yes yes yes yes yes"),
+        ("read", "yes no no no no no no no no no no - no yes yes"),
+        ("write", "yes yes yes yes yes no no no no no no - - yes yes"),
+        ("strict", "yes yes yes yes yes no - yes no - no no - yes yes"),
+    ];
+    for (level, expected) in levels {
+        let folder = Folder::new(level);
+        if !folder.can_sandbox(level) {
+            continue;
+        }
+        let work = folder.path.join("work");
+        std::fs::create_dir(&work).unwrap();
+        std::fs::write(work.join("inside"), "x").unwrap();
+        std::fs::write(folder.path.join("outside"), "x").unwrap();
+        let host = std::process::id();
+        let script = ATTEMPTS.replace("$PORT", &port.to_string());
+        let script = script.replace("$HOST_PID", &host.to_string());
+        let keys = format!("cwd = \"work\"\nsandbox = \"{level}\"");
+        let output = folder.run(&script, &keys).await.unwrap();
+        let output: Vec<&str> = output.split_whitespace().collect();
+        let expected: Vec<&str> = expected.split(' ').collect();
+        assert_eq!(output.len(), expected.len(), "{level}: {output:?}");
+        for (at, (output, expected)) in output.iter().zip(&expected).enumerate() {
+            // "-" depends on the kernel, or happens in a file system that the sandbox drops.
+            let attempt = ATTEMPTS.lines().nth(at + 2).unwrap();
+            assert!(*expected == "-" || output == expected, "{level}: {attempt}: {output}");
+        }
+        let text = std::fs::read_to_string(folder.path.join("outside")).unwrap();
+        assert_eq!(text == "x", level != "none", "{level}");
+        assert_eq!(folder.processes(), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_strict_sandbox_ends_in_peace_and_leaves_nothing() {
+    let folder = Folder::new("strict-cancel");
+    if !folder.can_sandbox("strict") {
+        return;
+    }
+    let script = "trap 'echo bye > bye; exit 0' TERM; while :; do sleep 0.01; done";
+    let tool = folder.tool(&folder.script(script, "sandbox = \"strict\""));
+    let mut tool = tool.cancel_after(Duration::from_millis(400));
+    tool.call(json!({})).await;
+    assert_eq!(folder.file("bye").await, "bye\n");
+    folder.empty().await;
+    let script = "setsid sleep 60 >/dev/null 2>&1 & exit 4";
+    let error = folder.run(script, "sandbox = \"strict\"").await.unwrap_err();
+    assert_eq!(error, "the program ended with exit status 4");
+    assert_eq!(folder.processes(), [""; 0]);
+}
+
+#[test]
+fn wrong_configuration_is_found_before_the_start() {
+    let folder = Folder::new("configuration");
+    let file = folder.path.join("callsheet.toml");
+    std::fs::write(folder.path.join("plain"), "text").unwrap();
+    std::fs::write(folder.path.join("broken.json"), "{").unwrap();
+    let head = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\n";
+    let plain = folder.path.join("plain").display().to_string();
+    let broken = folder.path.join("broken.json").display().to_string();
+    for (keys, expected) in [
+        (
+            "command = [\"no-such-program\"]",
+            "4: tools.t.command: no program \"no-such-program\" in PATH: install it, or write its \
+             path with a \"/\""
+                .to_owned(),
+        ),
+        (
+            "command = [\"./plain\"]",
+            format!("4: tools.t.command: {} is not executable: run chmod +x on it", plain.replace("/plain", "/./plain")),
+        ),
+        (
+            "command = [\"true\", \"{x}\"]",
+            "4: tools.t.command[1]: {x} is not a property of the input (known: none)".to_owned(),
+        ),
+        (
+            "command = [\"true\", \"{x\"]",
+            "4: tools.t.command[1]: the placeholder \"{x\" has no \"}\" (write \"{{\" for a literal \"{\")"
+                .to_owned(),
+        ),
+        (
+            "input = { x = {} }\ncommand = [\"{x}\"]",
+            "5: tools.t.command[0]: the program is fixed: it cannot have a placeholder".to_owned(),
+        ),
+        (
+            "command = [\"true\"]\nstdin = \"text:x\"",
+            "5: tools.t.stdin: {x} is not a property of the input (known: none)".to_owned(),
+        ),
+        (
+            "command = [\"true\"]\ncwd = \"nowhere\"",
+            format!("5: tools.t.cwd: {} is not a directory: create it", folder.path.join("nowhere").display()),
+        ),
+        (
+            "command = [\"true\"]\ninput_schema = \"broken.json\"",
+            format!("5: tools.t.input_schema: read {broken}: EOF while parsing an object at line 1 column 1"),
+        ),
+        (
+            "command = [\"true\"]\ninput = { x = { type = \"strin\" } }",
+            "5: tools.t.input: not a valid JSON schema: ".to_owned(),
+        ),
+        (
+            "command = [\"true\"]\noutput = \"json\"\noutput_schema = \"broken.json\"",
+            format!("6: tools.t.output_schema: read {broken}: EOF"),
+        ),
+    ] {
+        let error = folder.registry(&format!("{head}{keys}\n")).unwrap_err();
+        let expected = format!("{}:{expected}", file.display());
+        assert!(error.starts_with(&expected) && !error.contains('\n'), "{error}\n{expected}");
+    }
+    if Command::new("bwrap").arg("--version").stdout(Stdio::null()).status().is_err() {
+        let keys = "command = [\"true\"]\nsandbox = \"strict\"\n";
+        let error = folder.registry(&format!("{head}{keys}")).unwrap_err();
+        let expected = "5: tools.t.sandbox: this system cannot do the sandbox \"strict\": needs \
+                        bubblewrap: install the program bwrap in PATH";
+        assert_eq!(error, format!("{}:{expected}", file.display()));
+    }
+}
+
+/// Writes the configuration of a real host with a command tool. Returns its scripted model.
+async fn host(folder: &Folder, script: &str, keys: &str) -> Rehearsal {
+    let responses = [Response::calls([Call::new("t", json!({"a": "x"}))]), Response::text("Done.")];
+    let script_of_model = Script::new(responses);
+    let options = RehearsalOptions::default().with(|options| options.script = script_of_model);
+    let model = Rehearsal::start(options).await.unwrap();
+    let mut text = folder.script(script, keys);
+    let url = model.base_url();
+    write!(
+        text,
+        "[models.main]\nwire = \"openai-chat\"\nbase_url = \"{url}\"\nmodel = \"m\"\n\
+         [agents.default]\nmodel = \"main\"\ntools = [\"t\"]\n"
+    )
+    .unwrap();
+    std::fs::write(folder.path.join("callsheet.toml"), text).unwrap();
+    model
+}
+
+fn binary(folder: &Folder, arguments: &[&str]) -> tokio::process::Command {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_callsheet"));
+    command.args(arguments).current_dir(&folder.path).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).env("CALLSHEET_LOG", "debug");
+    command
+}
+
+#[tokio::test]
+async fn a_killed_host_leaves_no_process() {
+    for sandbox in ["none", "write"] {
+        let folder = Folder::new("kill");
+        if !folder.can_sandbox(sandbox) {
+            continue;
+        }
+        let script = "trap '' TERM HUP INT; (setsid bash -c \"trap '' TERM; sleep 60\" &); \
+                      echo up > up; sleep 60 & sleep 60";
+        let _model = host(&folder, script, &format!("sandbox = \"{sandbox}\"")).await;
+        let mut run = binary(&folder, &["run", "go"]).spawn().unwrap();
+        folder.file("up").await;
+        assert!(folder.processes().len() >= 3, "{:?}", folder.processes());
+        run.kill().await.unwrap();
+        folder.empty().await;
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_is_killed_at_any_instant_leaves_no_process() {
+    let folder = Folder::new("kill-any");
+    let script = "(setsid sleep 60 &); sleep 60 & sleep 60";
+    for instant in 0..20 {
+        let _model = host(&folder, script, "").await;
+        let mut run = binary(&folder, &["run", "go"]).spawn().unwrap();
+        // A run reaches the start of the program after some ten milliseconds.
+        tokio::time::sleep(Duration::from_millis(instant * 12)).await;
+        run.kill().await.unwrap();
+        folder.empty().await;
+    }
+}
+
+#[tokio::test]
+async fn many_calls_at_once_leave_no_process() {
+    let folder = Folder::new("many");
+    let registry = folder.registry(&folder.script("sleep 60 & echo $$", "")).unwrap();
+    let tool = &registry.tool("t").unwrap().tool;
+    let calls = (0..40).map(|at| {
+        let test = ToolTest::new(Arc::clone(tool));
+        async move {
+            // Every second call is cancelled at some instant.
+            let after = Duration::from_millis(if at % 2 == 0 { 60_000 } else { at * 5 });
+            let call = test.cancel_after(after).call(json!({})).await;
+            call.result.map(|output| output.text().into_owned())
+        }
+    });
+    let results = futures::future::join_all(calls).await;
+    let mut answered: Vec<String> = results.into_iter().step_by(2).map(Result::unwrap).collect();
+    answered.sort();
+    answered.dedup();
+    assert_eq!(answered.len(), 20);
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn a_secret_appears_nowhere() {
+    let folder = Folder::new("secret");
+    let secret = "tok-5d1f0c77aa42";
+    let script = "echo \"$TOKEN $(echo -n $TOKEN | base64)\"; echo \"$TOKEN\" >&2; exit $FAIL";
+    let keys = "secret_env = { TOKEN = \"MY_TOKEN\" }\nenv_pass = [\"FAIL\"]\nok_exit = [0]";
+    for fail in ["0", "1"] {
+        let model = host(&folder, script, keys).await;
+        let arguments =
+            ["run", "--json", "--session", &format!("s{fail}"), "--data-dir", "data", "go"];
+        let mut command = binary(&folder, &arguments);
+        let output = command.env("MY_TOKEN", secret).env("FAIL", fail).output().await.unwrap();
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert!(stdout.contains("[redacted]"), "{stdout}");
+        let requests = format!("{:?}", model.requests());
+        let mut left = vec![stdout, String::from_utf8(output.stderr).unwrap(), requests];
+        for file in std::fs::read_dir(folder.path.join("data")).unwrap().flatten() {
+            left.push(String::from_utf8_lossy(&std::fs::read(file.path()).unwrap()).into_owned());
+        }
+        for text in left {
+            assert!(!text.contains(secret) && !text.contains("dG9rLTVkMWYwYzc3YWE0Mg"), "{text}");
+        }
+        assert_eq!(output.status.code(), Some(0));
+        let session = format!("s{fail}");
+        for arguments in [["sessions", "verify"], ["replay", &session]] {
+            let mut command = binary(&folder, &arguments);
+            let output = command
+                .args(["--data-dir", "data"])
+                .env("MY_TOKEN", secret)
+                .env("FAIL", fail)
+                .output();
+            let output = output.await.unwrap();
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{arguments:?}: {text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_failure_has_its_kind_in_the_events() {
+    let folder = Folder::new("kinds");
+    let _model = host(&folder, "exit 7", "").await;
+    let output = binary(&folder, &["run", "--json", "go"]).output().await.unwrap();
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let result = stdout.lines().find(|line| line.contains("\"tool_result\"")).unwrap();
+    let result: Value = serde_json::from_str(result).unwrap();
+    assert_eq!(result["metadata"], json!({"error": true, "kind": "exit_status"}));
+    assert_eq!(result["output_summary"], "Error: the program ended with exit status 7");
+}
+
+#[test]
+fn a_wrong_table_is_one_line_with_status_2() {
+    let folder = Folder::new("check");
+    let text =
+        "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"nothing-there\"]\n";
+    std::fs::write(folder.path.join("callsheet.toml"), text).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_callsheet"))
+        .args(["serve", "--check"])
+        .current_dir(&folder.path)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let expected = "callsheet: callsheet.toml:4: tools.t.command: no program \"nothing-there\" in \
+                    PATH: install it, or write its path with a \"/\"\n";
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), expected);
+}
