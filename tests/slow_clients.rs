@@ -121,11 +121,23 @@ async fn a_client_that_does_not_read_is_disconnected_and_frees_its_place() {
 
 #[tokio::test]
 async fn a_long_history_is_read_whole_or_page_by_page() {
-    let service = Service::start(json!({})).await;
-    open_large(&service, 7, 100_000).await;
+    let options = ServerOptions::default().with(|options| options.body_bytes_max = 32 << 20);
+    // Small messages, messages that are encoded apart, and messages that are sent in pieces.
+    for bytes in [100_000, 500_000, 3_000_000] {
+        let service = Service::start_with(json!({}), "", options.clone()).await;
+        open_large(&service, 7, bytes).await;
+        read_whole_and_by_page(&service, bytes).await;
+    }
+}
+
+async fn read_whole_and_by_page(service: &Service, bytes: usize) {
     let whole = service.get("/v1/sessions/large").await.json();
     let history = whole["history"].as_array().unwrap();
     assert_eq!(history.len(), 7);
+    for (index, message) in history.iter().enumerate() {
+        let text = message["content"].as_str().unwrap();
+        assert!(text.starts_with(&format!("{index} x")) && text.len() == bytes + 2, "{index}");
+    }
     assert_eq!(whole.get("next"), None);
     assert_eq!(whole["usage"]["input_tokens"], 0);
     let (mut read, mut query) = (Vec::new(), "?limit=3".to_owned());

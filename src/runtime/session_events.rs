@@ -44,10 +44,10 @@ const PAGE_BYTES: u64 = 64 * 1024;
 const HISTORY_READS_MAX: usize = 2;
 
 /// Bytes of events that each reader may hold without a share of [`SHARED_BYTES`].
-const READER_BYTES: usize = 64 * 1024;
+const READER_BYTES: usize = 16 * 1024;
 
 /// Bytes of events that all readers together may hold beyond [`READER_BYTES`] each.
-const SHARED_BYTES: usize = 24 << 20;
+const SHARED_BYTES: usize = 16 << 20;
 
 /// The events of a session from a position on: a stream of [`FeedItem`], which ends with the session or
 /// after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing else.

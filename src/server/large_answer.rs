@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::error::ApiError;
 
 /// Size from which an answer is large.
-const LARGE_BYTES: usize = 1024 * 1024;
+pub(super) const LARGE_BYTES: usize = 1024 * 1024;
 
 /// Size of the pieces in which a body is sent.
 pub(super) const PIECE_BYTES: usize = 32 * 1024;

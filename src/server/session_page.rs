@@ -1,18 +1,22 @@
 //! A session with its messages as JSON, made and sent piece by piece: a client that does not read keeps
 //! little in memory, and a long history does not hold up the thread that serves.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use serde::Serialize;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::large_answer::{LargeAnswerPlace, PIECE_BYTES, json_response};
+use super::large_answer::{LARGE_BYTES, LargeAnswerPlace, PIECE_BYTES, json_response};
 use crate::message::Message;
 use crate::runtime::SessionSnapshot;
 
-/// Size from which a single message is encoded on a thread that may block.
+/// Size from which a single message is encoded on a thread that may block. A message above
+/// [`LARGE_BYTES`] is encoded on a thread of its own, which waits for the client: its answer has one of
+/// the places of large answers, so such threads are few.
 const BLOCKING_BYTES: usize = 256 * 1024;
 
 /// Some of the messages of a session, and its other values.
@@ -36,7 +40,15 @@ enum Stage {
     Beginning,
     /// The message with this index.
     Message(usize),
+    /// Pieces of the message with this index, which a thread of its own encodes.
+    Pieces(usize, Receiver<io::Result<Vec<u8>>>),
     Done,
+}
+
+/// Sends what is written to it in pieces, and waits while the last piece is not received.
+struct PieceWriter {
+    piece: Vec<u8>,
+    pieces: Sender<io::Result<Vec<u8>>>,
 }
 
 impl SessionPage {
@@ -108,33 +120,88 @@ impl PageBody {
 
     async fn piece(&mut self) -> serde_json::Result<Vec<u8>> {
         let mut text = Vec::with_capacity(PIECE_BYTES);
-        if matches!(self.stage, Stage::Beginning) {
-            self.page.append_beginning(&mut text)?;
-            self.stage = Stage::Message(self.page.range.start);
-        }
-        while let Stage::Message(index) = self.stage {
+        while text.len() < PIECE_BYTES {
             let range = &self.page.range;
-            let Some(message) = self.page.snapshot.history.get(index).filter(|_| index < range.end)
-            else {
-                self.page.append_end(&mut text)?;
-                self.stage = Stage::Done;
-                break;
-            };
-            if index > range.start {
-                text.push(b',');
-            }
-            if message.approximate_bytes() < BLOCKING_BYTES {
-                serde_json::to_writer(&mut text, message)?;
-            } else {
-                text.extend(encode_apart(Arc::clone(message)).await?);
-            }
-            self.stage = Stage::Message(index + 1);
-            if text.len() >= PIECE_BYTES {
-                break;
+            let history = &self.page.snapshot.history;
+            match &mut self.stage {
+                Stage::Beginning => {
+                    self.page.append_beginning(&mut text)?;
+                    self.stage = Stage::Message(range.start);
+                }
+                Stage::Message(index) => {
+                    let index = *index;
+                    let Some(message) = history.get(index).filter(|_| index < range.end) else {
+                        self.page.append_end(&mut text)?;
+                        self.stage = Stage::Done;
+                        break;
+                    };
+                    if index > range.start {
+                        text.push(b',');
+                    }
+                    self.stage = Stage::Message(index + 1);
+                    match message.approximate_bytes() {
+                        ..BLOCKING_BYTES => serde_json::to_writer(&mut text, message)?,
+                        BLOCKING_BYTES..=LARGE_BYTES => {
+                            text.extend(encode_apart(Arc::clone(message)).await?);
+                        }
+                        _ => {
+                            self.stage = Stage::Pieces(index, pieces_of(Arc::clone(message)));
+                        }
+                    }
+                }
+                Stage::Pieces(index, pieces) => match pieces.recv().await {
+                    Some(piece) => text.extend(piece.map_err(serde_json::Error::io)?),
+                    None => self.stage = Stage::Message(*index + 1),
+                },
+                Stage::Done => break,
             }
         }
         Ok(text)
     }
+}
+
+impl PieceWriter {
+    /// Sends the collected bytes. Fails if the client is gone.
+    fn send(&mut self) -> io::Result<()> {
+        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE_BYTES));
+        self.pieces.blocking_send(Ok(piece)).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+impl io::Write for PieceWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = bytes.len().min(PIECE_BYTES - self.piece.len());
+        self.piece.extend(bytes.iter().take(count));
+        if self.piece.len() == PIECE_BYTES {
+            self.send()?;
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.send()
+    }
+}
+
+/// Starts a thread that encodes a message. The thread ends when all pieces are received, or when the
+/// receiver is dropped.
+fn pieces_of(message: Arc<Message>) -> Receiver<io::Result<Vec<u8>>> {
+    let (pieces, receiver) = channel(1);
+    let failed = pieces.clone();
+    let encode = move || {
+        let mut writer = PieceWriter { piece: Vec::with_capacity(PIECE_BYTES), pieces };
+        let encoded = serde_json::to_writer(&mut writer, &message).map_err(io::Error::from);
+        if let Err(error) = encoded.and_then(|()| writer.send()) {
+            // If the receiver is gone, nobody needs the error.
+            let _ = writer.pieces.blocking_send(Err(error));
+        }
+    };
+    let thread = std::thread::Builder::new().name("session-page".to_owned()).spawn(encode);
+    if let Err(error) = thread {
+        // The channel has room for one item.
+        let _ = failed.try_send(Err(error));
+    }
+    receiver
 }
 
 /// Encodes a large message on a thread that may block.
