@@ -410,7 +410,8 @@ fn wrong_configuration_is_found_before_the_start() {
         ),
         (
             "command = [\"true\", \"{x}\"]",
-            "4: tools.t.command[1]: {x} is not a property of the input (known: none)".to_owned(),
+            "4: tools.t.command[1]: {x} is not a property of the input (known: none); write \"{{\" for a literal \"{\""
+                .to_owned(),
         ),
         (
             "command = [\"true\", \"{x\"]",
@@ -551,6 +552,27 @@ async fn many_calls_at_once_leave_no_process() {
     answered.dedup();
     assert_eq!(answered.len(), 20);
     folder.empty().await;
+    // The launchers of dropped calls are waited for in the background.
+    for _ in 0..1000 {
+        if zombies() == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{} zombies are left", zombies());
+}
+
+/// Returns the number of ended children of this process that nobody has waited for.
+fn zombies() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let children =
+        tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let children = children.collect::<Vec<_>>().concat();
+    let states = children.split_whitespace().filter_map(|pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        Some(stat.rsplit_once(") ")?.1.starts_with('Z'))
+    });
+    states.filter(|is_zombie| *is_zombie).count()
 }
 
 #[tokio::test]

@@ -74,7 +74,10 @@ impl DefinedInput {
     pub(crate) fn template(&self, key: &str, text: &str) -> Result<Template, DefinitionError> {
         let template = Template::parse(text).map_err(|error| DefinitionError::new(key, error))?;
         for name in template.names() {
-            self.check_name(key, name)?;
+            self.check_name(key, name).map_err(|mut error| {
+                error.message.push_str("; write \"{{\" for a literal \"{\"");
+                error
+            })?;
         }
         Ok(template)
     }
@@ -182,6 +185,9 @@ mod tests {
         let input = DefinedInput::load(&properties(json!({"a": {}, "b": {}}))).unwrap();
         assert!(input.template("command[1]", "--x={a}").is_ok());
         let error = input.template("command[1]", "{c}").unwrap_err().to_string();
-        assert_eq!(error, "command[1]: {c} is not a property of the input (known: a, b)");
+        assert_eq!(
+            error,
+            "command[1]: {c} is not a property of the input (known: a, b); write \"{{\" for a literal \"{\""
+        );
     }
 }
