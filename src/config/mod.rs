@@ -41,9 +41,11 @@ pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig};
 #[doc(hidden)]
 pub use overrides::OverrideTooHigh;
 pub use overrides::{LimitOverrides, RunOverrides};
+#[cfg(feature = "tools")]
+pub(crate) use secrets::with_last_word;
 pub use tool_definition::{
-    CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, ProcessConfig, SandboxLevel,
-    ToolInput, ToolKind,
+    CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
+    ProcessConfig, SandboxLevel, ToolInput, ToolKind,
 };
 pub use tools::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};
 

@@ -16,21 +16,26 @@ impl Config {
     #[must_use]
     #[doc(hidden)]
     pub fn secrets(&self) -> Secrets {
+        let definitions = self.tools.values().filter_map(|tool| tool.definition.as_ref());
+        let variables = definitions.flat_map(|definition| match &definition.kind {
+            ToolKind::Command(command) => command.process.secret_env.values(),
+            ToolKind::Http(http) => http.secret_headers.values(),
+        });
+        let values: Vec<String> = variables.filter_map(|name| std::env::var(name).ok()).collect();
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
         let keys = keys.chain(&self.host.token).map(ApiKey::reveal);
         let headers = self.models.values().flat_map(|model| &model.headers);
-        let headers = headers.filter(|(name, value)| is_secret(name, value)).flat_map(
-            // A service may repeat the key without the scheme before it, such as `Bearer`.
-            |(_, value)| [value.as_str(), value.rsplit(' ').next().unwrap_or_default()],
-        );
-        let processes = self.tools.values().filter_map(|tool| tool.definition.as_ref());
-        let processes = processes.map(|definition| match &definition.kind {
-            ToolKind::Command(command) => &command.process,
-        });
-        let variables = processes.flat_map(|process| process.secret_env.values());
-        let values: Vec<String> = variables.filter_map(|name| std::env::var(name).ok()).collect();
-        Secrets::new(keys.chain(headers).chain(values.iter().map(String::as_str)))
+        let headers = headers.filter(|(name, value)| is_secret(name, value));
+        let headers = headers.flat_map(|(_, value)| with_last_word(value));
+        let values = values.iter().flat_map(|value| with_last_word(value));
+        Secrets::new(keys.chain(headers).chain(values))
     }
+}
+
+/// Returns the value of a header, and its last word: a service may repeat the key without the scheme
+/// before it, such as `Bearer`.
+pub(crate) fn with_last_word(value: &str) -> [&str; 2] {
+    [value, value.rsplit(' ').next().unwrap_or_default()]
 }
 
 /// Returns whether a header holds a secret: by its name, or because its value looks generated.

@@ -48,6 +48,8 @@ impl Default for ToolInput {
 pub enum ToolKind {
     /// Runs a program.
     Command(Box<CommandConfig>),
+    /// Sends an HTTP request.
+    Http(Box<HttpConfig>),
 }
 
 /// A tool that runs a program.
@@ -107,6 +109,93 @@ pub enum CommandOutput {
     Json,
 }
 
+/// A tool that sends an HTTP request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HttpConfig {
+    /// The method.
+    pub method: HttpMethod,
+    /// The URL, as a template. Arguments are percent-encoded.
+    pub url: String,
+    /// Parameters that are added to the query of the URL: their names, and their values as templates.
+    pub query: BTreeMap<String, String>,
+    /// Headers and their values.
+    pub headers: BTreeMap<String, String>,
+    /// Headers, each with the name of the host's variable that holds its secret value.
+    pub secret_headers: BTreeMap<String, String>,
+    /// Targets besides the host of the URL that may be reached although they are not public.
+    pub allow: Vec<String>,
+    /// The body of the request.
+    pub body: HttpBody,
+    /// The part of a JSON answer that is the result, as a JSON pointer (RFC 6901).
+    pub pick: Option<String>,
+    /// The statuses of success. Empty: all from 200 to 299.
+    pub ok_status: Vec<u16>,
+    /// The header with the idempotency key of a call that has effects.
+    pub idempotency_header: String,
+}
+
+impl HttpConfig {
+    /// Sends a request with this method to this URL. The arguments that the URL does not use are the
+    /// JSON body, except with GET and DELETE.
+    pub fn new(method: HttpMethod, url: impl Into<String>) -> Self {
+        let body = match method {
+            HttpMethod::Get | HttpMethod::Delete => HttpBody::None,
+            HttpMethod::Post | HttpMethod::Put | HttpMethod::Patch => HttpBody::Json,
+        };
+        Self {
+            method,
+            url: url.into(),
+            query: BTreeMap::new(),
+            headers: BTreeMap::new(),
+            secret_headers: BTreeMap::new(),
+            allow: Vec::new(),
+            body,
+            pick: None,
+            ok_status: Vec::new(),
+            idempotency_header: "Idempotency-Key".to_owned(),
+        }
+    }
+}
+
+/// The method of an HTTP request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HttpMethod {
+    /// GET.
+    #[default]
+    Get,
+    /// POST.
+    Post,
+    /// PUT.
+    Put,
+    /// PATCH.
+    Patch,
+    /// DELETE.
+    Delete,
+}
+
+impl HttpMethod {
+    /// The values in the configuration.
+    pub(super) const WORDS: [(&'static str, Self); 5] = [
+        ("GET", Self::Get),
+        ("POST", Self::Post),
+        ("PUT", Self::Put),
+        ("PATCH", Self::Patch),
+        ("DELETE", Self::Delete),
+    ];
+}
+
+/// The body of an HTTP request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HttpBody {
+    /// Empty.
+    None,
+    /// The arguments that URL and query do not use, as a JSON object.
+    Json,
+    /// The text of one argument.
+    Text(String),
+}
+
 /// The environment of a process that the host starts for a tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -161,4 +250,4 @@ impl SandboxLevel {
     }
 }
 
-crate::types::impl_with!(CommandConfig, ProcessConfig, ConfiguredTool);
+crate::types::impl_with!(CommandConfig, HttpConfig, ProcessConfig, ConfiguredTool);

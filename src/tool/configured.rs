@@ -4,6 +4,7 @@ use super::ToolRegistry;
 #[cfg(target_os = "linux")]
 use super::command::CommandTool;
 use super::defined_input::DefinitionError;
+use super::http_request::HttpTool;
 use crate::config::{CommandConfig, Config, ConfigErrors, ConfiguredTool, ToolKind};
 
 impl ToolRegistry {
@@ -32,6 +33,9 @@ impl ToolRegistry {
             let Some(definition) = &tool.definition else { continue };
             let registered = match &definition.kind {
                 ToolKind::Command(command) => self.register_command(name, definition, command),
+                ToolKind::Http(http) => HttpTool::new(name, definition, http).and_then(|tool| {
+                    self.register(tool).map_err(|error| DefinitionError::new("kind", error))
+                }),
             };
             if let Err(DefinitionError { key, message }) = registered {
                 errors.push(config.tool_error(name, &key, message));

@@ -52,6 +52,9 @@
 //! | `overrides.rs` | the `[tools.NAME]` overrides of the configuration, applied to specs |
 //! | `configured.rs` | feature `tools`: registers the tools that the configuration defines |
 //! | `command/` | feature `tools`: a tool that runs a program |
+//! | `http/` | feature `tools`: HTTP requests to public and allowed addresses only |
+//! | `http_request.rs` | feature `tools`: a tool that sends an HTTP request |
+//! | `redaction.rs` | feature `tools`: removes the secrets of a configured tool from its results |
 //! | `defined_input.rs` | the schema and the defaults of a configured tool's arguments |
 //! | `template.rs` | texts with placeholders for arguments |
 //! | `builtin/` | feature `tools`: `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
@@ -67,8 +70,14 @@ mod context;
 mod defined_input;
 mod error;
 mod extensions;
+#[cfg(feature = "tools")]
+mod http;
+#[cfg(feature = "tools")]
+mod http_request;
 mod output;
 mod overrides;
+#[cfg(feature = "tools")]
+mod redaction;
 mod registry;
 mod schema;
 mod source;
@@ -91,14 +100,16 @@ pub use builtin::{BuiltinError, BuiltinOptions, builtin};
 #[cfg(feature = "tools")]
 #[doc(hidden)]
 pub use builtin::{
-    AllowRule, Calculator, Clock, DnsLookup, GetVariable, HttpClientError, HttpGet, HttpGetOptions,
-    InvalidAllowRule, READ_BYTES_MAX, ReadFile, SetVariable,
+    Calculator, Clock, GetVariable, HttpGet, HttpGetOptions, READ_BYTES_MAX, ReadFile, SetVariable,
 };
 pub use context::ToolContext;
 pub(crate) use context::{ProgressCallback, SharedVariableView, ToolContextParts};
 pub use error::ToolError;
 #[doc(hidden)]
 pub use extensions::Extensions;
+#[cfg(feature = "tools")]
+#[doc(hidden)]
+pub use http::{AllowRule, DnsLookup, HttpClientError, InvalidAllowRule};
 pub use output::ToolOutput;
 #[doc(hidden)]
 pub use registry::RegisteredTool;

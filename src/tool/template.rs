@@ -109,12 +109,21 @@ impl Template {
         let Some(text) = self.render_with(arguments, |text| percent_encode(&text)) else {
             return Ok(None);
         };
-        if self.as_literal().is_none() {
-            let path = text.split_once("://").map_or(text.as_str(), |(_, rest)| rest);
-            let changes_path = |segment: &&str| matches!(*segment, "" | "." | "..");
-            if let Some(segment) = path.split('/').skip(1).find(changes_path) {
-                return Err(TemplateError::PathSegment(segment.to_owned()));
-            }
+        // The path with a letter for each placeholder has the same segments.
+        let literal: String = self
+            .parts
+            .iter()
+            .map(|part| match part {
+                TemplatePart::Literal(text) => text.as_str(),
+                TemplatePart::Placeholder(_) => "x",
+            })
+            .collect();
+        let changed = path(&text)
+            .split('/')
+            .zip(path(&literal).split('/'))
+            .find(|(segment, literal)| matches!(*segment, "" | "." | "..") && segment != literal);
+        if let Some((segment, _)) = changed {
+            return Err(TemplateError::PathSegment(segment.to_owned()));
         }
         Ok(Some(text))
     }
@@ -138,8 +147,15 @@ impl Template {
     }
 }
 
+/// Returns host and path of a URL.
+fn path(url: &str) -> &str {
+    let end = url.find(['?', '#']).unwrap_or(url.len());
+    let url = url.get(..end).unwrap_or(url);
+    url.split_once("://").map_or(url, |(_, rest)| rest)
+}
+
 /// Encodes every byte that is not unreserved in a URL (RFC 3986, section 2.3).
-pub(crate) fn percent_encode(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {

@@ -170,6 +170,8 @@ pub enum FailureKind {
     ExitStatus,
     /// The sandbox of a program could not be set up.
     Sandbox,
+    /// The server of an HTTP tool answered with a status of failure.
+    HttpStatus,
 }
 
 impl FailureKind {
@@ -193,6 +195,7 @@ impl FailureKind {
             Self::ApprovalExpired => "approval_expired",
             Self::ExitStatus => "exit_status",
             Self::Sandbox => "sandbox",
+            Self::HttpStatus => "http_status",
         }
     }
 }

@@ -1,24 +1,27 @@
 //! Reads the definition of a tool: `[tools.NAME]` with `kind`.
 
+use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 
 use serde_json::{Map, Value};
 use toml::de::DeValue;
 
 use super::source::Section;
+use super::tools::allow;
 use super::values::{self, Parsed};
 use crate::config::tool_definition::{
-    CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, ProcessConfig, SandboxLevel,
-    ToolInput, ToolKind,
+    CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
+    ProcessConfig, SandboxLevel, ToolInput, ToolKind,
 };
 
 /// The value of `kind`.
 #[derive(Clone, Copy)]
 enum KindWord {
     Command,
+    Http,
 }
 
-const KINDS: [(&str, KindWord); 1] = [("command", KindWord::Command)];
+const KINDS: [(&str, KindWord); 2] = [("command", KindWord::Command), ("http", KindWord::Http)];
 
 /// Looks up an environment variable of the host.
 type EnvLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
@@ -30,6 +33,7 @@ impl ConfiguredTool {
         let Some(kind) = section.read("kind", |value| values::word(value, &KINDS)) else {
             if !section.has("kind") {
                 section.forbid("command", "needs kind = \"command\" in the same table");
+                section.forbid("url", "needs kind = \"http\" in the same table");
             }
             return None;
         };
@@ -40,6 +44,7 @@ impl ConfiguredTool {
             input: ToolInput::read(section),
             kind: match kind {
                 KindWord::Command => ToolKind::Command(Box::new(CommandConfig::read(section, env))),
+                KindWord::Http => ToolKind::Http(Box::new(HttpConfig::read(section, env))),
             },
         };
         Some(definition)
@@ -92,18 +97,41 @@ impl CommandConfig {
     }
 }
 
+impl HttpConfig {
+    fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
+        let method = section.read("method", |value| values::word(value, &HttpMethod::WORDS));
+        let url = section.read("url", values::non_empty_string);
+        section.require("url", url.is_none());
+        let mut config = Self::new(method.unwrap_or_default(), url.unwrap_or_default());
+        config.query = section.table("query").entries(values::text);
+        config.headers = section.table("headers").entries(values::text);
+        config.secret_headers = secret_variables(section, "secret_headers", env);
+        for name in config.headers.keys().filter(|name| config.secret_headers.contains_key(*name)) {
+            section.add_error("headers", format!("{name} is also in secret_headers"));
+        }
+        config.allow = section.list("allow", allow).unwrap_or_default();
+        if let Some(body) = section.read("body", body) {
+            config.body = body;
+        }
+        config.pick = section.read("pick", values::text);
+        if let Some(ok_status) = section.read("ok_status", http_statuses) {
+            config.ok_status = ok_status;
+        }
+        if let Some(header) = section.read("idempotency_header", values::non_empty_string) {
+            config.idempotency_header = header;
+        }
+        config
+    }
+}
+
 impl ProcessConfig {
     /// Reads the keys that all processes have.
     pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
-        let set = |name: &str| env(name).is_some_and(|value| !value.trim().is_empty());
         let env_pass = section.list("env_pass", |value| {
             let name = variable_name(value)?;
             if env(&name).is_some() { Ok(name) } else { Err(unset(&name)) }
         });
-        let secret_env = section.table("secret_env").entries(|value| {
-            let name = variable_name(value)?;
-            if set(&name) { Ok(name) } else { Err(unset(&name)) }
-        });
+        let secret_env = secret_variables(section, "secret_env", env);
         let env = section.table("env").entries(values::text);
         for name in env.keys().filter(|name| secret_env.contains_key(*name)) {
             section.add_error("env", format!("{name} is also in secret_env"));
@@ -120,6 +148,19 @@ impl ProcessConfig {
             max_processes: section.read("max_processes", values::count).and_then(NonZeroU32::new),
         }
     }
+}
+
+/// Reads a table of names, each with the variable of the host that holds its secret value.
+fn secret_variables(
+    section: &Section<'_, '_>,
+    key: &'static str,
+    env: EnvLookup<'_>,
+) -> BTreeMap<String, String> {
+    section.table(key).entries(|value| {
+        let name = variable_name(value)?;
+        let is_set = env(&name).is_some_and(|value| !value.trim().is_empty());
+        if is_set { Ok(name) } else { Err(unset(&name)) }
+    })
 }
 
 fn unset(name: &str) -> String {
@@ -154,6 +195,28 @@ fn stdin(value: &DeValue<'_>) -> Parsed<CommandStdin> {
         }
         Some(_) | None => Err(values::wrong_type("\"none\", \"json\" or \"text:NAME\"", value)),
     }
+}
+
+fn body(value: &DeValue<'_>) -> Parsed<HttpBody> {
+    match value.as_str() {
+        Some("none") => Ok(HttpBody::None),
+        Some("json") => Ok(HttpBody::Json),
+        Some(text) if text.strip_prefix("text:").is_some_and(|name| !name.is_empty()) => {
+            Ok(HttpBody::Text(text.trim_start_matches("text:").to_owned()))
+        }
+        Some(_) | None => Err(values::wrong_type("\"none\", \"json\" or \"text:NAME\"", value)),
+    }
+}
+
+fn http_statuses(value: &DeValue<'_>) -> Parsed<Vec<u16>> {
+    let form = "a list of at least one status such as [200, 201]";
+    let items = value.as_array().filter(|items| !items.is_empty());
+    let items = items.ok_or_else(|| values::wrong_type(form, value))?;
+    let status = |item: &DeValue<'_>| match values::number::<u16>(item)? {
+        status @ 100..=599 => Ok(status),
+        status => Err(format!("{status} is not an HTTP status (100 to 599)")),
+    };
+    items.iter().map(|item| status(item.get_ref())).collect()
 }
 
 fn exit_statuses(value: &DeValue<'_>) -> Parsed<Vec<i32>> {
@@ -203,7 +266,7 @@ effect = "none"
         assert!(tool.timeout.is_some() && tool.effect.is_some());
         let definition = tool.definition.as_ref().unwrap();
         assert_eq!(definition.description, "Searches.");
-        let ToolKind::Command(command) = &definition.kind;
+        let ToolKind::Command(command) = &definition.kind else { panic!("a command") };
         assert_eq!(command.command[..2], ["etc/./rg", "--json"]);
         assert_eq!(command.stdin, CommandStdin::Text("pattern".to_owned()));
         assert_eq!(command.output, CommandOutput::Json);
@@ -227,7 +290,7 @@ effect = "none"
         for (text, expected) in [
             (
                 "[tools.t]\nkind = \"comand\"",
-                "2: tools.t.kind: must be \"command\", not \"comand\"",
+                "2: tools.t.kind: must be \"command\" or \"http\", not \"comand\"",
             ),
             (
                 "[tools.t]\ncommand = [\"true\"]",

@@ -49,7 +49,8 @@ impl ToolOverride {
     }
 }
 
-fn allow(value: &DeValue<'_>) -> Parsed<String> {
+/// Parses a target that tools may reach although it is not public.
+pub(super) fn allow(value: &DeValue<'_>) -> Parsed<String> {
     let text = values::text(value)?;
     if is_network(&text) || is_host(&text) {
         return Ok(text.to_ascii_lowercase());

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `calculator/` | `calculator`: evaluates an arithmetic expression with fend |
 //! | `clock.rs` | `clock`: the current time in a time zone |
-//! | `http_get/` | `http_get`: fetches a text document from the public internet |
+//! | `http_get.rs` | `http_get`: fetches a text document from the public internet |
 //! | `read_file.rs` | `read_file`: reads a text file below a configured directory |
 //! | `variables.rs` | `get_variable`, `set_variable`: variables of the session |
 
@@ -17,12 +17,11 @@ mod variables;
 use std::io;
 use std::path::PathBuf;
 
+use super::http::{HttpClientError, InvalidAllowRule};
 use super::{RegistryError, ToolRegistry};
 pub use calculator::Calculator;
 pub use clock::Clock;
-pub use http_get::{
-    AllowRule, DnsLookup, HttpClientError, HttpGet, HttpGetOptions, InvalidAllowRule,
-};
+pub use http_get::{HttpGet, HttpGetOptions};
 pub use read_file::{READ_BYTES_MAX, ReadFile};
 pub use variables::{GetVariable, SetVariable};
 

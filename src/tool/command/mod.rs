@@ -17,10 +17,11 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 
 use super::defined_input::{DefinedInput, DefinitionError, load_schema};
+use super::redaction::redacted;
 use super::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::config::{CommandConfig, CommandOutput, CommandStdin, ConfiguredTool};
 use crate::launcher::{LaunchedProcess, ProcessControl, ProcessEnd, Program, StartError};
-use crate::types::{FailureKind, Secrets};
+use crate::types::FailureKind;
 use arguments::ArgumentTemplates;
 use output::CapturedOutput;
 
@@ -174,32 +175,4 @@ fn start_error(error: StartError) -> ToolError {
         | StartError::Io(_) => FailureKind::ToolError,
     };
     ToolError::new(format!("the program did not start: {error}")).with_kind(kind)
-}
-
-/// Replaces the secrets of the program in its result. The host replaces only the values that they had
-/// at its start.
-fn redacted(
-    result: Result<ToolOutput, ToolError>,
-    secrets: &Secrets,
-) -> Result<ToolOutput, ToolError> {
-    if secrets.is_empty() {
-        return result;
-    }
-    match result {
-        Ok(output) => {
-            let (text, full) = output.into_parts();
-            let structured = full.and_then(|full| full.structured);
-            Ok(match structured {
-                Some(value) => {
-                    let value = secrets.redact_json(&value).unwrap_or(value);
-                    ToolOutput::default().with_structured(value)
-                }
-                None => secrets.redact(&text).into_owned().into(),
-            })
-        }
-        Err(error) => {
-            let message = secrets.redact(error.message()).into_owned();
-            Err(error.with_message(message))
-        }
-    }
 }

@@ -39,7 +39,8 @@ impl World {
                 | FailureKind::Panic
                 | FailureKind::Killed
                 | FailureKind::ExitStatus
-                | FailureKind::Sandbox,
+                | FailureKind::Sandbox
+                | FailureKind::HttpStatus,
             ) => assert!(has_started),
             Some(FailureKind::Timeout) => assert!(has_started),
             // After a crash it is unknown whether an intended call had started.

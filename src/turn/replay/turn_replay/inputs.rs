@@ -96,7 +96,8 @@ impl TurnReplay<'_, '_> {
                 | FailureKind::Killed
                 | FailureKind::UnknownTool
                 | FailureKind::ExitStatus
-                | FailureKind::Sandbox,
+                | FailureKind::Sandbox
+                | FailureKind::HttpStatus,
             ) => true,
             Some(
                 FailureKind::Timeout

@@ -15,7 +15,7 @@ pub type DnsLookup =
     Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
 /// Returns a lookup that uses the system's resolver.
-pub(super) fn system_lookup() -> DnsLookup {
+pub(crate) fn system_lookup() -> DnsLookup {
     Arc::new(|host| {
         Box::pin(async move {
             let addresses = tokio::net::lookup_host((host, 0)).await?;

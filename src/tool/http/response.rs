@@ -3,32 +3,55 @@
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
 use reqwest::{Response, StatusCode};
 
-use super::GetError;
+use super::HttpError;
 use crate::types::excerpt;
 
 /// Maximum length of a quoted header or URL.
 const QUOTED_CHARS_MAX: usize = 200;
 
-/// Reads a response with any status. Does not read a body that is not text.
-pub(super) async fn read(mut response: Response, bytes_max: usize) -> Result<String, GetError> {
-    let head = head(&response);
-    // Must be read before the body: afterwards it is the length of the unread rest.
-    let size = response.content_length();
-    if let Some(reason) = unreadable(&response) {
-        let size = size.map_or("of unknown size".to_owned(), |bytes| format!("{bytes} bytes"));
-        return Ok(format!("{head}\n[the body is left out: {reason}, {size}]"));
+/// The body of a response.
+pub(crate) enum ResponseBody {
+    /// The bytes that were read, whether they are all, and their number if the server says it.
+    Text { bytes: Vec<u8>, is_complete: bool, size: Option<u64> },
+    /// The reason why it is not text.
+    Other(String),
+}
+
+impl ResponseBody {
+    /// Reads at most `bytes_max` bytes. Does not read a body that is not text.
+    pub(crate) async fn read(mut response: Response, bytes_max: usize) -> Result<Self, HttpError> {
+        // Must be read before the body: afterwards it is the length of the unread rest.
+        let size = response.content_length();
+        if let Some(reason) = unreadable(&response) {
+            let size = size.map_or("of unknown size".to_owned(), |bytes| format!("{bytes} bytes"));
+            return Ok(Self::Other(format!("{reason}, {size}")));
+        }
+        let mut bytes = Vec::new();
+        let mut is_complete = true;
+        while let Some(chunk) = response.chunk().await? {
+            let remaining = bytes_max - bytes.len();
+            is_complete = chunk.len() <= remaining;
+            bytes.extend_from_slice(chunk.get(..remaining).unwrap_or(&chunk));
+            if !is_complete {
+                break;
+            }
+        }
+        Ok(Self::Text { bytes, is_complete, size })
     }
-    let mut body = Vec::new();
-    let mut complete = true;
-    while let Some(chunk) = response.chunk().await? {
-        let remaining = bytes_max - body.len();
-        complete = chunk.len() <= remaining;
-        body.extend_from_slice(chunk.get(..remaining).unwrap_or(&chunk));
-        if !complete {
-            break;
+
+    /// Returns the text for the model, with notes about what is missing.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Text { bytes, is_complete, size } => text(bytes, *is_complete, *size),
+            Self::Other(reason) => format!("[the body is left out: {reason}]"),
         }
     }
-    Ok(format!("{head}\n{}", text(&body, complete, size)))
+}
+
+/// Reads a response with any status.
+pub(crate) async fn read(response: Response, bytes_max: usize) -> Result<String, HttpError> {
+    let head = head(&response);
+    Ok(format!("{head}\n{}", ResponseBody::read(response, bytes_max).await?.text()))
 }
 
 /// Returns the status line, the content type and the URL, which redirects may have changed.
@@ -39,7 +62,7 @@ fn head(response: &Response) -> String {
     format!("HTTP {status}\nurl: {url}\ncontent-type: {content_type}\n")
 }
 
-fn status_line(status: StatusCode) -> String {
+pub(crate) fn status_line(status: StatusCode) -> String {
     match status.canonical_reason() {
         Some(reason) => format!("{} {reason}", status.as_str()),
         None => status.as_str().to_owned(),
@@ -112,7 +135,7 @@ fn header(response: &Response, name: &HeaderName) -> Option<String> {
 }
 
 /// Shortens a text from outside, to quote it.
-pub(super) fn shorten(text: &str) -> String {
+pub(crate) fn shorten(text: &str) -> String {
     excerpt(text, QUOTED_CHARS_MAX)
 }
 

@@ -1,0 +1,313 @@
+//! HTTP requests of tools: to public addresses only, unless a rule allows others.
+//!
+//! A model chooses the URL or a part of it, so a tool must prevent requests to targets that only the host
+//! can reach: its own ports, its local network, its cloud's metadata service (server-side request
+//! forgery). Every hop is checked at the address that is connected to: a literal address before the
+//! request; a host name in the resolver, which returns only allowed addresses. The tools follow
+//! redirects themselves, so that each hop is checked. Proxies are not used, because a proxy would resolve
+//! names itself.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `mod.rs` | the client, its errors, redirects, and the headers of a call |
+//! | `allow_rule.rs` | [`AllowRule`]: hosts and networks that are allowed although they are not public |
+//! | `resolver.rs` | the DNS resolver, which returns only allowed addresses |
+//! | `special_addresses.rs` | the addresses that are not public |
+//! | `response.rs` | the text of a response |
+
+mod allow_rule;
+mod resolver;
+pub(crate) mod response;
+mod special_addresses;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::{Client, Response, Url};
+
+pub use allow_rule::{AllowRule, InvalidAllowRule};
+pub use resolver::DnsLookup;
+pub(crate) use resolver::system_lookup;
+
+use super::ToolContext;
+use crate::types::{TRACEPARENT, TRACESTATE};
+use resolver::{AddressPolicy, NoPublicAddress, Resolver};
+
+/// Maximum length of a URL.
+pub(crate) const URL_BYTES_MAX: usize = 8 << 10;
+
+/// Time limit of DNS lookup, connect and TLS handshake, by default.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Maximum number of redirects that are followed, by default.
+pub(crate) const REDIRECTS_MAX: usize = 5;
+
+/// A client that connects only to public and allowed addresses.
+#[derive(Debug)]
+pub(crate) struct HttpClient {
+    allow: Vec<AllowRule>,
+    /// The client for all other hosts; connects only to public and allowed addresses.
+    restricted: Client,
+    /// The client for hosts that are allowed by name; connects to any address.
+    unrestricted: Client,
+}
+
+impl HttpClient {
+    /// Makes a client.
+    ///
+    /// # Errors
+    /// If the HTTP client cannot be built.
+    pub(crate) fn new(
+        allow: Vec<AllowRule>,
+        connect_timeout: Duration,
+        lookup: DnsLookup,
+    ) -> Result<Self, HttpClientError> {
+        let client = |policy| {
+            let resolver = Arc::new(Resolver::new(Arc::clone(&lookup), policy));
+            let settings = Client::builder()
+                .no_proxy()
+                .redirect(reqwest::redirect::Policy::none())
+                .dns_resolver(resolver)
+                .connect_timeout(connect_timeout)
+                .user_agent(concat!("callsheet/", env!("CARGO_PKG_VERSION")))
+                .default_headers(accept_headers())
+                // No connection stays open after the call.
+                .pool_max_idle_per_host(0);
+            crate::tls::client(settings)
+        };
+        let restricted = client(AddressPolicy::PublicOrAllowed(allow.clone()));
+        let restricted = restricted.map_err(HttpClientError)?;
+        let unrestricted = client(AddressPolicy::Any).map_err(HttpClientError)?;
+        Ok(Self { allow, restricted, unrestricted })
+    }
+
+    /// Chooses the client for the URL's host. Refuses URLs that must not be fetched, and literal
+    /// addresses that are not allowed.
+    pub(crate) fn client_for(&self, url: &Url) -> Result<&Client, HttpError> {
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(HttpError::Scheme(response::shorten(url.scheme())));
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(HttpError::Credentials);
+        }
+        let host =
+            url.host_str().ok_or_else(|| HttpError::InvalidUrl("it has no host".to_owned()))?;
+        if self.allow.iter().any(|rule| rule.allows_host(url)) {
+            return Ok(&self.unrestricted);
+        }
+        // A literal address is never resolved. The URL parser has normalised its spelling
+        // (2130706433 and 0x7f.1 are 127.0.0.1).
+        let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        match literal.ok().and_then(|address| Some((address, self.forbidden_kind(address)?))) {
+            Some((address, kind)) => Err(HttpError::ForbiddenAddress { address, kind }),
+            None => Ok(&self.restricted),
+        }
+    }
+
+    /// Returns the kind of an address that must not be reached.
+    fn forbidden_kind(&self, address: IpAddr) -> Option<&'static str> {
+        let allowed = self.allow.iter().any(|rule| rule.allows_address(address));
+        special_addresses::special_kind(address).filter(|_| !allowed)
+    }
+}
+
+/// The HTTP client cannot be built.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct HttpClientError(crate::tls::TlsClientError);
+
+/// The reason why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HttpError {
+    #[error("the URL has {0} bytes; at most {URL_BYTES_MAX} are allowed")]
+    UrlTooLong(usize),
+    #[error("invalid URL: {0}")]
+    InvalidUrl(String),
+    #[error("only http and https URLs can be fetched, not {0:?}")]
+    Scheme(String),
+    #[error("the URL must not contain a user name or password")]
+    Credentials,
+    #[error("refused: {address} is {kind}, and only public addresses can be fetched")]
+    ForbiddenAddress { address: IpAddr, kind: &'static str },
+    #[error("refused: {0}")]
+    NoPublicAddress(NoPublicAddress),
+    #[error("redirected to {0}: {1}")]
+    Redirected(String, Box<Self>),
+    #[error("redirected more than {0} times")]
+    TooManyRedirects(usize),
+    #[error("the request did not finish within {} s", .0.as_secs_f64())]
+    TimedOut(Duration),
+    #[error("cancelled")]
+    Cancelled,
+    /// No connection, so nothing was sent.
+    #[error("{0}")]
+    Connect(String),
+    #[error("{0}")]
+    Transport(String),
+}
+
+impl HttpError {
+    /// Returns whether the server certainly did not receive the request.
+    pub(crate) fn is_unsent(&self) -> bool {
+        match self {
+            Self::UrlTooLong(_)
+            | Self::InvalidUrl(_)
+            | Self::Scheme(_)
+            | Self::Credentials
+            | Self::ForbiddenAddress { .. }
+            | Self::NoPublicAddress(_)
+            | Self::Connect(_) => true,
+            Self::Redirected(..)
+            | Self::TooManyRedirects(_)
+            | Self::TimedOut(_)
+            | Self::Cancelled
+            | Self::Transport(_) => false,
+        }
+    }
+}
+
+impl From<reqwest::Error> for HttpError {
+    /// Reports the root cause and the operation that failed.
+    fn from(error: reqwest::Error) -> Self {
+        let operation = match (error.is_timeout(), error.is_connect(), error.is_body()) {
+            (true, _, _) => "timed out",
+            (false, true, _) => "failed to connect",
+            (false, false, true) => "failed to read the body",
+            (false, false, false) => "the request failed",
+        };
+        let mut deepest: &(dyn std::error::Error + 'static) = &error;
+        loop {
+            if let Some(refused) = deepest.downcast_ref::<NoPublicAddress>() {
+                return Self::NoPublicAddress(refused.clone());
+            }
+            let Some(source) = deepest.source() else { break };
+            deepest = source;
+        }
+        // The message of `reqwest::Error` itself only repeats the URL.
+        let message = match deepest.is::<reqwest::Error>() {
+            true => operation.to_owned(),
+            false => format!("{operation}: {deepest}"),
+        };
+        if error.is_connect() { Self::Connect(message) } else { Self::Transport(message) }
+    }
+}
+
+/// Returns the target of a redirect, if the response is one.
+pub(crate) fn redirect(url: &Url, response: &Response) -> Result<Option<Url>, HttpError> {
+    let redirects = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
+    let Some(location) = response.headers().get(LOCATION).filter(|_| redirects) else {
+        return Ok(None);
+    };
+    let location = String::from_utf8_lossy(location.as_bytes());
+    if location.len() > URL_BYTES_MAX {
+        return Err(HttpError::UrlTooLong(location.len()));
+    }
+    let next = url.join(&location);
+    next.map(Some).map_err(|e| {
+        let invalid = HttpError::InvalidUrl(e.to_string());
+        HttpError::Redirected(response::shorten(&location), Box::new(invalid))
+    })
+}
+
+/// Returns the headers of every request of a call: its trace.
+pub(crate) fn trace_headers(context: &ToolContext) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let mut insert = |name, value: &str| {
+        // Trace headers contain only characters that are valid in a header.
+        headers.extend(HeaderValue::from_str(value).ok().map(|value| (name, value)));
+    };
+    if let Some(trace) = context.trace() {
+        insert(HeaderName::from_static(TRACEPARENT), &trace.traceparent());
+        if let Some(state) = trace.tracestate() {
+            insert(HeaderName::from_static(TRACESTATE), state);
+        }
+    }
+    headers
+}
+
+fn accept_headers() -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let text = "text/*, application/json, application/xml;q=0.9, */*;q=0.5";
+    headers.insert(ACCEPT, HeaderValue::from_static(text));
+    // A small compressed body could expand to a very large one.
+    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(allow: &[&str]) -> HttpClient {
+        let allow = allow.iter().map(|rule| rule.parse().unwrap()).collect();
+        HttpClient::new(allow, CONNECT_TIMEOUT, system_lookup()).unwrap()
+    }
+
+    /// Returns the error of a URL that is refused before any request.
+    fn refused(client: &HttpClient, url: &str) -> Option<String> {
+        let url = Url::parse(url).unwrap_or_else(|e| panic!("{url}: {e}"));
+        client.client_for(&url).err().map(|e| e.to_string())
+    }
+
+    #[test]
+    fn literal_addresses_are_refused_in_every_spelling() {
+        let client = client(&[]);
+        for (url, expect) in [
+            ("http://127.0.0.1/", "127.0.0.1 is a loopback address"),
+            ("http://127.0.0.1.:80/", "127.0.0.1 is a loopback address"),
+            ("http://2130706433/", "127.0.0.1 is a loopback address"),
+            ("http://0x7f.1/", "127.0.0.1 is a loopback address"),
+            ("http://0177.0.0.1/", "127.0.0.1 is a loopback address"),
+            ("http://127.1/", "127.0.0.1 is a loopback address"),
+            ("http://%31%32%37.0.0.1/", "127.0.0.1 is a loopback address"),
+            ("http://１２７.0.0.1/", "127.0.0.1 is a loopback address"),
+            ("http://127。0。0。1/", "127.0.0.1 is a loopback address"),
+            ("http:\\\\127.0.0.1\\", "127.0.0.1 is a loopback address"),
+            ("http://0/", "0.0.0.0 is an address of this host"),
+            ("http://[::1]:8080/", "::1 is a loopback address"),
+            ("http://[::ffff:127.0.0.1]/", "::ffff:127.0.0.1 is a loopback address"),
+            ("http://[::ffff:a9fe:a9fe]/", "::ffff:169.254.169.254 is a link-local address"),
+            ("http://[64:ff9b::10.0.0.1]/", "64:ff9b::a00:1 is a private address"),
+            ("https://169.254.169.254/latest/meta-data/", "169.254.169.254 is a link-local"),
+            ("http://192.168.1.1/", "192.168.1.1 is a private address"),
+        ] {
+            let reason = refused(&client, url).unwrap_or_else(|| panic!("{url} is not refused"));
+            assert!(reason.starts_with("refused: ") && reason.contains(expect), "{url}: {reason}");
+        }
+        assert_eq!(refused(&client, "http://1.1.1.1/"), None);
+        assert_eq!(refused(&client, "https://[2606:4700::1]/"), None);
+        assert_eq!(refused(&client, "https://example.com/"), None);
+    }
+
+    #[test]
+    fn only_http_urls_without_credentials_are_allowed() {
+        let client = client(&[]);
+        for (url, expect) in [
+            ("file:///etc/passwd", "not \"file\""),
+            ("ftp://example.com/", "not \"ftp\""),
+            ("data:text/plain,hi", "not \"data\""),
+            ("http://user@example.com/", "user name or password"),
+            ("http://:secret@example.com/", "user name or password"),
+        ] {
+            let reason = refused(&client, url).unwrap();
+            assert!(reason.contains(expect), "{url}: {reason}");
+        }
+    }
+
+    #[test]
+    fn allow_rules_allow_only_what_they_match() {
+        let client = client(&["127.0.0.1:8080", "10.0.0.0/8", "intranet:80"]);
+        assert_eq!(refused(&client, "http://127.0.0.1:8080/"), None);
+        assert!(refused(&client, "http://127.0.0.1:8081/").is_some());
+        assert!(refused(&client, "http://[::ffff:127.0.0.1]:8080/").is_some());
+        assert_eq!(refused(&client, "http://10.1.2.3:9/"), None);
+        assert_eq!(refused(&client, "http://[::ffff:10.1.2.3]:9/"), None);
+        assert!(refused(&client, "http://11.1.2.3:9/").is_none());
+        assert!(refused(&client, "http://172.16.0.1/").is_some());
+        let chosen = |url: &str| client.client_for(&Url::parse(url).unwrap()).unwrap() as *const _;
+        assert!(std::ptr::eq(chosen("http://intranet/"), &raw const client.unrestricted));
+        assert!(std::ptr::eq(chosen("http://intranet:81/"), &raw const client.restricted));
+    }
+}

@@ -1,0 +1,326 @@
+//! A tool that sends an HTTP request: `[tools.NAME]` with `kind = "http"`.
+
+use std::collections::BTreeSet;
+
+use async_trait::async_trait;
+use reqwest::header::{
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION,
+    TRANSFER_ENCODING,
+};
+use reqwest::{Method, RequestBuilder, Response, Url};
+use serde_json::{Map, Value};
+
+use super::defined_input::{DefinedInput, DefinitionError};
+use super::http::response::{ResponseBody, shorten, status_line};
+use super::http::{
+    AllowRule, CONNECT_TIMEOUT, HttpClient, HttpError, REDIRECTS_MAX, URL_BYTES_MAX, redirect,
+    system_lookup, trace_headers,
+};
+use super::redaction::redacted;
+use super::{Template, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec};
+use crate::config::{ConfiguredTool, HttpBody, HttpConfig, HttpMethod, with_last_word};
+use crate::types::{FailureKind, Secrets, excerpt};
+
+/// Maximum size of an answer. The rest is not read.
+const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// Maximum number of characters of an answer that an error quotes.
+const QUOTED_CHARS_MAX: usize = 2000;
+
+/// Headers that belong to the connection.
+const FORBIDDEN_HEADERS: [HeaderName; 4] = [CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING];
+
+/// A tool that sends an HTTP request.
+#[derive(Debug)]
+pub(super) struct HttpTool {
+    name: String,
+    description: String,
+    input: DefinedInput,
+    client: HttpClient,
+    config: HttpConfig,
+    method: Method,
+    url: Template,
+    query: Vec<(String, Template)>,
+    headers: HeaderMap,
+    idempotency_header: HeaderName,
+}
+
+impl HttpTool {
+    /// Checks a configured tool: its templates, its schema and its headers.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub(super) fn new(
+        name: &str,
+        tool: &ConfiguredTool,
+        config: &HttpConfig,
+    ) -> Result<Self, DefinitionError> {
+        let input = DefinedInput::load(&tool.input)?;
+        let url = input.template("url", &config.url)?;
+        let mut allow = Vec::new();
+        for (at, rule) in config.allow.iter().enumerate() {
+            let invalid = |error| DefinitionError::new(format!("allow[{at}]"), error);
+            allow.push(rule.parse::<AllowRule>().map_err(invalid)?);
+        }
+        allow.extend(check_url(&url)?);
+        let mut query = Vec::new();
+        for (name, value) in &config.query {
+            query.push((name.clone(), input.template(&format!("query.{name}"), value)?));
+        }
+        let mut headers = HeaderMap::new();
+        for (name, value) in &config.headers {
+            let key = format!("headers.{name}");
+            let value = HeaderValue::from_str(value).map_err(|_| {
+                DefinitionError::new(&key, "has a character that a header cannot have")
+            })?;
+            headers.insert(header_name(&key, name)?, value);
+        }
+        for name in config.secret_headers.keys() {
+            header_name(&format!("secret_headers.{name}"), name)?;
+        }
+        if let HttpBody::Text(name) = &config.body {
+            input.check_name("body", name)?;
+        }
+        if config.pick.as_ref().is_some_and(|pick| !pick.is_empty() && !pick.starts_with('/')) {
+            let message = "must be a JSON pointer such as \"/data/id\"";
+            return Err(DefinitionError::new("pick", message));
+        }
+        let idempotency_header = header_name("idempotency_header", &config.idempotency_header)?;
+        let client = HttpClient::new(allow, CONNECT_TIMEOUT, system_lookup());
+        Ok(Self {
+            name: name.to_owned(),
+            description: tool.description.clone(),
+            input,
+            client: client.map_err(|error| DefinitionError::new("kind", error))?,
+            method: method(config.method),
+            config: config.clone(),
+            url,
+            query,
+            headers,
+            idempotency_header,
+        })
+    }
+
+    /// Returns the URL of a call.
+    fn call_url(&self, arguments: &Map<String, Value>) -> Result<Url, ToolError> {
+        let text = self.url.render_encoded(arguments).map_err(ToolError::new)?;
+        let Some(text) = text else {
+            let is_absent = |name: &&str| arguments.get(*name).is_none_or(Value::is_null);
+            let absent: Vec<&str> = self.url.names().filter(is_absent).collect();
+            return Err(ToolError::new(format!(
+                "the URL needs the argument {}",
+                absent.join(", ")
+            )));
+        };
+        let mut url =
+            Url::parse(&text).map_err(|error| HttpError::InvalidUrl(error.to_string()))?;
+        for (name, value) in &self.query {
+            for value in value.render_list(arguments) {
+                url.query_pairs_mut().append_pair(name, &value);
+            }
+        }
+        if url.as_str().len() > URL_BYTES_MAX {
+            return Err(HttpError::UrlTooLong(url.as_str().len()).into());
+        }
+        Ok(url)
+    }
+
+    /// Returns the media type and the bytes of the request's body.
+    fn call_body(&self, arguments: &Map<String, Value>) -> Option<(&'static str, String)> {
+        match &self.config.body {
+            HttpBody::None => None,
+            HttpBody::Text(name) => {
+                let value = arguments.get(name).filter(|value| !value.is_null())?;
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                Some(("text/plain; charset=utf-8", text))
+            }
+            HttpBody::Json => {
+                let queries = self.query.iter().flat_map(|(_, value)| value.names());
+                let used: BTreeSet<&str> = self.url.names().chain(queries).collect();
+                let mut members = arguments.clone();
+                members.retain(|name, _| !used.contains(name.as_str()));
+                Some(("application/json", Value::from(members).to_string()))
+            }
+        }
+    }
+
+    /// Reads the secret headers now, and returns them with the values to redact.
+    fn secret_headers(&self) -> Result<(HeaderMap, Secrets), ToolError> {
+        let mut headers = HeaderMap::new();
+        let mut secrets = Vec::new();
+        for (name, variable) in &self.config.secret_headers {
+            let Ok(value) = std::env::var(variable) else {
+                let message = format!("the environment variable {variable} is not set");
+                return Err(ToolError::new(message));
+            };
+            let Ok(mut header) = HeaderValue::from_str(value.trim()) else {
+                let message =
+                    format!("the environment variable {variable} is not a header's value");
+                return Err(ToolError::new(message));
+            };
+            header.set_sensitive(true);
+            headers.extend(HeaderName::from_bytes(name.as_bytes()).ok().map(|name| (name, header)));
+            secrets.push(value);
+        }
+        let values = secrets.iter().flat_map(|value| with_last_word(value.trim()));
+        Ok((headers, Secrets::new(values)))
+    }
+
+    /// Sends the request. Follows the redirects of a GET request; another origin receives none of the
+    /// configured headers.
+    async fn send(
+        &self,
+        mut url: Url,
+        body: Option<(&'static str, String)>,
+        trace: HeaderMap,
+        mut headers: HeaderMap,
+    ) -> Result<Response, HttpError> {
+        for _ in 0..=REDIRECTS_MAX {
+            let client = self.client.client_for(&url)?;
+            let request = client.request(self.method.clone(), url.clone());
+            let request = with_body(request, body.clone(), &headers).headers(headers.clone());
+            let response = request.headers(trace.clone()).send().await?;
+            if self.method != Method::GET || self.is_ok(response.status().as_u16()) {
+                return Ok(response);
+            }
+            let Some(next) = redirect(&url, &response)? else { return Ok(response) };
+            if next.origin() != url.origin() {
+                headers = HeaderMap::new();
+            }
+            url = next;
+        }
+        Err(HttpError::TooManyRedirects(REDIRECTS_MAX))
+    }
+
+    fn is_ok(&self, status: u16) -> bool {
+        match self.config.ok_status.as_slice() {
+            [] => (200..300).contains(&status),
+            listed => listed.contains(&status),
+        }
+    }
+
+    /// Makes the result of a response.
+    async fn result(&self, response: Response) -> Result<ToolOutput, ToolError> {
+        let status = response.status();
+        let location = response.headers().get(LOCATION).filter(|_| status.is_redirection());
+        let location = location.map(|to| shorten(&String::from_utf8_lossy(to.as_bytes())));
+        let body = ResponseBody::read(response, BODY_BYTES_MAX).await?;
+        if !self.is_ok(status.as_u16()) {
+            let mut message = format!("HTTP {}", status_line(status));
+            if let Some(location) = location {
+                message.push_str(&format!(", redirects to {location}"));
+            }
+            let body = excerpt(&body.text(), QUOTED_CHARS_MAX);
+            let error = ToolError::new(format!("{message}\n{body}"));
+            return Err(error.with_kind(FailureKind::HttpStatus));
+        }
+        let Some(pointer) = &self.config.pick else { return Ok(body.text().into()) };
+        let bytes = match &body {
+            ResponseBody::Text { bytes, is_complete: true, .. } => bytes,
+            ResponseBody::Text { .. } => {
+                return Err(ToolError::new("the answer is longer than 1 MiB"));
+            }
+            ResponseBody::Other(_) => return Err(ToolError::new(body.text())),
+        };
+        let mut answer: Value = serde_json::from_slice(bytes)
+            .map_err(|error| ToolError::new(format!("the answer is not JSON: {error}")))?;
+        match answer.pointer_mut(pointer).map(Value::take) {
+            Some(Value::String(text)) => Ok(text.into()),
+            Some(value) => Ok(ToolOutput::default().with_structured(value)),
+            None => Err(ToolError::new(format!("the answer has nothing at {pointer}"))),
+        }
+    }
+}
+
+#[async_trait]
+impl Tool for HttpTool {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec::with_schema(&self.name, &self.description, self.input.schema().clone())
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let arguments = self.input.with_defaults(context.arguments());
+        let url = self.call_url(&arguments)?;
+        let body = self.call_body(&arguments);
+        let (mut headers, secrets) = self.secret_headers()?;
+        headers.extend(self.headers.clone());
+        let has_effects = context.effect() == ToolEffect::Some;
+        if has_effects {
+            // Keys contain only characters that are valid in a header.
+            let key = HeaderValue::from_str(context.idempotency_key());
+            headers.extend(key.ok().map(|key| (self.idempotency_header.clone(), key)));
+        }
+        let sent = tokio::select! {
+            sent = self.send(url, body, trace_headers(&context), headers) => sent,
+            () = context.cancelled() => Err(HttpError::Cancelled),
+        };
+        let result = match sent {
+            Ok(response) => self.result(response).await,
+            Err(error) if has_effects && !error.is_unsent() => {
+                Err(ToolError::new(format!("{error}; the server may have acted on the request")))
+            }
+            Err(error) => Err(ToolError::new(error)),
+        };
+        redacted(result, &secrets)
+    }
+}
+
+fn method(method: HttpMethod) -> Method {
+    match method {
+        HttpMethod::Get => Method::GET,
+        HttpMethod::Post => Method::POST,
+        HttpMethod::Put => Method::PUT,
+        HttpMethod::Patch => Method::PATCH,
+        HttpMethod::Delete => Method::DELETE,
+    }
+}
+
+fn with_body(
+    request: RequestBuilder,
+    body: Option<(&'static str, String)>,
+    headers: &HeaderMap,
+) -> RequestBuilder {
+    let Some((media_type, text)) = body else { return request };
+    // A configured media type replaces the one of the body.
+    let request = match headers.contains_key(CONTENT_TYPE) {
+        true => request,
+        false => request.header(CONTENT_TYPE, media_type),
+    };
+    request.body(text)
+}
+
+fn header_name(key: &str, name: &str) -> Result<HeaderName, DefinitionError> {
+    let parsed = HeaderName::from_bytes(name.as_bytes());
+    let parsed = parsed
+        .map_err(|_| DefinitionError::new(key, format!("{name:?} is not the name of a header")))?;
+    if FORBIDDEN_HEADERS.contains(&parsed) {
+        let message = format!("{name} belongs to the connection and cannot be set");
+        return Err(DefinitionError::new(key, message));
+    }
+    Ok(parsed)
+}
+
+/// Checks the URL of a tool. Returns the rule that allows its host, if that is not a placeholder.
+fn check_url(url: &Template) -> Result<Option<AllowRule>, DefinitionError> {
+    let wrong = |message: String| DefinitionError::new("url", message);
+    let prefix = url.literal_prefix();
+    if !prefix.starts_with("http://") && !prefix.starts_with("https://") {
+        return Err(wrong("must begin with http:// or https://".to_owned()));
+    }
+    let placeholders = url.names().map(|name| (name.to_owned(), Value::from("x"))).collect();
+    let sample = url.render(&placeholders).unwrap_or_default();
+    let parsed = Url::parse(&sample).map_err(|error| wrong(error.to_string()))?;
+    if !parsed.username().is_empty() || parsed.password().is_some() {
+        let message = "must not contain a user name or password: use secret_headers";
+        return Err(wrong(message.to_owned()));
+    }
+    let host = prefix.split_once("://").map_or("", |(_, rest)| rest);
+    if url.as_literal().is_none() && !host.contains(['/', '?', '#']) {
+        return Ok(None);
+    }
+    let (Some(host), Some(port)) = (parsed.host_str(), parsed.port_or_known_default()) else {
+        return Err(wrong("must have a host".to_owned()));
+    };
+    let rule = format!("{host}:{port}").parse().map_err(|error| DefinitionError::new("url", error));
+    rule.map(Some)
+}
