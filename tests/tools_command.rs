@@ -371,6 +371,38 @@ async fn a_sandbox_refuses_files_and_network() {
 }
 
 #[tokio::test]
+async fn a_program_that_is_installed_elsewhere_finds_its_parts_in_a_sandbox() {
+    let folder = Folder::new("installed");
+    let prefix = folder.path.join("prefix");
+    for part in ["bin", "lib", "share", "work"] {
+        std::fs::create_dir_all(prefix.join(part)).unwrap();
+        std::fs::write(prefix.join(part).join("data"), "x").unwrap();
+    }
+    let program =
+        "#!/bin/bash\nfor part in bin lib share; do cat $PREFIX/$part/data || echo -; done\n";
+    let path = prefix.join("bin/program");
+    std::fs::write(&path, program).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&path, mode).unwrap();
+    std::fs::create_dir(folder.path.join("links")).unwrap();
+    let link = folder.path.join("links/program");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    for level in ["read", "write", "strict"] {
+        if !folder.can_sandbox(level) {
+            continue;
+        }
+        for program in [&path, &link] {
+            let (program, prefix) = (program.display(), prefix.display());
+            let text = format!(
+                "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"{program}\"]\n\
+                 cwd = \"prefix/work\"\nsandbox = \"{level}\"\nenv = {{ PREFIX = \"{prefix}\" }}\n"
+            );
+            assert_eq!(folder.tool(&text).call(json!({})).await.text(), "xx-\n", "{level}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_cancelled_program_can_clean_up_in_a_strict_sandbox() {
     let folder = Folder::new("strict-cancel");
     if !folder.can_sandbox("strict") {
