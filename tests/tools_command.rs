@@ -103,7 +103,7 @@ impl Folder {
                 }
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), appears).await.expect("the file appears")
+        tokio::time::timeout(Duration::from_secs(30), appears).await.unwrap()
     }
 
     /// Waits until no process of this folder is left.
