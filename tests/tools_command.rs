@@ -462,6 +462,7 @@ fn wrong_configuration_is_found_before_the_start() {
             "command = [\"true\"]\ncwd = \"nowhere\"",
             format!("5: tools.t.cwd: {} is not a directory: create it", folder.path.join("nowhere").display()),
         ),
+        ("command = [\"./\"]", format!("4: tools.t.command: {}/./ is not a file", folder.path.display())),
         (
             "command = [\"true\"]\ninput_schema = \"broken.json\"",
             format!("5: tools.t.input_schema: read {broken}: EOF while parsing an object at line 1 column 1"),
@@ -672,6 +673,14 @@ fn a_wrong_table_is_one_line_with_status_2() {
     let expected = "callsheet: callsheet.toml:4: tools.t.command: no program \"nothing-there\" in \
                     PATH: install it, or write its path with a \"/\"\n";
     assert_eq!(String::from_utf8(output.stderr).unwrap(), expected);
+}
+
+#[tokio::test]
+async fn a_killed_launcher_fails_the_call() {
+    let folder = Folder::new("launcher");
+    let error = folder.run("sleep 0.3; kill -9 $PPID; sleep 0.1", "").await.unwrap_err();
+    assert_eq!(error, "the launcher of the program was killed");
+    folder.empty().await;
 }
 
 #[tokio::test]
