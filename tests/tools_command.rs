@@ -414,6 +414,12 @@ async fn a_cancelled_program_can_clean_up_in_a_strict_sandbox() {
     tool.call(json!({})).await;
     assert_eq!(folder.file("bye").await, "bye\n");
     folder.empty().await;
+    // The processes of bubblewrap do not count.
+    let keys = "sandbox = \"strict\"\nmax_processes = 1";
+    let program =
+        "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"sleep\", \"0.3\"]\n";
+    let call = folder.tool(&format!("{program}{keys}\n")).call(json!({})).await;
+    assert_eq!(call.text(), "(no output)");
     let script = "setsid sleep 60 >/dev/null 2>&1 & exit 4";
     let error = folder.run(script, "sandbox = \"strict\"").await.unwrap_err();
     assert_eq!(error, "the program ended with exit status 4");
