@@ -103,7 +103,7 @@ impl Folder {
                 }
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), appears).await.expect("the file appears")
+        tokio::time::timeout(Duration::from_secs(30), appears).await.unwrap()
     }
 
     /// Waits until no process of this folder is left.
@@ -371,6 +371,38 @@ async fn a_sandbox_refuses_files_and_network() {
 }
 
 #[tokio::test]
+async fn a_program_that_is_installed_elsewhere_finds_its_parts_in_a_sandbox() {
+    let folder = Folder::new("installed");
+    let prefix = folder.path.join("prefix");
+    for part in ["bin", "lib", "share", "work"] {
+        std::fs::create_dir_all(prefix.join(part)).unwrap();
+        std::fs::write(prefix.join(part).join("data"), "x").unwrap();
+    }
+    let program =
+        "#!/bin/bash\nfor part in bin lib share; do cat $PREFIX/$part/data || echo -; done\n";
+    let path = prefix.join("bin/program");
+    std::fs::write(&path, program).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&path, mode).unwrap();
+    std::fs::create_dir(folder.path.join("links")).unwrap();
+    let link = folder.path.join("links/program");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    for level in ["read", "write", "strict"] {
+        if !folder.can_sandbox(level) {
+            continue;
+        }
+        for program in [&path, &link] {
+            let (program, prefix) = (program.display(), prefix.display());
+            let text = format!(
+                "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"{program}\"]\n\
+                 cwd = \"prefix/work\"\nsandbox = \"{level}\"\nenv = {{ PREFIX = \"{prefix}\" }}\n"
+            );
+            assert_eq!(folder.tool(&text).call(json!({})).await.text(), "xx-\n", "{level}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_cancelled_program_can_clean_up_in_a_strict_sandbox() {
     let folder = Folder::new("strict-cancel");
     if !folder.can_sandbox("strict") {
@@ -382,6 +414,12 @@ async fn a_cancelled_program_can_clean_up_in_a_strict_sandbox() {
     tool.call(json!({})).await;
     assert_eq!(folder.file("bye").await, "bye\n");
     folder.empty().await;
+    // The processes of bubblewrap do not count.
+    let keys = "sandbox = \"strict\"\nmax_processes = 1";
+    let program =
+        "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"sleep\", \"0.3\"]\n";
+    let call = folder.tool(&format!("{program}{keys}\n")).call(json!({})).await;
+    assert_eq!(call.text(), "(no output)");
     let script = "setsid sleep 60 >/dev/null 2>&1 & exit 4";
     let error = folder.run(script, "sandbox = \"strict\"").await.unwrap_err();
     assert_eq!(error, "the program ended with exit status 4");
@@ -430,6 +468,7 @@ fn wrong_configuration_is_found_before_the_start() {
             "command = [\"true\"]\ncwd = \"nowhere\"",
             format!("5: tools.t.cwd: {} is not a directory: create it", folder.path.join("nowhere").display()),
         ),
+        ("command = [\"./\"]", format!("4: tools.t.command: {}/./ is not a file", folder.path.display())),
         (
             "command = [\"true\"]\ninput_schema = \"broken.json\"",
             format!("5: tools.t.input_schema: read {broken}: EOF while parsing an object at line 1 column 1"),
@@ -640,6 +679,14 @@ fn a_wrong_table_is_one_line_with_status_2() {
     let expected = "callsheet: callsheet.toml:4: tools.t.command: no program \"nothing-there\" in \
                     PATH: install it, or write its path with a \"/\"\n";
     assert_eq!(String::from_utf8(output.stderr).unwrap(), expected);
+}
+
+#[tokio::test]
+async fn a_killed_launcher_fails_the_call() {
+    let folder = Folder::new("launcher");
+    let error = folder.run("sleep 0.3; kill -9 $PPID; sleep 0.1", "").await.unwrap_err();
+    assert_eq!(error, "the launcher of the program was killed");
+    folder.empty().await;
 }
 
 #[tokio::test]

@@ -17,8 +17,9 @@ use tokio::process::{Child, Command};
 use super::SUBCOMMAND;
 use super::protocol::{LaunchRequest, LauncherMessage, TERMINATE};
 
-/// Time in which a launcher answers. A binary that does not answer is not a launcher.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time in which a launcher answers, also on a machine that starts many at once. A binary that does not
+/// answer is not a launcher.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A started program. Dropping its `control` kills it with all descendants.
 #[derive(Debug)]

@@ -32,17 +32,27 @@ const SYSTEM_DIRECTORIES: [&str; 13] = [
     "/usr",
 ];
 
+/// Names of folders in which installations keep their programs.
+const PROGRAM_FOLDERS: [&str; 3] = ["bin", "sbin", "shims"];
+
+/// Names of the other files and folders of an installation that its programs read.
+const INSTALLED_PARTS: [&str; 7] =
+    ["bin", "lib", "lib32", "lib64", "libexec", "version", "versions"];
+
 /// Devices without effects.
 const DEVICES: [&str; 5] = ["/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero"];
 
 /// The calls that make sockets. The second one does it in a way that is not seen by this filter.
-const SOCKET_CALLS: [i64; 2] = [libc::SYS_socket, libc::SYS_io_uring_setup];
+const SOCKET_CALLS: [libc::c_long; 2] = [libc::SYS_socket, libc::SYS_io_uring_setup];
+
+/// The number of `fchmodat2`, which is the same on all processors. The crate `libc` lacks it on some.
+const FCHMODAT2: libc::c_long = 452;
 
 /// The calls that change mode, owner, times and attributes of files.
-const ATTRIBUTE_CALLS: [i64; 12] = [
+const ATTRIBUTE_CALLS: [libc::c_long; 12] = [
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
-    libc::SYS_fchmodat2,
+    FCHMODAT2,
     libc::SYS_fchown,
     libc::SYS_fchownat,
     libc::SYS_utimensat,
@@ -56,7 +66,7 @@ const ATTRIBUTE_CALLS: [i64; 12] = [
 
 /// The older ones of these calls.
 #[cfg(target_arch = "x86_64")]
-const OLD_ATTRIBUTE_CALLS: [i64; 6] = [
+const OLD_ATTRIBUTE_CALLS: [libc::c_long; 6] = [
     libc::SYS_chmod,
     libc::SYS_chown,
     libc::SYS_lchown,
@@ -67,7 +77,7 @@ const OLD_ATTRIBUTE_CALLS: [i64; 6] = [
 
 /// The bit that marks the numbers of system calls of the x32 interface of x86-64.
 #[cfg(target_arch = "x86_64")]
-const X32_BIT: i64 = 0x4000_0000;
+const X32_BIT: libc::c_long = 0x4000_0000;
 
 /// The first Landlock version that can refuse every way to write to a file (Linux 6.2).
 const FILE_ABI: ABI = ABI::V3;
@@ -113,7 +123,6 @@ fn restrict_files(
 ) -> Result<(), RulesetError> {
     let read = AccessFs::from_read(FILE_ABI);
     let read_write = AccessFs::from_file(FILE_ABI);
-    let directories = program_directories(program);
     Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_all(FILE_ABI))?
@@ -127,17 +136,26 @@ fn restrict_files(
         .add_rules(path_beneath_rules(SYSTEM_DIRECTORIES, read))?
         .add_rules(path_beneath_rules(["/proc"], read))?
         .add_rules(path_beneath_rules(DEVICES, read_write))?
-        .add_rules(path_beneath_rules(directories, read))?
+        .add_rules(path_beneath_rules(program_paths(program), read))?
         .add_rules(path_beneath_rules([cwd], cwd_access))?
         .restrict_self()?;
     Ok(())
 }
 
-/// Returns the folder of a program, and that of the file to which its links lead.
-fn program_directories(program: &Path) -> Vec<PathBuf> {
+/// Returns the paths that a program needs to run: its folder, the folder of the file to which its links
+/// lead, and the other parts of an installation such as `~/.pyenv/shims` or `/srv/node/bin`.
+fn program_paths(program: &Path) -> Vec<PathBuf> {
     let target = program.canonicalize().ok();
     let files = [Some(program), target.as_deref()].into_iter().flatten();
-    files.filter_map(Path::parent).map(Path::to_owned).collect()
+    let mut paths = Vec::new();
+    for folder in files.filter_map(Path::parent) {
+        paths.push(folder.to_owned());
+        let is_installed = PROGRAM_FOLDERS.iter().any(|name| folder.ends_with(name));
+        if let Some(prefix) = folder.parent().filter(|_| is_installed) {
+            paths.extend(INSTALLED_PARTS.map(|part| prefix.join(part)));
+        }
+    }
+    paths
 }
 
 /// Refuses new sockets of every family, and for `read` all changes of the attributes of files, which
@@ -221,8 +239,8 @@ pub(super) fn bubblewrap_arguments(program: &Path, cwd: &Path) -> Vec<String> {
         let path = path.display().to_string();
         arguments.extend([option.to_owned(), path.clone(), path]);
     };
-    for directory in program_directories(program) {
-        add("--ro-bind-try", &directory);
+    for path in program_paths(program) {
+        add("--ro-bind-try", &path);
     }
     add("--bind", cwd);
     arguments.extend(["--chdir".to_owned(), cwd.display().to_string(), "--".to_owned()]);

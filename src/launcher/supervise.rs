@@ -24,6 +24,9 @@ use crate::config::SandboxLevel;
 /// Time between two counts of the descendants.
 const COUNT_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Number of processes of bubblewrap beside the program.
+const WRAPPER_PROCESSES: u32 = 2;
+
 /// The exit status of a launcher that was not started by a host.
 const USAGE: i32 = 2;
 
@@ -115,6 +118,7 @@ fn start_threads(
     let wrapper = move || main.get().copied().filter(|_| is_wrapped);
     thread::Builder::new().spawn(move || serve_host(requests, wrapper)).map_err(not_started)?;
     if let Some(max) = request.max_processes {
+        let max = max.saturating_add(if is_wrapped { WRAPPER_PROCESSES } else { 0 });
         let messages = socket.try_clone().map_err(not_started)?;
         let count =
             move || count_descendants(&messages, usize::try_from(max).unwrap_or(usize::MAX));
