@@ -461,3 +461,34 @@ fn decode_prints_a_recording_as_json() {
     let decoded: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(decoded["text"], "hi");
 }
+
+#[test]
+fn tools_are_listed_with_the_reason_why_others_are_left_out() {
+    let config = "[tools.today]\nkind = \"http\"\ndescription = \"d\"\nurl = \"http://127.0.0.1:9/\"\n\
+                  approval = \"before\"\n[agents.default]\ntools = [\"today\", \"clo*\"]\n";
+    let folder = Folder::new("tools").with("callsheet.toml", config);
+    let output = folder.run(&["tools", "list"]);
+    let text = stdout(&output);
+    let lines: Vec<Vec<&str>> =
+        text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["NAME", "KIND", "EFFECT", "START", "IDEMPOTENT", "APPROVAL", "TOKENS"]);
+    assert_eq!(lines[1][..6], ["clock", "native", "none", "on_seal", "no", "never"]);
+    assert_eq!(lines[2][..6], ["today", "http", "some", "on_finish", "no", "before"]);
+    assert!(
+        text.contains("left out: calculator, get_variable, http_get, set_variable ("),
+        "{text}"
+    );
+    assert!(text.contains("\nagent default offers 2 tools, about "), "{text}");
+    let listed: Value =
+        serde_json::from_str(&stdout(&folder.run(&["tools", "list", "--json"]))).unwrap();
+    assert_eq!(
+        (&listed["agent"], &listed["tools"][1]["kind"]),
+        (&json!("default"), &json!("http"))
+    );
+    assert!(
+        listed["tools"][2]["left_out"].is_string() && listed["tools"][1].get("left_out").is_none()
+    );
+    let wrong = folder.run(&["tools", "list", "--agent", "x"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert_eq!(stderr(&wrong), "callsheet: --agent: no agent is called \"x\" (known: default)\n");
+}

@@ -99,3 +99,21 @@ async fn sessions_are_listed_page_by_page() {
         assert_eq!(answer.error(), (400, "invalid_request".to_owned()), "{query}");
     }
 }
+
+#[tokio::test]
+async fn the_tools_of_an_agent_are_listed() {
+    let service = Service::start(json!({})).await;
+    let listed = service.get("/v1/tools").await.json();
+    assert_eq!(listed["agent"], "default");
+    let tools = listed["tools"].as_array().unwrap();
+    assert!(!tools.is_empty());
+    for tool in tools {
+        assert!(
+            tool["name"].is_string() && tool["tokens"].as_u64().is_some_and(|n| n > 0),
+            "{tool}"
+        );
+        assert_eq!(tool["kind"], "native");
+    }
+    assert_eq!(service.get("/v1/tools?agent=nobody").await.error().1, "unknown_agent");
+    assert_eq!(service.get("/v1/tools?agnet=x").await.error(), (400, "invalid_request".to_owned()));
+}

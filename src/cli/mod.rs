@@ -21,6 +21,7 @@
 //! | `approval_prompts.rs` | `run`: asks for approvals in the terminal, or decides by a flag |
 //! | `images.rs` | `run --image`: reads images |
 //! | `sessions.rs` | `callsheet sessions`: lists, shows and verifies stored sessions |
+//! | `tools.rs` | `callsheet tools`: lists the tools of an agent |
 //! | `replay.rs` | `callsheet replay`: replays a stored session and reports differences |
 //! | `load.rs` | `callsheet load`: the load test |
 //! | `decode.rs` | `callsheet decode`: decodes a recorded response |
@@ -44,6 +45,7 @@ mod serve;
 mod sessions;
 mod setup;
 mod signals;
+mod tools;
 mod watch;
 
 use std::path::PathBuf;
@@ -78,6 +80,9 @@ enum Command {
     /// Lists, shows and verifies stored sessions, of a running or a stopped host.
     #[command(subcommand)]
     Sessions(sessions::SessionsCommand),
+    /// Lists the tools of an agent.
+    #[command(subcommand)]
+    Tools(tools::ToolsCommand),
     /// Replays a stored session from its journal and reports the first decision that differs.
     Replay(Box<replay::ReplayArgs>),
     /// Runs many sessions against a service, checks every answer and reports the cost.
@@ -128,6 +133,7 @@ fn execute(cli: Cli) -> Result<ExitCode, CommandError> {
             Some(Command::Serve(args)) => serve::run(*args).await,
             Some(Command::Run(args)) => run::run(*args).await,
             Some(Command::Sessions(command)) => sessions::run(&command),
+            Some(Command::Tools(command)) => tools::run(&command),
             Some(Command::Replay(args)) => replay::run(&args),
             Some(Command::Load(args)) => load::run(*args).await,
             Some(Command::LoadService(args)) => load::run_service(args).await,
@@ -147,6 +153,7 @@ fn runtime_builder(command: Option<&Command>) -> tokio::runtime::Builder {
             Command::Serve(_)
             | Command::Run(_)
             | Command::Sessions(_)
+            | Command::Tools(_)
             | Command::Replay(_)
             | Command::LoadService(_)
             | Command::Decode { .. },

@@ -175,7 +175,7 @@ fn check_stored_agent(
 }
 
 /// Returns the agent that `--agent` names, the only agent, or the default agent.
-fn choose_agent(config: &Config, flag: Option<&str>) -> Result<String, CommandError> {
+pub(super) fn choose_agent(config: &Config, flag: Option<&str>) -> Result<String, CommandError> {
     if let Some(name) = flag {
         return if config.agents.contains_key(name) {
             Ok(name.to_owned())

@@ -10,6 +10,8 @@ use super::models::{Model, ModelChain, ModelSources};
 use crate::config::{AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolPattern};
 use crate::message::MessageList;
 use crate::telemetry::Telemetry;
+#[cfg(feature = "server")]
+use crate::tool::{ListedTool, list_tools};
 use crate::tool::{RegisteredTool, Tool, ToolRegistry, ToolSpec};
 use crate::turn::TurnRules;
 use crate::types::Secrets;
@@ -86,6 +88,12 @@ impl Agent {
             allow_overrides: agent.allow_overrides,
             blank,
         }
+    }
+
+    /// Lists the tools of the host, and whether the agent offers them.
+    #[cfg(feature = "server")]
+    pub(super) fn listed_tools(&self) -> Vec<ListedTool> {
+        list_tools(&self.registry, |name| self.tools.contains_key(name))
     }
 
     /// Returns the agent with the overrides of a run.

@@ -620,6 +620,17 @@ impl Host {
         &self.inner.link.shared
     }
 
+    /// Returns the name of an agent, by default of the default one, and the tools of the host. The tools
+    /// of a [`ToolSource`](crate::tool::ToolSource) are not among them: they are known when a run starts.
+    #[cfg(feature = "server")]
+    pub(crate) fn listed_tools(
+        &self,
+        agent: Option<String>,
+    ) -> Result<(Arc<str>, Vec<crate::tool::ListedTool>), HostError> {
+        let agent = self.agent(agent)?;
+        Ok((Arc::clone(&agent.name), agent.listed_tools()))
+    }
+
     fn agent(&self, name: Option<String>) -> Result<Arc<Agent>, HostError> {
         let agents = &self.shared().agents;
         let found = match &name {

@@ -21,6 +21,7 @@
 //! | `sessions.rs` | `/v1/sessions`: open, list, show, close, fork |
 //! | `session_page.rs` | a session with its messages, streamed, whole or by page |
 //! | `large_answer.rs` | `max_large_answers`, and bodies that are sent in pieces |
+//! | `tools.rs` | `/v1/tools` |
 //! | `runs.rs` | `/v1/sessions/{id}/`: `runs`, `steer`, `stop`, `resume` |
 //! | `approvals.rs` | `/v1/sessions/{id}/approvals/{tool_id}` |
 //! | `events.rs` | `/v1/sessions/{id}/events`: the position at which a client starts to read |
@@ -45,6 +46,7 @@ mod session_page;
 mod sessions;
 mod start_page;
 mod state;
+mod tools;
 
 use std::io;
 use std::net::SocketAddr;

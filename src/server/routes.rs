@@ -13,7 +13,7 @@ use super::large_answer::LargeAnswers;
 use super::mount::MountPath;
 use super::operations::{healthz, metrics, readyz};
 use super::state::{ApiState, AppState, ServerOptions};
-use super::{approvals, events, runs, sessions, start_page};
+use super::{approvals, events, runs, sessions, start_page, tools};
 use crate::runtime::Host;
 
 /// A method, a path and its handler.
@@ -121,6 +121,7 @@ fn api_routes() -> Vec<Route> {
         ("POST", "/v1/sessions/{id}/stop", post(runs::stop)),
         ("POST", "/v1/sessions/{id}/resume", post(runs::resume)),
         ("POST", "/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide)),
+        ("GET", "/v1/tools", get(tools::list)),
     ]
 }
 

@@ -1,10 +1,10 @@
 //! Registers the tools that the configuration defines.
 
-use super::ToolRegistry;
 #[cfg(target_os = "linux")]
 use super::command::CommandTool;
 use super::defined_input::DefinitionError;
 use super::http_request::HttpTool;
+use super::{RegisteredKind, ToolRegistry};
 use crate::config::{CommandConfig, Config, ConfigErrors, ConfiguredTool, ToolKind};
 
 impl ToolRegistry {
@@ -34,7 +34,8 @@ impl ToolRegistry {
             let registered = match &definition.kind {
                 ToolKind::Command(command) => self.register_command(name, definition, command),
                 ToolKind::Http(http) => HttpTool::new(name, definition, http).and_then(|tool| {
-                    self.register(tool).map_err(|error| DefinitionError::new("kind", error))
+                    let registered = self.register_as(RegisteredKind::Http, tool);
+                    registered.map_err(|error| DefinitionError::new("kind", error))
                 }),
             };
             if let Err(DefinitionError { key, message }) = registered {
@@ -52,7 +53,8 @@ impl ToolRegistry {
         command: &CommandConfig,
     ) -> Result<(), DefinitionError> {
         let tool = CommandTool::new(name, definition, command)?;
-        self.register(tool).map_err(|error| DefinitionError::new("kind", error))
+        let registered = self.register_as(RegisteredKind::Command, tool);
+        registered.map_err(|error| DefinitionError::new("kind", error))
     }
 
     #[cfg(not(target_os = "linux"))]

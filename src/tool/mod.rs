@@ -49,6 +49,7 @@
 //! | `extensions.rs` | [`Extensions`]: values of the embedding program for its tools |
 //! | `testing.rs` | [`testing::ToolTest`]: runs a tool without a host |
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
+//! | `listing.rs` | feature `server`: the tools of an agent, for `callsheet tools list` and `GET /v1/tools` |
 //! | `overrides.rs` | the `[tools.NAME]` overrides of the configuration, applied to specs |
 //! | `configured.rs` | feature `tools`: registers the tools that the configuration defines |
 //! | `command/` | feature `tools`: a tool that runs a program |
@@ -74,6 +75,8 @@ mod extensions;
 mod http;
 #[cfg(feature = "tools")]
 mod http_request;
+#[cfg(feature = "server")]
+mod listing;
 mod output;
 mod overrides;
 #[cfg(feature = "tools")]
@@ -110,9 +113,11 @@ pub use extensions::Extensions;
 #[cfg(feature = "tools")]
 #[doc(hidden)]
 pub use http::{AllowRule, DnsLookup, HttpClientError, InvalidAllowRule};
+#[cfg(feature = "server")]
+pub(crate) use listing::{ListedTool, NOT_NAMED, list_tools};
 pub use output::ToolOutput;
 #[doc(hidden)]
-pub use registry::RegisteredTool;
+pub use registry::{RegisteredKind, RegisteredTool};
 pub use registry::{RegistryError, ToolRegistry};
 pub use schema::{InputSchema, InvalidSchema};
 pub use source::{ToolSource, ToolSourceContext};

@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::{Tool, ToolSpec};
 
 /// A registered tool with its spec, after the overrides of the configuration.
@@ -14,6 +16,21 @@ pub struct RegisteredTool {
     pub spec: Arc<ToolSpec>,
     /// The implementation.
     pub tool: Arc<dyn Tool>,
+    /// The kind of its implementation.
+    pub kind: RegisteredKind,
+}
+
+/// The kind of a tool's implementation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RegisteredKind {
+    /// Compiled into the program: built in, or written in Rust.
+    Native,
+    /// A program that the configuration names.
+    Command,
+    /// An HTTP request that the configuration describes.
+    Http,
 }
 
 impl fmt::Debug for RegisteredTool {
@@ -49,6 +66,15 @@ impl ToolRegistry {
     /// # Errors
     /// If another tool has the name, a provider would refuse the name, or the input is not an object.
     pub fn register(&mut self, tool: impl Tool) -> Result<(), RegistryError> {
+        self.register_as(RegisteredKind::Native, tool)
+    }
+
+    /// Adds a tool of this kind.
+    pub(crate) fn register_as(
+        &mut self,
+        kind: RegisteredKind,
+        tool: impl Tool,
+    ) -> Result<(), RegistryError> {
         let spec = tool.spec();
         let name = spec.name.clone();
         let valid = (1..=64).contains(&name.len())
@@ -65,7 +91,8 @@ impl ToolRegistry {
         if !spec.input.allows_object() {
             return Err(RegistryError::InputNotAnObject(name));
         }
-        self.tools.insert(name, RegisteredTool { spec: Arc::new(spec), tool: Arc::new(tool) });
+        let tool = RegisteredTool { spec: Arc::new(spec), tool: Arc::new(tool), kind };
+        self.tools.insert(name, tool);
         Ok(())
     }
 

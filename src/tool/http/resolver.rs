@@ -81,7 +81,7 @@ impl Resolve for Resolver {
 /// would reveal the layout of a private network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{host} has no public address, and only public addresses can be fetched")]
-pub(super) struct NoPublicAddress {
+pub(crate) struct NoPublicAddress {
     host: String,
 }
 
