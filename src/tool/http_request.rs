@@ -11,7 +11,7 @@ use reqwest::{Method, RequestBuilder, Response, Url};
 use serde_json::{Map, Value};
 
 use super::defined_input::{DefinedInput, DefinitionError};
-use super::http::response::{ResponseBody, shorten, status_line};
+use super::http::response::{LimitedBody, shorten, status_line};
 use super::http::{
     AllowRule, CONNECT_TIMEOUT, HttpClient, HttpError, REDIRECTS_MAX, URL_BYTES_MAX, redirect,
     system_lookup, trace_headers,
@@ -204,7 +204,7 @@ impl HttpTool {
         let status = response.status();
         let location = response.headers().get(LOCATION).filter(|_| status.is_redirection());
         let location = location.map(|to| shorten(&String::from_utf8_lossy(to.as_bytes())));
-        let body = ResponseBody::read(response, BODY_BYTES_MAX).await?;
+        let body = LimitedBody::read(response, BODY_BYTES_MAX).await?;
         if !self.is_ok(status.as_u16()) {
             let mut message = format!("HTTP {}", status_line(status));
             if let Some(location) = location {
@@ -216,11 +216,11 @@ impl HttpTool {
         }
         let Some(pointer) = &self.config.pick else { return Ok(body.text().into()) };
         let bytes = match &body {
-            ResponseBody::Text { bytes, is_complete: true, .. } => bytes,
-            ResponseBody::Text { .. } => {
+            LimitedBody::Text { bytes, is_complete: true, .. } => bytes,
+            LimitedBody::Text { .. } => {
                 return Err(ToolError::new("the answer is longer than 1 MiB"));
             }
-            ResponseBody::Other(_) => return Err(ToolError::new(body.text())),
+            LimitedBody::Other(_) => return Err(ToolError::new(body.text())),
         };
         let mut answer: Value = serde_json::from_slice(bytes)
             .map_err(|error| ToolError::new(format!("the answer is not JSON: {error}")))?;

@@ -10,14 +10,14 @@ use crate::types::excerpt;
 const QUOTED_CHARS_MAX: usize = 200;
 
 /// The body of a response.
-pub(crate) enum ResponseBody {
+pub(crate) enum LimitedBody {
     /// The bytes that were read, whether they are all, and their number if the server says it.
     Text { bytes: Vec<u8>, is_complete: bool, size: Option<u64> },
     /// The reason why it is not text.
     Other(String),
 }
 
-impl ResponseBody {
+impl LimitedBody {
     /// Reads at most `bytes_max` bytes. Does not read a body that is not text.
     pub(crate) async fn read(mut response: Response, bytes_max: usize) -> Result<Self, HttpError> {
         // Must be read before the body: afterwards it is the length of the unread rest.
@@ -51,7 +51,7 @@ impl ResponseBody {
 /// Reads a response with any status.
 pub(crate) async fn read(response: Response, bytes_max: usize) -> Result<String, HttpError> {
     let head = head(&response);
-    Ok(format!("{head}\n{}", ResponseBody::read(response, bytes_max).await?.text()))
+    Ok(format!("{head}\n{}", LimitedBody::read(response, bytes_max).await?.text()))
 }
 
 /// Returns the status line, the content type and the URL, which redirects may have changed.
