@@ -2,7 +2,8 @@
 # Runs every check: formatting, lints, documentation, tests. With --quick: the checks that need only the
 # Rust toolchain and a few minutes.
 # Installs what it needs besides the Rust toolchain: Prometheus, which scrapes a host and checks its
-# metrics, rules and dashboards; Node and two packages, which check the form of the dashboards.
+# metrics, rules and dashboards; Node and two packages, which check the form of the dashboards; bubblewrap,
+# in which programs run as tools with `sandbox = "strict"`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +18,7 @@ missing=()
 command -v promtool >/dev/null || missing+=(prometheus)
 command -v node >/dev/null || missing+=(nodejs)
 command -v npm >/dev/null || missing+=(npm)
+command -v bwrap >/dev/null || missing+=(bubblewrap)
 if [ "${#missing[@]}" -gt 0 ]; then
   as_root=""
   [ "$(id -u)" = 0 ] || as_root="sudo"
@@ -38,7 +40,7 @@ cargo clippy --locked --no-default-features --lib -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --features otlp --no-deps --quiet
 # Reads the pages of the command before.
 cargo test --locked --features otlp --test documents -- --ignored
-# If CI is set, a missing corpus, Prometheus or Node is a failure instead of a skipped test.
+# If CI is set, a missing corpus, Prometheus, Node or bubblewrap is a failure instead of a skipped test.
 cargo test --locked --features otlp
 # The default features, which lack `otlp`.
 cargo test --locked --test trace_context

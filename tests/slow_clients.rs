@@ -1,7 +1,7 @@
 //! Clients that do not finish their requests, or do not read their answers. They cost little, and the host
 //! still serves other clients.
 
-#![expect(clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
 

@@ -486,13 +486,20 @@ fn wrong_configuration_is_found_before_the_start() {
         let expected = format!("{}:{expected}", file.display());
         assert!(error.starts_with(&expected) && !error.contains('\n'), "{error}\n{expected}");
     }
-    if Command::new("bwrap").arg("--version").stdout(Stdio::null()).status().is_err() {
-        let keys = "command = [\"true\"]\nsandbox = \"strict\"\n";
-        let error = folder.registry(&format!("{head}{keys}")).unwrap_err();
-        let expected = "5: tools.t.sandbox: this system cannot do the sandbox \"strict\": needs \
-                        bubblewrap: install the program bwrap in PATH";
-        assert_eq!(error, format!("{}:{expected}", file.display()));
-    }
+    // Without bubblewrap in PATH, the strict sandbox is refused.
+    let bin = folder.path.join("bin");
+    std::fs::create_dir_all(&bin).unwrap();
+    std::os::unix::fs::symlink("/bin/true", bin.join("true")).unwrap();
+    let config = folder.path.join("strict.toml");
+    std::fs::write(&config, format!("{head}command = [\"true\"]\nsandbox = \"strict\"\n")).unwrap();
+    let mut checked = Command::new(env!("CARGO_BIN_EXE_callsheet"));
+    checked.args(["--check", "--config"]).arg(&config).env("PATH", &bin);
+    let checked = checked.output().unwrap();
+    assert_eq!(checked.status.code(), Some(2));
+    let expected = "5: tools.t.sandbox: this system cannot do the sandbox \"strict\": needs bubblewrap: \
+                    install the program bwrap in PATH\n";
+    let expected = format!("callsheet: {}:{expected}", config.display());
+    assert_eq!(String::from_utf8(checked.stderr).unwrap(), expected);
 }
 
 /// Writes the configuration of a real host with a command tool. Returns its scripted model.
