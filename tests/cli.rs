@@ -492,3 +492,37 @@ fn tools_are_listed_with_the_reason_why_others_are_left_out() {
     assert_eq!(wrong.status.code(), Some(2));
     assert_eq!(stderr(&wrong), "callsheet: --agent: no agent is called \"x\" (known: default)\n");
 }
+
+#[test]
+fn a_tool_is_called_as_a_session_would_call_it() {
+    let config = "[tools.http_get]\napproval = \"before\"\n";
+    let folder = Folder::new("tools-call").with("callsheet.toml", config);
+    let call = |args: &[&str]| {
+        let output = folder.run(&[&["tools", "call"], args].concat());
+        (output.status.code().unwrap(), stdout(&output), stderr(&output))
+    };
+    let (status, text, _) = call(&["calculator", "expression=2 + 3"]);
+    assert_eq!((status, text.as_str()), (0, "5\n"));
+    let (status, text, _) = call(&["calculator", "--input", r#"{"expression": "7 * 6"}"#]);
+    assert_eq!((status, text.as_str()), (0, "42\n"));
+    let (status, text, _) = call(&["calculator", "expression=2 +"]);
+    assert!(status == 1 && text.starts_with("Error: "), "{text}");
+    let (status, text, _) = call(&["calculator", "x=1"]);
+    assert!(status == 1 && text.starts_with("Error: not run: invalid arguments"), "{text}");
+    let (status, text, _) = call(&["http_get", "url=http://127.0.0.1:9/"]);
+    assert!(status == 1 && text.contains("no approval is possible"), "{text}");
+    let (status, text, _) = call(&["--approve", "http_get", "url=http://127.0.0.1:9/"]);
+    assert!(status == 1 && text.contains("127.0.0.1 is a loopback address"), "{text}");
+    for (args, expected) in [
+        (&["nothing"][..], "no tool is called \"nothing\" (known: calculator, "),
+        (&["calculator", "x"], "\"x\" is not KEY=VALUE; use --input for a JSON object"),
+        (&["calculator", "--input", "{"], "--input: EOF while parsing"),
+        (&["calculator", "--input", "[]"], "--input: must be a JSON object such as"),
+        (&["calculator", "--agent", "x"], "--agent: no agent is called \"x\" (known: default)"),
+    ] {
+        let (status, _, error) = call(args);
+        assert_eq!(status, 2, "{args:?}");
+        assert!(error.starts_with(&format!("callsheet: {expected}")), "{error}");
+    }
+    assert!(!folder.0.join("callsheet-data").exists());
+}

@@ -21,7 +21,7 @@
 //! | `approval_prompts.rs` | `run`: asks for approvals in the terminal, or decides by a flag |
 //! | `images.rs` | `run --image`: reads images |
 //! | `sessions.rs` | `callsheet sessions`: lists, shows and verifies stored sessions |
-//! | `tools.rs` | `callsheet tools`: lists the tools of an agent |
+//! | `tools.rs` | `callsheet tools`: lists the tools of an agent, and calls one |
 //! | `replay.rs` | `callsheet replay`: replays a stored session and reports differences |
 //! | `load.rs` | `callsheet load`: the load test |
 //! | `decode.rs` | `callsheet decode`: decodes a recorded response |
@@ -80,7 +80,7 @@ enum Command {
     /// Lists, shows and verifies stored sessions, of a running or a stopped host.
     #[command(subcommand)]
     Sessions(sessions::SessionsCommand),
-    /// Lists the tools of an agent.
+    /// Lists the tools of an agent, or calls one.
     #[command(subcommand)]
     Tools(tools::ToolsCommand),
     /// Replays a stored session from its journal and reports the first decision that differs.
@@ -133,7 +133,7 @@ fn execute(cli: Cli) -> Result<ExitCode, CommandError> {
             Some(Command::Serve(args)) => serve::run(*args).await,
             Some(Command::Run(args)) => run::run(*args).await,
             Some(Command::Sessions(command)) => sessions::run(&command),
-            Some(Command::Tools(command)) => tools::run(&command),
+            Some(Command::Tools(command)) => tools::run(command).await,
             Some(Command::Replay(args)) => replay::run(&args),
             Some(Command::Load(args)) => load::run(*args).await,
             Some(Command::LoadService(args)) => load::run_service(args).await,

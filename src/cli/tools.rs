@@ -1,15 +1,26 @@
-//! `callsheet tools`: lists the tools of an agent.
+//! `callsheet tools`: lists the tools of an agent, and calls one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
+use super::approval_prompts::ApprovalMode;
 use super::error::CommandError;
 use super::output::{self, format_count};
 use super::run::choose_agent;
 use super::setup::{self, CONFIG_HELP};
-use crate::tool::{ListedTool, list_tools};
+use super::signals::Signals;
+use super::watch;
+use crate::config::{Config, JournalEngine, ModelConfig, ToolPattern};
+use crate::message::Message;
+use crate::runtime::model::{ModelReply, ModelRequest};
+use crate::runtime::{Host, OpenSession};
+use crate::tool::{ListedTool, NOT_NAMED, ToolRegistry, list_tools};
+use crate::types::{RunEnd, ToolStatus};
+
+/// Name of the model that asks for the call of `tools call`; not a valid name in a configuration file.
+const CALLER: &str = "(tools call)";
 
 /// The columns of the table.
 const HEADINGS: [&str; 7] = ["NAME", "KIND", "EFFECT", "START", "IDEMPOTENT", "APPROVAL", "TOKENS"];
@@ -28,14 +39,50 @@ pub(super) enum ToolsCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Calls a tool once, as a session would, and prints what the model would read.
+    Call(CallArgs),
+}
+
+/// Flags of `callsheet tools call`.
+#[derive(Debug, clap::Args)]
+pub(super) struct CallArgs {
+    #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
+    config: Option<PathBuf>,
+    /// The agent whose limits apply [default: the only agent, or the agent named default]
+    #[arg(long, value_name = "NAME")]
+    agent: Option<String>,
+    /// The arguments as a JSON object.
+    #[arg(long, value_name = "JSON", conflicts_with = "arguments")]
+    input: Option<String>,
+    /// Approve the call if it needs approval. Without this flag the terminal asks; without a terminal the
+    /// call is rejected.
+    #[arg(long)]
+    approve: bool,
+    /// Name of the tool.
+    name: String,
+    /// The arguments: a text where the tool takes one, else JSON.
+    #[arg(value_name = "KEY=VALUE")]
+    arguments: Vec<String>,
 }
 
 /// Runs a subcommand.
-pub(super) fn run(command: &ToolsCommand) -> Result<ExitCode, CommandError> {
-    let ToolsCommand::List { config, agent, json } = command;
-    let config = setup::load(config.as_deref())?.config;
+pub(super) async fn run(command: ToolsCommand) -> Result<ExitCode, CommandError> {
+    match command {
+        ToolsCommand::List { config, agent, json } => list(config.as_deref(), agent, json),
+        ToolsCommand::Call(args) => call(args).await,
+    }
+}
+
+/// Returns the configuration and its tools, with its overrides.
+fn load(file: Option<&Path>) -> Result<(Config, ToolRegistry), CommandError> {
+    let config = setup::load(file)?.config;
     let mut registry = setup::tools(&config)?;
     registry.apply_overrides(&config.tools);
+    Ok((config, registry))
+}
+
+fn list(file: Option<&Path>, agent: Option<String>, json: bool) -> Result<ExitCode, CommandError> {
+    let (config, registry) = load(file)?;
     let agent = choose_agent(&config, agent.as_deref())?;
     let patterns = config.agents.get(&agent).map(|agent| agent.tools.as_slice());
     let is_offered =
@@ -47,6 +94,78 @@ pub(super) fn run(command: &ToolsCommand) -> Result<ExitCode, CommandError> {
     };
     output::to_stdout(&text).map_err(|error| output::write_error(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Calls a tool in a session that is not stored. Its model asks for the call, and answers with the
+/// result.
+async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
+    let (mut config, registry) = load(args.config.as_deref())?;
+    let Some(tool) = registry.tool(&args.name) else {
+        let known: Vec<&str> = registry.iter().map(|(name, _)| name).collect();
+        let (name, known) = (&args.name, known.join(", "));
+        return Err(CommandError::usage(format!("no tool is called {name:?} (known: {known})")));
+    };
+    let arguments = match &args.input {
+        Some(json) => parse_input(json)?,
+        None => parse_arguments(&args.arguments, tool.spec.input.as_value())?,
+    };
+    let agent = choose_agent(&config, args.agent.as_deref())?;
+    config.agents.retain(|name, _| *name == agent);
+    config.use_model(CALLER, ModelConfig::for_source(CALLER));
+    config.journal.engine = JournalEngine::Memory;
+    for agent in config.agents.values_mut() {
+        agent.tools = vec![ToolPattern::new(&args.name)];
+    }
+    let name = args.name;
+    let caller = move |request: ModelRequest| {
+        let reply = match request.messages.last().map(|message| &**message) {
+            Some(Message::Tool { content, .. }) => ModelReply::text(content.to_string()),
+            Some(Message::User { .. } | Message::Assistant(_)) | None => {
+                ModelReply::call(name.clone(), arguments.clone())
+            }
+        };
+        reply.into_stream()
+    };
+    let mut signals = Signals::new().map_err(CommandError::failed)?;
+    let host = Host::builder().config(config).tools(registry).model_source(CALLER, caller);
+    let host = host.start().await.map_err(setup::start_error)?;
+    let session = host.open_session(OpenSession::default()).await.map_err(CommandError::failed)?;
+    let run = session.start_run("call the tool").await.map_err(CommandError::failed)?;
+    let mode = ApprovalMode::from_flags(args.approve, false);
+    let report = watch::on_screen(&session, run, mode, &mut signals).await;
+    host.shutdown().await;
+    let report = report?;
+    if let Some(error) = &report.error {
+        output::error(&error.message);
+    }
+    let succeeded = report.calls.iter().all(|call| call.status == ToolStatus::Ok);
+    let is_answered = report.run_end == RunEnd::Answered;
+    Ok(if is_answered && succeeded { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn parse_input(json: &str) -> Result<Value, CommandError> {
+    let parsed = serde_json::from_str::<Value>(json);
+    let value = parsed.map_err(|error| CommandError::usage(format!("--input: {error}")))?;
+    if value.is_object() {
+        return Ok(value);
+    }
+    Err(CommandError::usage("--input: must be a JSON object such as {\"path\": \".\"}"))
+}
+
+/// Parses `KEY=VALUE` arguments. A value is a text if the schema says so or if it is not JSON.
+fn parse_arguments(arguments: &[String], schema: &Value) -> Result<Value, CommandError> {
+    let mut members = serde_json::Map::new();
+    for argument in arguments {
+        let Some((key, value)) = argument.split_once('=') else {
+            let message = format!("{argument:?} is not KEY=VALUE; use --input for a JSON object");
+            return Err(CommandError::usage(message));
+        };
+        let is_text = schema["properties"][key]["type"] == "string";
+        let json = || serde_json::from_str(value).ok();
+        let value = (!is_text).then(json).flatten().unwrap_or_else(|| Value::from(value));
+        members.insert(key.to_owned(), value);
+    }
+    Ok(Value::from(members))
 }
 
 /// Returns a table of the offered tools, and a line with the others.
@@ -73,7 +192,7 @@ fn table(agent: &str, tools: &[ListedTool]) -> String {
         .collect();
     if !left_out.is_empty() {
         let names = left_out.join(", ");
-        text.push_str(&format!("left out: {names} ({})\n", crate::tool::NOT_NAMED));
+        text.push_str(&format!("left out: {names} ({})\n", NOT_NAMED));
     }
     let tokens: usize = offered().map(|tool| tool.tokens).sum();
     let count = format_count(offered().count() as u64, "tool");

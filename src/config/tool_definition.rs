@@ -174,17 +174,6 @@ pub enum HttpMethod {
     Delete,
 }
 
-impl HttpMethod {
-    /// The values in the configuration.
-    pub(super) const WORDS: [(&'static str, Self); 5] = [
-        ("GET", Self::Get),
-        ("POST", Self::Post),
-        ("PUT", Self::Put),
-        ("PATCH", Self::Patch),
-        ("DELETE", Self::Delete),
-    ];
-}
-
 /// The body of an HTTP request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HttpBody {

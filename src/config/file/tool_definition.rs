@@ -23,6 +23,14 @@ enum KindWord {
 
 const KINDS: [(&str, KindWord); 2] = [("command", KindWord::Command), ("http", KindWord::Http)];
 
+const METHODS: [(&str, HttpMethod); 5] = [
+    ("GET", HttpMethod::Get),
+    ("POST", HttpMethod::Post),
+    ("PUT", HttpMethod::Put),
+    ("PATCH", HttpMethod::Patch),
+    ("DELETE", HttpMethod::Delete),
+];
+
 /// Looks up an environment variable of the host.
 type EnvLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
 
@@ -99,7 +107,7 @@ impl CommandConfig {
 
 impl HttpConfig {
     fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
-        let method = section.read("method", |value| values::word(value, &HttpMethod::WORDS));
+        let method = section.read("method", |value| values::word(value, &METHODS));
         let url = section.read("url", values::non_empty_string);
         section.require("url", url.is_none());
         let mut config = Self::new(method.unwrap_or_default(), url.unwrap_or_default());
