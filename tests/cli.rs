@@ -217,7 +217,7 @@ fn failed_and_limited_runs_have_their_own_exit_status() {
 fn without_a_terminal_calls_are_rejected_unless_approve_is_given() {
     let config = "[tools.calculator]\napproval = 'before'\n";
     let folder = Folder::new("approve").with("callsheet.toml", config);
-    let reason = "no approval is possible: standard input is not a terminal";
+    let reason = "not approved: no terminal (--approve, tools.NAME.approval)";
     let output = folder.run(&["run", PROMPT]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains(reason), "{}", stdout(&output));
@@ -495,7 +495,8 @@ fn tools_are_listed_with_the_reason_why_others_are_left_out() {
 
 #[test]
 fn a_tool_is_called_as_a_session_would_call_it() {
-    let config = "[tools.http_get]\napproval = \"before\"\n";
+    let config = "[tools.http_get]\napproval = \"destructive\"\n\
+                  [tools.calculator]\napproval = \"writes\"\n";
     let folder = Folder::new("tools-call").with("callsheet.toml", config);
     let call = |args: &[&str]| {
         let output = folder.run(&[&["tools", "call"], args].concat());
@@ -510,7 +511,7 @@ fn a_tool_is_called_as_a_session_would_call_it() {
     let (status, text, _) = call(&["calculator", "x=1"]);
     assert!(status == 1 && text.starts_with("Error: not run: invalid arguments"), "{text}");
     let (status, text, _) = call(&["http_get", "url=http://127.0.0.1:9/"]);
-    assert!(status == 1 && text.contains("no approval is possible"), "{text}");
+    assert!(status == 1 && text.contains("not approved: no terminal"), "{text}");
     let (status, text, _) = call(&["--approve", "http_get", "url=http://127.0.0.1:9/"]);
     assert!(status == 1 && text.contains("127.0.0.1 is a loopback address"), "{text}");
     for (args, expected) in [

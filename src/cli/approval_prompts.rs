@@ -29,11 +29,9 @@ impl ApprovalMode {
         if approve {
             Self::Approve
         } else if json {
-            Self::Reject("no approval is possible: --json only prints events")
-        } else if !io::stdin().is_terminal() {
-            Self::Reject("no approval is possible: standard input is not a terminal")
-        } else if !io::stderr().is_terminal() {
-            Self::Reject("no approval is possible: standard error is not a terminal")
+            Self::Reject("not approved: --json cannot ask (--approve, tools.NAME.approval)")
+        } else if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+            Self::Reject("not approved: no terminal (--approve, tools.NAME.approval)")
         } else {
             Self::Ask
         }

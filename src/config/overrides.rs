@@ -298,6 +298,7 @@ mod time {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::AskedCalls;
 
     fn parsed(json: &str) -> Result<RunOverrides, String> {
         serde_json::from_str(json).map_err(|error| error.to_string())
@@ -376,13 +377,22 @@ mod tests {
     #[test]
     fn approvals_may_only_be_added() {
         let requested = |text: &str| parsed(&format!(r#"{{"approval": "{text}"}}"#)).unwrap();
-        let both = ApprovalPolicy { before: true, after: true };
+        let both = ApprovalPolicy { before: AskedCalls::All, after: true };
         for (word, own, may_raise, expect) in [
             ("before", ApprovalPolicy::NEVER, false, Ok(ApprovalPolicy::BEFORE)),
+            ("before", ApprovalPolicy::WRITES, false, Ok(ApprovalPolicy::BEFORE)),
+            ("destructive", ApprovalPolicy::WRITES, false, Ok(ApprovalPolicy::WRITES)),
+            ("writes", ApprovalPolicy::DESTRUCTIVE, true, Ok(ApprovalPolicy::WRITES)),
             ("before", ApprovalPolicy::AFTER, false, Ok(both)),
             ("after", ApprovalPolicy::AFTER, true, Ok(ApprovalPolicy::AFTER)),
             ("never", ApprovalPolicy::NEVER, false, Ok(ApprovalPolicy::NEVER)),
             ("never", both, true, Ok(ApprovalPolicy::NEVER)),
+            (
+                "never",
+                ApprovalPolicy::DESTRUCTIVE,
+                false,
+                Err("approval: never is more than the agent allows (pay: destructive)"),
+            ),
             (
                 "never",
                 both,

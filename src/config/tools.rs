@@ -44,23 +44,55 @@ pub enum StartPolicy {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ApprovalPolicy {
-    /// Approval is needed before a call runs.
-    pub before: bool,
+    /// The calls that need approval before they run.
+    pub before: AskedCalls,
     /// Approval is needed before the model sees the result.
     pub after: bool,
 }
 
+/// The calls that need approval before they run, from few to all.
+///
+/// ```
+/// use callsheet::config::AskedCalls;
+/// use callsheet::prelude::*;
+///
+/// assert_eq!(ApprovalPolicy::WRITES.before, AskedCalls::Writes);
+/// let tool = ToolSpec::named("read", "Reads.").pure().approval(ApprovalPolicy::WRITES);
+/// assert!(!tool.asks_before());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AskedCalls {
+    /// None.
+    #[default]
+    None,
+    /// Those of tools whose effects destroy something.
+    Destructive,
+    /// Those of tools with effects.
+    Writes,
+    /// All.
+    All,
+}
+
 impl ApprovalPolicy {
     /// No approval is needed.
-    pub const NEVER: Self = Self { before: false, after: false };
+    pub const NEVER: Self = Self { before: AskedCalls::None, after: false };
+    /// Approval is needed before a call of a destructive tool runs.
+    pub const DESTRUCTIVE: Self = Self { before: AskedCalls::Destructive, after: false };
+    /// Approval is needed before a call of a tool with effects runs.
+    pub const WRITES: Self = Self { before: AskedCalls::Writes, after: false };
     /// Approval is needed before a call runs.
-    pub const BEFORE: Self = Self { before: true, after: false };
+    pub const BEFORE: Self = Self { before: AskedCalls::All, after: false };
     /// Approval is needed before the model sees the result.
-    pub const AFTER: Self = Self { before: false, after: true };
+    pub const AFTER: Self = Self { before: AskedCalls::None, after: true };
 
     /// The values in the configuration and in requests.
-    pub(super) const WORDS: [(&'static str, Self); 3] =
-        [("never", Self::NEVER), ("before", Self::BEFORE), ("after", Self::AFTER)];
+    pub(super) const WORDS: [(&'static str, Self); 5] = [
+        ("never", Self::NEVER),
+        ("destructive", Self::DESTRUCTIVE),
+        ("writes", Self::WRITES),
+        ("before", Self::BEFORE),
+        ("after", Self::AFTER),
+    ];
 
     /// Returns whether any approval is needed.
     #[must_use]
@@ -71,18 +103,21 @@ impl ApprovalPolicy {
     /// Returns the union of both policies.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        Self { before: self.before || other.before, after: self.after || other.after }
+        Self { before: self.before.max(other.before), after: self.after || other.after }
     }
 }
 
 impl fmt::Display for ApprovalPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match (self.before, self.after) {
-            (false, false) => "never",
-            (true, false) => "before",
-            (false, true) => "after",
-            (true, true) => "before and after",
-        })
+        let before = match self.before {
+            AskedCalls::None if self.after => return f.write_str("after"),
+            AskedCalls::None => "never",
+            AskedCalls::Destructive => "destructive",
+            AskedCalls::Writes => "writes",
+            AskedCalls::All => "before",
+        };
+        f.write_str(before)?;
+        if self.after { f.write_str(" and after") } else { Ok(()) }
     }
 }
 
@@ -99,7 +134,7 @@ impl<'de> Deserialize<'de> for ApprovalPolicy {
         known.map(|(_, approval)| *approval).ok_or_else(|| {
             let text = excerpt(&text, 64);
             serde::de::Error::custom(format!(
-                "approval is \"never\", \"before\" or \"after\", not {text:?}"
+                "approval is \"never\", \"destructive\", \"writes\", \"before\" or \"after\", not {text:?}"
             ))
         })
     }
@@ -122,6 +157,8 @@ pub struct ToolOverride {
     pub effect: Option<ToolEffect>,
     /// The time at which a sealed call may start.
     pub start: Option<StartPolicy>,
+    /// True if effects of calls destroy something.
+    pub destructive: Option<bool>,
     /// True if calls run exclusively.
     pub exclusive: Option<bool>,
     /// True if a call may run again with the same idempotency key.

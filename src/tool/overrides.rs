@@ -18,6 +18,7 @@ impl ToolRegistry {
 fn apply_override(spec: &mut ToolSpec, tool_override: &ToolOverride) {
     spec.effect = tool_override.effect.unwrap_or(spec.effect);
     spec.start = tool_override.start.unwrap_or(spec.start);
+    spec.destructive = tool_override.destructive.unwrap_or(spec.destructive);
     spec.exclusive = tool_override.exclusive.unwrap_or(spec.exclusive);
     spec.idempotent = tool_override.idempotent.unwrap_or(spec.idempotent);
     spec.repeatable = tool_override.repeatable.unwrap_or(spec.repeatable);
@@ -63,6 +64,7 @@ mod tests {
         let tool_override = ToolOverride {
             effect: Some(ToolEffect::None),
             start: Some(StartPolicy::OnSeal),
+            destructive: Some(false),
             exclusive: Some(true),
             idempotent: Some(true),
             repeatable: Some(true),
@@ -77,6 +79,7 @@ mod tests {
         let expected = original
             .pure()
             .start_on_seal()
+            .not_destructive()
             .exclusive()
             .idempotent()
             .repeatable()

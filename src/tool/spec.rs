@@ -6,7 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 
 use super::InputSchema;
-use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
+use crate::config::{ApprovalPolicy, AskedCalls, StartPolicy, ToolEffect};
 
 /// Default of [`ToolSpec::approval_timeout`].
 const APPROVAL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -25,6 +25,8 @@ pub struct ToolSpec {
     pub effect: ToolEffect,
     /// The moment at which a sealed call may start; only used for tools with effects.
     pub start: StartPolicy,
+    /// Effects of a call may destroy something; only used for tools with effects.
+    pub destructive: bool,
     /// Runs alone: a barrier in call order.
     pub exclusive: bool,
     /// May run again with the same idempotency key after a crash.
@@ -71,6 +73,7 @@ impl ToolSpec {
             input,
             effect: ToolEffect::Some,
             start: StartPolicy::OnFinish,
+            destructive: true,
             exclusive: false,
             idempotent: false,
             repeatable: false,
@@ -153,6 +156,25 @@ impl ToolSpec {
         self
     }
 
+    /// Declares that the effects of calls destroy nothing. [`ApprovalPolicy::DESTRUCTIVE`] then asks for
+    /// no approval.
+    #[must_use]
+    pub fn not_destructive(mut self) -> Self {
+        self.destructive = false;
+        self
+    }
+
+    /// Returns whether a call needs approval before it runs.
+    #[must_use]
+    pub fn asks_before(&self) -> bool {
+        match self.approval.before {
+            AskedCalls::None => false,
+            AskedCalls::Destructive => self.has_effects() && self.destructive,
+            AskedCalls::Writes => self.has_effects(),
+            AskedCalls::All => true,
+        }
+    }
+
     /// Returns true if a call has effects outside this process.
     #[must_use]
     pub fn has_effects(&self) -> bool {
@@ -163,5 +185,27 @@ impl ToolSpec {
     #[must_use]
     pub fn may_start_early(&self) -> bool {
         !self.has_effects() || self.start == StartPolicy::OnSeal
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn approval_policies_ask_for_more_and_more_calls() {
+        let writes = ToolSpec::named("writes", "");
+        let appends = writes.clone().not_destructive();
+        let reads = writes.clone().pure();
+        for (policy, asked) in [
+            (ApprovalPolicy::NEVER, [false, false, false]),
+            (ApprovalPolicy::AFTER, [false, false, false]),
+            (ApprovalPolicy::DESTRUCTIVE, [true, false, false]),
+            (ApprovalPolicy::WRITES, [true, true, false]),
+            (ApprovalPolicy::BEFORE, [true, true, true]),
+        ] {
+            let asks = |spec: &ToolSpec| spec.clone().approval(policy).asks_before();
+            assert_eq!([&writes, &appends, &reads].map(asks), asked, "{policy}");
+        }
     }
 }

@@ -249,7 +249,7 @@ impl TurnCall {
 
     /// Returns whether the call needs an approval to run that it does not have yet.
     pub(super) fn needs_approval(&self) -> bool {
-        self.notes.before.is_none() && self.tool.as_ref().is_some_and(|tool| tool.approval.before)
+        self.notes.before.is_none() && self.tool.as_ref().is_some_and(|tool| tool.asks_before())
     }
 
     pub(super) fn is_kept(&self) -> bool {

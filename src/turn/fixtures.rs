@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{Budget, ModelPlan, ModelPlans, TurnRecord, TurnRules, TurnSpec};
-use crate::config::Limits;
+use crate::config::{AskedCalls, Limits};
 use crate::context::{History, Variables};
 use crate::record::{JournalEntry, Record, Seq};
 pub(crate) use crate::response::fixtures::{call, finish, text};
@@ -17,7 +17,7 @@ use crate::types::{Execution, ModelOrigin, RunId, SessionId, Usage, Wire};
 use crate::wire::{CallDelta, Delta};
 
 /// The calls of the tool need an approval, and so do their results.
-const BOTH: ApprovalPolicy = ApprovalPolicy { before: true, after: true };
+const BOTH: ApprovalPolicy = ApprovalPolicy { before: AskedCalls::All, after: true };
 
 /// Tools of every kind, by name. The names describe the tools: `put` writes a variable, `asked`
 /// needs an approval to run, `reviewed` needs one for its result, `both` needs both.

@@ -21,6 +21,7 @@ impl ToolOverride {
         let mut change = Self {
             effect: section.read("effect", |value| values::word(value, &effects)),
             start: section.read("start", |value| values::word(value, &starts)),
+            destructive: section.read("destructive", values::switch),
             exclusive: section.read("exclusive", values::switch),
             idempotent: section.read("idempotent", values::switch),
             repeatable: section.read("repeatable", values::switch),

@@ -73,8 +73,9 @@ async fn pass(time: Duration) {
 #[tokio::test]
 async fn clocks_stop_while_a_turn_waits_only_for_approvals() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
-    let pay =
-        tool(paying(ApprovalPolicy { before: true, after: true }), |_| async { Ok("paid".into()) });
+    let pay = tool(paying(ApprovalPolicy::BEFORE.and(ApprovalPolicy::AFTER)), |_| async {
+        Ok("paid".into())
+    });
     let host = host(&provider, registry([pay]), |_| ()).await;
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();

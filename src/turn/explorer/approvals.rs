@@ -140,7 +140,7 @@ impl World {
             return;
         }
         assert!(
-            tool.approval.before && self.may_start(call, rules),
+            tool.asks_before() && self.may_start(call, rules),
             "an approval of a call that may not start"
         );
         assert!(
@@ -187,7 +187,7 @@ impl World {
     /// Checks that a call which needs an approval runs only after it is approved.
     pub(super) fn check_start_approved(&self, key: CallKey) {
         let call = self.call(key);
-        if call.tool.as_ref().is_some_and(|tool| tool.approval.before) {
+        if call.tool.as_ref().is_some_and(|tool| tool.asks_before()) {
             let log =
                 if call.has_effects() { &self.log[..self.durable as usize] } else { &self.log };
             let decision = self.recorded_decision((key, ApprovalPhase::Before), log);

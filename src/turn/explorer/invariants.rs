@@ -192,7 +192,7 @@ impl World {
                 assert_eq!(other.attempt, key.attempt, "effects of two attempts");
                 // Later calls may overtake a call that waits for its approval or for a permit of its
                 // tool.
-                let may_overtake = tool.approval.before || started.has_concurrency_limit();
+                let may_overtake = tool.asks_before() || started.has_concurrency_limit();
                 assert!(again || may_overtake || other < key, "effects out of order");
                 let same = scenario.identical_run_once && *identity == started.identity;
                 assert!(again || !same, "an identical call ran twice");
