@@ -2,16 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
 
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Redirect};
 use axum::routing::{any, get};
 use callsheet::config::Config;
 use callsheet::tool::ToolRegistry;
 use callsheet::tool::testing::ToolTest;
+use futures::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -222,6 +225,31 @@ async fn secrets_go_to_their_origin_only_and_are_in_no_result() {
     let strict = keys("/away").replace(&format!("allow = [\"{other_host}\"]"), "");
     let error = call(&strict, json!({})).await.unwrap_err();
     assert!(error.contains("refused: 127.0.0.1 is a loopback address"), "{error}");
+}
+
+#[test]
+fn the_host_knows_the_secrets_of_its_tools() {
+    let text = format!(
+        "[tools.t]\nkind = \"http\"\ndescription = \"d\"\nurl = \"http://a/\"\n\
+         secret_headers = {{ authorization = \"{SECRET_VARIABLE}\" }}"
+    );
+    let config = Config::parse(&text, "callsheet.toml", &|name| std::env::var(name).ok()).unwrap();
+    let secret = std::env::var(SECRET_VARIABLE).unwrap();
+    assert_eq!(config.secrets().redact(&format!("<{secret}>")), "<[redacted]>");
+}
+
+#[tokio::test]
+async fn a_cancelled_call_does_not_wait_for_its_answer() {
+    // The body begins and never ends.
+    let endless = async || {
+        let first = futures::stream::iter([Ok::<_, Infallible>("a")]);
+        Body::from_stream(first.chain(futures::stream::pending()))
+    };
+    let server = Server::start(Router::new().fallback(any(endless))).await;
+    let keys = format!("method = \"POST\"\nurl = \"{}/\"", server.origin);
+    let call = tool(&keys).cancel_after(Duration::from_millis(50)).call(json!({})).await;
+    let error = call.result.unwrap_err().to_string();
+    assert_eq!(error, "cancelled; the server may have acted on the request");
 }
 
 #[tokio::test]

@@ -250,16 +250,17 @@ impl Tool for HttpTool {
             let key = HeaderValue::from_str(context.idempotency_key());
             headers.extend(key.ok().map(|key| (self.idempotency_header.clone(), key)));
         }
-        let sent = tokio::select! {
-            sent = self.send(url, body, trace_headers(&context), headers) => sent,
-            () = context.cancelled() => Err(HttpError::Cancelled),
+        let failure = |error: HttpError| match has_effects && !error.is_unsent() {
+            true => ToolError::new(format!("{error}; the server may have acted on the request")),
+            false => ToolError::new(error),
         };
-        let result = match sent {
-            Ok(response) => self.result(response).await,
-            Err(error) if has_effects && !error.is_unsent() => {
-                Err(ToolError::new(format!("{error}; the server may have acted on the request")))
-            }
-            Err(error) => Err(ToolError::new(error)),
+        let exchange = async {
+            let sent = self.send(url, body, trace_headers(&context), headers).await;
+            self.result(sent.map_err(failure)?).await
+        };
+        let result = tokio::select! {
+            result = exchange => result,
+            () = context.cancelled() => Err(failure(HttpError::Cancelled)),
         };
         redacted(result, &secrets)
     }
