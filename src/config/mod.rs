@@ -43,6 +43,7 @@ pub use overrides::OverrideTooHigh;
 pub use overrides::{LimitOverrides, RunOverrides};
 #[cfg(feature = "tools")]
 pub(crate) use secrets::with_last_word;
+#[doc(hidden)]
 pub use tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
     ProcessConfig, SandboxLevel, ToolInput, ToolKind,

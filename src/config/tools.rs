@@ -176,6 +176,7 @@ pub struct ToolOverride {
     /// Maximum number of concurrent calls in the host.
     pub max_concurrent: Option<NonZeroU32>,
     /// The definition of a tool that is not registered otherwise: `kind` and its keys.
+    #[doc(hidden)]
     pub definition: Option<ConfiguredTool>,
     /// For `read_file`: the root directory.
     pub root: Option<PathBuf>,
