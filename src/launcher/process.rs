@@ -39,6 +39,8 @@ pub(crate) struct LaunchedProcess {
 pub(crate) struct ProcessControl {
     socket: BufReader<UnixStream>,
     launcher: Child,
+    /// The beginning of a message that has not arrived whole.
+    partial: Vec<u8>,
     has_exceeded_processes: bool,
 }
 
@@ -98,7 +100,9 @@ impl LaunchedProcess {
         own_end.set_nonblocking(true)?;
         let mut socket = BufReader::new(UnixStream::from_std(own_end)?);
         socket.write_all(&body).await?;
-        let mut control = ProcessControl { socket, launcher, has_exceeded_processes: false };
+        let partial = Vec::new();
+        let mut control =
+            ProcessControl { socket, launcher, partial, has_exceeded_processes: false };
         match control.next_message().await {
             Ok(Some(LauncherMessage::Started)) => {}
             Ok(Some(LauncherMessage::SandboxFailed(message))) => {
@@ -158,13 +162,15 @@ impl ProcessControl {
         let _ = launcher.wait().await;
     }
 
-    /// Returns the next message. `None` if the launcher has closed the socket.
+    /// Returns the next message. `None` if the launcher has closed the socket. May be dropped and called
+    /// again: what has arrived of a message is kept.
     async fn next_message(&mut self) -> io::Result<Option<LauncherMessage>> {
-        let mut line = String::new();
-        if self.socket.read_line(&mut line).await? == 0 {
+        self.socket.read_until(b'\n', &mut self.partial).await?;
+        let line = std::mem::take(&mut self.partial);
+        if line.is_empty() {
             return Ok(None);
         }
-        Ok(Some(serde_json::from_str(&line)?))
+        Ok(Some(serde_json::from_slice(&line)?))
     }
 }
 
