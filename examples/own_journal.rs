@@ -40,6 +40,11 @@ impl FileJournal {
         Ok(Self { directory: directory.to_owned(), queue, writer })
     }
 
+    /// No session has a space in its id.
+    fn document_path(&self, key: &str) -> PathBuf {
+        self.directory.join(format!("document {key}"))
+    }
+
     fn ids(&self) -> io::Result<Vec<SessionId>> {
         let mut ids = Vec::new();
         for file in fs::read_dir(&self.directory)? {
@@ -74,6 +79,10 @@ fn append_lines(directory: &Path, batch: &Batch) -> io::Result<()> {
     let line = |entry: &Arc<JournalEntry>| format!("{} {}\n", entry.time, entry.body());
     file.write_all(batch.entries.iter().map(line).collect::<String>().as_bytes())?;
     file.sync_data()
+}
+
+fn write_error(error: io::Error) -> JournalError {
+    JournalError::Write(error.to_string())
 }
 
 fn read_error(error: io::Error) -> JournalError {
@@ -136,12 +145,25 @@ impl Journal for FileJournal {
         for session in sessions {
             match fs::remove_file(self.directory.join(session.as_str())) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(JournalError::Write(error.to_string()));
+                    return Err(write_error(error));
                 }
                 Ok(()) | Err(_) => {}
             }
         }
         Ok(())
+    }
+
+    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
+        let mut file = File::create(self.document_path(key)).map_err(write_error)?;
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_data()).map_err(write_error)
+    }
+
+    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
+        match fs::read_to_string(self.document_path(key)) {
+            Ok(text) => Ok(Some(text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(read_error(error)),
+        }
     }
 
     fn status(&self) -> JournalStatus {

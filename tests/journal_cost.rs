@@ -175,6 +175,14 @@ impl Journal for Counted {
         self.sqlite.remove(sessions)
     }
 
+    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
+        self.sqlite.put_document(key, text)
+    }
+
+    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
+        self.sqlite.document(key)
+    }
+
     fn status(&self) -> JournalStatus {
         self.sqlite.status()
     }

@@ -8,7 +8,7 @@ use super::output::{self, format_count};
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use crate::journal::JournalReader;
 use crate::record::Seq;
-use crate::runtime::AgentRules;
+use crate::runtime::{AgentRules, frozen_tools_key};
 use crate::session::{Replayed, replay};
 use crate::turn::Difference;
 use crate::types::SessionId;
@@ -38,8 +38,10 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
         let file = journal.file().display();
         return Err(CommandError::failed(format!("there is no session {session} in {file}")));
     }
-    let replayed = replay(&entries, |agent, overrides| {
-        rules.rules(agent, overrides).map_err(|error| error.to_string())
+    let replayed = replay(&entries, |agent, overrides, frozen| {
+        let read = |sha256: &str| journal.document(&frozen_tools_key(sha256));
+        let tools = frozen.map(read).transpose().map_err(|error| error.to_string())?.flatten();
+        rules.rules(agent, overrides, tools.as_deref()).map_err(|error| error.to_string())
     });
     let (text, status) = match replayed {
         Ok(replayed) => (describe_equal(&session, &replayed), ExitCode::SUCCESS),

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::{Value, json};
 
@@ -16,8 +17,10 @@ use crate::config::{Config, JournalEngine, ModelConfig, ToolPattern};
 use crate::message::Message;
 use crate::runtime::model::{ModelReply, ModelRequest};
 use crate::runtime::{Host, OpenSession};
-use crate::tool::{ListedTool, NOT_NAMED, ToolRegistry, list_tools};
-use crate::types::{RunEnd, ToolStatus};
+use crate::tool::{
+    AgentTools, ListedServer, ListedTool, NOT_NAMED, ToolRegistry, ToolServer, list_tools,
+};
+use crate::types::{RunEnd, ToolStatus, one_line, printable};
 
 /// Name of the model that asks for the call of `tools call`; not a valid name in a configuration file.
 const CALLER: &str = "(tools call)";
@@ -68,7 +71,7 @@ pub(super) struct CallArgs {
 /// Runs a subcommand.
 pub(super) async fn run(command: ToolsCommand) -> Result<ExitCode, CommandError> {
     match command {
-        ToolsCommand::List { config, agent, json } => list(config.as_deref(), agent, json),
+        ToolsCommand::List { config, agent, json } => list(config.as_deref(), agent, json).await,
         ToolsCommand::Call(args) => call(args).await,
     }
 }
@@ -81,16 +84,34 @@ fn load(file: Option<&Path>) -> Result<(Config, ToolRegistry), CommandError> {
     Ok((config, registry))
 }
 
-fn list(file: Option<&Path>, agent: Option<String>, json: bool) -> Result<ExitCode, CommandError> {
-    let (config, registry) = load(file)?;
+async fn list(
+    file: Option<&Path>,
+    agent: Option<String>,
+    json: bool,
+) -> Result<ExitCode, CommandError> {
+    let (mut config, registry) = load(file)?;
     let agent = choose_agent(&config, agent.as_deref())?;
-    let patterns = config.agents.get(&agent).map(|agent| agent.tools.as_slice());
-    let is_offered =
-        |name: &str| patterns.unwrap_or_default().iter().any(|pattern| pattern.matches(name));
-    let tools = list_tools(&registry, is_offered);
+    let listed = if registry.servers().is_empty() {
+        let patterns = config.agents.get(&agent).map(|agent| agent.tools.as_slice());
+        let is_offered =
+            |name: &str| patterns.unwrap_or_default().iter().any(|pattern| pattern.matches(name));
+        let tools = list_tools(&registry, is_offered);
+        AgentTools { agent: agent.into(), tools, unmatched: Vec::new(), servers: Vec::new() }
+    } else {
+        // The servers are started to be asked.
+        config.agents.retain(|name, _| *name == agent);
+        config.use_model(CALLER, ModelConfig::for_source(CALLER));
+        config.journal.engine = JournalEngine::Memory;
+        let silent = |_: ModelRequest| ModelReply::text("").into_stream();
+        let host = Host::builder().config(config).tools(registry).model_source(CALLER, silent);
+        let host = host.start().await.map_err(setup::start_error)?;
+        let listed = host.listed_tools(Some(agent)).await;
+        host.shutdown().await;
+        listed.map_err(CommandError::failed)?
+    };
     let text = match json {
-        true => format!("{}\n", json!({"agent": agent, "tools": tools})),
-        false => table(&agent, &tools),
+        true => format!("{}\n", json!(listed)),
+        false => table(&listed),
     };
     output::to_stdout(&text).map_err(|error| output::write_error(&error))?;
     Ok(ExitCode::SUCCESS)
@@ -100,15 +121,12 @@ fn list(file: Option<&Path>, agent: Option<String>, json: bool) -> Result<ExitCo
 /// result.
 async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     let (mut config, registry) = load(args.config.as_deref())?;
-    let Some(tool) = registry.tool(&args.name) else {
+    let is_of_server = |server: &Arc<dyn ToolServer>| args.name.starts_with(&server.tool_prefix());
+    if registry.tool(&args.name).is_none() && !registry.servers().iter().any(is_of_server) {
         let known: Vec<&str> = registry.iter().map(|(name, _)| name).collect();
         let (name, known) = (&args.name, known.join(", "));
         return Err(CommandError::usage(format!("no tool is called {name:?} (known: {known})")));
-    };
-    let arguments = match &args.input {
-        Some(json) => parse_input(json)?,
-        None => parse_arguments(&args.arguments, tool.spec.input.as_value())?,
-    };
+    }
     let agent = choose_agent(&config, args.agent.as_deref())?;
     config.agents.retain(|name, _| *name == agent);
     config.use_model(CALLER, ModelConfig::for_source(CALLER));
@@ -116,12 +134,15 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     for agent in config.agents.values_mut() {
         agent.tools = vec![ToolPattern::new(&args.name)];
     }
-    let name = args.name;
+    let name = args.name.clone();
+    // Known when the host runs, because a server describes its tools then.
+    let arguments = Arc::new(OnceLock::<Value>::new());
+    let given = Arc::clone(&arguments);
     let caller = move |request: ModelRequest| {
         let reply = match request.messages.last().map(|message| &**message) {
             Some(Message::Tool { content, .. }) => ModelReply::text(content.to_string()),
             Some(Message::User { .. } | Message::Assistant(_)) | None => {
-                ModelReply::call(name.clone(), arguments.clone())
+                ModelReply::call(name.clone(), given.get().cloned().unwrap_or_default())
             }
         };
         reply.into_stream()
@@ -129,6 +150,20 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     let mut signals = Signals::new().map_err(CommandError::failed)?;
     let host = Host::builder().config(config).tools(registry).model_source(CALLER, caller);
     let host = host.start().await.map_err(setup::start_error)?;
+    let parsed = match host.tool_schema(&agent, &args.name).await {
+        Ok(schema) => match &args.input {
+            Some(json) => parse_input(json),
+            None => parse_arguments(&args.arguments, &schema),
+        },
+        Err(error) => Err(CommandError::usage(error)),
+    };
+    match parsed {
+        Ok(parsed) => drop(arguments.set(parsed)),
+        Err(error) => {
+            host.shutdown().await;
+            return Err(error);
+        }
+    }
     let session = host.open_session(OpenSession::default()).await.map_err(CommandError::failed)?;
     let run = session.start_run("call the tool").await.map_err(CommandError::failed)?;
     let mode = ApprovalMode::from_flags(args.approve, false);
@@ -169,7 +204,8 @@ fn parse_arguments(arguments: &[String], schema: &Value) -> Result<Value, Comman
 }
 
 /// Returns a table of the offered tools, and a line with the others.
-fn table(agent: &str, tools: &[ListedTool]) -> String {
+fn table(listed: &AgentTools) -> String {
+    let AgentTools { agent, tools, unmatched, servers } = listed;
     let offered = || tools.iter().filter(|tool| tool.left_out.is_none());
     let rows = || std::iter::once(HEADINGS.map(str::to_owned)).chain(offered().map(cells));
     let mut widths = [0; HEADINGS.len()];
@@ -194,12 +230,46 @@ fn table(agent: &str, tools: &[ListedTool]) -> String {
         let names = left_out.join(", ");
         text.push_str(&format!("left out: {names} ({})\n", NOT_NAMED));
     }
+    for pattern in unmatched {
+        text.push_str(&format!("the agent's pattern {pattern:?} matches no tool\n"));
+    }
+    for server in servers {
+        text.push_str(&describe_server(server));
+    }
     let tokens: usize = offered().map(|tool| tool.tokens).sum();
     let count = format_count(offered().count() as u64, "tool");
     text.push_str(&format!(
         "agent {agent} offers {count}, about {tokens} tokens in each request\n"
     ));
     text
+}
+
+/// Returns the lines about a server: its state, its tools that cannot be offered, its noise.
+fn describe_server(server: &ListedServer) -> String {
+    let ListedServer { name, state, reason, named, tools, left_out, noise_lines, noise } = server;
+    let reason =
+        reason.as_ref().map(|reason| format!(": {}", terminal_line(reason))).unwrap_or_default();
+    let tools = format_count(*tools as u64, "tool");
+    let mut text = format!("server {name} is {state}, {tools}{reason}\n");
+    if !named {
+        text.push_str(&format!("  the agent's tools do not name it: add \"{name}__*\"\n"));
+    }
+    for (tool, reason) in left_out {
+        text.push_str(&format!("  left out: {}: {}\n", terminal_line(tool), terminal_line(reason)));
+    }
+    if *noise_lines > 0 {
+        let lines = format_count(*noise_lines, "line");
+        text.push_str(&format!("  {lines} of its output were no messages:\n"));
+        for line in noise {
+            text.push_str(&format!("    {}\n", terminal_line(line)));
+        }
+    }
+    text
+}
+
+/// Returns a text from outside as one line that a terminal shows as it is.
+fn terminal_line(text: &str) -> String {
+    printable(&one_line(text, usize::MAX))
 }
 
 fn cells(tool: &ListedTool) -> [String; 7] {

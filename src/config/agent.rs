@@ -113,6 +113,17 @@ impl ToolPattern {
         Self { text: text.into() }
     }
 
+    /// Returns whether the pattern matches some name that is longer than `beginning` and begins with it.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn may_match_longer(&self, beginning: &str) -> bool {
+        let (pattern, beginning) = (self.text.as_bytes(), beginning.as_bytes());
+        let literal = pattern.iter().position(|byte| *byte == b'*').unwrap_or(pattern.len());
+        let has_star = literal < pattern.len();
+        let mut pairs = pattern.iter().take(literal).zip(beginning);
+        pairs.all(|(p, byte)| *p == b'?' || p == byte) && (has_star || literal > beginning.len())
+    }
+
     /// Returns whether the pattern matches a name.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
@@ -141,6 +152,25 @@ impl ToolPattern {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pattern_may_match_a_longer_name() {
+        for (pattern, beginning, expected) in [
+            ("*", "files__", true),
+            ("files__*", "files__", true),
+            ("files__read", "files__", true),
+            ("f*", "files__", true),
+            ("?iles__r", "files__", true),
+            ("*_read", "files__", true),
+            ("files", "files__", false),
+            ("files__", "files__", false),
+            ("file*", "git__", false),
+            ("git__log", "files__", false),
+        ] {
+            let found = ToolPattern::new(pattern).may_match_longer(beginning);
+            assert_eq!(found, expected, "{pattern} {beginning}");
+        }
+    }
 
     #[test]
     fn patterns() {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::error::did_you_mean;
+use super::mcp::tool_prefix;
 use super::{Config, ConfigError, ConfigErrors, Limits};
 
 impl Config {
@@ -87,17 +88,23 @@ impl Config {
 
     fn tool_errors(&self, registered: &[&str]) -> Vec<ConfigError> {
         let mut errors = Vec::new();
+        // The tools of servers are known when a server is connected.
+        let prefixes: Vec<String> = self.mcp.keys().map(|server| tool_prefix(server)).collect();
         for (name, agent) in &self.agents {
             for (at, pattern) in agent.tools.iter().enumerate() {
                 // "*" means all tools, of which there may be none.
-                if pattern.text != "*" && !registered.iter().any(|tool| pattern.matches(tool)) {
+                let is_known = registered.iter().any(|tool| pattern.matches(tool))
+                    || prefixes.iter().any(|prefix| pattern.may_match_longer(prefix));
+                if pattern.text != "*" && !is_known {
                     let key = format!("agents.{name}.tools[{at}]");
                     let message = no_tool(&pattern.text, registered);
                     errors.push(self.origins.error(&key, message));
                 }
             }
         }
-        for name in self.tools.keys().filter(|name| !registered.contains(&name.as_str())) {
+        let is_of_server = |name: &&String| prefixes.iter().any(|prefix| name.starts_with(prefix));
+        let unknown = self.tools.keys().filter(|name| !registered.contains(&name.as_str()));
+        for name in unknown.filter(|name| !is_of_server(name)) {
             let is_defined = self.tools.get(name).is_some_and(|tool| tool.definition.is_some());
             let message = if is_defined {
                 "is not registered: call ToolRegistry::register_configured".to_owned()

@@ -13,6 +13,7 @@ mod file;
 mod host;
 mod journal;
 mod limits;
+mod mcp;
 mod model;
 mod overrides;
 mod secrets;
@@ -37,6 +38,8 @@ pub use host::HostConfig;
 pub use host::{TOKEN_ENV, parse_listen};
 pub use journal::{Durability, JournalConfig, JournalEngine, Resume};
 pub use limits::{Limits, OnExcess};
+#[doc(hidden)]
+pub use mcp::{McpConfig, McpTransport, McpTrust};
 pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig};
 #[doc(hidden)]
 pub use overrides::OverrideTooHigh;
@@ -89,6 +92,9 @@ pub struct Config {
     pub agents: BTreeMap<String, AgentConfig>,
     /// Changes to tools, by tool name.
     pub tools: BTreeMap<String, ToolOverride>,
+    /// Servers of the Model Context Protocol, by name.
+    #[doc(hidden)]
+    pub mcp: BTreeMap<String, McpConfig>,
     stream: Option<bool>,
     fast_path: bool,
     origins: Origins,
@@ -157,6 +163,13 @@ impl Config {
         ConfigErrors::new(vec![self.origins.error(&format!("tools.{tool}.{key}"), message.into())])
     }
 
+    /// Creates an error about a value of `[mcp.NAME]`, with its line.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn mcp_error(&self, server: &str, key: &str, message: impl Into<String>) -> ConfigErrors {
+        ConfigErrors::new(vec![self.origins.error(&format!("mcp.{server}.{key}"), message.into())])
+    }
+
     fn add_model(&mut self, name: &str, mut model: ModelConfig) {
         if let Some(on) = self.stream {
             model.stream = on;
@@ -178,6 +191,7 @@ impl Default for Config {
             models,
             agents,
             tools: BTreeMap::new(),
+            mcp: BTreeMap::new(),
             stream: None,
             fast_path: true,
             origins: Origins::default(),

@@ -1,6 +1,6 @@
 //! The secrets of a configuration.
 
-use super::{ApiKey, Config, ToolKind};
+use super::{ApiKey, Config, McpTransport, ToolKind};
 use crate::types::Secrets;
 
 /// Parts of the names of headers that hold a secret.
@@ -21,6 +21,11 @@ impl Config {
             ToolKind::Command(command) => command.process.secret_env.values(),
             ToolKind::Http(http) => http.secret_headers.values(),
         });
+        let servers = self.mcp.values().flat_map(|server| match &server.transport {
+            McpTransport::Stdio { process, .. } => process.secret_env.values(),
+            McpTransport::Http { secret_headers, .. } => secret_headers.values(),
+        });
+        let variables = variables.chain(servers);
         let values: Vec<String> = variables.filter_map(|name| std::env::var(name).ok()).collect();
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
         let keys = keys.chain(&self.host.token).map(ApiKey::reveal);

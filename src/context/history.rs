@@ -69,9 +69,9 @@ impl History {
     }
 
     /// Adds a user's input directly after the turn `after_turn`: at once if that turn is committed,
-    /// or when it is.
+    /// or when it is. Never before the results of the initial calls.
     pub fn steer(&mut self, after_turn: u32, input: Content) {
-        if self.turns >= after_turn {
+        if self.turns >= after_turn && self.initial_calls.is_none() {
             self.push_user(input);
         } else {
             self.pending_inputs.push(input);

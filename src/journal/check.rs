@@ -62,6 +62,12 @@ pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
     let old = StoredSessionFilter { touched_before: Some(1), ..StoredSessionFilter::default() };
     assert!(listed(&old).is_empty(), "list respects touched_before");
 
+    assert_eq!(journal.document("check"), Ok(None), "no document");
+    for text in ["first", "second"] {
+        journal.put_document("check", text).unwrap_or_else(|e| panic!("put_document: {e}"));
+        assert_eq!(journal.document("check"), Ok(Some(text.to_owned())), "a document is replaced");
+    }
+
     journal.remove(&[b.clone(), session("unknown")]).unwrap_or_else(|e| panic!("remove: {e}"));
     assert_eq!(journal.find(&b), Ok(None), "a removed session is not found");
     assert_eq!(journal.read(&b, Seq(0)), Ok(Vec::new()), "a removed session has no records");
@@ -74,6 +80,7 @@ pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
     let journal = open();
     let [log, _] = logs;
     check_contents(&*journal, &[log]);
+    assert_eq!(journal.document("check"), Ok(Some("second".to_owned())), "a document is kept");
     journal.close();
 }
 

@@ -38,6 +38,7 @@ use crate::types::SessionId;
 #[derive(Debug, Default)]
 pub struct MemoryJournal {
     sessions: Mutex<BTreeMap<SessionId, Vec<Arc<JournalEntry>>>>,
+    documents: Mutex<BTreeMap<String, String>>,
 }
 
 impl MemoryJournal {
@@ -101,6 +102,15 @@ impl Journal for MemoryJournal {
         let mut kept = self.sessions.lock();
         sessions.iter().for_each(|session| drop(kept.remove(session)));
         Ok(())
+    }
+
+    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
+        self.documents.lock().insert(key.to_owned(), text.to_owned());
+        Ok(())
+    }
+
+    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
+        Ok(self.documents.lock().get(key).cloned())
     }
 
     fn is_in_memory(&self) -> bool {

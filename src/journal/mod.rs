@@ -49,7 +49,7 @@ use crate::types::{SessionId, SessionState};
 /// A storage engine for records. All methods except `append`, `flush` and `status` may block on a
 /// disk.
 ///
-/// `examples/own_journal.rs` is an engine in 120 lines. [`check_journal`]
+/// `examples/own_journal.rs` is an engine in 150 lines. [`check_journal`]
 /// tests an engine.
 pub trait Journal: Send + Sync + fmt::Debug {
     /// Appends a batch atomically. Batches of one session are stored in the order of the calls.
@@ -106,6 +106,20 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// # Errors
     /// If they could not be deleted. Some may have been.
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError>;
+
+    /// Stores a text that belongs to no session, such as a list of tool definitions. A text that was stored
+    /// under the same key is replaced. It is durable when this returns. A key has at most 128 characters of
+    /// a-z, A-Z, 0-9, `_` and `-`.
+    ///
+    /// # Errors
+    /// If it cannot be stored.
+    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError>;
+
+    /// Returns the text that was stored under a key.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn document(&self, key: &str) -> Result<Option<String>, JournalError>;
 
     /// Returns whether it finds and removes sessions without blocking on a disk.
     fn is_in_memory(&self) -> bool {

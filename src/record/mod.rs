@@ -362,6 +362,12 @@ pub enum Record {
         #[serde(skip_serializing_if = "is_zero", default)]
         waiting: u64,
     },
+    /// The tools that servers offer to the session were frozen, or read again on request. They stay the same
+    /// until the next such record.
+    ToolsFrozen {
+        /// The SHA-256 of the list of definitions, in hex digits. The journal has the list under this key.
+        sha256: Arc<str>,
+    },
     /// The session was closed.
     SessionClosed,
 }

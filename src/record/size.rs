@@ -37,6 +37,7 @@ impl JournalEntry {
             | Record::TurnCommitted { .. }
             | Record::StopAsked { .. }
             | Record::LimitReached { .. }
+            | Record::ToolsFrozen { .. }
             | Record::SessionClosed => 0,
         };
         (FRAME_BYTES + content) as u64

@@ -5,14 +5,19 @@ use std::sync::Arc;
 
 use super::caps::Caps;
 use super::error::HostError;
+use super::gauge::Gauge;
 use super::model::{ModelRequest, StallClock};
 use super::models::{Model, ModelChain, ModelSources};
-use crate::config::{AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolPattern};
+use crate::config::{
+    AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolOverride, ToolPattern,
+};
 use crate::message::MessageList;
 use crate::telemetry::Telemetry;
 #[cfg(feature = "server")]
 use crate::tool::{ListedTool, list_tools};
-use crate::tool::{RegisteredTool, Tool, ToolRegistry, ToolSpec};
+use crate::tool::{
+    RegisteredKind, RegisteredTool, Tool, ToolDescription, ToolRegistry, ToolServer, ToolSpec,
+};
 use crate::turn::TurnRules;
 use crate::types::Secrets;
 use crate::wire::{ToolChoice, ToolDefinition};
@@ -29,6 +34,7 @@ pub(super) struct Agent {
     /// All tools of the host. A run with `allow_overrides` may choose any of them.
     registry: Arc<ToolRegistry>,
     allow_overrides: bool,
+    patterns: Arc<[ToolPattern]>,
     /// A request to the first model, without messages.
     blank: ModelRequest,
 }
@@ -76,6 +82,10 @@ impl Agent {
             execution: agent.execution,
             multi_tool_calls: agent.multi_tool_calls,
             early_start: agent.early_start,
+            has_servers: registry
+                .servers()
+                .iter()
+                .any(|server| names_server(&agent.tools, &**server)),
             models: Arc::new(plans),
         };
         Self {
@@ -83,6 +93,7 @@ impl Agent {
             models: Arc::new(models),
             rules: Arc::new(rules),
             tools: Arc::new(tools),
+            patterns: agent.tools.as_slice().into(),
             configured: Arc::clone(configured),
             registry: Arc::clone(registry),
             allow_overrides: agent.allow_overrides,
@@ -144,19 +155,75 @@ impl Agent {
             configured: Arc::clone(&self.configured),
             registry: Arc::clone(&self.registry),
             allow_overrides: self.allow_overrides,
+            patterns: Arc::clone(&self.patterns),
             blank,
         }))
     }
 
+    /// Returns whether one of the agent's patterns may name a tool of the server.
+    pub(super) fn names_server(&self, server: &dyn ToolServer) -> bool {
+        names_server(&self.patterns, server)
+    }
+
+    /// Returns the agent's patterns that match none of its tools.
+    pub(super) fn unmatched_patterns(&self) -> Vec<String> {
+        let matches = |pattern: &&ToolPattern| {
+            pattern.text == "*" || self.tools.keys().any(|name| pattern.matches(name))
+        };
+        let unmatched = self.patterns.iter().filter(|pattern| !matches(pattern));
+        unmatched.map(|pattern| pattern.text.clone()).collect()
+    }
+
+    /// Returns whether one of the agent's patterns matches the name.
+    pub(super) fn names_tool(&self, name: &str) -> bool {
+        self.patterns.iter().any(|pattern| pattern.matches(name))
+    }
+
+    /// Returns the agent with these tools of servers. Leaves out those that cannot be made, such as those
+    /// of a server that is not configured any more.
+    pub(super) fn with_server_tools(
+        &self,
+        tools: &[ToolDescription],
+        overrides: &BTreeMap<String, ToolOverride>,
+        caps: &Caps,
+    ) -> Self {
+        let make = |tool: &ToolDescription| {
+            let mut servers = self.registry.servers().iter();
+            let server = servers.find(|server| tool.name.starts_with(&server.tool_prefix()));
+            let made = server.map(|server| server.make_tool(tool));
+            let made = made.unwrap_or_else(|| Err("its server is not configured".to_owned()));
+            made.inspect_err(|error| {
+                tracing::warn!(agent = &*self.name, tool = tool.name, error, "tool_not_offered");
+            })
+        };
+        let made = tools.iter().filter_map(|tool| make(tool).ok()).collect();
+        self.with_registered(RegisteredKind::Mcp, made, Some(overrides), caps)
+    }
+
     /// Returns the agent with further tools, which it offers besides its own.
     pub(super) fn with_tools(&self, tools: Vec<Arc<dyn Tool>>, caps: &Caps) -> Self {
+        self.with_registered(RegisteredKind::Native, tools, None, caps)
+    }
+
+    fn with_registered(
+        &self,
+        kind: RegisteredKind,
+        tools: Vec<Arc<dyn Tool>>,
+        overrides: Option<&BTreeMap<String, ToolOverride>>,
+        caps: &Caps,
+    ) -> Self {
         let mut registry = ToolRegistry::clone(&self.registry);
         let mut offered = BTreeMap::clone(&self.tools);
         for tool in tools {
             let name = tool.spec().name;
-            if let Err(error) = registry.register(tool) {
+            if let Err(error) = registry.register_as(kind, tool) {
                 tracing::warn!(agent = &*self.name, %error, "tool_not_offered");
-            } else if let Some(tool) = registry.tool(&name) {
+                continue;
+            }
+            if let Some(change) = overrides.and_then(|overrides| overrides.get(&name)) {
+                registry.apply_override(&name, change);
+            }
+            if let Some(tool) = registry.tool(&name) {
                 caps.add(&tool.spec);
                 offered.insert(name, tool.clone());
             }
@@ -167,6 +234,7 @@ impl Agent {
             rules: Arc::new(TurnRules { tools: specs(&offered), ..TurnRules::clone(&self.rules) }),
             configured: Arc::clone(&self.configured),
             allow_overrides: self.allow_overrides,
+            patterns: Arc::clone(&self.patterns),
             blank: ModelRequest { tools: definitions(&offered), ..self.blank.clone() },
             tools: Arc::new(offered),
             registry: Arc::new(registry),
@@ -199,6 +267,13 @@ impl Agent {
     fn subset(&self, names: &[String]) -> Result<BTreeMap<String, RegisteredTool>, HostError> {
         let patterns: Vec<_> = names.iter().map(ToolPattern::new).collect();
         for pattern in &patterns {
+            // The tools of servers may not be known yet.
+            if self.registry.servers().iter().any(|server| {
+                self.names_server(&**server)
+                    && names_server(std::slice::from_ref(pattern), &**server)
+            }) {
+                continue;
+            }
             let is_own = self.tools.keys().any(|name| pattern.matches(name));
             let is_known = self.registry.iter().any(|(name, _)| pattern.matches(name));
             if !is_known {
@@ -238,6 +313,8 @@ impl Agent {
 #[derive(Clone, Debug)]
 pub struct AgentRules {
     agents: BTreeMap<String, Arc<Agent>>,
+    overrides: BTreeMap<String, ToolOverride>,
+    caps: Caps,
 }
 
 impl AgentRules {
@@ -254,10 +331,13 @@ impl AgentRules {
             &StallClock::default(),
             &Secrets::default(),
         )?);
-        Ok(Self { agents: Agent::all(config, tools, &models)? })
+        let caps = Caps::new(&tools, &Gauge::default());
+        let agents = Agent::all(config, tools, &models)?;
+        Ok(Self { agents, overrides: config.tools.clone(), caps })
     }
 
-    /// Returns the rules of a run of this agent with these overrides.
+    /// Returns the rules of a run of this agent with these overrides. `frozen` is the journal's document with
+    /// the tools of servers that the session has frozen.
     ///
     /// # Errors
     /// If there is no such agent, or the overrides exceed what the agent allows.
@@ -265,9 +345,15 @@ impl AgentRules {
         &self,
         agent: &str,
         overrides: &RunOverrides,
+        frozen: Option<&str>,
     ) -> Result<Arc<TurnRules>, HostError> {
         let found = self.agents.get(agent);
         let agent = found.ok_or_else(|| HostError::UnknownAgent(agent.to_owned()))?;
+        let tools = frozen.and_then(|text| serde_json::from_str::<Vec<ToolDescription>>(text).ok());
+        let agent = match tools {
+            Some(tools) => Arc::new(agent.with_server_tools(&tools, &self.overrides, &self.caps)),
+            None => Arc::clone(agent),
+        };
         Ok(Arc::clone(&agent.with(overrides)?.rules))
     }
 }
@@ -281,6 +367,11 @@ fn matching_tools<'a>(
         .filter(|(name, _)| patterns.iter().any(|pattern| pattern.matches(name)))
         .map(|(name, tool)| (name.to_owned(), tool.clone()))
         .collect()
+}
+
+fn names_server(patterns: &[ToolPattern], server: &dyn ToolServer) -> bool {
+    let beginning = server.tool_prefix();
+    patterns.iter().any(|pattern| pattern.may_match_longer(&beginning))
 }
 
 fn definitions(tools: &BTreeMap<String, RegisteredTool>) -> Arc<[ToolDefinition]> {

@@ -21,6 +21,7 @@ use super::run_events::{ApprovalQuestion, RunEvent, RunEventReader};
 use super::session_events::SessionEvents;
 use super::snapshot::SessionSnapshot;
 use super::stored_sessions;
+use super::tool_servers::ToolListChange;
 use crate::event::EventId;
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq, StopMode};
@@ -375,6 +376,22 @@ impl SessionHandle {
             }
         }
         Err(self.link.shared.gone())
+    }
+
+    /// Reads the tools of servers again. The session's next run offers the present list; without this its
+    /// list stays the one of its first run.
+    ///
+    /// # Errors
+    /// If a run is in progress, the session is closed, or the journal cannot be written.
+    #[doc(hidden)]
+    pub async fn refresh_tools(&self) -> Result<ToolListChange, HostError> {
+        let agent = self.agent().await?;
+        let agent = self.link.shared.agents.get(&agent).ok_or(HostError::AgentGone(agent))?;
+        let tools = self.link.shared.tool_servers.freeze(agent).await?;
+        let refresh = |reply| SessionMessage::RefreshTools { tools: Arc::clone(&tools), reply };
+        let (change, live) = self.link.request(&self.id, refresh).await?;
+        self.wait_stored(live.log.last_seq(), &live).await?;
+        change
     }
 
     /// Returns a snapshot of the session, durable or not.

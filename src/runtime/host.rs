@@ -14,10 +14,11 @@ use super::host_ref::HostRef;
 use super::host_state::{HostState, SessionSlot};
 use super::maintenance;
 use super::message::{HostMessage, SessionMessage};
-use super::recovery::blocking;
 use super::session;
 use super::session_start::SessionStart;
-use super::task::{self, OwnedTask};
+use super::task::{self, OwnedTask, blocking};
+use super::tool_servers::{ToolServerActor, ToolServerArguments};
+use crate::tool::ToolServer;
 use crate::types::SessionId;
 
 /// The longest interval of periodic work.
@@ -38,6 +39,7 @@ pub(super) struct HostActorState {
     sessions: HashMap<ActorId, (SessionId, Arc<AwakeSession>)>,
     /// The number of deaths by session.
     deaths: HashMap<SessionId, u32>,
+    servers: HashMap<ActorId, Arc<dyn ToolServer>>,
     _maintenance: OwnedTask,
     _lag: OwnedTask,
 }
@@ -65,8 +67,14 @@ impl Actor for HostActor {
             }
         });
         let lag = OwnedTask::spawn(&Gauge::default(), measure_lag(Arc::clone(&link.shared)));
-        let (sessions, deaths) = (HashMap::new(), HashMap::new());
-        Ok(HostActorState { link, sessions, deaths, _maintenance: maintenance, _lag: lag })
+        let (sessions, deaths, servers) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let (_maintenance, _lag) = (maintenance, lag);
+        let mut state = HostActorState { link, sessions, deaths, servers, _maintenance, _lag };
+        let host = state.link.host.clone();
+        for server in Vec::from_iter(state.link.shared.tool_servers.iter().cloned()) {
+            state.begin_server(&host, server, false).await;
+        }
+        Ok(state)
     }
 
     async fn handle(
@@ -102,7 +110,7 @@ impl Actor for HostActor {
 
     async fn handle_supervisor_evt(
         &self,
-        _: ActorRef<HostMessage>,
+        myself: ActorRef<HostMessage>,
         event: SupervisionEvent,
         state: &mut HostActorState,
     ) -> Result<(), ActorProcessingErr> {
@@ -114,6 +122,10 @@ impl Actor for HostActor {
             SupervisionEvent::ActorFailed(cell, error) => {
                 if let Some((session, _)) = state.sessions.get(&cell.get_id()) {
                     tracing::error!(%session, %error, "session_died");
+                }
+                if let Some(server) = state.servers.remove(&cell.get_id()) {
+                    tracing::error!(server = server.name(), %error, "tool_server_died");
+                    state.begin_server(&myself, server, true).await;
                 }
                 state.ended(cell.get_id());
             }
@@ -150,6 +162,22 @@ impl HostActorState {
             }
             Err(error) => shared.wake_failed(&id, error),
         }
+    }
+
+    /// Starts the actor of a server of tools.
+    async fn begin_server(
+        &mut self,
+        myself: &ActorRef<HostMessage>,
+        server: Arc<dyn ToolServer>,
+        wait: bool,
+    ) {
+        let servers = Arc::clone(&self.link.shared.tool_servers);
+        let kept = Arc::clone(&server);
+        let arguments = ToolServerArguments { server, servers, wait };
+        // It cannot fail: its first state is its arguments.
+        let started =
+            Actor::spawn_linked(None, ToolServerActor, arguments, myself.get_cell()).await;
+        self.servers.extend(started.ok().map(|(actor, _)| (actor.get_id(), kept)));
     }
 
     fn ended(&mut self, actor: ActorId) {

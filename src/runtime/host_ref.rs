@@ -7,6 +7,7 @@ use ractor::rpc::CallResult;
 use ractor::{ActorRef, ActorStatus, RpcReplyPort};
 use tokio::sync::oneshot;
 
+use super::agent::Agent;
 use super::awake_session::AwakeSession;
 use super::error::HostError;
 use super::host_state::{HostState, SessionSlot};
@@ -14,8 +15,9 @@ use super::message::{HostMessage, SessionMessage};
 use super::publish::Publisher;
 use super::session_start::{SessionOrigin, SessionStart};
 use super::task;
+use super::tool_servers::FrozenTools;
 use crate::record::{Record, Seq};
-use crate::session::StoredSession;
+use crate::session::{Session, StoredSession};
 use crate::types::SessionId;
 
 /// Maximum number of times that a request is sent. It is sent again if its session hibernates before
@@ -131,12 +133,26 @@ impl HostRef {
         let stored = self.read(move || read_stored(&shared, &of)).await??;
         let agent = self.shared.agents.get(&stored.agent).cloned();
         let agent = agent.ok_or_else(|| HostError::AgentGone(stored.agent.clone()))?;
+        let tools = self.frozen_tools(&agent, &stored.session).await?;
         Ok(SessionStart {
             publisher: Publisher::new(id.clone(), self.shared.telemetry.clone(), stored.last),
             id: id.clone(),
             agent,
+            tools,
             origin: SessionOrigin::Stored(Box::new(stored)),
         })
+    }
+
+    /// Returns the tools of servers that a stored session has frozen.
+    pub(super) async fn frozen_tools(
+        &self,
+        agent: &Arc<Agent>,
+        session: &Session,
+    ) -> Result<Option<Arc<FrozenTools>>, HostError> {
+        match session.frozen_tools() {
+            Some(sha256) => self.shared.tool_servers.restore(agent, sha256).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Runs a query or a removal of a session: on this thread if the engine is in memory, else on a

@@ -21,6 +21,7 @@ use super::gauge::{CountGuard, Gauges};
 use super::model::StallClock;
 use super::models::Model;
 use super::session_events::HistoryLimits;
+use super::tool_servers::ToolServers;
 use crate::journal::{Journal, SessionLog};
 use crate::session::InputLimits;
 use crate::telemetry::Telemetry;
@@ -32,6 +33,7 @@ use crate::types::{RunId, Secrets, SessionId, SessionState};
 pub(super) struct HostState {
     pub(super) agents: BTreeMap<String, Arc<Agent>>,
     pub(super) tool_sources: ToolSources,
+    pub(super) tool_servers: Arc<ToolServers>,
     pub(super) models: Arc<BTreeMap<String, Arc<Model>>>,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) telemetry: Telemetry,

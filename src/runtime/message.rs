@@ -20,6 +20,7 @@ use super::report::RunReport;
 use super::request::RunRequest;
 use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
+use super::tool_servers::{FrozenTools, ToolListChange};
 use crate::context::Variables;
 use crate::event::ApprovalRequest;
 use crate::journal::JournalError;
@@ -81,6 +82,10 @@ pub(super) enum SessionMessage {
     TurnResumed { epoch: u64 },
     /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
+    /// The list of the servers' tools was read, for a run that waits for it.
+    ToolsRead { tools: Result<Arc<FrozenTools>, HostError> },
+    /// Replace the frozen list of the servers' tools. Reply with the difference.
+    RefreshTools { tools: Arc<FrozenTools>, reply: RpcReplyPort<Result<ToolListChange, HostError>> },
     /// Return the actors of runs: stream, accumulator, tool supervisor.
     #[cfg(test)]
     NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },

@@ -84,6 +84,7 @@ crate::types::impl_with!(OpenSession, RunRequest, SessionQuery);
 #[cfg(test)]
 mod tests;
 mod tool;
+mod tool_servers;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -109,6 +110,9 @@ pub use run_events::{ApprovalQuestion, RunEvent};
 use session_events::HistoryLimits;
 pub use session_events::SessionEvents;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
+pub use tool_servers::ToolListChange;
+#[cfg(any(feature = "cli", test))]
+pub(crate) use tool_servers::frozen_tools_key;
 
 use crate::config::{Config, Resume};
 use crate::context::InitialHistory;
@@ -132,8 +136,10 @@ use model::StallClock;
 use models::Model;
 pub(crate) use models::ModelSources;
 use publish::Publisher;
-use recovery::{READS_MAX, blocking, open_journal, recover, unfinished};
+use recovery::{READS_MAX, open_journal, recover, unfinished};
 use session_start::{SessionOrigin, SessionStart};
+use task::blocking;
+use tool_servers::ToolServers;
 
 /// Time limit for the end of cancelled runs, and for the end of the host actor.
 const END_MAX: Duration = Duration::from_secs(5);
@@ -332,6 +338,8 @@ impl Host {
         };
         log_tools_not_offered(&config, &registered);
         let models = Arc::new(Model::all(&config, &model_sources, &telemetry, &stalls, &secrets)?);
+        let tool_servers =
+            ToolServers::new(tools.servers().to_vec(), &config.tools, &caps, &journal).await?;
         let agents = Agent::all(&config, tools, &models)?;
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
         let stored = Arc::clone(&journal);
@@ -339,6 +347,7 @@ impl Host {
         let shared = Arc::new(HostState {
             agents,
             tool_sources,
+            tool_servers: Arc::new(tool_servers),
             journal,
             telemetry,
             stalls,
@@ -402,6 +411,7 @@ impl Host {
             publisher: Publisher::new(id.clone(), link.shared.telemetry.clone(), Seq(0)),
             id: id.clone(),
             agent,
+            tools: None,
             origin: SessionOrigin::New { messages },
         };
         let opened = async {
@@ -598,6 +608,7 @@ impl Host {
             let _ = timeout(END_MAX, shared.gauges.runs.wait_zero()).await;
         }
         let _ = timeout(*cancel_grace + END_MAX, shared.gauges.tools.wait_zero()).await;
+        shared.tool_servers.close().await;
         // A host actor that is gone was shut down before.
         let _ = link.host.stop_and_wait(None, Some(END_MAX)).await;
         let _ = timeout(END_MAX, shared.gauges.awake.wait_zero()).await;
@@ -620,15 +631,46 @@ impl Host {
         &self.inner.link.shared
     }
 
-    /// Returns the name of an agent, by default of the default one, and the tools of the host. The tools
-    /// of a [`ToolSource`](crate::tool::ToolSource) are not among them: they are known when a run starts.
+    /// Returns the tools that an agent, by default the default one, would offer in a new session, and the
+    /// servers of the host. The tools of a [`ToolSource`](crate::tool::ToolSource) are not among them: they
+    /// are known when a run starts.
     #[cfg(feature = "server")]
-    pub(crate) fn listed_tools(
+    pub(crate) async fn listed_tools(
         &self,
         agent: Option<String>,
-    ) -> Result<(Arc<str>, Vec<crate::tool::ListedTool>), HostError> {
-        let agent = self.agent(agent)?;
-        Ok((Arc::clone(&agent.name), agent.listed_tools()))
+    ) -> Result<crate::tool::AgentTools, HostError> {
+        let (agent, link) = (self.agent(agent)?, &self.inner.link);
+        let servers = &link.shared.tool_servers;
+        let frozen = servers.freeze(&agent).await?;
+        let mut listed = Vec::new();
+        for server in servers.iter() {
+            tool_servers::wait_started(&**server).await;
+            let named = agent.names_server(&**server);
+            listed.push(crate::tool::ListedServer::new(&**server, named));
+        }
+        Ok(crate::tool::AgentTools {
+            agent: Arc::clone(&agent.name),
+            tools: frozen.agent.listed_tools(),
+            unmatched: frozen.agent.unmatched_patterns(),
+            servers: listed,
+        })
+    }
+
+    /// Returns the schema of the arguments of a tool that an agent would offer in a new session.
+    #[cfg(feature = "cli")]
+    pub(crate) async fn tool_schema(&self, agent: &str, tool: &str) -> Result<Value, String> {
+        let (agent, link) = (self.agent(Some(agent.to_owned())), &self.inner.link);
+        let agent = agent.map_err(|error| error.to_string())?;
+        let frozen = link.shared.tool_servers.freeze(&agent).await;
+        let frozen = frozen.map_err(|error| error.to_string())?;
+        if let Some(found) = frozen.agent.tools.get(tool) {
+            return Ok(found.spec.input.as_value().clone());
+        }
+        let down = frozen.missing.iter().find(|(server, _)| tool.starts_with(&**server));
+        Err(match down {
+            Some((server, reason)) => format!("the server {server} is down: {reason}"),
+            None => format!("no tool is called {tool:?}; callsheet tools list names all"),
+        })
     }
 
     fn agent(&self, name: Option<String>) -> Result<Arc<Agent>, HostError> {

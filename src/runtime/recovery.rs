@@ -7,6 +7,8 @@ use tokio::time::Instant;
 
 use super::error::HostError;
 use super::host_ref::HostRef;
+#[cfg(feature = "sqlite")]
+use super::task::blocking;
 use crate::config::{Config, JournalEngine};
 use crate::journal::{Journal, JournalError, MemoryJournal, StoredSessionFilter};
 #[cfg(feature = "sqlite")]
@@ -89,11 +91,4 @@ pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: In
     let took = began.elapsed();
     link.shared.telemetry.metrics().journal().runs_recovered(recovered, took);
     tracing::info!(runs = recovered, failed = all - recovered, ?took, "runs_recovered");
-}
-
-/// Runs blocking work on a thread that may block.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, HostError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| HostError::ShuttingDown)
 }

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::agent::Agent;
 use super::publish::Publisher;
+use super::tool_servers::FrozenTools;
 use crate::record::JournalEntry;
 use crate::session::StoredSession;
 use crate::types::SessionId;
@@ -15,6 +16,8 @@ use crate::types::SessionId;
 pub(super) struct SessionStart {
     pub(super) id: SessionId,
     pub(super) agent: Arc<Agent>,
+    /// The tools of servers that the session has frozen.
+    pub(super) tools: Option<Arc<FrozenTools>>,
     pub(super) origin: SessionOrigin,
     pub(super) publisher: Publisher,
 }

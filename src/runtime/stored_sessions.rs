@@ -215,10 +215,12 @@ async fn prefix(
         .await??;
     let agent = link.shared.agents.get(&rebuilt.agent).cloned();
     let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
+    let tools = link.frozen_tools(&agent, &rebuilt.session).await?;
     Ok(SessionStart {
         publisher: Publisher::new(to.clone(), link.shared.telemetry.clone(), Seq(0)),
         id: to.clone(),
         agent,
+        tools,
         origin: SessionOrigin::Forked(Box::new(rebuilt), adopted),
     })
 }

@@ -4,6 +4,7 @@ use std::future::Future;
 
 use tokio_util::task::AbortOnDropHandle;
 
+use super::error::HostError;
 use super::gauge::Gauge;
 
 /// A task that is aborted when its owner drops this.
@@ -29,4 +30,11 @@ impl OwnedTask {
 #[expect(clippy::disallowed_methods, reason = "the task is short and ends by itself")]
 pub(super) fn detach(future: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(future);
+}
+
+/// Runs blocking work on a thread that may block.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, HostError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| HostError::ShuttingDown)
 }

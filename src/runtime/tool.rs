@@ -114,7 +114,8 @@ fn outcome(
             "tool_failed"
         );
     }
-    failed(error.kind(), error.message())
+    let message = format!("Error: {}", error.message());
+    ToolOutcome::not_ok(error.status(), error.kind(), message)
 }
 
 /// Returns the outcome of a call whose tool failed, or whose actor died.

@@ -106,6 +106,11 @@ pub(super) async fn resume(PathSession(session): PathSession) -> Result<Response
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
 
+/// Reads the tools of servers again, for the runs from now on.
+pub(super) async fn refresh_tools(PathSession(session): PathSession) -> Result<Response, ApiError> {
+    Ok(Json(session.refresh_tools().await?).into_response())
+}
+
 pub(super) async fn steer(
     PathSession(session): PathSession,
     KeyedBody(SteerRunRequest { input }, request): KeyedBody<SteerRunRequest>,

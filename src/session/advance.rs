@@ -30,6 +30,11 @@ impl Session {
         match &mut run.stage {
             RunStage::Ready(plan) => {
                 let (plan, rules) = (*plan, rules_of(&run.overrides));
+                if self.needs_tools(&rules) {
+                    return self.request_tools();
+                }
+                // A cancelled run does not wait any longer.
+                self.waits_for_tools = false;
                 match self.initial_calls(&rules) {
                     Some(calls) => {
                         let batch = self.initial_calls_records(&run_id(self), calls);
@@ -86,7 +91,8 @@ impl Session {
     ) {
         let rules = rules_of(&queued.overrides);
         let mut batch = vec![self.run_start_record(queued, request, &rules)];
-        if let Some(calls) = self.initial_calls(&rules) {
+        let calls = self.initial_calls(&rules).filter(|_| !self.needs_tools(&rules));
+        if let Some(calls) = calls {
             batch.extend(self.initial_calls_records(&queued.run_id, calls));
         }
         self.record(batch);
@@ -131,6 +137,19 @@ impl Session {
         self.record(vec![started, ended]);
         let (run_id, reason) = (queued.run_id.clone(), super::SessionRefusal::ShuttingDown);
         self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
+    }
+
+    /// Returns true if the next turn cannot begin before the tools that servers offer are read. A run that
+    /// is cancelled does not wait for them.
+    fn needs_tools(&self, rules: &TurnRules) -> bool {
+        let is_cancelled = self.run.as_ref().is_some_and(|run| run.cancel.is_some());
+        rules.has_servers && self.frozen_tools.is_none() && !is_cancelled
+    }
+
+    fn request_tools(&mut self) {
+        if !std::mem::replace(&mut self.waits_for_tools, true) {
+            self.outbox.push_back(SessionEffect::ReadTools);
+        }
     }
 
     /// Returns the turn of the calls that the session was opened with, while they are open.

@@ -38,6 +38,7 @@ pub fn open_approvals<'a>(
             Record::SessionOpened { .. }
             | Record::SessionForked { .. }
             | Record::SessionClosed
+            | Record::ToolsFrozen { .. }
             | Record::InputQueued { .. }
             | Record::RunStarted { .. }
             | Record::RunEnded { .. }

@@ -88,6 +88,9 @@ pub enum SessionEffect {
     /// Append these records as one batch and hand each of them to
     /// [`Session::apply`](super::Session::apply) before the next effect is polled.
     Record(Vec<SessionRecord>),
+    /// Read the tools that servers offer, and answer by
+    /// [`Session::handle_tools_read`](super::Session::handle_tools_read). No turn begins before.
+    ReadTools,
     /// Begin or continue a turn.
     BeginTurn(Box<TurnBegin>),
     /// End the current turn now.

@@ -1,5 +1,6 @@
 //! Requests to a session: each is checked here, and the records that follow from it are decided.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::effect::{
@@ -118,7 +119,7 @@ impl Session {
         let reason = run.cancel.unwrap_or(CancelReason::Stop);
         let record = self.run_record(&run.id, Record::StopAsked { mode }, Vec::new());
         self.record(vec![record]);
-        if mode == StopMode::Now && !self.suspended {
+        if mode == StopMode::Now && !self.suspended && !self.waits_for_tools {
             self.outbox.push_back(SessionEffect::CancelTurn(reason));
         }
     }
@@ -165,8 +166,9 @@ impl Session {
         }
         let Some(run) = self.run.as_deref_mut().filter(|_| !self.suspended) else { return };
         let reason = *run.cancel.get_or_insert(CancelReason::Shutdown);
+        let may_cancel = now && !self.waits_for_tools;
         // A turn that waits only for approvals may not end before the host.
-        if now || run.turn().is_some_and(super::OpenTurn::is_resting) {
+        if may_cancel || run.turn().is_some_and(super::OpenTurn::is_resting) {
             self.outbox.push_back(SessionEffect::CancelTurn(reason));
         }
     }
@@ -174,6 +176,33 @@ impl Session {
     /// Notes that the host shuts down: no further run starts.
     pub fn note_shutdown(&mut self) {
         self.shutting_down = true;
+    }
+
+    /// Freezes the tools that servers offer, of which this is the SHA-256 of the list. Returns false if no run
+    /// waits for them.
+    pub fn handle_tools_read(&mut self, sha256: Arc<str>) -> bool {
+        let is_needed = std::mem::take(&mut self.waits_for_tools) && self.frozen_tools.is_none();
+        let Some(run) = self.run.as_ref().filter(|_| is_needed) else { return false };
+        let record = self.run_record(&run.id, Record::ToolsFrozen { sha256 }, Vec::new());
+        self.record(vec![record]);
+        true
+    }
+
+    /// Replaces the frozen list of tools, on request, by the one with this SHA-256.
+    ///
+    /// # Errors
+    /// If a run is in progress, or the session is closed.
+    pub fn handle_tools_refreshed(&mut self, sha256: Arc<str>) -> Result<(), SessionRefusal> {
+        self.check_open()?;
+        if self.run.is_some() || !self.queue.is_empty() {
+            return Err(SessionRefusal::RunInProgress);
+        }
+        if self.frozen_tools.as_ref() != Some(&sha256) {
+            let (run_id, turn, events) = (None, self.turn, Vec::new());
+            let record = Record::ToolsFrozen { sha256 };
+            self.record(vec![SessionRecord { record, run_id, turn, events }]);
+        }
+        Ok(())
     }
 
     /// Sets whether the current turn waits only for approvals.

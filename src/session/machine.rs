@@ -1,6 +1,7 @@
 //! The session machine: its state, and the records that change it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -41,6 +42,10 @@ pub struct Session {
     pub(super) queue: VecDeque<QueuedRun>,
     pub(super) keys: IdempotencyKeys,
     pub(super) run: Option<Box<OpenRun>>,
+    /// The SHA-256 of the frozen list of the tools that servers offer.
+    pub(super) frozen_tools: Option<Arc<str>>,
+    /// The list was requested and has not arrived.
+    pub(super) waits_for_tools: bool,
     /// Nothing goes on until [`handle_resume`](Self::handle_resume).
     pub(super) suspended: bool,
     pub(super) shutting_down: bool,
@@ -83,6 +88,8 @@ impl Session {
             queue: VecDeque::new(),
             keys: IdempotencyKeys::default(),
             run: None,
+            frozen_tools: None,
+            waits_for_tools: false,
             suspended: false,
             shutting_down: false,
             holds_slot: false,
@@ -123,6 +130,18 @@ impl Session {
     /// Returns the runs that wait for the current one to end.
     pub fn queue(&self) -> impl ExactSizeIterator<Item = &QueuedRun> {
         self.queue.iter()
+    }
+
+    /// Returns the SHA-256 of the frozen list of the tools that servers offer.
+    #[must_use]
+    pub fn frozen_tools(&self) -> Option<&Arc<str>> {
+        self.frozen_tools.as_ref()
+    }
+
+    /// Returns true if the run waits for the tools that servers offer.
+    #[must_use]
+    pub fn waits_for_tools(&self) -> bool {
+        self.waits_for_tools
     }
 
     /// Returns true if a run was interrupted and waits to be resumed.
@@ -228,8 +247,10 @@ impl Session {
                     return Err(format!("run {} goes on, and it is the end of {run_id}", run.id));
                 }
                 self.run = None;
+                self.waits_for_tools = false;
                 self.history.end_run();
             }
+            Record::ToolsFrozen { sha256 } => self.frozen_tools = Some(Arc::clone(sha256)),
             Record::SessionClosed => self.lifecycle = Lifecycle::Closed,
             Record::AttemptStarted { turn, .. }
             | Record::AttemptFailed { turn, .. }

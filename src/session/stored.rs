@@ -174,6 +174,7 @@ impl<'a> SessionReader<'a> {
                 self.commit_kept_back(|_| true);
             }
             Record::SessionOpened { .. } | Record::RunStarted { .. } => {}
+            Record::ToolsFrozen { .. } => self.commit_kept_back(is_ready),
             Record::AttemptStarted { .. }
             | Record::AttemptFailed { .. }
             | Record::ResponseEnded { .. }

@@ -4,8 +4,12 @@
 use super::command::CommandTool;
 use super::defined_input::DefinitionError;
 use super::http_request::HttpTool;
+#[cfg(all(feature = "mcp", target_os = "linux"))]
+use super::mcp::McpServer;
 use super::{RegisteredKind, ToolRegistry};
-use crate::config::{CommandConfig, Config, ConfigErrors, ConfiguredTool, ToolKind};
+#[cfg(not(all(feature = "mcp", target_os = "linux")))]
+use crate::config::McpTransport;
+use crate::config::{CommandConfig, Config, ConfigErrors, ConfiguredTool, McpConfig, ToolKind};
 
 impl ToolRegistry {
     /// Registers the tools that the configuration defines: the tables `[tools.NAME]` with `kind`.
@@ -42,6 +46,11 @@ impl ToolRegistry {
                 errors.push(config.tool_error(name, &key, message));
             }
         }
+        for (name, server) in &config.mcp {
+            if let Err(DefinitionError { key, message }) = self.register_server(name, server) {
+                errors.push(config.mcp_error(name, &key, message));
+            }
+        }
         ConfigErrors::join(errors)
     }
 
@@ -55,6 +64,19 @@ impl ToolRegistry {
         let tool = CommandTool::new(name, definition, command)?;
         let registered = self.register_as(RegisteredKind::Command, tool);
         registered.map_err(|error| DefinitionError::new("kind", error))
+    }
+
+    #[cfg(all(feature = "mcp", target_os = "linux"))]
+    fn register_server(&mut self, name: &str, server: &McpConfig) -> Result<(), DefinitionError> {
+        self.add_server(McpServer::new(name, server)?);
+        Ok(())
+    }
+
+    #[cfg(not(all(feature = "mcp", target_os = "linux")))]
+    fn register_server(&mut self, _: &str, server: &McpConfig) -> Result<(), DefinitionError> {
+        let key =
+            if matches!(server.transport, McpTransport::Http { .. }) { "url" } else { "command" };
+        Err(DefinitionError::new(key, "MCP servers need Linux and the cargo feature mcp"))
     }
 
     #[cfg(not(target_os = "linux"))]

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use crate::types::{FailureKind, excerpt};
+use crate::types::{FailureKind, ToolStatus, excerpt};
 
 /// Maximum number of characters of another error's text that the model reads.
 const SOURCE_TEXT_CHARS_MAX: usize = 200;
@@ -37,6 +37,7 @@ const SOURCE_TEXT_CHARS_MAX: usize = 200;
 pub struct ToolError {
     message: String,
     kind: FailureKind,
+    status: ToolStatus,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
@@ -44,7 +45,8 @@ impl ToolError {
     /// Makes an error with a message, which the model reads in full. There is no source to log.
     #[must_use]
     pub fn new(message: impl fmt::Display) -> Self {
-        Self { message: message.to_string(), kind: FailureKind::ToolError, source: None }
+        let (kind, status) = (FailureKind::ToolError, ToolStatus::Failed);
+        Self { message: message.to_string(), kind, status, source: None }
     }
 
     /// Replaces the message for the model. The source stays for the log.
@@ -58,6 +60,19 @@ impl ToolError {
     #[must_use]
     pub(crate) fn with_kind(self, kind: FailureKind) -> Self {
         Self { kind, ..self }
+    }
+
+    /// Sets the status of the call.
+    #[cfg(feature = "mcp")]
+    #[must_use]
+    pub(crate) fn with_status(self, status: ToolStatus) -> Self {
+        Self { status, ..self }
+    }
+
+    /// Returns the status of the call.
+    #[must_use]
+    pub(crate) fn status(&self) -> ToolStatus {
+        self.status
     }
 
     /// Returns the reason that the metadata of the result names.
@@ -94,7 +109,7 @@ impl ToolError {
 impl<E: Error + Send + Sync + 'static> From<E> for ToolError {
     fn from(error: E) -> Self {
         let message = excerpt(&error.to_string(), SOURCE_TEXT_CHARS_MAX);
-        Self { message, kind: FailureKind::ToolError, source: Some(Box::new(error)) }
+        Self { source: Some(Box::new(error)), ..Self::new(message) }
     }
 }
 
@@ -122,13 +137,13 @@ struct BoxedToolError {
 }
 
 impl From<ToolError> for Box<dyn Error + Send + Sync> {
-    fn from(ToolError { message, source, kind: _ }: ToolError) -> Self {
+    fn from(ToolError { message, source, .. }: ToolError) -> Self {
         Box::new(BoxedToolError { message, source })
     }
 }
 
 impl From<ToolError> for Box<dyn Error> {
-    fn from(ToolError { message, source, kind: _ }: ToolError) -> Self {
+    fn from(ToolError { message, source, .. }: ToolError) -> Self {
         Box::new(BoxedToolError { message, source })
     }
 }

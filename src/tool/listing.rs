@@ -1,10 +1,13 @@
 //! The tools of an agent, for people: `callsheet tools list` and `GET /v1/tools`.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 use serde_json::json;
 
 use super::{
-    ApprovalPolicy, RegisteredKind, RegisteredTool, StartPolicy, ToolEffect, ToolRegistry, ToolSpec,
+    ApprovalPolicy, RegisteredKind, RegisteredTool, ServerState, StartPolicy, ToolEffect,
+    ToolRegistry, ToolServer, ToolSpec,
 };
 
 /// Bytes of JSON for each token, on average.
@@ -25,9 +28,73 @@ pub(crate) struct ListedTool {
     pub(crate) approval: ApprovalPolicy,
     /// The estimated size of the definition in a request, in tokens.
     pub(crate) tokens: usize,
+    /// The server that offers it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) server: Option<String>,
     /// The reason why the agent does not offer the tool.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) left_out: Option<&'static str>,
+    pub(crate) left_out: Option<String>,
+}
+
+/// A server of tools, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct ListedServer {
+    pub(crate) name: String,
+    /// `starting`, `up` or `down`.
+    pub(crate) state: &'static str,
+    /// The reason why it is down.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    /// True if the agent's tools name it.
+    pub(crate) named: bool,
+    /// The number of its tools that may be offered.
+    pub(crate) tools: usize,
+    /// Its tools that cannot be offered, by their names on the server, with the reasons.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) left_out: Vec<(String, String)>,
+    /// Number of lines of its output that were no messages, and the first of them.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) noise_lines: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) noise: Vec<String>,
+}
+
+impl ListedServer {
+    pub(crate) fn new(server: &dyn ToolServer, named: bool) -> Self {
+        let status = Arc::clone(&server.status().borrow());
+        let (state, reason) = match &status.state {
+            ServerState::Starting => ("starting", None),
+            ServerState::Up => ("up", None),
+            ServerState::Down(reason) => ("down", Some(reason.clone())),
+        };
+        let listing = status.listing.as_deref();
+        Self {
+            name: server.name().to_owned(),
+            state,
+            reason,
+            named,
+            tools: listing.map_or(0, |listing| listing.tools.len()),
+            left_out: listing.map(|listing| listing.left_out.clone()).unwrap_or_default(),
+            noise_lines: status.noise_lines,
+            noise: status.noise.clone(),
+        }
+    }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// The tools of an agent, and the servers of the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct AgentTools {
+    pub(crate) agent: Arc<str>,
+    pub(crate) tools: Vec<ListedTool>,
+    /// The patterns of the agent that match no tool.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) unmatched: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) servers: Vec<ListedServer>,
 }
 
 /// Lists the registered tools, first those that the agent offers.
@@ -35,14 +102,21 @@ pub(crate) fn list_tools(
     registry: &ToolRegistry,
     is_offered: impl Fn(&str) -> bool,
 ) -> Vec<ListedTool> {
-    let listed = |(name, tool): (&str, &RegisteredTool)| ListedTool::new(tool, is_offered(name));
+    let server_of = |name: &str| {
+        let mut servers = registry.servers().iter();
+        let server = servers.find(|server| name.starts_with(&server.tool_prefix()));
+        server.map(|server| server.name())
+    };
+    let listed = |(name, tool): (&str, &RegisteredTool)| {
+        ListedTool::new(tool, server_of(name), is_offered(name))
+    };
     let mut tools: Vec<ListedTool> = registry.iter().map(listed).collect();
     tools.sort_by_key(|tool| tool.left_out.is_some());
     tools
 }
 
 impl ListedTool {
-    fn new(tool: &RegisteredTool, is_offered: bool) -> Self {
+    fn new(tool: &RegisteredTool, server: Option<&str>, is_offered: bool) -> Self {
         let spec = &tool.spec;
         Self {
             name: spec.name.clone(),
@@ -55,7 +129,8 @@ impl ListedTool {
             idempotent: spec.idempotent,
             approval: spec.approval,
             tokens: definition_tokens(spec),
-            left_out: (!is_offered).then_some(NOT_NAMED),
+            server: server.map(str::to_owned),
+            left_out: (!is_offered).then(|| NOT_NAMED.to_owned()),
         }
     }
 }

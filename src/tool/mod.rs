@@ -49,6 +49,7 @@
 //! | `extensions.rs` | [`Extensions`]: values of the embedding program for its tools |
 //! | `testing.rs` | [`testing::ToolTest`]: runs a tool without a host |
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
+//! | `server.rs` | servers of tools: what the host needs of them |
 //! | `listing.rs` | feature `server`: the tools of an agent, for `callsheet tools list` and `GET /v1/tools` |
 //! | `overrides.rs` | the `[tools.NAME]` overrides of the configuration, applied to specs |
 //! | `configured.rs` | feature `tools`: registers the tools that the configuration defines |
@@ -58,6 +59,7 @@
 //! | `redaction.rs` | feature `tools`: removes the secrets of a configured tool from its results |
 //! | `defined_input.rs` | the schema and the defaults of a configured tool's arguments |
 //! | `template.rs` | texts with placeholders for arguments |
+//! | `mcp/` | feature `mcp`: tools of servers of the Model Context Protocol |
 //! | `builtin/` | feature `tools`: `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
 
 #[cfg(feature = "tools")]
@@ -77,12 +79,15 @@ mod http;
 mod http_request;
 #[cfg(feature = "server")]
 mod listing;
+#[cfg(all(feature = "mcp", target_os = "linux"))]
+mod mcp;
 mod output;
 mod overrides;
 #[cfg(feature = "tools")]
 mod redaction;
 mod registry;
 mod schema;
+mod server;
 mod source;
 mod spec;
 #[cfg(feature = "tools")]
@@ -114,12 +119,13 @@ pub use extensions::Extensions;
 #[doc(hidden)]
 pub use http::{AllowRule, DnsLookup, HttpClientError, InvalidAllowRule};
 #[cfg(feature = "server")]
-pub(crate) use listing::{ListedTool, NOT_NAMED, list_tools};
+pub(crate) use listing::{AgentTools, ListedServer, ListedTool, NOT_NAMED, list_tools};
 pub use output::ToolOutput;
 #[doc(hidden)]
 pub use registry::{RegisteredKind, RegisteredTool};
 pub use registry::{RegistryError, ToolRegistry};
 pub use schema::{InputSchema, InvalidSchema};
+pub(crate) use server::{ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer};
 pub use source::{ToolSource, ToolSourceContext};
 pub use spec::ToolSpec;
 #[cfg(feature = "tools")]

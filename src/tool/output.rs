@@ -8,6 +8,8 @@ use serde::Serializer;
 use serde_json::Value;
 
 use super::ToolError;
+#[cfg(feature = "tools")]
+use crate::types::Secrets;
 use crate::types::{FullResult, RESULT_BYTES_MAX, ResultPart, cut_text};
 
 /// The output of a call: a text for the model, or text, images and resources, and a value for programs.
@@ -112,6 +114,18 @@ impl ToolOutput {
             Some(full) => (full.model_text(), Some(full)),
             None => (self.text, None),
         }
+    }
+
+    /// Replaces secrets.
+    #[cfg(feature = "tools")]
+    pub(super) fn redacted(mut self, secrets: &Secrets) -> Self {
+        secrets.redact_in_place(&mut self.text);
+        let full = self.full.as_ref().and_then(|full| serde_json::to_value(full).ok());
+        let full = full.and_then(|full| secrets.redact_json(&full));
+        if let Some(full) = full.and_then(|full| serde_json::from_value(full).ok()) {
+            self.full = Some(full);
+        }
+        self
     }
 
     /// Drops what is longer than [`RESULT_BYTES_MAX`], with a note for the model.

@@ -10,12 +10,17 @@ impl ToolRegistry {
     /// a tool: [`Config::check_tools`](crate::config::Config::check_tools) reports them.
     pub fn apply_overrides(&mut self, overrides: &BTreeMap<String, ToolOverride>) {
         for (name, tool_override) in overrides {
-            self.update_spec(name, |spec| apply_override(spec, tool_override));
+            self.apply_override(name, tool_override);
         }
+    }
+
+    /// Applies the override of one tool to its spec.
+    pub(crate) fn apply_override(&mut self, name: &str, tool_override: &ToolOverride) {
+        self.update_spec(name, |spec| apply_override(spec, tool_override));
     }
 }
 
-fn apply_override(spec: &mut ToolSpec, tool_override: &ToolOverride) {
+pub(super) fn apply_override(spec: &mut ToolSpec, tool_override: &ToolOverride) {
     spec.effect = tool_override.effect.unwrap_or(spec.effect);
     spec.start = tool_override.start.unwrap_or(spec.start);
     spec.destructive = tool_override.destructive.unwrap_or(spec.destructive);

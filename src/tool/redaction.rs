@@ -13,17 +13,7 @@ pub(super) fn redacted(
         return result;
     }
     match result {
-        Ok(output) => {
-            let (text, full) = output.into_parts();
-            let structured = full.and_then(|full| full.structured);
-            Ok(match structured {
-                Some(value) => {
-                    let value = secrets.redact_json(&value).unwrap_or(value);
-                    ToolOutput::default().with_structured(value)
-                }
-                None => secrets.redact(&text).into_owned().into(),
-            })
-        }
+        Ok(output) => Ok(output.redacted(secrets)),
         Err(error) => {
             let message = secrets.redact(error.message()).into_owned();
             Err(error.with_message(message))

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Tool, ToolSpec};
+use super::{Tool, ToolServer, ToolSpec};
 
 /// A registered tool with its spec, after the overrides of the configuration.
 #[derive(Clone)]
@@ -31,6 +31,8 @@ pub enum RegisteredKind {
     Command,
     /// An HTTP request that the configuration describes.
     Http,
+    /// A tool of an MCP server.
+    Mcp,
 }
 
 impl fmt::Debug for RegisteredTool {
@@ -49,9 +51,20 @@ impl fmt::Debug for RegisteredTool {
 /// assert!(tools.tool("one").is_some());
 /// # Ok::<(), callsheet::tool::RegistryError>(())
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct ToolRegistry {
     tools: BTreeMap<String, RegisteredTool>,
+    servers: Vec<Arc<dyn ToolServer>>,
+}
+
+impl fmt::Debug for ToolRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let servers: Vec<&str> = self.servers.iter().map(|server| server.name()).collect();
+        f.debug_struct("ToolRegistry")
+            .field("tools", &self.tools)
+            .field("servers", &servers)
+            .finish()
+    }
 }
 
 impl ToolRegistry {
@@ -94,6 +107,20 @@ impl ToolRegistry {
         let tool = RegisteredTool { spec: Arc::new(spec), tool: Arc::new(tool), kind };
         self.tools.insert(name, tool);
         Ok(())
+    }
+
+    /// Adds a server, whose tools are known when it is connected.
+    #[cfg_attr(
+        not(any(test, feature = "mcp")),
+        expect(dead_code, reason = "only the feature mcp has servers")
+    )]
+    pub(crate) fn add_server(&mut self, server: Arc<dyn ToolServer>) {
+        self.servers.push(server);
+    }
+
+    /// Returns the servers.
+    pub(crate) fn servers(&self) -> &[Arc<dyn ToolServer>] {
+        &self.servers
     }
 
     /// Returns the tool with this name.

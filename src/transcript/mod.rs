@@ -63,6 +63,8 @@ impl RecordLocation {
 pub struct Transcript<'a> {
     /// The opening of the session.
     pub opening: Option<SessionOpening<'a>>,
+    /// The frozen lists of the servers' tools: the records, and the SHA-256 of each list.
+    pub tool_lists: Vec<(RecordLocation, &'a str)>,
     /// The forks: the records before a fork are those of another session.
     pub forks: Vec<SessionFork<'a>>,
     /// The inputs that waited for an earlier run to end.

@@ -196,6 +196,7 @@ impl<'a> Transcript<'a> {
                     run.end = Some(run_end);
                 }
             }
+            Record::ToolsFrozen { sha256 } => self.tool_lists.push((at, sha256)),
             Record::SessionClosed => {
                 self.closed.get_or_insert(at);
             }

@@ -69,6 +69,8 @@ pub struct TurnRules {
     pub multi_tool_calls: bool,
     /// True if calls may start before the response has ended.
     pub early_start: bool,
+    /// True if servers may offer some of the tools. Their lists are frozen before the session's first turn.
+    pub has_servers: bool,
     /// The models. Each turn starts with the first one.
     pub models: Arc<ModelPlans>,
 }

@@ -172,6 +172,8 @@ pub enum FailureKind {
     Sandbox,
     /// The server of an HTTP tool answered with a status of failure.
     HttpStatus,
+    /// The server of the tool is not connected, or the connection broke during the call.
+    ServerDown,
 }
 
 impl FailureKind {
@@ -196,6 +198,7 @@ impl FailureKind {
             Self::ExitStatus => "exit_status",
             Self::Sandbox => "sandbox",
             Self::HttpStatus => "http_status",
+            Self::ServerDown => "server_down",
         }
     }
 }

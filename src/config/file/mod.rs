@@ -4,6 +4,7 @@ mod agent;
 mod host;
 mod journal;
 mod limits;
+mod mcp;
 mod model;
 mod source;
 mod tool_definition;
@@ -14,7 +15,8 @@ use std::collections::BTreeMap;
 
 use super::{
     AgentConfig, BaseUrl, Config, ConfigErrors, DEFAULT_AGENT, FAST_PATH_ENV, HostConfig,
-    JournalConfig, MULTI_TOOL_CALLS_ENV, ModelConfig, REHEARSAL, STREAM_ENV, ToolOverride,
+    JournalConfig, MULTI_TOOL_CALLS_ENV, McpConfig, ModelConfig, REHEARSAL, STREAM_ENV,
+    ToolOverride,
 };
 use source::ConfigSource;
 use values::Parsed;
@@ -71,6 +73,17 @@ impl Config {
                 (name, change)
             })
             .collect();
+        let mcp = root
+            .tables("mcp")
+            .into_iter()
+            .map(|(name, section)| {
+                if let Some(problem) = McpConfig::name_problem(&name) {
+                    root.table("mcp").add_error(&name, problem);
+                }
+                let server = McpConfig::read(&section, env);
+                (name, server)
+            })
+            .collect();
         root.finish();
         if agents.is_empty() {
             match AgentConfig::embedded(&models) {
@@ -87,7 +100,8 @@ impl Config {
         let stream = parse_switch(&source, env, STREAM_ENV);
         let fast_path = fast_path(&source, env);
         let origins = source.finish()?;
-        let mut config = Self { host, journal, models, agents, tools, stream, fast_path, origins };
+        let mut config =
+            Self { host, journal, models, agents, tools, mcp, stream, fast_path, origins };
         if let Some(on) = multi_tool_calls {
             config.set_multi_tool_calls(on);
         }

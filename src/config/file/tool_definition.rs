@@ -32,7 +32,7 @@ const METHODS: [(&str, HttpMethod); 5] = [
 ];
 
 /// Looks up an environment variable of the host.
-type EnvLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
+pub(super) type EnvLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
 
 impl ConfiguredTool {
     /// Returns `None` if the table has no `kind`, or a wrong one: it is then that of a registered
@@ -159,7 +159,7 @@ impl ProcessConfig {
 }
 
 /// Reads a table of names, each with the variable of the host that holds its secret value.
-fn secret_variables(
+pub(super) fn secret_variables(
     section: &Section<'_, '_>,
     key: &'static str,
     env: EnvLookup<'_>,

@@ -11,28 +11,34 @@ use super::values::{self, Parsed};
 use crate::config::{ApprovalPolicy, ConfiguredTool, StartPolicy, ToolEffect, ToolOverride};
 
 impl ToolOverride {
-    pub(super) fn read(
-        name: &str,
-        section: &Section<'_, '_>,
-        env: &dyn Fn(&str) -> Option<String>,
-    ) -> Self {
+    /// Reads the keys that tools of every origin have, except `timeout`.
+    pub(super) fn read_policy(section: &Section<'_, '_>) -> Self {
         let effects = [("none", ToolEffect::None), ("some", ToolEffect::Some)];
         let starts = [("on_finish", StartPolicy::OnFinish), ("on_seal", StartPolicy::OnSeal)];
-        let mut change = Self {
+        Self {
             effect: section.read("effect", |value| values::word(value, &effects)),
             start: section.read("start", |value| values::word(value, &starts)),
             destructive: section.read("destructive", values::switch),
             exclusive: section.read("exclusive", values::switch),
             idempotent: section.read("idempotent", values::switch),
             repeatable: section.read("repeatable", values::switch),
-            blocking: section.read("blocking", values::switch),
-            timeout: section.read("timeout", values::time),
             approval: section.read("approval", |value| values::word(value, &ApprovalPolicy::WORDS)),
             approval_timeout: section.read("approval_timeout", values::time),
             max_concurrent: section.read("max_concurrent", values::count).and_then(NonZeroU32::new),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn read(
+        name: &str,
+        section: &Section<'_, '_>,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Self {
+        let mut change = Self {
+            blocking: section.read("blocking", values::switch),
+            timeout: section.read("timeout", values::time),
             definition: ConfiguredTool::read(section, env),
-            root: None,
-            allow: Vec::new(),
+            ..Self::read_policy(section)
         };
         if change.definition.is_some() {
             section.finish();

@@ -68,6 +68,10 @@ impl TextLog {
             };
             self.add(opening.at, "opened", vec![format!("agent {}{with}", opening.agent)]);
         }
+        for (at, sha256) in &transcript.tool_lists {
+            let list = sha256.get(..12).unwrap_or(sha256);
+            self.add(*at, "tools", vec![format!("of servers are frozen, list {list}")]);
+        }
         for fork in &transcript.forks {
             let line = format!("from session {}, at its record {}", fork.from, fork.last_copied);
             self.add(fork.at, "forked", vec![line]);

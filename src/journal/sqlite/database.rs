@@ -45,6 +45,9 @@ const SCHEMA: &str = "
     CREATE UNIQUE INDEX records_by_place ON records(session, seq);
 ";
 
+/// The table of texts that belong to no session. It is made with the first one.
+pub(super) const DOCUMENTS_TABLE: &str = "CREATE TABLE IF NOT EXISTS documents(key TEXT NOT NULL PRIMARY KEY, text TEXT NOT NULL) STRICT";
+
 /// Converts the tables of version 1.
 const CONVERSION: &str = "
     ALTER TABLE sessions ADD COLUMN origin INTEGER;

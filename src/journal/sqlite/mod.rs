@@ -298,6 +298,14 @@ impl Journal for SqliteJournal {
         Ok(())
     }
 
+    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
+        self.run_on_writer(WriterTask::PutDocument(key.to_owned(), text.to_owned())).map(drop)
+    }
+
+    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
+        self.readers.run(|connection| query::document(connection, key))
+    }
+
     fn status(&self) -> JournalStatus {
         JournalStatus { queued: self.queue.len(), bytes: database::bytes(&self.file) }
     }

@@ -181,6 +181,16 @@ pub(super) fn first_of_row(last: u64, bodies: &str) -> u64 {
     last.saturating_sub(memchr::memchr_iter(b'\n', bodies.as_bytes()).count() as u64)
 }
 
+/// Returns the document with this key.
+pub(super) fn document(connection: &Connection, key: &str) -> Result<Option<String>, QueryError> {
+    let table = "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'documents'";
+    if connection.query_row(table, [], |row| row.get::<_, i64>(0))? == 0 {
+        return Ok(None);
+    }
+    let mut statement = connection.prepare_cached("SELECT text FROM documents WHERE key = ?1")?;
+    Ok(statement.query_row([key], |row| row.get(0)).optional()?)
+}
+
 pub(super) fn find(
     connection: &Connection,
     session: &SessionId,

@@ -62,6 +62,8 @@ pub(super) struct StoredRow {
 
 /// A task of the writer besides storing batches. Tasks keep their order among batches.
 pub(super) enum WriterTask {
+    /// Stores a document: its key and its text.
+    PutDocument(String, String),
     /// Hides sessions: they do not exist any more.
     Hide(Vec<SessionId>),
     /// Deletes some of the records of hidden sessions.

@@ -73,6 +73,14 @@ impl JournalReader {
         self.readers.run(|connection| query::read(connection, session, after, usize::MAX))
     }
 
+    /// Returns the text that was stored under a key.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
+        self.readers.run(|connection| query::document(connection, key))
+    }
+
     /// Returns a stored session.
     ///
     /// # Errors

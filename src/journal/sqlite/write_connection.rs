@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior};
 
 use super::super::JournalError;
+use super::database;
 use super::deletion::{self, DeletionStep};
 use super::kill_point::KillPoint;
 use super::query;
@@ -57,6 +58,15 @@ impl WriteConnection {
         let next_number = connection.query_row(numbers, [], |row| row.get(0))?;
         let state = WriteState { next_number, hidden: HashSet::new(), epoch: 0 };
         Ok(Self { connection, state, kill: KillPoint::from_env() })
+    }
+
+    /// Stores a document, or replaces it. Databases of earlier programs have no table for it.
+    pub(super) fn put_document(&mut self, key: &str, text: &str) -> rusqlite::Result<()> {
+        let transaction = immediate(&mut self.connection)?;
+        transaction.execute_batch(database::DOCUMENTS_TABLE)?;
+        let insert = "INSERT OR REPLACE INTO documents(key, text) VALUES (?1, ?2)";
+        transaction.execute(insert, [key, text])?;
+        transaction.commit()
     }
 
     /// Stores batches in one transaction. Batches that do not continue the stored records are

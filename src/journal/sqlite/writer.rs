@@ -367,6 +367,11 @@ impl JournalWriter {
             return Err(error.clone());
         }
         match task {
+            WriterTask::PutDocument(key, text) => {
+                let written = self.store.put_document(&key, &text);
+                written.map_err(|error| errors::write_error(&error))?;
+                self.log.sync_data().map_err(|error| JournalError::Write(error.to_string()))?;
+            }
             WriterTask::Hide(sessions) => {
                 let hidden = self.make_room(|store| store.hide(&sessions))?;
                 self.sessions.fetch_sub(hidden, Ordering::AcqRel);

@@ -205,6 +205,7 @@ impl PastEvents {
             | Record::ApprovalGiven { .. }
             | Record::Steered { .. }
             | Record::StopAsked { .. }
+            | Record::ToolsFrozen { .. }
             | Record::SessionClosed => return,
         };
         self.push(entry, event, out);

@@ -72,7 +72,7 @@ pub(in crate::runtime) async fn spawn(
 impl SessionActorState {
     pub(super) fn new(arguments: SessionArguments) -> Self {
         let SessionArguments { start, link, log, activity } = arguments;
-        let SessionStart { id, agent, origin, publisher } = start;
+        let SessionStart { id, agent, tools, origin, publisher } = start;
         let shared = Arc::clone(&link.shared);
         let awake = shared.gauges.awake.increment();
         let (session, stored) = match origin {
@@ -90,6 +90,9 @@ impl SessionActorState {
             entries.first().map_or(*last, |first| Seq(first.seq.0.saturating_sub(1)))
         };
         let mut agents = RunAgents::new(agent);
+        if let Some(tools) = tools {
+            agents.use_tools(tools);
+        }
         agents.read_tool_sources(&id, &shared);
         let mut state = Self {
             id,

@@ -8,6 +8,7 @@
 //! | `snapshot` | the public view of the session, approvals |
 //! | `recovery` | the replacement of an actor of a run that died |
 //! | `hibernate` | hibernation: the end of the actor of an idle session |
+//! | `tools` | the tools of servers: read for the first run, or again on request |
 //! | `end` | the end of the actor by deletion of the session or failure of its journal |
 
 mod begin;
@@ -17,6 +18,7 @@ mod perform;
 mod recovery;
 mod run;
 mod snapshot;
+mod tools;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -171,6 +173,12 @@ impl Actor for SessionActor {
                 state.resume_if_suspended();
                 state.perform(&myself).await;
                 state.decide(key, decision, reply);
+            }
+            SessionMessage::ToolsRead { tools } => state.tools_read(tools),
+            SessionMessage::RefreshTools { tools, reply } => {
+                let change = state.refresh_tools(tools);
+                state.perform(&myself).await;
+                let _ = reply.send(change);
             }
             #[cfg(test)]
             SessionMessage::NameActors { reply } => {

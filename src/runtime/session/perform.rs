@@ -45,6 +45,7 @@ impl SessionActorState {
                     }
                     self.begin_turn(*begin);
                 }
+                SessionEffect::ReadTools => self.read_tools(myself),
                 SessionEffect::CancelTurn(reason) => {
                     self.tell_accumulator(AccumulatorMessage::Cancel { reason });
                 }
@@ -131,6 +132,7 @@ impl SessionActorState {
             | Record::Steered { .. }
             | Record::StopAsked { .. }
             | Record::LimitReached { .. }
+            | Record::ToolsFrozen { .. }
             | Record::SessionClosed => {}
         }
     }

@@ -21,6 +21,7 @@ use crate::runtime::message::{
 use crate::runtime::report::CallReport;
 use crate::runtime::run_actors::RunActors;
 use crate::runtime::snapshot::PendingApproval;
+use crate::runtime::tool_servers::FrozenTools;
 use crate::telemetry::TracedRun;
 use crate::tool::{Extensions, ToolSourceContext};
 use crate::turn::{TurnRecord, TurnRules};
@@ -52,8 +53,11 @@ impl RunCaller {
 /// The agent of a session, and the agent with the overrides of the current run.
 #[derive(Clone)]
 pub(super) struct RunAgents {
+    /// The agent without the tools of servers and sources.
     configured: Arc<Agent>,
-    /// The configured agent with the tools of the host's tool sources.
+    /// The tools of servers that the session has frozen.
+    frozen: Option<Arc<FrozenTools>>,
+    /// The agent with the tools of servers and of the host's tool sources.
     own: Arc<Agent>,
     current: (RunOverrides, Arc<Agent>),
 }
@@ -61,7 +65,24 @@ pub(super) struct RunAgents {
 impl RunAgents {
     pub(super) fn new(own: Arc<Agent>) -> Self {
         let current = (RunOverrides::default(), Arc::clone(&own));
-        Self { configured: Arc::clone(&own), own, current }
+        Self { configured: Arc::clone(&own), frozen: None, own, current }
+    }
+
+    /// Uses these tools of servers from now on.
+    pub(super) fn use_tools(&mut self, frozen: Arc<FrozenTools>) {
+        self.own = Arc::clone(&frozen.agent);
+        self.current.1 = self.own.with_recorded(&self.current.0);
+        self.frozen = Some(frozen);
+    }
+
+    /// Returns the tools of servers that the session has frozen.
+    pub(super) fn frozen(&self) -> Option<&Arc<FrozenTools>> {
+        self.frozen.as_ref()
+    }
+
+    /// Returns the agent without the tools of servers and sources.
+    pub(super) fn configured(&self) -> &Arc<Agent> {
+        &self.configured
     }
 
     /// Reads the host's tool sources. The next run has their tools.
@@ -72,7 +93,8 @@ impl RunAgents {
         }
         let run = ToolSourceContext { session, agent: &self.configured.name };
         let tools = sources.iter().flat_map(|source| source.tools(&run)).collect();
-        self.own = Arc::new(self.configured.with_tools(tools, &host.caps));
+        let base = self.frozen.as_ref().map_or(&self.configured, |frozen| &frozen.agent);
+        self.own = Arc::new(base.with_tools(tools, &host.caps));
         self.current = (RunOverrides::default(), Arc::clone(&self.own));
     }
 

@@ -75,6 +75,14 @@ impl Journal for Engine {
         self.inner.remove(sessions)
     }
 
+    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
+        self.inner.put_document(key, text)
+    }
+
+    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
+        self.inner.document(key)
+    }
+
     fn status(&self) -> JournalStatus {
         self.inner.status()
     }

@@ -14,6 +14,7 @@ mod runs;
 mod sleep;
 mod stops;
 mod survival;
+mod tool_servers;
 mod tools;
 mod watching;
 

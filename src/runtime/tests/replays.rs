@@ -7,14 +7,22 @@ use crate::config::{OnExcess, RunOverrides};
 use crate::journal::StoredSessionFilter;
 use crate::record::{JournalEntry, Record, Seq};
 use crate::session::{Replayed, replay};
+use crate::tool::ToolDescription;
 use crate::turn::{Difference, TurnRules};
 use crate::types::{Execution, ToolOutcome};
 
 /// Returns a function that returns the rules of an agent's turns.
-fn rules(host: &Host) -> impl Fn(&str, &RunOverrides) -> Result<Arc<TurnRules>, String> {
-    let agents = host.inner.link.shared.agents.clone();
-    move |agent, overrides| {
-        let agent = agents.get(agent).ok_or("no such agent")?;
+fn rules(
+    host: &Host,
+) -> impl Fn(&str, &RunOverrides, Option<&str>) -> Result<Arc<TurnRules>, String> {
+    let shared = Arc::clone(&host.inner.link.shared);
+    move |agent, overrides, frozen| {
+        let mut agent = Arc::clone(shared.agents.get(agent).ok_or("no such agent")?);
+        if let Some(sha256) = frozen {
+            let text = shared.journal.document(&frozen_tools_key(sha256)).unwrap().unwrap();
+            let tools: Vec<ToolDescription> = serde_json::from_str(&text).unwrap();
+            agent = Arc::new(agent.with_server_tools(&tools, &BTreeMap::new(), &shared.caps));
+        }
         Ok(Arc::clone(&agent.with(overrides).map_err(|error| error.to_string())?.rules))
     }
 }
@@ -184,8 +192,8 @@ async fn a_difference_caused_by_another_configuration_is_reported() {
     let changed = |change: &dyn Fn(&mut TurnRules)| {
         let (host, entries) = &recorded;
         let rules = rules(host);
-        let found = replay(entries, |agent, overrides| {
-            let mut rules = TurnRules::clone(&*rules(agent, overrides)?);
+        let found = replay(entries, |agent, overrides, tools| {
+            let mut rules = TurnRules::clone(&*rules(agent, overrides, tools)?);
             change(&mut rules);
             Ok(Arc::new(rules))
         });
@@ -210,6 +218,6 @@ async fn a_difference_caused_by_another_configuration_is_reported() {
     let text = changed(&|rules| rules.execution = Execution::Parallel { max: 2 });
     assert!(text.starts_with("record 2: ") && text.contains("differs:  execution"), "{text}");
     let (_, entries) = &recorded;
-    let gone = replay(entries, |_, _| Err("it is gone".to_owned())).expect_err("none");
+    let gone = replay(entries, |_, _, _| Err("it is gone".to_owned())).expect_err("none");
     assert!(gone.to_string().contains("the run could not begin: it is gone"), "{gone}");
 }

@@ -47,6 +47,10 @@ pub(super) enum Action {
     Resume,
     Shutdown(bool),
     Close,
+    /// The list of the servers' tools arrives.
+    ReadTools,
+    /// The list is read again on request.
+    RefreshTools,
 }
 
 impl World {
@@ -70,6 +74,8 @@ impl World {
         may(left.shutdowns, &[Action::Shutdown(false), Action::Shutdown(true)]);
         may(left.closes, &[Action::Close]);
         may(left.forks, &[Action::Fork]);
+        may(left.refreshes, &[Action::RefreshTools]);
+        may(u32::from(self.reads_tools), &[Action::ReadTools]);
         if left.crashes > 0 {
             let prefixes = (self.batch_from + 1).min(self.log.len())..=self.log.len();
             actions.extend(prefixes.map(Action::Crash));
@@ -238,6 +244,18 @@ impl World {
                 self.left.shutdowns -= 1;
                 self.session.handle_shutdown(at_once);
             }
+            Action::ReadTools => {
+                self.reads_tools = false;
+                let awaited = self.session.waits_for_tools();
+                assert_eq!(self.session.handle_tools_read("first".into()), awaited);
+            }
+            Action::RefreshTools => {
+                self.left.refreshes -= 1;
+                let is_idle = self.session.run.is_none() && self.session.queue.is_empty();
+                let is_open = self.session.lifecycle == Lifecycle::Open;
+                let refreshed = self.session.handle_tools_refreshed("second".into());
+                assert_eq!(refreshed.is_ok(), is_idle && is_open, "{refreshed:?}");
+            }
             Action::Close => {
                 self.left.closes -= 1;
                 self.session.handle_close();
@@ -273,7 +291,7 @@ impl World {
             RunOverrides { model: Some(run_id.0.to_string()), ..RunOverrides::default() };
         let (request, trace) = (Some(key), Some(TraceContext::new([7; 16], [8; 8], true)));
         let run = RunInput { run_id: run_id.clone(), input, overrides, request, trace };
-        let rules = super::world::rules_with(self.left.max_turns);
+        let rules = self.rules();
         let rules_of = |_: &RunOverrides| std::sync::Arc::clone(&rules);
         let has_room = !is_busy || self.waiting_inputs() < self.inputs_max();
         let limits = InputLimits::inputs(self.inputs_max());
@@ -290,7 +308,7 @@ impl World {
         let was_suspended = self.session.suspended;
         let stored = self.read(self.log.len());
         self.session = stored.session;
-        (self.turn, self.has_slot) = (None, false);
+        (self.turn, self.has_slot, self.reads_tools) = (None, false, false);
         // A run that was interrupted before the session hibernated still is.
         self.interrupted = crashed || (self.interrupted && was_suspended);
         self.is_crashed |= crashed;

@@ -188,11 +188,12 @@ impl World {
         self.log.iter().filter(|record| is_counted(record)).count()
     }
 
-    /// Checks that a run in progress has an owner of its turn and a slot, and that an idle session has
-    /// neither.
+    /// Checks that a run in progress has an owner of its turn or waits for its tools, and has a slot, and
+    /// that an idle session has neither.
     fn check_owner(&self) {
         let goes_on = self.session.run.is_some() && !self.session.suspended;
-        assert_eq!(goes_on, self.turn.is_some(), "the owner of the turn");
+        let waits_for_tools = self.session.waits_for_tools();
+        assert_eq!(goes_on, self.turn.is_some() || waits_for_tools, "the owner of the turn");
         assert_eq!(goes_on, self.has_slot, "the slot among the host's runs");
         assert_eq!(self.session.holds_slot, self.has_slot);
         if let Some(turn) = &self.turn {
@@ -202,6 +203,7 @@ impl World {
 
     /// Checks that the state that is read from the records equals the state of the running session.
     fn check_stored(&self) {
+        self.check_tools();
         for upto in self.batch_from.max(1)..self.log.len() {
             self.read(upto);
         }
@@ -243,6 +245,21 @@ impl World {
             run
         };
         assert_eq!(run(stored), run(live), "the run");
+    }
+
+    /// Checks that the tools of servers are frozen before the first turn, unless its run is cancelled, and
+    /// that the frozen list is known.
+    fn check_tools(&self) {
+        let mut lists = self.log.iter().rev().filter_map(|record| match record {
+            Record::ToolsFrozen { sha256 } => Some(sha256),
+            _ => None,
+        });
+        assert_eq!(self.session.frozen_tools(), lists.next(), "the frozen list");
+        if let Some(turn) = &self.turn {
+            let is_known = self.session.frozen_tools().is_some() || turn.cancel.is_some();
+            assert!(is_known || !self.left.servers, "a turn begins without its tools");
+        }
+        assert!(!self.session.waits_for_tools() || self.turn.is_none(), "a turn awaits its tools");
     }
 
     /// Checks that a turn in progress resumes from all records since its first one.

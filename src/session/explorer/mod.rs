@@ -125,6 +125,23 @@ fn shutdown_and_deletion() {
 }
 
 #[test]
+fn tools_of_servers() {
+    let scenario = Scenario {
+        starts: 2,
+        stops: 1,
+        servers: true,
+        refreshes: 1,
+        max_turns: 1,
+        ..Scenario::default()
+    };
+    explore("tools of servers", &scenario);
+    let scenario = Scenario { starts: 1, steers: 1, crashes: 1, shutdowns: 1, ..scenario };
+    explore("tools of servers, a crash, a shutdown", &scenario);
+    let scenario = Scenario { initial_call: true, shutdowns: 0, closes: 1, ..scenario };
+    explore("tools of servers, initial calls, a crash, deletion", &scenario);
+}
+
+#[test]
 fn initial_calls() {
     let scenario = Scenario {
         starts: 1,

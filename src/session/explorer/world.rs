@@ -36,6 +36,10 @@ pub(super) struct Scenario {
     pub(super) narrow_queue: bool,
     /// The session is opened with an unanswered call.
     pub(super) initial_call: bool,
+    /// Servers offer tools.
+    pub(super) servers: bool,
+    /// The list of tools may be read again on request.
+    pub(super) refreshes: u32,
     /// Interrupted runs wait for a manual resume.
     pub(super) manual: bool,
     pub(super) max_turns: u32,
@@ -58,6 +62,8 @@ pub(super) struct World {
     /// The session is suspended as interrupted by a crash, not as asleep.
     pub(super) interrupted: bool,
     pub(super) is_crashed: bool,
+    /// The list of tools was requested and has not arrived.
+    pub(super) reads_tools: bool,
     pub(super) deleted: bool,
     /// The inputs that may still arrive.
     pub(super) left: Scenario,
@@ -99,14 +105,15 @@ pub(super) fn record_turn(record: &Record) -> Option<u32> {
         | Record::StopAsked { .. }
         | Record::LimitReached { .. }
         | Record::RunEnded { .. }
+        | Record::ToolsFrozen { .. }
         | Record::SessionClosed => None,
     }
 }
 
 /// Returns the rules of all runs. They are made once, because tools are costly to make.
-pub(super) fn rules_with(max_turns: u32) -> Arc<TurnRules> {
+pub(super) fn rules_with(max_turns: u32, has_servers: bool) -> Arc<TurnRules> {
     thread_local! {
-        static RULES: RefCell<HashMap<u32, Arc<TurnRules>>> = RefCell::default();
+        static RULES: RefCell<HashMap<(u32, bool), Arc<TurnRules>>> = RefCell::default();
     }
     let make = || {
         let max_turns = Some(max_turns);
@@ -117,9 +124,11 @@ pub(super) fn rules_with(max_turns: u32) -> Arc<TurnRules> {
             max_tokens_per_run: Some(TOKENS_MAX),
             ..Limits::default()
         };
-        Arc::new(TurnRules { limits, ..rules(Execution::Sequential) })
+        Arc::new(TurnRules { limits, has_servers, ..rules(Execution::Sequential) })
     };
-    RULES.with_borrow_mut(|rules| Arc::clone(rules.entry(max_turns).or_insert_with(make)))
+    RULES.with_borrow_mut(|rules| {
+        Arc::clone(rules.entry((max_turns, has_servers)).or_insert_with(make))
+    })
 }
 
 pub(super) fn entries(log: &[Record]) -> Vec<JournalEntry> {
@@ -153,6 +162,7 @@ impl World {
             accepted: Vec::new(),
             interrupted: false,
             is_crashed: false,
+            reads_tools: false,
             deleted: false,
             left: scenario.clone(),
         };
@@ -160,8 +170,12 @@ impl World {
         world
     }
 
+    pub(super) fn rules(&self) -> Arc<TurnRules> {
+        rules_with(self.left.max_turns, self.left.servers)
+    }
+
     pub(super) fn read(&self, upto: usize) -> StoredSession {
-        let limits = rules_with(self.left.max_turns).limits.clone();
+        let limits = self.rules().limits.clone();
         let limits_of = |_: &RunOverrides| limits.clone();
         StoredSession::read(&entries(&self.log[..upto]), &limits_of).unwrap()
     }
@@ -217,7 +231,7 @@ impl World {
     }
 
     pub(super) fn perform(&mut self) {
-        let rules = rules_with(self.left.max_turns);
+        let rules = self.rules();
         let rules_of = |_: &RunOverrides| Arc::clone(&rules);
         for step in 0.. {
             assert!(step < 50, "the effects have no end");
@@ -225,6 +239,8 @@ impl World {
             assert!(!self.deleted, "{effect:?} after the session was closed");
             match effect {
                 SessionEffect::Record(batch) => self.append(batch, &rules.limits),
+                // A run may ask again before the list has arrived that a stopped run asked for.
+                SessionEffect::ReadTools => self.reads_tools = true,
                 SessionEffect::BeginTurn(begin) => self.begin_turn(*begin),
                 SessionEffect::CancelTurn(reason) => {
                     let turn = self.turn.as_mut().expect("a turn is in progress");
@@ -252,7 +268,10 @@ impl World {
         for SessionRecord { record, events, .. } in batch {
             let is_public = !matches!(
                 record,
-                Record::StopAsked { .. } | Record::SessionOpened { .. } | Record::SessionClosed
+                Record::StopAsked { .. }
+                    | Record::SessionOpened { .. }
+                    | Record::ToolsFrozen { .. }
+                    | Record::SessionClosed
             );
             assert_eq!(is_public, !events.is_empty(), "{record:?}: {events:?}");
             let is_queued = matches!(record, Record::InputQueued { .. });

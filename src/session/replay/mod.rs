@@ -35,18 +35,18 @@ pub struct Replayed {
     pub variables: Variables,
 }
 
-/// Replays a session. `rules_of` returns the rules of an agent's run today, or the reason why it
-/// cannot start.
+/// Replays a session. `rules_of` returns the rules of an agent's run today, with the servers' tools of the
+/// list with this SHA-256, or the reason why it cannot start.
 ///
 /// # Errors
 /// The first difference.
 pub fn replay(
     entries: &[JournalEntry],
-    rules_of: impl Fn(&str, &RunOverrides) -> Result<Arc<TurnRules>, String>,
+    rules_of: impl Fn(&str, &RunOverrides, Option<&str>) -> Result<Arc<TurnRules>, String>,
 ) -> Result<Replayed, Box<Difference>> {
     let recording = Recording::new(entries);
     let (replayed, end) = SessionReplay::new(&recording, &rules_of).play()?;
-    let limits_of = |overrides: &RunOverrides| match rules_of(&end.agent, overrides) {
+    let limits_of = |overrides: &RunOverrides| match rules_of(&end.agent, overrides, None) {
         Ok(rules) => rules.limits.clone(),
         Err(_) => Limits::default(),
     };

@@ -14,7 +14,7 @@ use crate::turn::{TurnRecord, TurnRules};
 use crate::types::RunEnd;
 
 type ReplayRulesOf<'t> =
-    &'t dyn Fn(&str, &RunOverrides) -> std::result::Result<Arc<TurnRules>, String>;
+    &'t dyn Fn(&str, &RunOverrides, Option<&str>) -> std::result::Result<Arc<TurnRules>, String>;
 type Result<T> = std::result::Result<T, Box<Difference>>;
 /// The turn that begins next, if the machine waits for one.
 type NextTurn = Option<Box<TurnBegin>>;
@@ -32,8 +32,8 @@ pub(super) struct SessionReplay<'t, 'a> {
     /// The index of the next record.
     at: usize,
     session: Session,
-    /// The rules that were looked up last, with the overrides of their run.
-    rules: Option<(RunOverrides, Arc<TurnRules>)>,
+    /// The rules that were looked up last, with the overrides of their run and the frozen tools.
+    rules: Option<(RunOverrides, Option<Arc<str>>, Arc<TurnRules>)>,
     /// The response of the session's initial calls, until their turn begins.
     initial_response: Option<Record>,
     runs: u32,
@@ -87,6 +87,13 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             Record::StopAsked { mode } => {
                 self.session.handle_stop(*mode);
                 None
+            }
+            Record::ToolsFrozen { sha256 } => {
+                if self.session.handle_tools_read(Arc::clone(sha256)) {
+                    None
+                } else {
+                    self.session.handle_tools_refreshed(Arc::clone(sha256)).err()
+                }
             }
             // The machine makes neither: a fork happens to a stored session, and the request to
             // close an idle session has no record of its own.
@@ -163,7 +170,8 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                 }
                 Some(SessionEffect::BeginTurn(begin)) => return Ok(Some(begin)),
                 Some(
-                    SessionEffect::CancelTurn(_)
+                    SessionEffect::ReadTools
+                    | SessionEffect::CancelTurn(_)
                     | SessionEffect::RunEnded(_)
                     | SessionEffect::RunRefused { .. }
                     | SessionEffect::ReleaseSlot
@@ -191,7 +199,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
     fn apply(&mut self, record: &Record) -> Result<()> {
         let Some(entry) = self.recording.entry(self.at) else { return Ok(()) };
         let at = RecordedAt { seq: entry.seq, time: entry.time, now: Duration::ZERO };
-        let limits = self.rules.as_ref().map(|(_, rules)| rules.limits.clone());
+        let limits = self.rules.as_ref().map(|(_, _, rules)| rules.limits.clone());
         let limits_of = |_: &RunOverrides| limits.clone().unwrap_or_default();
         let applied = self.session.apply(at, record, &limits_of);
         applied.map_err(|reason| self.differs(&reason, None))?;
@@ -284,12 +292,16 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
 
     /// Returns today's rules of a run.
     fn rules(&mut self, overrides: &RunOverrides) -> Result<Arc<TurnRules>> {
-        if let Some((_, rules)) = self.rules.as_ref().filter(|(known, _)| known == overrides) {
+        let tools = self.session.frozen_tools();
+        if let Some((known, of, rules)) = &self.rules
+            && known == overrides
+            && of.as_ref() == tools
+        {
             return Ok(Arc::clone(rules));
         }
-        let rules = (self.rules_of)(&self.session.agent, overrides)
+        let rules = (self.rules_of)(&self.session.agent, overrides, tools.map(|tools| &**tools))
             .map_err(|reason| self.differs(&format!("the run could not begin: {reason}"), None))?;
-        self.rules = Some((overrides.clone(), Arc::clone(&rules)));
+        self.rules = Some((overrides.clone(), tools.cloned(), Arc::clone(&rules)));
         Ok(rules)
     }
 

@@ -42,6 +42,8 @@ struct Script {
     /// The first run may take this number of turns.
     max_turns: Option<u32>,
     is_parallel: bool,
+    /// Servers offer tools.
+    servers: bool,
 }
 
 /// A session with its users, its model and its tools.
@@ -50,6 +52,8 @@ struct Life {
     session: Session,
     log: Vec<JournalEntry>,
     turn: Option<LiveTurn>,
+    /// The list of the servers' tools was requested.
+    reads_tools: bool,
     /// The runs that ended in this life.
     ended: Vec<PastRun>,
     /// The calls of the current run that were committed in this life.
@@ -112,7 +116,15 @@ impl Life {
     }
 
     fn new(script: Script, session: Session, log: Vec<JournalEntry>) -> Self {
-        Self { script, session, log, turn: None, ended: Vec::new(), calls: Vec::new() }
+        Self {
+            script,
+            session,
+            log,
+            turn: None,
+            reads_tools: false,
+            ended: Vec::new(),
+            calls: Vec::new(),
+        }
     }
 
     fn rules(&self) -> Arc<TurnRules> {
@@ -121,14 +133,15 @@ impl Life {
             true => Execution::Parallel { max: 2 },
             false => Execution::Sequential,
         };
-        Arc::new(TurnRules { limits, ..rules(execution) })
+        let has_servers = self.script.servers;
+        Arc::new(TurnRules { limits, has_servers, ..rules(execution) })
     }
 
     /// Lives until nothing is left to do.
     fn run(mut self) -> Self {
         for step in 0.. {
             assert!(step < 1000, "the session has no end: {:?}", self.session);
-            let is_busy = self.perform() | self.request() | self.advance_turn();
+            let is_busy = self.perform() | self.request() | self.read_tools() | self.advance_turn();
             if !is_busy {
                 break;
             }
@@ -170,6 +183,7 @@ impl Life {
                     first_message: summary.first_message,
                     messages: self.session.history().messages().clone(),
                 }),
+                SessionEffect::ReadTools => self.reads_tools = true,
                 SessionEffect::CancelTurn(_)
                 | SessionEffect::RunRefused { .. }
                 | SessionEffect::ReleaseSlot
@@ -195,6 +209,15 @@ impl Life {
             }
         };
         self.turn = Some(LiveTurn { machine, recorded: 0 });
+    }
+
+    /// Gives the session the list of the servers' tools. Returns false if it was not requested.
+    fn read_tools(&mut self) -> bool {
+        let reads = std::mem::take(&mut self.reads_tools);
+        if reads {
+            assert!(self.session.handle_tools_read("list".into()));
+        }
+        reads
     }
 
     /// Sends the requests that the users have not sent yet. Returns false if there are none.
@@ -338,7 +361,7 @@ fn check_past_runs(life: &Life) {
 /// Checks that a replay makes the records of the session, and reaches its state.
 #[track_caller]
 fn check_replay(life: &Life, name: &str) {
-    let replayed = replay(&life.log, |_, _| Ok(life.rules()));
+    let replayed = replay(&life.log, |_, _, _| Ok(life.rules()));
     let replayed = replayed.unwrap_or_else(|difference| {
         let lines: Vec<_> = life.log.iter().map(JournalEntry::body).collect();
         panic!("{name}: {difference}\nin\n{}", lines.join("\n"))
@@ -357,6 +380,7 @@ fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
         Script { initial_call: true, steer: true, ..script },
         Script { stop_after_turn: Some(3), ..script },
         Script { max_turns: Some(2), is_parallel: true, ..script },
+        Script { servers: true, steer: true, initial_call: true, ..script },
     ] {
         let whole = Life::open(script).run();
         assert_eq!(whole.ended.len(), 2);

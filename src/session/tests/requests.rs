@@ -69,6 +69,7 @@ impl Recorded {
                 SessionEffect::BeginTurn(begin) => self.began = Some(*begin),
                 SessionEffect::CancelTurn(reason) => self.cancels.push(reason),
                 SessionEffect::RunEnded(_)
+                | SessionEffect::ReadTools
                 | SessionEffect::RunRefused { .. }
                 | SessionEffect::ReleaseSlot
                 | SessionEffect::Close => {}

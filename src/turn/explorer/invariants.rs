@@ -40,7 +40,8 @@ impl World {
                 | FailureKind::Killed
                 | FailureKind::ExitStatus
                 | FailureKind::Sandbox
-                | FailureKind::HttpStatus,
+                | FailureKind::HttpStatus
+                | FailureKind::ServerDown,
             ) => assert!(has_started),
             Some(FailureKind::Timeout) => assert!(has_started),
             // After a crash it is unknown whether an intended call had started.

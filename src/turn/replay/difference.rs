@@ -79,6 +79,7 @@ pub(super) fn timeless(record: &Record) -> Record {
         | Record::Steered { .. }
         | Record::StopAsked { .. }
         | Record::LimitReached { .. }
+        | Record::ToolsFrozen { .. }
         | Record::SessionClosed => {}
     }
     record

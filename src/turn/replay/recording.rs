@@ -51,6 +51,9 @@ impl<'a> Recording<'a> {
         for queued in &transcript.queued {
             set(queued.at, RecordRole::Input);
         }
+        for (at, _) in &transcript.tool_lists {
+            set(*at, RecordRole::Input);
+        }
         for fork in &transcript.forks {
             set(fork.at, RecordRole::Input);
         }

@@ -55,6 +55,7 @@ impl TurnReplay<'_, '_> {
             | Record::Steered { .. }
             | Record::StopAsked { .. }
             | Record::RunEnded { .. }
+            | Record::ToolsFrozen { .. }
             | Record::SessionClosed => {}
         }
         inputs.extend(self.cancel_reason().map(ReplayInput::Cancel));
@@ -97,7 +98,8 @@ impl TurnReplay<'_, '_> {
                 | FailureKind::UnknownTool
                 | FailureKind::ExitStatus
                 | FailureKind::Sandbox
-                | FailureKind::HttpStatus,
+                | FailureKind::HttpStatus
+                | FailureKind::ServerDown,
             ) => true,
             Some(
                 FailureKind::Timeout

@@ -1,0 +1,177 @@
+//! Reads `[mcp.NAME]`.
+
+use super::source::Section;
+use super::tool_definition::{EnvLookup, secret_variables};
+use super::tools::allow;
+use super::values;
+use crate::config::mcp::{McpConfig, McpTransport, McpTrust};
+use crate::config::{ProcessConfig, ToolOverride, ToolPattern};
+
+/// Maximum length of a server's name, so that its tools' names have room.
+const SERVER_NAME_CHARS_MAX: usize = 32;
+
+impl McpConfig {
+    /// Returns what is wrong with the name of a server.
+    pub(super) fn name_problem(name: &str) -> Option<&'static str> {
+        let is_wrong =
+            name.len() > SERVER_NAME_CHARS_MAX || name.contains("__") || name.ends_with('_');
+        let form = "the name of a server has at most 32 characters, no \"__\" in it and no \"_\" at \
+                    its end";
+        is_wrong.then_some(form)
+    }
+
+    pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
+        let transport = match (section.has("command"), section.has("url")) {
+            (true, true) => {
+                section.forbid("url", "command and url exclude each other");
+                stdio(section, env)
+            }
+            (true, false) => stdio(section, env),
+            (false, true) => http(section, env),
+            (false, false) => {
+                let message = "is missing: a list of the program and its arguments, or url";
+                section.add_error("command", message);
+                stdio(section, env)
+            }
+        };
+        let mut config = Self::new(transport);
+        if let Some(tools) = section.list("tools", values::text) {
+            config.tools = tools.into_iter().map(ToolPattern::new).collect();
+        }
+        let exclude = section.list("exclude", values::text).unwrap_or_default();
+        config.exclude = exclude.into_iter().map(ToolPattern::new).collect();
+        let trusts = [("none", McpTrust::None), ("annotations", McpTrust::Annotations)];
+        let trust = section.read("trust", |value| values::word(value, &trusts));
+        config.trust = trust.unwrap_or_default();
+        let times = [
+            ("start_timeout", &mut config.start_timeout),
+            ("timeout", &mut config.timeout),
+            ("max_timeout", &mut config.max_timeout),
+        ];
+        for (key, time) in times {
+            *time = section.read(key, values::time).unwrap_or(*time);
+        }
+        if section.has("max_timeout") && config.max_timeout < config.timeout {
+            section.add_error("max_timeout", "must not be shorter than timeout");
+        }
+        config.max_timeout = config.max_timeout.max(config.timeout);
+        config.policy = ToolOverride::read_policy(section);
+        section.finish();
+        config
+    }
+}
+
+fn stdio(section: &Section<'_, '_>, env: EnvLookup<'_>) -> McpTransport {
+    let mut command = section.list("command", values::text).unwrap_or_default();
+    match command.first_mut() {
+        // A program with a path is relative to the configuration, a name is searched in PATH.
+        Some(program) if program.contains('/') => {
+            *program = section.relative_to_file(program).display().to_string();
+        }
+        Some(_) => {}
+        None if section.has("command") => section.add_error("command", "must not be empty"),
+        None => {}
+    }
+    McpTransport::Stdio { command, process: Box::new(ProcessConfig::read(section, env)) }
+}
+
+fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> McpTransport {
+    let headers = section.table("headers").entries(values::text);
+    let secret_headers = secret_variables(section, "secret_headers", env);
+    for name in headers.keys().filter(|name| secret_headers.contains_key(*name)) {
+        section.add_error("headers", format!("{name} is also in secret_headers"));
+    }
+    McpTransport::Http {
+        url: section.read("url", values::non_empty_string).unwrap_or_default(),
+        headers,
+        secret_headers,
+        allow: section.list("allow", allow).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::{ApprovalPolicy, Config, ToolEffect};
+
+    fn parse(text: &str) -> Result<Config, String> {
+        let env = |name: &str| (name == "SET").then(|| "value".to_owned());
+        Config::parse(text, "etc/callsheet.toml", &env).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_server_has_all_keys_of_its_table() {
+        let text = r#"
+[mcp.files]
+command = ["./server", "./work"]
+tools = ["read_*"]
+exclude = ["read_all"]
+trust = "annotations"
+start_timeout = "5s"
+timeout = "20m"
+effect = "none"
+approval = "writes"
+max_concurrent = 2
+env_pass = ["SET"]
+[mcp.web]
+url = "https://mcp.example.com/mcp"
+headers = { x-team = "a" }
+secret_headers = { authorization = "SET" }
+"#;
+        let config = parse(text).unwrap();
+        let files = &config.mcp["files"];
+        let McpTransport::Stdio { command, process } = &files.transport else { panic!("stdio") };
+        assert_eq!(command, &["etc/./server", "./work"]);
+        assert_eq!(process.env_pass, ["SET"]);
+        assert!(files.tools[0].matches("read_x") && files.exclude[0].matches("read_all"));
+        assert_eq!(files.trust, McpTrust::Annotations);
+        let times = (files.start_timeout, files.timeout, files.max_timeout);
+        let minutes = Duration::from_secs(20 * 60);
+        assert_eq!(times, (Duration::from_secs(5), minutes, minutes));
+        assert_eq!(files.policy.effect, Some(ToolEffect::None));
+        assert_eq!(files.policy.approval, Some(ApprovalPolicy::WRITES));
+        let McpTransport::Http { url, headers, secret_headers, .. } = &config.mcp["web"].transport
+        else {
+            panic!("http")
+        };
+        assert_eq!(url, "https://mcp.example.com/mcp");
+        assert_eq!((&*headers["x-team"], &*secret_headers["authorization"]), ("a", "SET"));
+    }
+
+    #[test]
+    fn wrong_servers_name_line_and_remedy() {
+        for (text, expected) in [
+            (
+                "[mcp.a]",
+                "1: mcp.a.command: is missing: a list of the program and its arguments, or url",
+            ),
+            ("[mcp.a]\ncommand = []", "2: mcp.a.command: must not be empty"),
+            (
+                "[mcp.a]\ncommand = [\"x\"]\nurl = \"http://a\"",
+                "3: mcp.a.url: command and url exclude each other",
+            ),
+            (
+                "[mcp.a__b]\ncommand = [\"x\"]",
+                "1: mcp.a__b: the name of a server has at most 32 characters, no \"__\" in it and no \"_\" at its end",
+            ),
+            (
+                "[mcp.a]\nurl = \"http://a\"\nsecret_headers = { x = \"UNSET\" }",
+                "3: mcp.a.secret_headers.x: the environment variable UNSET is not set: set it before the host starts",
+            ),
+            ("[mcp.a]\nurl = \"http://a\"\ncwd = \".\"", "3: mcp.a.cwd: unknown key"),
+            (
+                "[mcp.a]\ncommand = [\"x\"]\nmax_timeout = \"1s\"",
+                "3: mcp.a.max_timeout: must not be shorter than timeout",
+            ),
+            (
+                "[mcp.a]\ncommand = [\"x\"]\ntrust = \"all\"",
+                "3: mcp.a.trust: must be \"none\" or \"annotations\", not \"all\"",
+            ),
+        ] {
+            let expected = format!("etc/callsheet.toml:{expected}");
+            assert_eq!(parse(text).unwrap_err(), expected, "{text}");
+        }
+    }
+}

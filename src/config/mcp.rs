@@ -1,0 +1,85 @@
+//! Servers of the Model Context Protocol: `[mcp.NAME]`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{ProcessConfig, ToolOverride, ToolPattern};
+
+/// A server of the Model Context Protocol, whose tools the agents may offer as `NAME__TOOL`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct McpConfig {
+    /// The way to reach it.
+    pub transport: McpTransport,
+    /// The tools that may be offered, by their names on the server.
+    pub tools: Vec<ToolPattern>,
+    /// The tools that are not offered, although `tools` names them.
+    pub exclude: Vec<ToolPattern>,
+    /// The claims of the server that count.
+    pub trust: McpTrust,
+    /// Time limit of an attempt to connect.
+    pub start_timeout: Duration,
+    /// Time limit of a call without progress.
+    pub timeout: Duration,
+    /// Time limit of a call with progress.
+    pub max_timeout: Duration,
+    /// The policy of all its tools. `[tools.NAME__TOOL]` changes it for one tool.
+    pub policy: ToolOverride,
+}
+
+/// The way to reach a server of the Model Context Protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum McpTransport {
+    /// A program that speaks over its standard input and output.
+    Stdio {
+        /// The program and its arguments. There is no shell.
+        command: Vec<String>,
+        /// The environment of the program.
+        process: Box<ProcessConfig>,
+    },
+    /// A service at a URL.
+    Http {
+        /// The URL.
+        url: String,
+        /// Headers and their values.
+        headers: BTreeMap<String, String>,
+        /// Headers, each with the name of the host's variable that holds its secret value.
+        secret_headers: BTreeMap<String, String>,
+        /// Targets besides the host of the URL that may be reached although they are not public.
+        allow: Vec<String>,
+    },
+}
+
+/// The claims of a server about its tools that count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum McpTrust {
+    /// None: every tool may have effects, and never runs twice.
+    #[default]
+    None,
+    /// The annotations of its tools.
+    Annotations,
+}
+
+impl McpConfig {
+    /// Uses all tools of a server, and trusts none of its claims.
+    pub fn new(transport: McpTransport) -> Self {
+        Self {
+            transport,
+            tools: vec![ToolPattern::new("*")],
+            exclude: Vec::new(),
+            trust: McpTrust::None,
+            start_timeout: Duration::from_secs(30),
+            timeout: Duration::from_secs(60),
+            max_timeout: Duration::from_secs(600),
+            policy: ToolOverride::default(),
+        }
+    }
+}
+
+/// Returns the beginning of the names of a server's tools.
+pub(super) fn tool_prefix(server: &str) -> String {
+    format!("{server}__")
+}
+
+crate::types::impl_with!(McpConfig);

@@ -1,0 +1,266 @@
+//! Tests of servers of tools: the frozen list, its refreshment, servers that are down.
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::provider::{Reply, answer_with, calls_to};
+use super::*;
+use crate::journal::MemoryJournal;
+use crate::record::{Record, StopMode};
+use crate::tool::{ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer};
+use crate::types::RunEnd;
+
+/// A server of tools that answer with their own names.
+struct FakeServer {
+    name: &'static str,
+    status: watch::Sender<Arc<ServerStatus>>,
+    runs: Mutex<u32>,
+    /// The number of times that it panics.
+    panics: u32,
+}
+
+impl FakeServer {
+    fn new(name: &'static str, state: ServerState, tools: &[&str]) -> Arc<Self> {
+        let status = watch::Sender::new(Arc::new(status(name, state, tools)));
+        Arc::new(Self { name, status, runs: Mutex::new(0), panics: 0 })
+    }
+
+    fn set(&self, state: ServerState, tools: &[&str]) {
+        self.status.send_replace(Arc::new(status(self.name, state, tools)));
+    }
+}
+
+fn status(name: &str, state: ServerState, tools: &[&str]) -> ServerStatus {
+    let mut tools: Vec<_> =
+        tools.iter().map(|tool| description(name, tool, "for a test")).collect();
+    tools.sort_by(|one, other| one.name.cmp(&other.name));
+    let is_known = !tools.is_empty();
+    let listing = is_known.then(|| Arc::new(ServerListing { tools, left_out: Vec::new() }));
+    ServerStatus { state, listing, noise_lines: 0, noise: Vec::new() }
+}
+
+fn description(server: &str, tool: &str, text: &str) -> ToolDescription {
+    ToolDescription {
+        name: format!("{server}__{tool}"),
+        server_name: tool.to_owned(),
+        description: text.to_owned(),
+        input_schema: json!({"type": "object", "properties": {}}),
+        output_schema: None,
+        annotations: None,
+    }
+}
+
+#[async_trait]
+impl ToolServer for FakeServer {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn start_timeout(&self) -> Duration {
+        Duration::from_millis(200)
+    }
+
+    async fn run(&self) {
+        let runs = {
+            let mut runs = self.runs.lock();
+            *runs += 1;
+            *runs
+        };
+        assert!(runs > self.panics, "a planned panic");
+        std::future::pending().await
+    }
+
+    async fn close(&self) {}
+
+    fn status(&self) -> watch::Receiver<Arc<ServerStatus>> {
+        self.status.subscribe()
+    }
+
+    fn make_tool(&self, definition: &ToolDescription) -> Result<Arc<dyn Tool>, String> {
+        if definition.server_name == "broken" {
+            return Err("it is broken".to_owned());
+        }
+        let name = definition.server_name.clone();
+        let spec =
+            ToolSpec { description: definition.description.clone(), ..spec(&definition.name) };
+        Ok(Arc::new(tool(spec, move |_| {
+            let name = name.clone();
+            async move { Ok(format!("{name} answers").into()) }
+        })))
+    }
+}
+
+fn with_servers(servers: &[&Arc<FakeServer>]) -> ToolRegistry {
+    let mut registry = registry([echo("own")]);
+    for server in servers {
+        registry.add_server(Arc::clone(server) as Arc<dyn ToolServer>);
+    }
+    registry
+}
+
+/// Returns the names of the tools of each request.
+fn offered(provider: &Provider) -> Vec<Vec<String>> {
+    let requests = provider.requests();
+    let names = |request: &Value| -> Vec<String> {
+        let tools = request["tools"].as_array().cloned().unwrap_or_default();
+        tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap().to_owned()).collect()
+    };
+    requests.iter().map(names).collect()
+}
+
+fn lists(host: &Host, session: &SessionHandle) -> Vec<Arc<str>> {
+    let entries = host.inner.link.shared.journal.read(session.id(), Seq(0)).unwrap();
+    let mut lists = Vec::new();
+    for entry in entries {
+        if let Record::ToolsFrozen { sha256 } = entry.record {
+            lists.push(sha256);
+        }
+    }
+    lists
+}
+
+/// Returns a provider that calls this tool in each run.
+async fn calling(tool: &'static str) -> Provider {
+    Provider::new(move |_, request| {
+        let messages = request["messages"].as_array().unwrap();
+        Reply::Sse(match messages.last().unwrap()["role"].as_str() {
+            Some("tool") => answer_with("done"),
+            _ => calls_to(&[(tool, "{}")]),
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_list_is_frozen_at_the_first_run_and_changes_only_on_request() {
+    let provider = calling("files__read").await;
+    let server = FakeServer::new("files", ServerState::Up, &["write", "read", "broken"]);
+    let host = host(&provider, with_servers(&[&server]), |_| ()).await;
+    let one = session(&host).await;
+    let report = one.run("go").await.unwrap();
+    assert_eq!(results(&report)["files__read"], ("success", "read answers"));
+    let first = ["files__read", "files__write", "own"];
+    assert_eq!(offered(&provider), [first, first]);
+
+    server.set(ServerState::Down("it died".to_owned()), &["read", "remove"]);
+    assert_eq!(one.run("again").await.unwrap().run_end, RunEnd::Answered);
+    assert_eq!(offered(&provider)[2..], [first, first]);
+    assert_eq!(lists(&host, &one).len(), 1);
+
+    let other = session(&host).await;
+    other.run("go").await.unwrap();
+    let second = ["files__read", "files__remove", "own"];
+    assert_eq!(offered(&provider)[4..], [second, second]);
+
+    let change = one.refresh_tools().await.unwrap();
+    assert_eq!(change.added, ["files__remove"]);
+    assert_eq!(change.removed, ["files__broken", "files__write"]);
+    assert!(change.changed.is_empty());
+    assert_eq!(one.refresh_tools().await.unwrap(), ToolListChange::default());
+    one.run("go").await.unwrap();
+    assert_eq!(offered(&provider)[6..], [second, second]);
+    assert_eq!(lists(&host, &one).len(), 2);
+    assert_eq!(lists(&host, &one)[1], lists(&host, &other)[0]);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_run_waits_for_the_first_attempt_to_connect_and_can_be_stopped_meanwhile() {
+    let provider = calling("files__read").await;
+    let server = FakeServer::new("files", ServerState::Starting, &[]);
+    let host = host(&provider, with_servers(&[&server]), |_| ()).await;
+    let (waiting, stopped) = (session(&host).await, session(&host).await);
+    let run = waiting.start_run("go").await.unwrap();
+    let stop = stopped.start_run("go").await.unwrap();
+    stopped.stop(StopMode::Now).await.unwrap();
+    assert_eq!(stop.report.await.unwrap().run_end, RunEnd::Stopped);
+    assert!(lists(&host, &stopped).is_empty());
+    server.set(ServerState::Up, &["read"]);
+    let report = run.report.await.unwrap();
+    assert_eq!(results(&report)["files__read"], ("success", "read answers"));
+    stopped.run("again").await.unwrap();
+    assert_eq!(lists(&host, &stopped), lists(&host, &waiting));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_down_at_the_first_run_offers_its_last_known_tools() {
+    let provider = calling("files__read").await;
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::new());
+    let up = FakeServer::new("files", ServerState::Up, &["read"]);
+    let setup_with = |server: &Arc<FakeServer>| setup(&provider, with_servers(&[server]), |_| ());
+    let first = start_on(setup_with(&up), Arc::clone(&journal)).await.unwrap();
+    let lasting = session(&first).await;
+    lasting.run("go").await.unwrap();
+    let of_server = Arc::clone(&journal);
+    until("the list is stored", || of_server.document("server-files").unwrap().is_some()).await;
+    let id = lasting.id().to_string();
+    first.shutdown().await;
+
+    let down = FakeServer::new("files", ServerState::Down("it does not start".to_owned()), &[]);
+    let host = start_on(setup_with(&down), Arc::clone(&journal)).await.unwrap();
+    let other = session(&host).await;
+    other.run("go").await.unwrap();
+    let lasting = host.get_or_open_session(&*id).await.unwrap();
+    lasting.run("go").await.unwrap();
+    for names in offered(&provider) {
+        assert_eq!(names, ["files__read", "own"]);
+    }
+    assert_eq!(lists(&host, &lasting), lists(&host, &other));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_server_that_never_starts_is_left_out_after_its_time() {
+    let provider = Provider::saying("hello").await;
+    let mute = FakeServer::new("mute", ServerState::Starting, &[]);
+    let host = host(&provider, with_servers(&[&mute]), |_| ()).await;
+    let one = session(&host).await;
+    one.run("go").await.unwrap();
+    assert_eq!(offered(&provider), [["own"]]);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn an_agent_that_names_no_server_waits_for_none() {
+    let provider = Provider::saying("hello").await;
+    let mute = FakeServer::new("mute", ServerState::Starting, &[]);
+    let named = |config: &mut Config| {
+        config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("own")];
+    };
+    let host = host(&provider, with_servers(&[&mute]), named).await;
+    let one = session(&host).await;
+    one.run("go").await.unwrap();
+    assert!(lists(&host, &one).is_empty());
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_server_that_panics_runs_again() {
+    let provider = Provider::saying("hello").await;
+    let server = FakeServer::new("files", ServerState::Up, &["read"]);
+    let server = Arc::new(FakeServer { panics: 1, ..Arc::into_inner(server).unwrap() });
+    let host = host(&provider, with_servers(&[&server]), |_| ()).await;
+    until("it runs again", || *server.runs.lock() == 2).await;
+    session(&host).await.run("go").await.unwrap();
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn the_overrides_of_a_run_choose_among_the_tools_of_servers() {
+    let provider = Provider::saying("hello").await;
+    let server = FakeServer::new("files", ServerState::Up, &["read", "write"]);
+    let host = host(&provider, with_servers(&[&server]), |_| ()).await;
+    let only = |names: &[&str]| {
+        let mut request = RunRequest::from("go");
+        request.overrides.tools = Some(names.iter().map(|name| (*name).to_owned()).collect());
+        request
+    };
+    let one = session(&host).await;
+    one.run(only(&["files__read"])).await.unwrap();
+    one.run(only(&["files__w*", "own"])).await.unwrap();
+    assert_eq!(offered(&provider), [vec!["files__read"], vec!["files__write", "own"]]);
+    assert!(matches!(one.run(only(&["gone"])).await, Err(HostError::UnknownTool(_))));
+    nothing_left(&host).await;
+}

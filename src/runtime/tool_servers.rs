@@ -1,0 +1,405 @@
+//! The servers of tools: keeps them connected, and freezes their lists for sessions.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+use super::agent::Agent;
+use super::caps::Caps;
+use super::error::HostError;
+use super::task::blocking;
+use crate::config::ToolOverride;
+use crate::journal::{Journal, JournalError};
+use crate::tool::{ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer};
+
+/// Time that a server has to end when the host shuts down. Then its connection is dropped, which kills
+/// its process.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Wait before a server whose task panicked runs again.
+const RESTART_WAIT: Duration = Duration::from_secs(1);
+
+/// The tools that servers offer to an agent, as a session keeps them.
+#[derive(Debug)]
+pub(super) struct FrozenTools {
+    /// The SHA-256 of the list, in hex digits.
+    pub(super) sha256: Arc<str>,
+    /// The definitions, sorted by name.
+    pub(super) tools: Vec<ToolDescription>,
+    /// The agent with these tools.
+    pub(super) agent: Arc<Agent>,
+    /// The servers that were down and whose tools are not known, with the reasons.
+    pub(super) missing: Vec<(String, String)>,
+}
+
+/// The difference between two lists of tools: the names, sorted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ToolListChange {
+    /// The tools that only the newer list has.
+    pub added: Vec<String>,
+    /// The tools that only the older list has.
+    pub removed: Vec<String>,
+    /// The tools whose definitions differ.
+    pub changed: Vec<String>,
+}
+
+/// An agent's name and the SHA-256 of a list.
+type FrozenKey = (Arc<str>, Arc<str>);
+
+/// The last frozen list of an agent, with the lists of the servers that it was made from.
+type LatestTools = (Vec<Option<Arc<ServerListing>>>, Arc<FrozenTools>);
+
+/// The servers of a host.
+pub(super) struct ToolServers {
+    /// The servers, sorted by name.
+    servers: Vec<Arc<dyn ToolServer>>,
+    overrides: BTreeMap<String, ToolOverride>,
+    caps: Caps,
+    journal: Arc<dyn Journal>,
+    /// The last list of each server, by the server's name. It survives the host.
+    last_listings: Mutex<BTreeMap<String, Arc<ServerListing>>>,
+    latest: Mutex<BTreeMap<Arc<str>, LatestTools>>,
+    /// The frozen lists of awake sessions.
+    used: Mutex<HashMap<FrozenKey, Weak<FrozenTools>>>,
+}
+
+impl ToolServers {
+    /// Creates the servers of a host. Reads the last known list of each from the journal.
+    ///
+    /// # Errors
+    /// If the journal cannot be read.
+    pub(super) async fn new(
+        mut servers: Vec<Arc<dyn ToolServer>>,
+        overrides: &BTreeMap<String, ToolOverride>,
+        caps: &Caps,
+        journal: &Arc<dyn Journal>,
+    ) -> Result<Self, HostError> {
+        servers.sort_by(|one, other| one.name().cmp(other.name()));
+        let names: Vec<String> = servers.iter().map(|server| server.name().to_owned()).collect();
+        let (journal, kept) = (Arc::clone(journal), Arc::clone(journal));
+        let last_listings = match names.is_empty() {
+            true => BTreeMap::new(),
+            false => blocking(move || read_listings(&*journal, &names)).await??,
+        };
+        Ok(Self {
+            servers,
+            overrides: overrides.clone(),
+            caps: caps.clone(),
+            journal: kept,
+            last_listings: Mutex::new(last_listings),
+            latest: Mutex::default(),
+            used: Mutex::default(),
+        })
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<dyn ToolServer>> {
+        self.servers.iter()
+    }
+
+    /// Returns the present tools of an agent, after the first attempts to connect to the servers that its
+    /// patterns name. The list is stored in the journal.
+    ///
+    /// # Errors
+    /// If the list cannot be stored.
+    pub(super) async fn freeze(&self, agent: &Arc<Agent>) -> Result<Arc<FrozenTools>, HostError> {
+        let (mut listings, mut missing) = (Vec::new(), Vec::new());
+        for server in self.servers.iter().filter(|server| agent.names_server(&***server)) {
+            let status = wait_started(&**server).await;
+            let listing = status.listing.clone().or_else(|| self.last_listing(server.name()));
+            if let (None, ServerState::Down(reason)) = (&listing, &status.state) {
+                missing.push((server.name().to_owned(), reason.clone()));
+            }
+            listings.push(listing);
+        }
+        if let Some((made_from, frozen)) = self.latest.lock().get(&agent.name)
+            && is_same(made_from, &listings)
+        {
+            return Ok(Arc::clone(frozen));
+        }
+        let offered = listings.iter().flatten().flat_map(|listing| &listing.tools);
+        let offered = offered.filter(|tool| agent.names_tool(&tool.name));
+        let mut tools: Vec<ToolDescription> = offered.cloned().collect();
+        tools.sort_by(|one, other| one.name.cmp(&other.name));
+        let text = serde_json::to_string(&tools).unwrap_or_default();
+        let sha256: Arc<str> = sha256(&text).into();
+        let key = frozen_tools_key(&sha256);
+        self.with_journal(move |journal| journal.put_document(&key, &text)).await?;
+        let frozen = self.used(agent, sha256, tools, missing);
+        for pattern in frozen.agent.unmatched_patterns() {
+            tracing::warn!(agent = &*agent.name, pattern, "tool_pattern_matches_nothing");
+        }
+        for (server, error) in &frozen.missing {
+            tracing::warn!(agent = &*agent.name, server, error, "tools_left_out");
+        }
+        let entry = (listings, Arc::clone(&frozen));
+        self.latest.lock().insert(Arc::clone(&agent.name), entry);
+        Ok(frozen)
+    }
+
+    /// Returns the tools that a stored session has frozen. If the journal has lost the list, they are those
+    /// of no server.
+    ///
+    /// # Errors
+    /// If the journal cannot be read.
+    pub(super) async fn restore(
+        &self,
+        agent: &Arc<Agent>,
+        sha256: &Arc<str>,
+    ) -> Result<Arc<FrozenTools>, HostError> {
+        let key = (Arc::clone(&agent.name), Arc::clone(sha256));
+        if let Some(frozen) = self.used.lock().get(&key).and_then(Weak::upgrade) {
+            return Ok(frozen);
+        }
+        let key = frozen_tools_key(sha256);
+        let text = self.with_journal(move |journal| journal.document(&key)).await?;
+        let tools = text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_else(|| {
+            tracing::error!(agent = &*agent.name, sha256 = &**sha256, "tool_list_lost");
+            Vec::new()
+        });
+        Ok(self.used(agent, Arc::clone(sha256), tools, Vec::new()))
+    }
+
+    /// Uses the journal: on this thread if it is in memory, else on a thread that may block.
+    async fn with_journal<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&dyn Journal) -> Result<T, JournalError> + Send + 'static,
+    ) -> Result<T, HostError> {
+        if self.journal.is_in_memory() {
+            return Ok(work(&*self.journal)?);
+        }
+        let journal = Arc::clone(&self.journal);
+        Ok(blocking(move || work(&*journal)).await??)
+    }
+
+    /// Returns the shared value of a frozen list.
+    fn used(
+        &self,
+        agent: &Arc<Agent>,
+        sha256: Arc<str>,
+        tools: Vec<ToolDescription>,
+        missing: Vec<(String, String)>,
+    ) -> Arc<FrozenTools> {
+        let key = (Arc::clone(&agent.name), Arc::clone(&sha256));
+        let mut used = self.used.lock();
+        let known = used.get(&key).and_then(Weak::upgrade);
+        if let Some(frozen) = known.filter(|frozen| frozen.missing == missing) {
+            return frozen;
+        }
+        let agent = Arc::new(agent.with_server_tools(&tools, &self.overrides, &self.caps));
+        let frozen = Arc::new(FrozenTools { sha256, tools, agent, missing });
+        used.retain(|_, frozen| frozen.strong_count() > 0);
+        used.insert(key, Arc::downgrade(&frozen));
+        frozen
+    }
+
+    fn last_listing(&self, server: &str) -> Option<Arc<ServerListing>> {
+        self.last_listings.lock().get(server).cloned()
+    }
+
+    /// Logs the changes of a server's state, and stores each new list.
+    async fn follow(&self, server: &dyn ToolServer) {
+        let mut status = server.status();
+        let mut logged = None;
+        loop {
+            let now = Arc::clone(&status.borrow_and_update());
+            if logged.as_ref() != Some(&now.state) {
+                log_state(server.name(), &now);
+                logged = Some(now.state.clone());
+            }
+            if let Some(listing) = &now.listing {
+                self.keep_listing(server.name(), listing).await;
+            }
+            if status.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Stores a server's list, for sessions that begin while the server is down.
+    async fn keep_listing(&self, server: &str, listing: &Arc<ServerListing>) {
+        if self.last_listing(server).is_some_and(|last| last.tools == listing.tools) {
+            return;
+        }
+        self.last_listings.lock().insert(server.to_owned(), Arc::clone(listing));
+        let text = serde_json::to_string(&**listing).unwrap_or_default();
+        let key = listing_key(server);
+        let stored = self.with_journal(move |journal| journal.put_document(&key, &text)).await;
+        if let Err(error) = stored {
+            tracing::warn!(server, %error, "tool_list_not_stored");
+        }
+    }
+
+    /// Ends all servers.
+    pub(super) async fn close(&self) {
+        let close = |server: Arc<dyn ToolServer>| async move { server.close().await };
+        let closing = futures::future::join_all(self.servers.iter().cloned().map(close));
+        // A server that does not end is dropped with its actor.
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
+    }
+}
+
+impl fmt::Debug for ToolServers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.servers.iter().map(|server| server.name())).finish()
+    }
+}
+
+impl ToolListChange {
+    /// Returns the difference of a list to no list.
+    pub(super) fn all_added(list: &FrozenTools) -> Self {
+        Self { added: list.tools.iter().map(|tool| tool.name.clone()).collect(), ..Self::default() }
+    }
+}
+
+impl FrozenTools {
+    /// Returns the difference to a newer list.
+    pub(super) fn change_to(&self, newer: &Self) -> ToolListChange {
+        let by_name = |tools: &'_ [ToolDescription]| -> BTreeMap<String, ToolDescription> {
+            tools.iter().map(|tool| (tool.name.clone(), tool.clone())).collect()
+        };
+        let (before, after) = (by_name(&self.tools), by_name(&newer.tools));
+        let mut change = ToolListChange::default();
+        for (name, tool) in &after {
+            match before.get(name) {
+                None => change.added.push(name.clone()),
+                Some(old) if old != tool => change.changed.push(name.clone()),
+                Some(_) => {}
+            }
+        }
+        let is_removed = |name: &&String| !after.contains_key(*name);
+        change.removed = before.keys().filter(is_removed).cloned().collect();
+        change
+    }
+}
+
+/// Keeps a server connected, and its last list stored. A panic of the server ends this actor, and the
+/// host starts another one.
+#[derive(Debug)]
+pub(super) struct ToolServerActor;
+
+impl Actor for ToolServerActor {
+    type Msg = ();
+    type State = Option<ToolServerArguments>;
+    type Arguments = ToolServerArguments;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<()>,
+        arguments: ToolServerArguments,
+    ) -> Result<Option<ToolServerArguments>, ActorProcessingErr> {
+        Ok(Some(arguments))
+    }
+
+    async fn post_start(
+        &self,
+        _: ActorRef<()>,
+        state: &mut Option<ToolServerArguments>,
+    ) -> Result<(), ActorProcessingErr> {
+        let Some(ToolServerArguments { server, servers, wait }) = state.take() else {
+            return Ok(());
+        };
+        if wait {
+            tokio::time::sleep(RESTART_WAIT).await;
+        }
+        tokio::select! {
+            () = server.run() => {}
+            () = servers.follow(&*server) => {}
+        }
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _: ActorRef<()>,
+        _: SupervisionEvent,
+        _: &mut Option<ToolServerArguments>,
+    ) -> Result<(), ActorProcessingErr> {
+        Ok(())
+    }
+}
+
+/// The arguments of a [`ToolServerActor`].
+pub(super) struct ToolServerArguments {
+    pub(super) server: Arc<dyn ToolServer>,
+    pub(super) servers: Arc<ToolServers>,
+    /// True if the last actor of the server died.
+    pub(super) wait: bool,
+}
+
+fn log_state(server: &str, status: &ServerStatus) {
+    match &status.state {
+        ServerState::Starting => {}
+        ServerState::Up => {
+            let listing = status.listing.as_deref();
+            let tools = listing.map_or(0, |listing| listing.tools.len());
+            tracing::info!(server, tools, "tool_server_up");
+            for (tool, reason) in listing.iter().flat_map(|listing| &listing.left_out) {
+                tracing::warn!(server, tool, error = reason, "tool_not_offered");
+            }
+        }
+        ServerState::Down(reason) => tracing::warn!(server, error = reason, "tool_server_down"),
+    }
+}
+
+/// Waits until the first attempt to connect has a result.
+pub(super) async fn wait_started(server: &dyn ToolServer) -> Arc<ServerStatus> {
+    let mut status = server.status();
+    let started = status.wait_for(|status| status.state != ServerState::Starting);
+    let limit = server.start_timeout();
+    let found = tokio::time::timeout(limit, started).await.ok().and_then(Result::ok);
+    if let Some(status) = found.map(|status| Arc::clone(&status)) {
+        return status;
+    }
+    let mut late = ServerStatus::clone(&server.status().borrow());
+    if late.state == ServerState::Starting {
+        let limit = humantime::format_duration(limit);
+        late.state = ServerState::Down(format!("it did not start within {limit}"));
+    }
+    Arc::new(late)
+}
+
+fn read_listings(
+    journal: &dyn Journal,
+    servers: &[String],
+) -> Result<BTreeMap<String, Arc<ServerListing>>, JournalError> {
+    let mut listings = BTreeMap::new();
+    for server in servers {
+        let text = journal.document(&listing_key(server))?;
+        // An unreadable list is as if the server had never been connected.
+        let listing = text.and_then(|text| serde_json::from_str(&text).ok());
+        listings.extend(listing.map(|listing| (server.clone(), Arc::new(listing))));
+    }
+    Ok(listings)
+}
+
+fn is_same(before: &[Option<Arc<ServerListing>>], now: &[Option<Arc<ServerListing>>]) -> bool {
+    let same = |(before, now): (&Option<Arc<ServerListing>>, &Option<Arc<ServerListing>>)| match (
+        before, now,
+    ) {
+        (Some(before), Some(now)) => Arc::ptr_eq(before, now),
+        (None, None) => true,
+        (Some(_), None) | (None, Some(_)) => false,
+    };
+    before.len() == now.len() && before.iter().zip(now).all(same)
+}
+
+/// Returns the key of the journal's document with a frozen list.
+pub(crate) fn frozen_tools_key(sha256: &str) -> String {
+    format!("tools-{sha256}")
+}
+
+/// Returns the key of the journal's document with the last list of a server.
+fn listing_key(server: &str) -> String {
+    format!("server-{server}")
+}
+
+fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}

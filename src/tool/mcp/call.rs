@@ -1,0 +1,202 @@
+//! One call of a server's tool.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rmcp::model::{
+    CallToolRequest, CallToolRequestParams, CancelledNotificationParam, ClientRequest,
+    ProgressToken, RequestId, RequestMetaObject,
+};
+use rmcp::service::{Peer, PeerRequestOptions, RoleClient, ServiceError};
+use tokio::sync::Notify;
+
+use super::SharedConnection;
+use super::connection::{error_chain, http_cause};
+use super::result::output;
+use super::stdio::SendError;
+use crate::tool::redaction::redacted;
+use crate::tool::{Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec};
+use crate::types::{FailureKind, TRACEPARENT, TRACESTATE, ToolStatus};
+
+/// The key of the idempotency key in the metadata of a call.
+const IDEMPOTENCY_KEY: &str = "io.callsheet/idempotency-key";
+
+/// Time in which a cancellation is sent. A server that reads nothing keeps it in the queue.
+const CANCEL_WAIT: Duration = Duration::from_secs(1);
+
+/// A tool of a server.
+pub(super) struct McpTool {
+    pub(super) spec: ToolSpec,
+    pub(super) server: String,
+    /// Its name on the server.
+    pub(super) tool: String,
+    pub(super) timeout: Duration,
+    pub(super) shared: Arc<SharedConnection>,
+}
+
+#[async_trait]
+impl Tool for McpTool {
+    fn spec(&self) -> ToolSpec {
+        self.spec.clone()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let result = self.call(&context).await;
+        let secrets = self.shared.secrets.lock().clone();
+        redacted(result, &secrets)
+    }
+}
+
+impl McpTool {
+    async fn call(&self, context: &ToolContext) -> Result<ToolOutput, ToolError> {
+        let peer = self.shared.peer.lock().clone();
+        let peer = peer.ok_or_else(|| self.down(&self.shared.down.lock()))?;
+        let request = ClientRequest::CallToolRequest(CallToolRequest::new(self.params(context)));
+        let mut options = PeerRequestOptions::no_options();
+        options.meta = Some(metadata(context));
+        let Ok(handle) = peer.send_cancellable_request(request, options).await else {
+            return Err(self.down("the connection has ended"));
+        };
+        let id = handle.id.clone();
+        let progress = ProgressGuard::new(&self.shared, &handle.progress_token, context);
+        let answer = handle.await_response();
+        tokio::pin!(answer);
+        let answer = loop {
+            tokio::select! {
+                answer = &mut answer => break answer,
+                // The time begins again.
+                () = progress.arrived.notified() => {}
+                () = context.cancelled() => {
+                    cancel(&peer, id, "the call was cancelled").await;
+                    return Err(ToolError::new("cancelled"));
+                }
+                () = tokio::time::sleep(self.timeout) => {
+                    cancel(&peer, id, "the call took too long").await;
+                    return Err(self.timed_out());
+                }
+            }
+        };
+        match answer {
+            Ok(answer) => output(&serde_json::to_value(answer).unwrap_or_default()),
+            Err(error) => Err(self.failure(&error, context)),
+        }
+    }
+
+    fn params(&self, context: &ToolContext) -> CallToolRequestParams {
+        let params = CallToolRequestParams::new(self.tool.clone());
+        match context.arguments().as_object() {
+            Some(members) => params.with_arguments(members.clone()),
+            None => params,
+        }
+    }
+
+    fn failure(&self, error: &ServiceError, context: &ToolContext) -> ToolError {
+        if let ServiceError::McpError(error) = error {
+            return ToolError::new(format!("{} (code {})", error.message, error.code.0));
+        }
+        if is_unsent(error) {
+            return self.down(&error_chain(error));
+        }
+        self.lost(&error_chain(error), context)
+    }
+
+    /// Returns the error of a call without an answer and without progress.
+    fn timed_out(&self) -> ToolError {
+        let limit = humantime::format_duration(self.timeout);
+        let message = format!("no answer within {limit} (mcp.{}.timeout)", self.server);
+        ToolError::new(message).with_status(ToolStatus::TimedOut)
+    }
+
+    /// Returns the error of a call that was not sent.
+    fn down(&self, reason: &str) -> ToolError {
+        let name = &self.server;
+        let message =
+            format!("the server {name} is not connected, and the call was not sent: {reason}");
+        ToolError::new(message).with_kind(FailureKind::ServerDown)
+    }
+
+    /// Returns the error of a call whose answer was lost.
+    fn lost(&self, reason: &str, context: &ToolContext) -> ToolError {
+        let name = &self.server;
+        let broke =
+            format!("the connection to the server {name} broke during this call ({reason})");
+        match context.effect() {
+            ToolEffect::None => ToolError::new(broke).with_kind(FailureKind::ServerDown),
+            ToolEffect::Some => ToolError::new(format!("{broke}; it may or may not have happened"))
+                .with_kind(FailureKind::ServerDown)
+                .with_status(ToolStatus::Unknown),
+        }
+    }
+}
+
+/// Returns whether the server certainly did not receive the request.
+fn is_unsent(error: &ServiceError) -> bool {
+    if http_cause(error).is_some_and(reqwest::Error::is_connect) {
+        return true;
+    }
+    let ServiceError::TransportSend(error) = error else { return false };
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&*error.error);
+    while let Some(error) = cause {
+        if matches!(error.downcast_ref(), Some(SendError::NotSent)) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// Returns the metadata of a call: its idempotency key, and its position in a trace.
+fn metadata(context: &ToolContext) -> RequestMetaObject {
+    let mut meta = RequestMetaObject::new();
+    meta.0.insert(IDEMPOTENCY_KEY.to_owned(), context.idempotency_key().into());
+    if let Some(trace) = context.trace() {
+        meta.0.insert(TRACEPARENT.to_owned(), trace.traceparent().into());
+        if let Some(state) = trace.tracestate() {
+            meta.0.insert(TRACESTATE.to_owned(), state.into());
+        }
+    }
+    meta
+}
+
+/// Cancels a call on the server. Does not wait for a server that reads nothing, or is gone.
+async fn cancel(peer: &Peer<RoleClient>, id: RequestId, reason: &str) {
+    let cancel = CancelledNotificationParam::new(Some(id), Some(reason.to_owned()));
+    let _ = tokio::time::timeout(CANCEL_WAIT, peer.notify_cancelled(cancel)).await;
+}
+
+/// A call that receives progress.
+#[derive(Clone)]
+pub(super) struct ProgressReceiver {
+    context: ToolContext,
+    arrived: Arc<Notify>,
+}
+
+impl ProgressReceiver {
+    pub(super) fn receive(&self, text: String) {
+        self.arrived.notify_one();
+        self.context.progress(text);
+    }
+}
+
+/// Passes progress on to a call until it is dropped.
+struct ProgressGuard<'a> {
+    shared: &'a SharedConnection,
+    token: ProgressToken,
+    arrived: Arc<Notify>,
+}
+
+impl<'a> ProgressGuard<'a> {
+    fn new(shared: &'a SharedConnection, token: &ProgressToken, context: &ToolContext) -> Self {
+        let arrived = Arc::new(Notify::new());
+        let receiver = ProgressReceiver { context: context.clone(), arrived: Arc::clone(&arrived) };
+        shared.progress.lock().insert(token.clone(), receiver);
+        Self { shared, token: token.clone(), arrived }
+    }
+}
+
+impl Drop for ProgressGuard<'_> {
+    fn drop(&mut self) {
+        self.shared.progress.lock().remove(&self.token);
+    }
+}

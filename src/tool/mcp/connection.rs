@@ -1,0 +1,438 @@
+//! One connection to a server: its start, its end, and its list of tools.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use http::{HeaderName, HeaderValue};
+use parking_lot::Mutex;
+use reqwest::Url;
+use rmcp::model::{
+    ClientCapabilities, ClientConfig, ClientRequest, Implementation, ListToolsRequest,
+    PaginatedRequestParams, ProgressNotificationParam, ProtocolVersion, SubscriptionFilter,
+};
+use rmcp::service::{
+    ClientInitializeError, ClientLifecycleMode, NotificationContext, Peer, PeerRequestOptions,
+    RoleClient, RunningService, RunningServiceCancellationToken, serve_client_with_lifecycle,
+};
+use rmcp::transport::streamable_http_client::{
+    StreamableHttpClientTransportConfig, StreamableHttpError,
+};
+use rmcp::transport::{DynamicTransportError, StreamableHttpClientTransport};
+use serde_json::Value;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::SharedConnection;
+use super::stdio::{StdioTransport, keep_tail};
+use crate::config::McpTransport;
+use crate::config::with_last_word;
+use crate::launcher::{ProcessControl, ProcessEnd, Program};
+use crate::tool::defined_input::DefinitionError;
+use crate::tool::http::{AllowRule, CONNECT_TIMEOUT, HttpClient, system_lookup};
+use crate::types::{Secrets, excerpt};
+
+/// Maximum number of tools that are read, and of pages in which they come.
+const TOOLS_MAX: usize = 2_000;
+const PAGES_MAX: usize = 200;
+
+/// Time that a process has to end after its input has ended, and again after `SIGTERM`.
+const END_GRACE: Duration = Duration::from_secs(2);
+
+/// Time in which the status of a process that has closed its output is known.
+const STATUS_GRACE: Duration = Duration::from_millis(300);
+
+/// Maximum number of characters of the standard error that are quoted.
+const QUOTED_CHARS_MAX: usize = 2_000;
+
+/// The way to reach a server, checked.
+#[derive(Debug)]
+pub(super) enum Endpoint {
+    Process {
+        program: Program,
+        arguments: Vec<String>,
+    },
+    Service {
+        url: Url,
+        client: HttpClient,
+        headers: HashMap<HeaderName, HeaderValue>,
+        /// Names of the host's variables with the values, by header.
+        secret_headers: Vec<(HeaderName, String)>,
+    },
+}
+
+impl Endpoint {
+    /// Checks the program, or the URL and the headers.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub(super) fn check(transport: &McpTransport) -> Result<Self, DefinitionError> {
+        match transport {
+            McpTransport::Stdio { command, process } => {
+                let Some((program, arguments)) = command.split_first() else {
+                    return Err(DefinitionError::new("command", "must not be empty"));
+                };
+                let program = Program::check(program, process)
+                    .map_err(|error| DefinitionError::new(error.key, error.message))?;
+                Ok(Self::Process { program, arguments: arguments.to_vec() })
+            }
+            McpTransport::Http { url, headers, secret_headers, allow } => {
+                let invalid = |error: &dyn std::fmt::Display| DefinitionError::new("url", error);
+                let url = Url::parse(url).map_err(|error| invalid(&error))?;
+                let mut rules = Vec::new();
+                for (at, rule) in allow.iter().enumerate() {
+                    let invalid = |error| DefinitionError::new(format!("allow[{at}]"), error);
+                    rules.push(rule.parse::<AllowRule>().map_err(invalid)?);
+                }
+                // The host of the URL is the operator's choice.
+                let host = url.host_str().ok_or_else(|| invalid(&"it has no host"))?;
+                let port = url.port_or_known_default().unwrap_or_default();
+                rules.extend(format!("{host}:{port}").parse::<AllowRule>().ok());
+                let client = HttpClient::new(rules, CONNECT_TIMEOUT, system_lookup())
+                    .map_err(|error| DefinitionError::new("url", error))?;
+                client.client_for(&url).map_err(|error| invalid(&error))?;
+                let mut fixed = HashMap::new();
+                for (name, value) in headers {
+                    let key = format!("headers.{name}");
+                    fixed.insert(header_name(&key, name)?, header_value(&key, value)?);
+                }
+                let named = secret_headers.iter().map(|(name, variable)| {
+                    Ok((header_name(&format!("secret_headers.{name}"), name)?, variable.clone()))
+                });
+                let secret_headers = named.collect::<Result<_, DefinitionError>>()?;
+                Ok(Self::Service { url, client, headers: fixed, secret_headers })
+            }
+        }
+    }
+
+    /// Connects. Reads secret variables now.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    pub(super) async fn connect(
+        &self,
+        shared: &Arc<SharedConnection>,
+    ) -> Result<Connection, String> {
+        let handler = Handler { shared: Arc::clone(shared) };
+        match self {
+            Self::Process { program, arguments } => {
+                let (process, secrets) = program
+                    .start(arguments.clone())
+                    .await
+                    .map_err(|error| format!("the program did not start: {error}"))?;
+                *shared.secrets.lock() = secrets;
+                let tail = Arc::new(Mutex::new(Vec::new()));
+                let reader = spawn(keep_tail(process.stderr, Arc::clone(&tail)));
+                let noise = Arc::clone(&shared.noise);
+                let transport = StdioTransport::new(process.stdout, process.stdin, noise);
+                let mut process =
+                    Process { control: process.control, end: None, tail, _reader: reader };
+                match serve_client_with_lifecycle(handler, transport, lifecycle()).await {
+                    Ok(service) => Ok(Connection::new(service, Some(process))),
+                    Err(error) => {
+                        let ended =
+                            tokio::time::timeout(STATUS_GRACE, process.control.wait()).await;
+                        Err(match ended {
+                            Ok(end) => process.describe(end),
+                            Err(_) => format!("the handshake failed: {error}{}", process.quote()),
+                        })
+                    }
+                }
+            }
+            Self::Service { url, client, headers, secret_headers } => {
+                let mut headers = headers.clone();
+                let mut values = Vec::new();
+                for (name, variable) in secret_headers {
+                    let value = std::env::var(variable)
+                        .map_err(|_| format!("the environment variable {variable} is not set"))?;
+                    let mut header = HeaderValue::from_str(value.trim()).map_err(|_| {
+                        format!("{variable} has a character that a header cannot have")
+                    })?;
+                    header.set_sensitive(true);
+                    headers.insert(name.clone(), header);
+                    values.push(value);
+                }
+                let secrets = values.iter().flat_map(|value| with_last_word(value.trim()));
+                *shared.secrets.lock() = Secrets::new(secrets);
+                let client = client.client_for(url).map_err(|error| error.to_string())?.clone();
+                let config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
+                    .custom_headers(headers)
+                    // A request is never sent again: the server may have acted.
+                    .reinit_on_expired_session(false)
+                    .max_concurrent_requests(1024);
+                let transport = StreamableHttpClientTransport::with_client(client, config);
+                let service = serve_client_with_lifecycle(handler, transport, lifecycle()).await;
+                let service = service.map_err(|error| error_chain(&error))?;
+                Ok(Connection::new(service, None))
+            }
+        }
+    }
+}
+
+/// The newest protocol, or the handshake of earlier ones.
+fn lifecycle() -> ClientLifecycleMode {
+    ClientLifecycleMode::Auto {
+        preferred_versions: vec![ProtocolVersion::V_2026_07_28],
+        legacy_version: Some(ProtocolVersion::LATEST_WITH_INITIALIZE),
+    }
+}
+
+/// A connection to a server. Dropping it kills the server's process.
+pub(super) struct Connection {
+    peer: Peer<RoleClient>,
+    cancellation: RunningServiceCancellationToken,
+    /// Ends with the connection.
+    end: BoxFuture<'static, ()>,
+    has_ended: bool,
+    process: Option<Process>,
+}
+
+/// The process of a server.
+struct Process {
+    control: ProcessControl,
+    /// Its end, if it is known.
+    end: Option<ProcessEnd>,
+    /// The end of its standard error.
+    tail: Arc<Mutex<Vec<u8>>>,
+    _reader: AbortOnDropHandle<()>,
+}
+
+impl Connection {
+    fn new(service: RunningService<RoleClient, Handler>, process: Option<Process>) -> Self {
+        let (peer, cancellation) = (service.peer().clone(), service.cancellation_token());
+        let end = Box::pin(service.waiting().map(drop));
+        Self { peer, cancellation, end, has_ended: false, process }
+    }
+
+    pub(super) fn peer(&self) -> &Peer<RoleClient> {
+        &self.peer
+    }
+
+    /// Waits until the connection has ended.
+    pub(super) async fn ended(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        if let Some(process) = &mut self.process {
+            tokio::select! {
+                () = &mut self.end => {}
+                end = process.control.wait() => {
+                    process.end = Some(end);
+                    // The messages before its end are still read. A descendant may hold the pipe open.
+                    let rest = tokio::time::timeout(STATUS_GRACE, &mut self.end).await;
+                    self.has_ended = rest.is_ok();
+                    return;
+                }
+            }
+        } else {
+            (&mut self.end).await;
+        }
+        self.has_ended = true;
+    }
+
+    /// Reports changes of the list of tools, with a server of the newest protocol. Older servers report them
+    /// without a subscription.
+    pub(super) fn follow_list(
+        &self,
+        shared: Arc<SharedConnection>,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        follow_list(self.peer().clone(), shared)
+    }
+
+    /// Ends the connection. A process reads the end of its input, is then asked to end, and then killed.
+    /// Returns the reason of the end, for people.
+    pub(super) async fn close(mut self) -> String {
+        // Ending the service closes the input of a process.
+        let _ = tokio::time::timeout(END_GRACE, async {
+            if !self.has_ended {
+                self.cancellation.cancel();
+                self.end.await;
+            }
+        })
+        .await;
+        let Some(mut process) = self.process.take() else {
+            return "the connection has ended".to_owned();
+        };
+        let mut end = process.end;
+        if end.is_none() {
+            end = tokio::time::timeout(END_GRACE, process.control.wait()).await.ok();
+        }
+        if end.is_none() {
+            process.control.terminate().await;
+            end = tokio::time::timeout(END_GRACE, process.control.wait()).await.ok();
+        }
+        let reason = match end {
+            Some(end) => process.describe(end),
+            None => format!("it closed its output and did not end{}", process.quote()),
+        };
+        process.control.kill().await;
+        reason
+    }
+}
+
+/// Lists the tools, page after page, as the server describes them.
+///
+/// # Errors
+/// The reason, for people.
+pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<Vec<Value>, String> {
+    let (mut tools, mut cursor, mut pages) = (Vec::new(), None::<String>, 0);
+    loop {
+        let params = PaginatedRequestParams::default().with_cursor(cursor.clone());
+        let request = ListToolsRequest::with_param(params);
+        let request = ClientRequest::ListToolsRequest(request);
+        let options = PeerRequestOptions::no_options();
+        let answer = peer.send_cancellable_request(request, options).await;
+        let answer = match answer {
+            Ok(handle) => handle.await_response().await,
+            Err(error) => Err(error),
+        };
+        let answer =
+            answer.map_err(|error| format!("tools/list failed: {}", error_chain(&error)))?;
+        // One wrong tool must not cost the others, so the answer is read without the library's types.
+        let answer = serde_json::to_value(answer).unwrap_or_default();
+        let Some(page) = answer["tools"].as_array() else {
+            return Err("tools/list failed: the answer has no list of tools".to_owned());
+        };
+        tools.extend(page.iter().cloned());
+        pages += 1;
+        let next = answer["nextCursor"].as_str().map(str::to_owned);
+        if next.is_none() || next == cursor || pages == PAGES_MAX || tools.len() >= TOOLS_MAX {
+            tools.truncate(TOOLS_MAX);
+            return Ok(tools);
+        }
+        cursor = next;
+    }
+}
+
+async fn follow_list(peer: Peer<RoleClient>, shared: Arc<SharedConnection>) {
+    let filter = SubscriptionFilter::builder().tools_list_changed().build();
+    let is_new = peer.peer_info().is_some_and(|info| {
+        info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str()
+    });
+    if !is_new {
+        return std::future::pending().await;
+    }
+    loop {
+        let Ok(mut subscription) = peer.listen(filter.clone()).await else { break };
+        while let Ok(Some(_)) = subscription.next().await {
+            shared.list_changed.notify_one();
+        }
+        // A new list contains the changes that were missed.
+        shared.list_changed.notify_one();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    std::future::pending().await
+}
+
+impl Process {
+    fn describe(&self, end: ProcessEnd) -> String {
+        let what = match end {
+            ProcessEnd::Exited(status) => format!("its program ended with exit status {status}"),
+            ProcessEnd::Signalled(signal) => format!("signal {signal} ended its program"),
+            ProcessEnd::TooManyProcesses => {
+                "its program had more processes than max_processes".to_owned()
+            }
+            ProcessEnd::LauncherDied => "its launcher was killed".to_owned(),
+        };
+        what + &self.quote()
+    }
+
+    /// Quotes the end of the standard error.
+    fn quote(&self) -> String {
+        let tail = self.tail.lock();
+        let text = String::from_utf8_lossy(&tail);
+        let text = text.trim();
+        if text.is_empty() {
+            String::new()
+        } else {
+            format!("; it wrote: {}", excerpt(text, QUOTED_CHARS_MAX))
+        }
+    }
+}
+
+/// Receives the notifications of a server.
+#[derive(Clone)]
+pub(super) struct Handler {
+    shared: Arc<SharedConnection>,
+}
+
+impl rmcp::ClientHandler for Handler {
+    fn get_info(&self) -> ClientConfig {
+        let host = Implementation::new("callsheet", env!("CARGO_PKG_VERSION"));
+        ClientConfig::new(ClientCapabilities::default(), host)
+    }
+
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.shared.list_changed.notify_one();
+    }
+
+    async fn on_progress(
+        &self,
+        progress: ProgressNotificationParam,
+        _: NotificationContext<RoleClient>,
+    ) {
+        let call = self.shared.progress.lock().get(&progress.progress_token).cloned();
+        if let Some(call) = call {
+            let of = progress.total.map(|total| format!(" of {total}")).unwrap_or_default();
+            let numbers = format!("{}{of}", progress.progress);
+            call.receive(progress.message.unwrap_or(numbers));
+        }
+    }
+}
+
+/// Returns the HTTP error that caused an error of the library, which does not pass it on as a source.
+pub(super) fn http_cause<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e reqwest::Error> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let transport = match error.downcast_ref() {
+            Some(ClientInitializeError::TransportError { error, .. }) => Some(error),
+            Some(_) | None => error.downcast_ref::<DynamicTransportError>(),
+        };
+        let next = match transport {
+            Some(error) => &*error.error as &(dyn Error + 'static),
+            None => error,
+        };
+        if let Some(StreamableHttpError::Client(error)) =
+            next.downcast_ref::<StreamableHttpError<reqwest::Error>>()
+        {
+            return Some(error);
+        }
+        cause = next.source();
+    }
+    None
+}
+
+/// Returns the texts of an error and of its sources.
+pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
+    let error = match http_cause(error) {
+        Some(cause) => cause,
+        None => error,
+    };
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        source = error.source();
+    }
+    text
+}
+
+fn header_name(key: &str, name: &str) -> Result<HeaderName, DefinitionError> {
+    let message = "is not the name of a header";
+    name.parse().map_err(|_| DefinitionError::new(key, message))
+}
+
+fn header_value(key: &str, value: &str) -> Result<HeaderValue, DefinitionError> {
+    let message = "has a character that a header cannot have";
+    HeaderValue::from_str(value).map_err(|_| DefinitionError::new(key, message))
+}
+
+#[expect(clippy::disallowed_methods, reason = "the task ends with the connection that owns it")]
+fn spawn(work: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(work))
+}

@@ -1,0 +1,135 @@
+//! The list of a server's tools, from the results of `tools/list`.
+//!
+//! The fields are those of the specification's type `Tool`
+//! (<https://modelcontextprotocol.io/specification/2026-07-28/server/tools>).
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::naming::offered_name;
+use crate::config::ToolPattern;
+use crate::tool::{InputSchema, ServerListing, ToolDescription};
+use crate::types::excerpt;
+
+/// Maximum number of characters of a description that the model reads.
+const DESCRIPTION_CHARS_MAX: usize = 8_000;
+
+/// Maximum number of characters of a tool's name in a message.
+const QUOTED_NAME_CHARS_MAX: usize = 64;
+
+/// The tools of a server that may be offered.
+#[derive(Clone, Debug)]
+pub(super) struct ToolFilter {
+    pub(super) tools: Vec<ToolPattern>,
+    pub(super) exclude: Vec<ToolPattern>,
+}
+
+impl ToolFilter {
+    fn admits(&self, name: &str) -> bool {
+        let matches = |patterns: &[ToolPattern]| patterns.iter().any(|p| p.matches(name));
+        matches(&self.tools) && !matches(&self.exclude)
+    }
+}
+
+/// Makes the list of a server's tools. A tool that cannot be offered is left out alone, with the reason.
+pub(super) fn listing(server: &str, tools: &[Value], filter: &ToolFilter) -> ServerListing {
+    let (mut offered, mut left_out) = (BTreeMap::new(), Vec::new());
+    for (index, tool) in tools.iter().enumerate() {
+        let Some(name) = tool.get("name").and_then(Value::as_str) else {
+            left_out.push((format!("tool {index} of the list"), "it has no name".to_owned()));
+            continue;
+        };
+        if !filter.admits(name) {
+            continue;
+        }
+        let quoted = excerpt(name, QUOTED_NAME_CHARS_MAX);
+        match description(server, name, tool) {
+            Ok(tool) if offered.contains_key(&tool.name) => {
+                left_out.push((quoted, "another tool of the server has its name".to_owned()));
+            }
+            Ok(tool) => drop(offered.insert(tool.name.clone(), tool)),
+            Err(reason) => left_out.push((quoted, reason)),
+        }
+    }
+    ServerListing { tools: offered.into_values().collect(), left_out }
+}
+
+fn description(server: &str, name: &str, tool: &Value) -> Result<ToolDescription, String> {
+    let input_schema = match tool.get("inputSchema") {
+        Some(schema @ Value::Object(_)) => schema.clone(),
+        Some(_) | None => return Err("it has no inputSchema, which is a JSON object".to_owned()),
+    };
+    let schema = InputSchema::parse(input_schema.clone()).map_err(|error| error.to_string())?;
+    if !schema.allows_object() {
+        return Err("its inputSchema is not that of an object".to_owned());
+    }
+    let text = |key: &str| tool.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let is_object = |value: &&Value| value.is_object();
+    Ok(ToolDescription {
+        name: offered_name(server, name),
+        server_name: name.to_owned(),
+        description: text("description")
+            .or_else(|| text("title"))
+            .map(|text| excerpt(text, DESCRIPTION_CHARS_MAX))
+            .unwrap_or_default(),
+        input_schema,
+        output_schema: tool.get("outputSchema").filter(is_object).cloned(),
+        annotations: tool.get("annotations").filter(is_object).cloned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn filter(tools: &[&str], exclude: &[&str]) -> ToolFilter {
+        let patterns = |texts: &[&str]| texts.iter().map(|text| ToolPattern::new(*text)).collect();
+        ToolFilter { tools: patterns(tools), exclude: patterns(exclude) }
+    }
+
+    fn tool(name: &str) -> Value {
+        json!({"name": name, "description": "d", "inputSchema": {"type": "object"}})
+    }
+
+    #[test]
+    fn tools_are_sorted_and_a_bad_one_is_left_out_alone() {
+        let network =
+            json!({"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}});
+        let tools = [
+            tool("write"),
+            json!({"description": "nameless"}),
+            tool("read"),
+            json!({"name": "no_schema"}),
+            json!({"name": "list", "inputSchema": {"type": "array"}}),
+            json!({"name": "broken", "inputSchema": {"type": 5}}),
+            json!({"name": "network", "inputSchema": network}),
+            tool("read"),
+        ];
+        let listing = listing("files", &tools, &filter(&["*"], &[]));
+        let names: Vec<_> = listing.tools.iter().map(|tool| &*tool.name).collect();
+        assert_eq!(names, ["files__read", "files__write"]);
+        let left_out: Vec<_> = listing.left_out.iter().map(|(name, _)| &**name).collect();
+        let expected = ["tool 1 of the list", "no_schema", "list", "broken", "network", "read"];
+        assert_eq!(left_out, expected);
+    }
+
+    #[test]
+    fn patterns_are_of_the_names_on_the_server() {
+        let tools = ["read_file", "read_all", "write_file"].map(tool);
+        let listing = listing("files", &tools, &filter(&["read_*"], &["*_all"]));
+        assert_eq!(listing.tools.len(), 1);
+        assert_eq!(listing.tools[0].server_name, "read_file");
+        assert!(listing.left_out.is_empty());
+    }
+
+    #[test]
+    fn references_within_a_schema_are_valid_also_in_circles() {
+        let node = json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}});
+        let schema = json!({"type": "object", "properties": {"root": {"$ref": "#/$defs/node"}}, "$defs": {"node": node}});
+        let tools = [json!({"name": "walk", "inputSchema": schema})];
+        assert_eq!(listing("a", &tools, &filter(&["*"], &[])).tools.len(), 1);
+    }
+}

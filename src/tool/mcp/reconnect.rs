@@ -1,0 +1,64 @@
+//! The waits between attempts to connect to a server.
+
+use std::time::Duration;
+
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+
+/// The longest wait after failed attempts, and after connections that ended soon.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const LONGEST_WAIT_CONNECTED: Duration = Duration::from_secs(2);
+
+/// A connection of this duration was stable.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
+
+/// The attempts to connect, and the connections, that have failed in a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Reconnect {
+    failures: u32,
+}
+
+impl Reconnect {
+    /// Handles the end of a connection that lasted for `connected`, or a failed attempt to connect (`None`).
+    /// Returns the wait before the next attempt: none after a stable connection, else twice the last one.
+    pub(super) fn handle_end(&mut self, connected: Option<Duration>) -> Duration {
+        if connected.is_some_and(|lasted| lasted >= STABLE_AFTER) {
+            self.failures = 0;
+            return Duration::ZERO;
+        }
+        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
+        self.failures = self.failures.saturating_add(1);
+        let longest = if connected.is_some() { LONGEST_WAIT_CONNECTED } else { LONGEST_WAIT };
+        FIRST_WAIT.saturating_mul(factor).min(longest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits(connected: Option<Duration>) -> Vec<u128> {
+        let mut reconnect = Reconnect::default();
+        (0..12).map(|_| reconnect.handle_end(connected).as_millis()).collect()
+    }
+
+    #[test]
+    fn waits_double_up_to_a_limit() {
+        let failed = [100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 51_200, 60_000, 60_000];
+        assert_eq!(waits(None), failed);
+        let short = Some(Duration::from_secs(1));
+        assert_eq!(waits(short)[3..6], [800, 1600, 2000]);
+        let mut reconnect = Reconnect::default();
+        for _ in 0..100 {
+            reconnect.handle_end(None);
+        }
+        assert_eq!(reconnect.handle_end(None), LONGEST_WAIT);
+    }
+
+    #[test]
+    fn after_a_stable_connection_the_next_attempt_is_at_once() {
+        let mut reconnect = Reconnect::default();
+        reconnect.handle_end(None);
+        assert_eq!(reconnect.handle_end(Some(STABLE_AFTER)), Duration::ZERO);
+        assert_eq!(reconnect.handle_end(Some(Duration::from_secs(1))), FIRST_WAIT);
+    }
+}

@@ -1,0 +1,134 @@
+//! The result of `tools/call` as the output of a tool.
+//!
+//! The fields are those of the specification's type `CallToolResult`
+//! (<https://modelcontextprotocol.io/specification/2026-07-28/server/tools#tool-result>).
+
+use serde_json::Value;
+
+use crate::tool::{ToolError, ToolOutput};
+use crate::types::{Image, ResultResource};
+
+/// Converts a result. Content and structured value are both kept; the model reads the content if it has any.
+///
+/// # Errors
+/// If it is not a complete result.
+pub(super) fn output(result: &Value) -> Result<ToolOutput, ToolError> {
+    match result.get("resultType").and_then(Value::as_str) {
+        None | Some("complete") => {}
+        Some("input_required") => {
+            let message =
+                "the server asks a question before it goes on, and this host cannot answer it";
+            return Err(ToolError::new(message));
+        }
+        Some(other) => {
+            let message = format!(
+                "the server's result is of the kind {other:?}, which this host does not know"
+            );
+            return Err(ToolError::new(message));
+        }
+    }
+    let content = result.get("content").and_then(Value::as_array).map(Vec::as_slice);
+    let structured = result.get("structuredContent");
+    if content.is_none() && structured.is_none() {
+        return Err(ToolError::new("the server's result has no content"));
+    }
+    let content = content.unwrap_or_default();
+    let mut output = match content {
+        [block] if block["type"] == "text" => ToolOutput::from(text(block, "text")),
+        blocks => blocks.iter().fold(ToolOutput::default(), with_block),
+    };
+    if let Some(value) = structured {
+        output = output.with_structured(value.clone());
+    }
+    let is_error = result.get("isError").and_then(Value::as_bool).unwrap_or(false);
+    Ok(if is_error { output.into_error() } else { output })
+}
+
+fn with_block(output: ToolOutput, block: &Value) -> ToolOutput {
+    match block["type"].as_str().unwrap_or_default() {
+        "text" => output.with_part(&*text(block, "text")),
+        "image" => {
+            let url = format!("data:{};base64,{}", text(block, "mimeType"), text(block, "data"));
+            match Image::parse(&url) {
+                Ok(image) => output.with_part(image),
+                Err(_) => output.with_part(media("image", block)),
+            }
+        }
+        "audio" => output.with_part(media("audio", block)),
+        "resource" => output.with_part(resource(&block["resource"])),
+        "resource_link" => output.with_part(resource(block)),
+        other => output.with_part(&*format!("[content of the unknown kind {other:?}]")),
+    }
+}
+
+fn media(name: &str, block: &Value) -> ResultResource {
+    ResultResource::new(name, text(block, "mimeType")).with_data(text(block, "data"))
+}
+
+/// Returns an embedded or a linked resource.
+fn resource(resource: &Value) -> ResultResource {
+    let (uri, title) = (text(resource, "uri"), text(resource, "name"));
+    let last = uri.rsplit('/').next().unwrap_or_default();
+    let name = if title.is_empty() { last } else { &title };
+    let mut made = ResultResource::new(name, text(resource, "mimeType"));
+    if let Some(text) = resource["text"].as_str() {
+        made = made.with_text(text);
+    } else if let Some(blob) = resource["blob"].as_str() {
+        made = made.with_data(blob);
+    } else {
+        made.bytes = resource["size"].as_u64();
+    }
+    made.uri = (!uri.is_empty()).then_some(uri.clone());
+    made
+}
+
+fn text(value: &Value, key: &str) -> String {
+    value[key].as_str().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(result: Value) -> ToolOutput {
+        output(&result).unwrap()
+    }
+
+    #[test]
+    fn text_is_plain_and_errors_are_errors() {
+        let result = json!({"content": [{"type": "text", "text": "hello"}]});
+        assert_eq!(read(result), ToolOutput::from("hello"));
+        let failed = json!({"content": [{"type": "text", "text": "no"}], "isError": true});
+        assert!(read(failed).is_error());
+        assert!(output(&json!({})).is_err());
+        assert!(output(&json!({"resultType": "input_required"})).is_err());
+        let complete = json!({"resultType": "complete", "content": []});
+        assert_eq!(read(complete).text(), "");
+    }
+
+    #[test]
+    fn the_model_reads_the_content_or_else_the_structured_value() {
+        let both = json!({"content": [{"type": "text", "text": "7 degrees"}], "structuredContent": {"t": 7}});
+        assert_eq!(read(both).text(), "7 degrees");
+        let only = json!({"content": [], "structuredContent": {"t": 7}});
+        assert_eq!(read(only).text(), "{\"t\":7}");
+    }
+
+    #[test]
+    fn media_and_resources_are_parts() {
+        let result = json!({"content": [
+            {"type": "text", "text": "see"},
+            {"type": "image", "mimeType": "image/png", "data": "iVBORw=="},
+            {"type": "audio", "mimeType": "audio/wav", "data": "AAAA"},
+            {"type": "resource", "resource": {"uri": "file:///a/notes.txt", "mimeType": "text/plain", "text": "note"}},
+            {"type": "resource_link", "uri": "file:///b.bin", "name": "b", "size": 9},
+            {"type": "new_kind"},
+        ]});
+        let expected = "see\n[image image/png, 4 bytes]\n[resource audio, audio/wav, 3 bytes]\n\
+                        [resource notes.txt, text/plain, 4 bytes, file:///a/notes.txt]\nnote\n\
+                        [resource b, 9 bytes, file:///b.bin]\n[content of the unknown kind \"new_kind\"]";
+        assert_eq!(read(result).text(), expected);
+    }
+}

@@ -1,0 +1,106 @@
+//! Tools of a server: a process or a service that describes its tools while the host runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::Tool;
+
+/// Separates the server's name from the tool's name.
+pub(crate) const SERVER_SEPARATOR: &str = "__";
+
+/// A server of tools. The host connects to it once, for all sessions.
+///
+/// The list of tools may change at any time. A session keeps the definitions that it read at its
+/// first run; the outcome of a call is all that a change of the server can alter in it.
+#[async_trait]
+pub(crate) trait ToolServer: Send + Sync + 'static {
+    /// Returns the server's name in the configuration. Its tools are offered as `NAME__TOOL`.
+    fn name(&self) -> &str;
+
+    /// Returns the beginning of the names of all its tools.
+    fn tool_prefix(&self) -> String {
+        format!("{}{SERVER_SEPARATOR}", self.name())
+    }
+
+    /// Returns the time limit of the first attempt to connect.
+    fn start_timeout(&self) -> Duration;
+
+    /// Keeps the server connected, with waits between failed attempts. Returns only after
+    /// [`close`](Self::close). Dropping the future ends the connection. It is called again if it
+    /// panics.
+    async fn run(&self);
+
+    /// Ends the connection in good order. A process ends within seconds, or is killed.
+    async fn close(&self);
+
+    /// Returns the present state and its later changes.
+    fn status(&self) -> watch::Receiver<Arc<ServerStatus>>;
+
+    /// Makes the tool of a definition, which may be older than the server's present list. Calls of the
+    /// tool fail at once while the server is not connected.
+    ///
+    /// # Errors
+    /// If the host cannot offer the definition; says why.
+    fn make_tool(&self, definition: &ToolDescription) -> Result<Arc<dyn Tool>, String>;
+}
+
+/// The description of a server's tool, as it came from the server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct ToolDescription {
+    /// The name that the model reads: `SERVER__TOOL`.
+    pub(crate) name: String,
+    /// The tool's name on its server.
+    pub(crate) server_name: String,
+    /// The description that the model reads.
+    pub(crate) description: String,
+    /// The JSON schema of the arguments.
+    pub(crate) input_schema: Value,
+    /// The JSON schema of structured results.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) output_schema: Option<Value>,
+    /// Claims of the server about the tool's effects.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) annotations: Option<Value>,
+}
+
+/// The tools of a server at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ServerListing {
+    /// The tools, sorted by name.
+    pub(crate) tools: Vec<ToolDescription>,
+    /// The tools that cannot be offered, by their name on the server, with the reason.
+    #[serde(skip)]
+    pub(crate) left_out: Vec<(String, String)>,
+}
+
+/// The state of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ServerStatus {
+    pub(crate) state: ServerState,
+    /// The last list that the server gave. It stays while the server is down.
+    pub(crate) listing: Option<Arc<ServerListing>>,
+    /// Number of lines of the server that were no messages.
+    pub(crate) noise_lines: u64,
+    /// The first of these lines.
+    pub(crate) noise: Vec<String>,
+}
+
+/// The state of the connection to a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ServerState {
+    /// The first attempt to connect has no result yet.
+    Starting,
+    /// It is connected and has given its list.
+    #[cfg_attr(
+        not(any(test, feature = "mcp")),
+        expect(dead_code, reason = "only the feature mcp has servers")
+    )]
+    Up,
+    /// It is not connected. The text says why and what to do.
+    Down(String),
+}
