@@ -129,8 +129,11 @@ impl ToolServers {
         tools.sort_by(|one, other| one.name.cmp(&other.name));
         let text = serde_json::to_string(&tools).unwrap_or_default();
         let sha256: Arc<str> = sha256(&text).into();
-        let key = frozen_tools_key(&sha256);
-        self.with_journal(move |journal| journal.put_document(&key, &text)).await?;
+        // A host without servers writes nothing.
+        if !tools.is_empty() {
+            let key = frozen_tools_key(&sha256);
+            self.with_journal(move |journal| journal.put_document(&key, &text)).await?;
+        }
         let frozen = self.used(agent, sha256, tools, missing);
         for pattern in frozen.agent.unmatched_patterns() {
             tracing::warn!(agent = &*agent.name, pattern, "tool_pattern_matches_nothing");
@@ -160,7 +163,9 @@ impl ToolServers {
         let key = frozen_tools_key(sha256);
         let text = self.with_journal(move |journal| journal.document(&key)).await?;
         let tools = text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_else(|| {
-            tracing::error!(agent = &*agent.name, sha256 = &**sha256, "tool_list_lost");
+            if **sha256 != self::sha256("[]") {
+                tracing::error!(agent = &*agent.name, sha256 = &**sha256, "tool_list_lost");
+            }
             Vec::new()
         });
         Ok(self.used(agent, Arc::clone(sha256), tools, Vec::new()))

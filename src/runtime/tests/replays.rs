@@ -19,8 +19,9 @@ fn rules(
     move |agent, overrides, frozen| {
         let mut agent = Arc::clone(shared.agents.get(agent).ok_or("no such agent")?);
         if let Some(sha256) = frozen {
-            let text = shared.journal.document(&frozen_tools_key(sha256)).unwrap().unwrap();
-            let tools: Vec<ToolDescription> = serde_json::from_str(&text).unwrap();
+            let text = shared.journal.document(&frozen_tools_key(sha256)).unwrap();
+            let tools = text.map(|text| serde_json::from_str(&text).unwrap());
+            let tools: Vec<ToolDescription> = tools.unwrap_or_default();
             agent = Arc::new(agent.with_server_tools(&tools, &BTreeMap::new(), &shared.caps));
         }
         Ok(Arc::clone(&agent.with(overrides).map_err(|error| error.to_string())?.rules))
