@@ -197,6 +197,7 @@ fn row(metric: &Metric) -> String {
     };
     let from = match metric.name.split('_').next().unwrap() {
         "gen" => "OpenTelemetry GenAI",
+        "mcp" => "OpenTelemetry MCP",
         "process" => "Prometheus clients",
         "callsheet" => "ours",
         _ => "source documents",

@@ -4,14 +4,18 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
-use axum::response::{IntoResponse, Redirect};
+use axum::response::{AppendHeaders, IntoResponse, Redirect};
 use axum::routing::{any, get};
-use callsheet::config::Config;
+use callsheet::config::{Config, ModelConfig, ToolPattern};
+use callsheet::model::ModelReply;
+use callsheet::prelude::*;
+use callsheet::testing::FakeModel;
 use callsheet::tool::ToolRegistry;
 use callsheet::tool::testing::ToolTest;
 use futures::StreamExt as _;
@@ -236,6 +240,68 @@ fn the_host_knows_the_secrets_of_its_tools() {
     let config = Config::parse(&text, "callsheet.toml", &|name| std::env::var(name).ok()).unwrap();
     let secret = std::env::var(SECRET_VARIABLE).unwrap();
     assert_eq!(config.secrets().redact(&format!("<{secret}>")), "<[redacted]>");
+}
+
+/// A server that answers `busy` to the first two requests, and then "here it is". Counts the requests.
+async fn busy_twice(busy: StatusCode, wait: Option<&'static str>) -> (Server, Arc<AtomicU32>) {
+    let requests = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&requests);
+    let answer = move || {
+        let is_busy = counted.fetch_add(1, Ordering::SeqCst) < 2;
+        async move {
+            let wait = wait.map(|wait| (header::RETRY_AFTER, wait));
+            match is_busy {
+                true => (busy, AppendHeaders(wait), "come again").into_response(),
+                false => "here it is".into_response(),
+            }
+        }
+    };
+    (Server::start(Router::new().route("/", get(answer))).await, requests)
+}
+
+#[tokio::test]
+async fn a_busy_service_is_asked_again_and_a_refused_request_is_not() {
+    for (status, wait, retries, expected) in [
+        (503, None, 2, (3, "success", "here it is")),
+        (429, Some("0"), 2, (3, "success", "here it is")),
+        (500, Some("3600"), 2, (1, "error", "Error: HTTP 500 Internal Server Error\ncome again")),
+        (404, None, 2, (1, "error", "Error: HTTP 404 Not Found\ncome again")),
+        (503, None, 0, (1, "error", "Error: HTTP 503 Service Unavailable\ncome again")),
+    ] {
+        let (server, requests) = busy_twice(StatusCode::from_u16(status).unwrap(), wait).await;
+        let keys = format!(
+            "method = \"GET\"\nurl = \"{}/\"\nidempotent = true\nretries = {retries}",
+            server.origin
+        );
+        let report = run_with(&keys).await;
+        let call = &report.calls[0];
+        let found = (requests.load(Ordering::SeqCst), call.status.as_str(), &*call.result);
+        assert_eq!(found, expected, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_was_not_sent_may_be_sent_again_although_it_has_effects() {
+    let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let keys = format!("method = \"POST\"\nurl = \"http://127.0.0.1:{port}/\"\nretries = 1");
+    let report = run_with(&keys).await;
+    let call = &report.calls[0];
+    assert_eq!(call.metadata["kind"], "not_sent");
+    assert!(call.result.ends_with("(after 2 attempts)"), "{}", call.result);
+}
+
+/// Runs a model that calls the tool `t` with these keys once.
+async fn run_with(keys: &str) -> RunReport {
+    let text = format!("[tools.t]\nkind = \"http\"\ndescription = \"d\"\n{keys}\n");
+    let mut config = Config::parse(&text, "callsheet.toml", &|_| None).unwrap();
+    config.use_model("fake", ModelConfig::for_source("fake"));
+    config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("t")];
+    let model = FakeModel::replies([ModelReply::call("t", json!({})), ModelReply::text("done")]);
+    let host = Host::builder().config(config).tools(registry(keys).unwrap());
+    let host = host.model_source("fake", model).start().await.unwrap();
+    let report = host.open_session("one").await.unwrap().run("go").await.unwrap();
+    host.shutdown().await;
+    report
 }
 
 #[tokio::test]

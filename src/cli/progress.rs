@@ -262,6 +262,7 @@ impl CallProgress {
                 WaitingFor::Ticket => "waits for its turn".to_owned(),
                 WaitingFor::Exclusive => "waits for an exclusive call".to_owned(),
                 WaitingFor::Capacity => "waits for a free slot".to_owned(),
+                WaitingFor::Rate => "waits for its rate limit".to_owned(),
                 WaitingFor::Approval => "waits for approval".to_owned(),
             },
             CallActivity::Running { since } => format_duration(now.saturating_sub(*since)),

@@ -51,7 +51,7 @@ pub use tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
     ProcessConfig, SandboxLevel, ToolInput, ToolKind,
 };
-pub use tools::{ApprovalPolicy, AskedCalls, StartPolicy, ToolEffect, ToolOverride};
+pub use tools::{ApprovalPolicy, AskedCalls, CallRate, StartPolicy, ToolEffect, ToolOverride};
 
 use error::Origins;
 

@@ -1,8 +1,9 @@
 //! `[tools.NAME]`.
 
 use std::fmt;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -140,6 +141,45 @@ impl<'de> Deserialize<'de> for ApprovalPolicy {
     }
 }
 
+/// A maximum rate of calls, such as `10/s`, `100/m` or `5000/h`.
+///
+/// ```
+/// use std::time::Duration;
+/// use callsheet::config::CallRate;
+///
+/// let rate: CallRate = "10/s".parse()?;
+/// assert_eq!(rate.interval(), Duration::from_millis(100));
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallRate {
+    calls: NonZeroU32,
+    period: Duration,
+}
+
+impl CallRate {
+    /// Returns the time between two calls.
+    #[must_use]
+    pub fn interval(self) -> Duration {
+        self.period / self.calls.get()
+    }
+}
+
+impl FromStr for CallRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let periods = [("s", 1), ("m", 60), ("h", 3600)];
+        let parsed = text.split_once('/').and_then(|(calls, unit)| {
+            let (_, seconds) = periods.iter().find(|(name, _)| *name == unit)?;
+            Some(Self { calls: calls.parse().ok()?, period: Duration::from_secs(*seconds) })
+        });
+        let expected = "must be a number of calls per second, minute or hour, such as \"10/s\", \
+                        \"100/m\" or \"5000/h\"";
+        parsed.ok_or_else(|| format!("{expected}, not {text:?}"))
+    }
+}
+
 /// The changes of the configuration to one tool. `None` means no change.
 ///
 /// ```
@@ -175,6 +215,16 @@ pub struct ToolOverride {
     pub approval_timeout: Option<Duration>,
     /// Maximum number of concurrent calls in the host.
     pub max_concurrent: Option<NonZeroU32>,
+    /// Maximum number of further attempts of a failed call.
+    pub retries: Option<u32>,
+    /// Maximum rate of calls in the host.
+    pub rate: Option<CallRate>,
+    /// The number of failed calls in a row that open its circuit breaker; 0: it never opens.
+    pub breaker_failures: Option<u32>,
+    /// The time for which the circuit breaker stays open.
+    pub breaker_open_for: Option<Duration>,
+    /// Maximum number of bytes of a result that the model sees.
+    pub max_result_bytes: Option<NonZeroUsize>,
     /// The definition of a tool that is not registered otherwise: `kind` and its keys.
     #[doc(hidden)]
     pub definition: Option<ConfiguredTool>,

@@ -98,6 +98,11 @@ impl VariablesTransaction {
         Ok(())
     }
 
+    /// Discards the writes, because the call begins again.
+    pub fn discard_writes(&mut self) {
+        (self.used.writes, self.written_bytes) = (WriteSet::default(), 0);
+    }
+
     /// Ends the transaction and returns its reads and writes. Later writes fail.
     pub fn take(&mut self) -> VariablesUse {
         self.bytes_max = 0;

@@ -154,6 +154,8 @@ pub enum WaitingFor {
     Exclusive,
     /// A permit of `max` or of the tool is needed.
     Capacity,
+    /// The maximum rate of the tool is reached.
+    Rate,
     /// An approval is needed.
     Approval,
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::caps::Caps;
 use super::error::HostError;
 use super::gauge::Gauge;
 use super::model::{ModelRequest, StallClock};
 use super::models::{Model, ModelChain, ModelSources};
+use super::tool_limiter::ToolLimiters;
 use crate::config::{
     AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolOverride, ToolPattern,
 };
@@ -185,7 +185,7 @@ impl Agent {
         &self,
         tools: &[ToolDescription],
         overrides: &BTreeMap<String, ToolOverride>,
-        caps: &Caps,
+        tool_limiters: &ToolLimiters,
     ) -> Self {
         let make = |tool: &ToolDescription| {
             let mut servers = self.registry.servers().iter();
@@ -197,12 +197,16 @@ impl Agent {
             })
         };
         let made = tools.iter().filter_map(|tool| make(tool).ok()).collect();
-        self.with_registered(RegisteredKind::Mcp, made, Some(overrides), caps)
+        self.with_registered(RegisteredKind::Mcp, made, Some(overrides), tool_limiters)
     }
 
     /// Returns the agent with further tools, which it offers besides its own.
-    pub(super) fn with_tools(&self, tools: Vec<Arc<dyn Tool>>, caps: &Caps) -> Self {
-        self.with_registered(RegisteredKind::Native, tools, None, caps)
+    pub(super) fn with_tools(
+        &self,
+        tools: Vec<Arc<dyn Tool>>,
+        tool_limiters: &ToolLimiters,
+    ) -> Self {
+        self.with_registered(RegisteredKind::Native, tools, None, tool_limiters)
     }
 
     fn with_registered(
@@ -210,7 +214,7 @@ impl Agent {
         kind: RegisteredKind,
         tools: Vec<Arc<dyn Tool>>,
         overrides: Option<&BTreeMap<String, ToolOverride>>,
-        caps: &Caps,
+        tool_limiters: &ToolLimiters,
     ) -> Self {
         let mut registry = ToolRegistry::clone(&self.registry);
         let mut offered = BTreeMap::clone(&self.tools);
@@ -224,7 +228,7 @@ impl Agent {
                 registry.apply_override(&name, change);
             }
             if let Some(tool) = registry.tool(&name) {
-                caps.add(&tool.spec);
+                tool_limiters.add(&tool.spec);
                 offered.insert(name, tool.clone());
             }
         }
@@ -314,7 +318,7 @@ impl Agent {
 pub struct AgentRules {
     agents: BTreeMap<String, Arc<Agent>>,
     overrides: BTreeMap<String, ToolOverride>,
-    caps: Caps,
+    tool_limiters: ToolLimiters,
 }
 
 impl AgentRules {
@@ -331,9 +335,9 @@ impl AgentRules {
             &StallClock::default(),
             &Secrets::default(),
         )?);
-        let caps = Caps::new(&tools, &Gauge::default());
+        let tool_limiters = ToolLimiters::new(&tools, &Gauge::default());
         let agents = Agent::all(config, tools, &models)?;
-        Ok(Self { agents, overrides: config.tools.clone(), caps })
+        Ok(Self { agents, overrides: config.tools.clone(), tool_limiters })
     }
 
     /// Returns the rules of a run of this agent with these overrides. `frozen` is the journal's document with
@@ -351,7 +355,9 @@ impl AgentRules {
         let agent = found.ok_or_else(|| HostError::UnknownAgent(agent.to_owned()))?;
         let tools = frozen.and_then(|text| serde_json::from_str::<Vec<ToolDescription>>(text).ok());
         let agent = match tools {
-            Some(tools) => Arc::new(agent.with_server_tools(&tools, &self.overrides, &self.caps)),
+            Some(tools) => {
+                Arc::new(agent.with_server_tools(&tools, &self.overrides, &self.tool_limiters))
+            }
             None => Arc::clone(agent),
         };
         Ok(Arc::clone(&agent.with(overrides)?.rules))

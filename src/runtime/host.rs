@@ -18,7 +18,7 @@ use super::session;
 use super::session_start::SessionStart;
 use super::task::{self, OwnedTask, blocking};
 use super::tool_servers::{ToolServerActor, ToolServerArguments};
-use crate::tool::ToolServer;
+use crate::tool::{RequestObserver, ToolServer};
 use crate::types::SessionId;
 
 /// The longest interval of periodic work.
@@ -173,7 +173,12 @@ impl HostActorState {
     ) {
         let servers = Arc::clone(&self.link.shared.tool_servers);
         let kept = Arc::clone(&server);
-        let arguments = ToolServerArguments { server, servers, wait };
+        let telemetry = self.link.shared.telemetry.clone();
+        let observer = move |method: &str, error: Option<&str>, duration| {
+            telemetry.metrics().mcp_operation(method, error, duration);
+        };
+        let observer: RequestObserver = Arc::new(observer);
+        let arguments = ToolServerArguments { server, servers, observer, wait };
         // It cannot fail: its first state is its arguments.
         let started =
             Actor::spawn_linked(None, ToolServerActor, arguments, myself.get_cell()).await;

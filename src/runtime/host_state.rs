@@ -14,17 +14,18 @@ use tokio::time::Instant;
 use super::agent::Agent;
 use super::awake_session::AwakeSession;
 use super::blocking::BlockingPool;
-use super::caps::Caps;
 use super::error::HostError;
 use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
 use super::model::StallClock;
 use super::models::Model;
 use super::session_events::HistoryLimits;
+use super::tool_limiter::ToolLimiters;
 use super::tool_servers::ToolServers;
 use crate::journal::{Journal, SessionLog};
 use crate::session::InputLimits;
 use crate::telemetry::Telemetry;
+use crate::tool::ServerState;
 use crate::tool::ToolSource;
 use crate::types::{RunId, Secrets, SessionId, SessionState};
 
@@ -41,7 +42,7 @@ pub(super) struct HostState {
     pub(super) secrets: Secrets,
     pub(super) gauges: Gauges,
     pub(super) pool: BlockingPool,
-    pub(super) caps: Caps,
+    pub(super) tool_limiters: ToolLimiters,
     pub(super) runs_max: usize,
     pub(super) sessions_max: usize,
     /// The number of inputs that may wait in one session.
@@ -272,6 +273,13 @@ impl HostState {
         metrics.threads_abandoned(self.gauges.abandoned.count());
         for model in self.models.values() {
             model.limiter.update_metric();
+        }
+        for (tool, state) in self.tool_limiters.breaker_states() {
+            metrics.tool_breaker(&tool, state);
+        }
+        for server in self.tool_servers.iter() {
+            let state = server.status().borrow().state.as_str();
+            metrics.mcp_server(server.name(), state, &ServerState::ALL);
         }
         let sessions = self.sessions.load(Ordering::SeqCst);
         metrics.sessions(SessionState::Running, runs);

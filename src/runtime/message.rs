@@ -12,7 +12,6 @@ use tokio::time::Instant;
 
 use super::agent::Agent;
 use super::error::HostError;
-use super::fair_semaphore::PermitRequest;
 use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
 use super::models::Model;
@@ -20,6 +19,7 @@ use super::report::RunReport;
 use super::request::RunRequest;
 use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
+use super::tool_limiter::CallPermit;
 use super::tool_servers::{FrozenTools, ToolListChange};
 use crate::context::Variables;
 use crate::event::ApprovalRequest;
@@ -217,7 +217,7 @@ pub(super) struct StartTool {
     /// The values of the embedding program for the run's tools.
     pub(super) extensions: Extensions,
     /// The permit of its tool, if the tool has `max_concurrent`.
-    pub(super) permit: Option<PermitRequest>,
+    pub(super) permit: Option<CallPermit>,
 }
 
 /// A reference to the accumulator of a session.

@@ -23,7 +23,7 @@
 //! | shutdown (`shutdown_grace`) | [`Host::shutdown`] |
 //! | slow subscribers | `telemetry::feed`; capacity of their queues: `publish` |
 //! | cancellation of a tool, `cancel_grace`, kill | `supervisor` |
-//! | concurrency of a tool (`max_concurrent`) and of a model (`max_concurrent_requests`) | `caps`, `model_limiter`, `fair_semaphore` |
+//! | concurrency of a tool (`max_concurrent`) and of a model (`max_concurrent_requests`) | `tool_limiter`, `model_limiter`, `fair_semaphore` |
 //! | circuit breaker | `model_limiter`, with the machine `turn::breaker` |
 //! | timeouts of a request: `first_event_timeout`, `idle_timeout`, `answer_timeout` | `model/exchange` |
 //! | `Retry-After` and other errors of a service | `model/error`; the retry: `turn::retry` |
@@ -39,7 +39,8 @@
 //! | `accumulator/`, `stream` | the owner of the turn; the reader of the model's responses |
 //! | `supervisor`, `tool`, `blocking` | the supervisor of tool calls; one call; the threads of tools that block |
 //! | `agent`, `models`, `model/` | a configured agent; the configured models; the client of one model |
-//! | `model_limiter`, `caps`, `fair_semaphore` | limits per model, with its circuit breaker; limits per tool; the semaphore of both |
+//! | `model_limiter`, `tool_limiter`, `fair_semaphore` | limits and circuit breakers of models and of tools; the semaphore of both |
+//! | `tool_attempts` | the attempts of a call |
 //! | `gauge`, `task`, `ids` | counts of live objects; tasks that end with their owner; new ids |
 //! | `maintenance`, `recovery`, `stored_sessions` | periodic work; unfinished runs at start; reading, forking and deleting stored sessions |
 //! | `error` | the errors of a host and its sessions |
@@ -48,7 +49,6 @@ mod accumulator;
 mod agent;
 mod awake_session;
 mod blocking;
-mod caps;
 mod error;
 mod extensions;
 mod fair_semaphore;
@@ -84,6 +84,8 @@ crate::types::impl_with!(OpenSession, RunRequest, SessionQuery);
 #[cfg(test)]
 mod tests;
 mod tool;
+mod tool_attempts;
+mod tool_limiter;
 mod tool_servers;
 
 use std::any::Any;
@@ -124,7 +126,6 @@ use crate::tool::ToolRegistry;
 use crate::types::SessionId;
 use agent::Agent;
 use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
-use caps::Caps;
 use extensions::ExtensionsBySession;
 use gauge::Gauges;
 use host::HostActor;
@@ -139,6 +140,7 @@ use publish::Publisher;
 use recovery::{READS_MAX, open_journal, recover, unfinished};
 use session_start::{SessionOrigin, SessionStart};
 use task::blocking;
+use tool_limiter::ToolLimiters;
 use tool_servers::ToolServers;
 
 /// Time limit for the end of cancelled runs, and for the end of the host actor.
@@ -327,7 +329,7 @@ impl Host {
         config.check(&registered).map_err(|errors| HostError::Config(errors.to_string()))?;
         tools.apply_overrides(&config.tools);
         let (gauges, stalls) = (Gauges::default(), StallClock::default());
-        let caps = Caps::new(&tools, &gauges.waiting);
+        let tool_limiters = ToolLimiters::new(&tools, &gauges.waiting);
         let traces = |metrics: &Metrics| Traces::from_env(&config.models, metrics);
         metrics.check().map_err(HostError::Config)?;
         let telemetry = Telemetry::with(&names, &metrics, traces);
@@ -338,8 +340,14 @@ impl Host {
         };
         log_tools_not_offered(&config, &registered);
         let models = Arc::new(Model::all(&config, &model_sources, &telemetry, &stalls, &secrets)?);
-        let tool_servers =
-            ToolServers::new(tools.servers().to_vec(), &config.tools, &caps, &journal).await?;
+        let tool_servers = ToolServers::new(
+            tools.servers().to_vec(),
+            &config.tools,
+            &tool_limiters,
+            &journal,
+            &telemetry,
+        )
+        .await?;
         let agents = Agent::all(&config, tools, &models)?;
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
         let stored = Arc::clone(&journal);
@@ -354,7 +362,7 @@ impl Host {
             secrets,
             models,
             pool: BlockingPool::new(BLOCKING_THREADS_MAX, gauges.abandoned.clone()),
-            caps,
+            tool_limiters,
             gauges,
             runs_max: config.host.max_concurrent_runs,
             sessions_max: config.host.max_sessions,

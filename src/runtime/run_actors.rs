@@ -42,6 +42,7 @@ impl RunActors {
                     session: publisher.session().clone(),
                     publisher: publisher.clone(),
                     pool: host.pool.clone(),
+                    tool_limiters: host.tool_limiters.clone(),
                     gauges: gauges.clone(),
                     secrets: host.secrets.clone(),
                 };
@@ -55,7 +56,7 @@ impl RunActors {
             supervisor: supervisor.clone(),
             log: Arc::clone(log),
             publisher: publisher.clone(),
-            caps: host.caps.clone(),
+            tool_limiters: host.tool_limiters.clone(),
             gauges: gauges.clone(),
         };
         let (accumulator, _) = Actor::spawn_linked(None, AccumulatorActor, setup, cell).await?;

@@ -22,6 +22,8 @@ use super::message::{
 use super::publish::Publisher;
 use super::task::OwnedTask;
 use super::tool::{OutcomeSlot, ToolActor, ToolSetup, failed};
+use super::tool_attempts::ToolAttempts;
+use super::tool_limiter::ToolLimiters;
 use crate::context::VariablesTransaction;
 use crate::event::Event;
 use crate::tool::{ProgressCallback, SharedVariableView, ToolContext, ToolContextParts};
@@ -44,6 +46,7 @@ pub(super) struct ToolSupervisorSetup {
     pub(super) session: SessionId,
     pub(super) publisher: Publisher,
     pub(super) pool: BlockingPool,
+    pub(super) tool_limiters: ToolLimiters,
     pub(super) gauges: Gauges,
     /// The secrets of the host, which are replaced in what tools return.
     pub(super) secrets: Secrets,
@@ -54,6 +57,7 @@ pub(super) struct ToolSupervisorState {
     /// A tool that keeps its context beyond the session's life does not keep this alive.
     publisher: Arc<Publisher>,
     pool: BlockingPool,
+    tool_limiters: ToolLimiters,
     gauges: Gauges,
     secrets: Secrets,
     running: Vec<RunningCall>,
@@ -98,11 +102,13 @@ impl Actor for ToolSupervisor {
         _: ToolSupervisorRef,
         setup: ToolSupervisorSetup,
     ) -> Result<ToolSupervisorState, ActorProcessingErr> {
-        let ToolSupervisorSetup { session, publisher, pool, gauges, secrets } = setup;
+        let ToolSupervisorSetup { session, publisher, pool, tool_limiters, gauges, secrets } =
+            setup;
         Ok(ToolSupervisorState {
             session,
             publisher: Arc::new(publisher),
             pool,
+            tool_limiters,
             _counted: gauges.actors.increment(),
             gauges,
             secrets,
@@ -221,6 +227,7 @@ impl ToolSupervisorState {
         };
         let cancellation = CancellationToken::new();
         let slot = OutcomeSlot::default();
+        let limiter = self.tool_limiters.get(&registered.spec.name);
         let timeout = registered.spec.timeout.or(agent.limits().tool_timeout);
         let context = ToolContext::new(ToolContextParts {
             session: self.session.clone(),
@@ -238,13 +245,19 @@ impl ToolSupervisorState {
             cancellation: cancellation.clone(),
             variables: Arc::clone(&view),
         });
-        let work = Box::new(ToolSetup {
+        let attempts = ToolAttempts {
             tool: Arc::clone(&registered.tool),
+            spec: Arc::clone(&registered.spec),
             context,
+            session: myself.get_id(),
+            limiter,
             pool: registered.spec.blocking.then(|| self.pool.clone()),
+            permit: permit.map(Arc::new),
+        };
+        let work = Box::new(ToolSetup {
+            attempts,
             slot: Arc::clone(&slot),
             secrets: self.secrets.clone(),
-            permit,
             counted: [self.gauges.actors.increment(), self.gauges.tools.increment()],
         });
         match Actor::spawn_linked(None, ToolActor, work, myself.get_cell()).await {

@@ -1,14 +1,14 @@
 //! One call of a tool, as an actor.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
-use super::blocking::BlockingPool;
-use super::fair_semaphore::PermitRequest;
 use super::gauge::CountGuard;
-use crate::tool::{Tool, ToolContext, ToolError, ToolOutput};
+use super::tool_attempts::ToolAttempts;
+use crate::tool::{ToolContext, ToolError, ToolOutput};
 use crate::types::{FailureKind, Secrets, ToolOutcome, ToolStatus};
 
 /// The place where a call leaves its outcome for the tool supervisor. A message could not be used:
@@ -22,16 +22,10 @@ pub(super) struct ToolActor;
 
 /// The values that a call needs.
 pub(super) struct ToolSetup {
-    pub(super) tool: Arc<dyn Tool>,
-    pub(super) context: ToolContext,
-    /// The pool whose threads the tool may block, if it does.
-    pub(super) pool: Option<BlockingPool>,
+    pub(super) attempts: ToolAttempts,
     pub(super) slot: OutcomeSlot,
     /// The secrets of the host, which are replaced in the log.
     pub(super) secrets: Secrets,
-    /// The permit of its tool, if the tool has `max_concurrent`. It is held until the tool's future
-    /// is dropped.
-    pub(super) permit: Option<PermitRequest>,
     pub(super) counted: [CountGuard; 2],
 }
 
@@ -55,20 +49,12 @@ impl Actor for ToolActor {
         state: &mut Option<Box<ToolSetup>>,
     ) -> Result<(), ActorProcessingErr> {
         let Some(work) = state.take() else { return Ok(()) };
-        let ToolSetup { tool, context, pool, slot, secrets, permit, counted: _counted } = *work;
-        let call = context.clone();
-        let run = async move {
-            let _permit = permit;
-            tool.run(context).await
-        };
-        let ran = match pool {
-            None => run.await,
-            Some(pool) => pool
-                .run(run)
-                .await
-                .unwrap_or_else(|| Err(ToolError::new("the host is shutting down"))),
-        };
-        *slot.lock() = Some(outcome(&call, ran, &secrets));
+        let ToolSetup { attempts: call, slot, secrets, counted: _counted } = *work;
+        let (result, attempts) = call.run().await;
+        let mut outcome = outcome(&call.context, result, &secrets);
+        outcome.attempts = NonZeroU32::new(attempts).filter(|attempts| attempts.get() > 1);
+        outcome.max_bytes = call.spec.max_result_bytes;
+        *slot.lock() = Some(outcome);
         myself.stop(None);
         Ok(())
     }

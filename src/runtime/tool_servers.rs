@@ -11,12 +11,15 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::agent::Agent;
-use super::caps::Caps;
 use super::error::HostError;
 use super::task::blocking;
+use super::tool_limiter::ToolLimiters;
 use crate::config::ToolOverride;
 use crate::journal::{Journal, JournalError};
-use crate::tool::{ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer};
+use crate::telemetry::Telemetry;
+use crate::tool::{
+    RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
+};
 
 /// Time that a server has to end when the host shuts down. Then its connection is dropped, which kills
 /// its process.
@@ -61,8 +64,9 @@ pub(super) struct ToolServers {
     /// The servers, sorted by name.
     servers: Vec<Arc<dyn ToolServer>>,
     overrides: BTreeMap<String, ToolOverride>,
-    caps: Caps,
+    tool_limiters: ToolLimiters,
     journal: Arc<dyn Journal>,
+    telemetry: Telemetry,
     /// The last list of each server, by the server's name. It survives the host.
     last_listings: Mutex<BTreeMap<String, Arc<ServerListing>>>,
     latest: Mutex<BTreeMap<Arc<str>, LatestTools>>,
@@ -78,8 +82,9 @@ impl ToolServers {
     pub(super) async fn new(
         mut servers: Vec<Arc<dyn ToolServer>>,
         overrides: &BTreeMap<String, ToolOverride>,
-        caps: &Caps,
+        tool_limiters: &ToolLimiters,
         journal: &Arc<dyn Journal>,
+        telemetry: &Telemetry,
     ) -> Result<Self, HostError> {
         servers.sort_by(|one, other| one.name().cmp(other.name()));
         let names: Vec<String> = servers.iter().map(|server| server.name().to_owned()).collect();
@@ -91,8 +96,9 @@ impl ToolServers {
         Ok(Self {
             servers,
             overrides: overrides.clone(),
-            caps: caps.clone(),
+            tool_limiters: tool_limiters.clone(),
             journal: kept,
+            telemetry: telemetry.clone(),
             last_listings: Mutex::new(last_listings),
             latest: Mutex::default(),
             used: Mutex::default(),
@@ -197,7 +203,8 @@ impl ToolServers {
         if let Some(frozen) = known.filter(|frozen| frozen.missing == missing) {
             return frozen;
         }
-        let agent = Arc::new(agent.with_server_tools(&tools, &self.overrides, &self.caps));
+        self.telemetry.metrics().add_tools(tools.iter().map(|tool| &*tool.name));
+        let agent = Arc::new(agent.with_server_tools(&tools, &self.overrides, &self.tool_limiters));
         let frozen = Arc::new(FrozenTools { sha256, tools, agent, missing });
         used.retain(|_, frozen| frozen.strong_count() > 0);
         used.insert(key, Arc::downgrade(&frozen));
@@ -307,14 +314,14 @@ impl Actor for ToolServerActor {
         _: ActorRef<()>,
         state: &mut Option<ToolServerArguments>,
     ) -> Result<(), ActorProcessingErr> {
-        let Some(ToolServerArguments { server, servers, wait }) = state.take() else {
+        let Some(ToolServerArguments { server, servers, observer, wait }) = state.take() else {
             return Ok(());
         };
         if wait {
             tokio::time::sleep(RESTART_WAIT).await;
         }
         tokio::select! {
-            () = server.run() => {}
+            () = server.run(observer) => {}
             () = servers.follow(&*server) => {}
         }
         Ok(())
@@ -334,6 +341,7 @@ impl Actor for ToolServerActor {
 pub(super) struct ToolServerArguments {
     pub(super) server: Arc<dyn ToolServer>,
     pub(super) servers: Arc<ToolServers>,
+    pub(super) observer: RequestObserver,
     /// True if the last actor of the server died.
     pub(super) wait: bool,
 }

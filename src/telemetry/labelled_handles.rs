@@ -1,8 +1,7 @@
 //! Handles of metrics whose label values are known only at run time. They are cached, because a
 //! lookup in the recorder for each value would be slow.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
 use ::metrics::{Counter, Histogram};
@@ -120,19 +119,22 @@ impl AgentHandles {
 /// first 64 that are called have handles of their own and the others share those of `other`.
 #[derive(Debug)]
 pub(super) struct PerTool {
-    tools: HashMap<String, OnceLock<ToolHandles>>,
-    /// Number of tools that have handles of their own.
-    registered: AtomicUsize,
-    other: ToolHandles,
+    /// The names that may become label values.
+    names: RwLock<HashSet<String>>,
+    handles: PerName<ToolHandles>,
+    other: Arc<ToolHandles>,
 }
 
 /// The handles of one tool.
 #[derive(Debug)]
-struct ToolHandles {
+pub(super) struct ToolHandles {
+    /// The label value: the tool's name, or `other`.
+    pub(super) label: String,
     statuses: Vec<ToolStatusHandles>,
     /// By whether the call ran again.
-    conflicts: PerValue<ConflictResolution>,
-    /// Registered at the first use, because few tools have `max_concurrent`.
+    pub(super) conflicts: PerValue<ConflictResolution>,
+    pub(super) attempts: Counter,
+    /// Registered at the first use, because few tools have limits.
     queue_wait: OnceLock<Histogram>,
 }
 
@@ -158,57 +160,27 @@ impl PerTool {
     /// Registers up to 64 tools at once. With more tools, each is registered when it is first called.
     pub(super) fn new(recorder: &SharedRecorder, tools: &[String]) -> Self {
         let per_tool = Self {
-            tools: tools.iter().map(|tool| (tool.clone(), OnceLock::new())).collect(),
-            registered: AtomicUsize::new(0),
-            other: ToolHandles::new(recorder, OTHER),
+            names: RwLock::new(tools.iter().cloned().collect()),
+            handles: PerName::default(),
+            other: Arc::new(ToolHandles::new(recorder, OTHER)),
         };
-        if per_tool.tools.len() <= NAMES_MAX {
-            for tool in per_tool.tools.keys() {
-                let _ = per_tool.tool(recorder, tool);
-            }
+        if tools.len() <= NAMES_MAX {
+            tools.iter().for_each(|tool| drop(per_tool.handles(recorder, tool)));
         }
         per_tool
     }
 
-    /// Returns the handles of a tool and a status, and the tool's label value.
-    pub(super) fn handles(
-        &self,
-        recorder: &SharedRecorder,
-        tool: &str,
-        status: ToolStatus,
-    ) -> Option<(&str, &ToolStatusHandles)> {
-        let (label, tool) = self.tool(recorder, tool);
-        Some((label, tool.statuses.iter().find(|handles| handles.status == status)?))
+    /// Adds names that may become label values.
+    pub(super) fn add_names<'n>(&self, names: impl Iterator<Item = &'n str>) {
+        self.names.write().extend(names.map(str::to_owned));
     }
 
-    /// Returns the histogram of the time that a tool's calls waited for a permit.
-    pub(super) fn queue_wait(&self, recorder: &SharedRecorder, tool: &str) -> &Histogram {
-        let (label, tool) = self.tool(recorder, tool);
-        let register = || table::TOOL_QUEUE_WAIT.series(recorder, &[("tool", label)]);
-        tool.queue_wait.get_or_init(register)
-    }
-
-    /// Counts a call whose reads conflict with the writes of an earlier call.
-    pub(super) fn conflict(
-        &self,
-        recorder: &SharedRecorder,
-        tool: &str,
-        resolution: ConflictResolution,
-    ) {
-        self.tool(recorder, tool).1.conflicts.increment(resolution);
-    }
-
-    fn tool(&self, recorder: &SharedRecorder, tool: &str) -> (&str, &ToolHandles) {
-        let Some((name, own)) = self.tools.get_key_value(tool) else {
-            return (OTHER, &self.other);
-        };
-        let may_register = || self.registered.fetch_add(1, Ordering::Relaxed) < NAMES_MAX;
-        if own.get().is_none()
-            && (self.registered.load(Ordering::Relaxed) >= NAMES_MAX || !may_register())
-        {
-            return (OTHER, &self.other);
+    /// Returns the handles of a tool.
+    pub(super) fn handles(&self, recorder: &SharedRecorder, tool: &str) -> Arc<ToolHandles> {
+        if !self.names.read().contains(tool) {
+            return Arc::clone(&self.other);
         }
-        (name, own.get_or_init(|| ToolHandles::new(recorder, name)))
+        self.handles.handles(tool, |label| ToolHandles::new(recorder, label))
     }
 }
 
@@ -225,10 +197,23 @@ impl ToolHandles {
             (resolution, table::VARIABLE_CONFLICTS.series(recorder, &labels))
         });
         Self {
+            label: tool.to_owned(),
             statuses: PerTool::STATUSES.into_iter().map(status_handles).collect(),
             conflicts: PerValue(conflicts.into()),
+            attempts: table::TOOL_ATTEMPTS.series(recorder, &[("tool", tool)]),
             queue_wait: OnceLock::new(),
         }
+    }
+
+    /// Returns the handles of a status.
+    pub(super) fn of_status(&self, status: ToolStatus) -> Option<&ToolStatusHandles> {
+        self.statuses.iter().find(|handles| handles.status == status)
+    }
+
+    /// Returns the histogram of the time that calls waited for a permit.
+    pub(super) fn queue_wait(&self, recorder: &SharedRecorder) -> &Histogram {
+        let register = || table::TOOL_QUEUE_WAIT.series(recorder, &[("tool", &self.label)]);
+        self.queue_wait.get_or_init(register)
     }
 }
 

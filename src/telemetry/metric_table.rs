@@ -449,7 +449,16 @@ metric_table! {
             "gen_ai_invoke_agent_tool_calls",
             "Number of tool calls answered in each run. A run without calls counts as 0.";
         TOOL_QUEUE_WAIT: Histogram(SHORT), Seconds, ["tool"], "callsheet_tool_queue_wait_seconds",
-            "Time that calls of a tool with max_concurrent waited for a permit. A call that did not wait counts as 0.";
+            "Time that calls of a tool with max_concurrent or rate waited. A call that did not wait counts as 0.";
+        TOOL_ATTEMPTS: Counter, Count, ["tool"], "callsheet_tool_attempts_total",
+            "Attempts of tool calls that ran. A call that was tried again has several.";
+        TOOL_BREAKER_STATE: Gauge, Count, ["tool"], "callsheet_tool_breaker_state",
+            "State of the circuit breaker of a tool with breaker_failures: 0 closed, 1 half-open (one call at a time), 2 open (calls are answered at once).";
+        MCP_SERVERS: Gauge, Count, ["server", "state"], "callsheet_mcp_servers",
+            "MCP servers by state. The present state of a server is 1, the others are 0.";
+        MCP_OPERATION_DURATION: Histogram(LONG), Seconds, ["method", "error_type"],
+            "mcp_client_operation_duration_seconds",
+            "Duration of requests to MCP servers. Only failed ones have error_type.";
         TOOL_RESULTS: Counter, Count, ["tool", "status"], "callsheet_tool_results_total",
             "Outcomes of tool calls, including calls that never ran.";
         VARIABLE_CONFLICTS: Counter, Count, ["tool", "resolution"], "callsheet_variable_conflicts_total",

@@ -14,6 +14,7 @@ use super::metric_table::{
 use super::models::ModelMetrics;
 use crate::config::Limits;
 use crate::event::{ArgumentsAnomaly, Event, RunStats, ServiceCallStatus, TurnSummary};
+use crate::turn::BreakerState;
 use crate::types::{
     FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult,
     Usage, Verdict,
@@ -131,7 +132,8 @@ impl Metrics {
                 self.runs.approval_wait.record(*waited);
             }
             Event::ConflictFound { call, resolution, .. } => {
-                self.tools.conflict(&self.recorder, &call.name, *resolution);
+                let tool = self.tools.handles(&self.recorder, &call.name);
+                tool.conflicts.increment(*resolution);
             }
             Event::RunSteered { .. } => self.runs.steers.increment(1),
             Event::CallDetected { latency, .. } => self.runs.detection_latency.record(*latency),
@@ -139,7 +141,8 @@ impl Metrics {
             Event::CallStarted { call, early, waited, queued, .. } => {
                 self.runs.seal_to_start.record(*waited);
                 if let Some(queued) = queued {
-                    self.tools.queue_wait(&self.recorder, &call.name).record(*queued);
+                    let tool = self.tools.handles(&self.recorder, &call.name);
+                    tool.queue_wait(&self.recorder).record(*queued);
                 }
                 self.runs.starts_early.increment(u64::from(*early));
             }
@@ -229,6 +232,34 @@ impl Metrics {
         self.runs.calls_waiting.set(count as f64);
     }
 
+    /// Lets these names of tools become label values, up to 64 in all.
+    pub fn add_tools<'n>(&self, names: impl Iterator<Item = &'n str>) {
+        self.tools.add_names(names);
+    }
+
+    /// Sets the state of the circuit breaker of a tool.
+    pub fn tool_breaker(&self, tool: &str, state: BreakerState) {
+        let gauge: Gauge = table::TOOL_BREAKER_STATE.series(&self.recorder, &[("tool", tool)]);
+        gauge.set(f64::from(state.as_number()));
+    }
+
+    /// Sets the state of an MCP server: one of `states`.
+    pub fn mcp_server(&self, server: &str, state: &str, states: &[&str]) {
+        for known in states {
+            let labels = [("server", server), ("state", known)];
+            let gauge: Gauge = table::MCP_SERVERS.series(&self.recorder, &labels);
+            gauge.set(f64::from(u8::from(*known == state)));
+        }
+    }
+
+    /// Records the duration of a request to an MCP server, with the type of its error.
+    pub fn mcp_operation(&self, method: &str, error_type: Option<&str>, duration: Duration) {
+        let error = error_type.map(|error| ("error_type", error));
+        let labels: Vec<(&str, &str)> = [("method", method)].into_iter().chain(error).collect();
+        let histogram: Histogram = table::MCP_OPERATION_DURATION.series(&self.recorder, &labels);
+        histogram.record(duration);
+    }
+
     /// Sets the number of abandoned threads of blocking tools.
     pub fn threads_abandoned(&self, count: usize) {
         self.runs.threads_abandoned.set(count as f64);
@@ -247,8 +278,9 @@ impl Metrics {
 
     fn call_ended(&self, result: &ToolResult) {
         let status = result.outcome.status;
-        let handles = self.tools.handles(&self.recorder, &result.call.name, status);
-        if let Some((_, handles)) = handles {
+        let tool = self.tools.handles(&self.recorder, &result.call.name);
+        let handles = tool.of_status(status);
+        if let Some(handles) = handles {
             handles.results.increment(1);
         }
         // The copy of another call's outcome took no time. A call whose arguments changed after its
@@ -258,8 +290,10 @@ impl Metrics {
         if copied || malformed || result.started.is_none() {
             return;
         }
-        if let Some((tool, handles)) = handles {
-            handles.duration(&self.recorder, tool).record(result.duration);
+        tool.attempts
+            .increment(result.outcome.attempts.map_or(1, |attempts| attempts.get().into()));
+        if let Some(handles) = handles {
+            handles.duration(&self.recorder, &tool.label).record(result.duration);
         }
         self.runs.execution_latency.record(result.wait.saturating_add(result.duration));
         if result.outcome.kind == Some(FailureKind::Panic) {
@@ -394,6 +428,9 @@ mod tests {
             telemetry.metrics().record(&event);
         }
         let _model = telemetry.metrics().model("main");
+        telemetry.metrics().tool_breaker("clock", BreakerState::Open);
+        telemetry.metrics().mcp_server("files", "up", &["up", "down"]);
+        telemetry.metrics().mcp_operation("tools/call", None, Duration::from_secs(1));
         let page = telemetry.render();
         for metric in table::ALL {
             let (name, help) = (metric.name, metric.help);
@@ -593,8 +630,19 @@ mod tests {
         assert_eq!(value(&page, "callsheet_runs_active"), 2.0);
         assert_eq!(value(&page, "callsheet_threads_abandoned"), 1.0);
         assert_eq!(value(&page, "callsheet_subscribers_lagged_total"), 4.0);
+        metrics.tool_breaker("clock", BreakerState::Open);
+        metrics.mcp_server("files", "up", &["up", "down"]);
+        metrics.mcp_server("files", "down", &["up", "down"]);
+        metrics.mcp_operation("tools/call", Some("timeout"), Duration::from_secs(1));
+        let page = telemetry.render();
+        assert_eq!(value(&page, "callsheet_tool_breaker_state{tool=\"clock\"}"), 2.0);
+        assert_eq!(value(&page, "callsheet_mcp_servers{server=\"files\",state=\"up\"}"), 0.0);
+        assert_eq!(value(&page, "callsheet_mcp_servers{server=\"files\",state=\"down\"}"), 1.0);
+        let timeouts = "mcp_client_operation_duration_seconds_count{method=\"tools/call\",\
+                        error_type=\"timeout\"}";
+        assert_eq!(value(&page, timeouts), 1.0);
         for status in PerTool::STATUSES {
-            assert!(metrics.tools.handles(&metrics.recorder, "clock", status).is_some());
+            assert!(metrics.tools.handles(&metrics.recorder, "clock").of_status(status).is_some());
         }
     }
 

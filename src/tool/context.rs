@@ -209,6 +209,11 @@ impl ToolContext {
         self.parts.cancellation.is_cancelled()
     }
 
+    /// Discards what the call has written, because it begins again.
+    pub(crate) fn discard_writes(&self) {
+        self.parts.variables.lock().discard_writes();
+    }
+
     /// Publishes a progress text to live watchers. It is bounded in size and never journaled.
     pub fn progress(&self, text: impl Into<String>) {
         (self.parts.progress)(text.into());

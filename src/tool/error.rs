@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
 
 use crate::types::{FailureKind, ToolStatus, excerpt};
 
@@ -38,7 +39,20 @@ pub struct ToolError {
     message: String,
     kind: FailureKind,
     status: ToolStatus,
+    next_attempt: NextAttempt,
     source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+/// Whether another attempt of the call may succeed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum NextAttempt {
+    /// It may.
+    #[default]
+    MayHelp,
+    /// It may, after this time.
+    After(Duration),
+    /// It fails in the same way.
+    Useless,
 }
 
 impl ToolError {
@@ -46,7 +60,8 @@ impl ToolError {
     #[must_use]
     pub fn new(message: impl fmt::Display) -> Self {
         let (kind, status) = (FailureKind::ToolError, ToolStatus::Failed);
-        Self { message: message.to_string(), kind, status, source: None }
+        let next_attempt = NextAttempt::MayHelp;
+        Self { message: message.to_string(), kind, status, next_attempt, source: None }
     }
 
     /// Replaces the message for the model. The source stays for the log.
@@ -55,8 +70,41 @@ impl ToolError {
         Self { message: message.into(), ..self }
     }
 
+    /// Declares that another attempt would fail in the same way, for example because the arguments are
+    /// wrong. The call is not tried again ([`retries`](super::ToolSpec::retries)), and does not count as a
+    /// failure of the tool for its circuit breaker.
+    #[must_use]
+    pub fn permanent(self) -> Self {
+        Self { next_attempt: NextAttempt::Useless, ..self }
+    }
+
+    /// Declares that another attempt may succeed after a time, such as the one that a service asks for. Such
+    /// an error says nothing about the health of the tool to its circuit breaker.
+    #[must_use]
+    pub fn retry_after(self, wait: Duration) -> Self {
+        Self { next_attempt: NextAttempt::After(wait), ..self }
+    }
+
+    /// Returns whether another attempt may succeed.
+    #[must_use]
+    pub(crate) fn next_attempt(&self) -> NextAttempt {
+        self.next_attempt
+    }
+
+    /// Returns whether the call certainly had no effect, because it was not sent.
+    #[must_use]
+    pub(crate) fn is_unsent(&self) -> bool {
+        let unsent = matches!(self.kind, FailureKind::NotSent | FailureKind::ServerDown);
+        unsent && self.status == ToolStatus::Failed
+    }
+
+    /// Replaces the message by the result of a function.
+    #[must_use]
+    pub(crate) fn map_message(self, change: impl FnOnce(String) -> String) -> Self {
+        Self { message: change(self.message), ..self }
+    }
+
     /// Sets the reason that the metadata of the result names.
-    #[cfg(feature = "tools")]
     #[must_use]
     pub(crate) fn with_kind(self, kind: FailureKind) -> Self {
         Self { kind, ..self }

@@ -1,6 +1,7 @@
 //! A tool that sends an HTTP request: `[tools.NAME]` with `kind = "http"`.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use reqwest::header::{
@@ -17,7 +18,9 @@ use super::http::{
     system_lookup, trace_headers,
 };
 use super::redaction::redacted;
-use super::{Template, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec};
+use super::{
+    Template, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec, retry_after,
+};
 use crate::config::{ConfiguredTool, HttpBody, HttpConfig, HttpMethod, with_last_word};
 use crate::types::{FailureKind, Secrets, excerpt};
 
@@ -26,6 +29,9 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum number of characters of an answer that an error quotes.
 const QUOTED_CHARS_MAX: usize = 2000;
+
+/// Wait before the next attempt if the server is busy (429) and does not say for how long.
+const BUSY_WAIT: Duration = Duration::from_secs(1);
 
 /// Headers that belong to the connection.
 const FORBIDDEN_HEADERS: [HeaderName; 4] = [CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING];
@@ -202,6 +208,10 @@ impl HttpTool {
     /// Makes the result of a response.
     async fn result(&self, response: Response) -> Result<ToolOutput, ToolError> {
         let status = response.status();
+        let wait = {
+            let header = |name: &str| response.headers().get(name)?.to_str().ok();
+            retry_after(header, SystemTime::now())
+        };
         let location = response.headers().get(LOCATION).filter(|_| status.is_redirection());
         let location = location.map(|to| shorten(&String::from_utf8_lossy(to.as_bytes())));
         let body = LimitedBody::read(response, BODY_BYTES_MAX).await?;
@@ -212,7 +222,13 @@ impl HttpTool {
             }
             let body = excerpt(&body.text(), QUOTED_CHARS_MAX);
             let error = ToolError::new(format!("{message}\n{body}"));
-            return Err(error.with_kind(FailureKind::HttpStatus));
+            let error = error.with_kind(FailureKind::HttpStatus);
+            return Err(match (status.as_u16(), wait) {
+                (429, wait) => error.retry_after(wait.unwrap_or(BUSY_WAIT)),
+                (408 | 500.., None) => error,
+                (408 | 500.., Some(wait)) => error.retry_after(wait),
+                _ => error.permanent(),
+            });
         }
         let Some(pointer) = &self.config.pick else { return Ok(body.text().into()) };
         let bytes = match &body {
@@ -250,9 +266,16 @@ impl Tool for HttpTool {
             let key = HeaderValue::from_str(context.idempotency_key());
             headers.extend(key.ok().map(|key| (self.idempotency_header.clone(), key)));
         }
-        let failure = |error: HttpError| match has_effects && !error.is_unsent() {
-            true => ToolError::new(format!("{error}; the server may have acted on the request")),
-            false => ToolError::new(error),
+        let failure = |error: HttpError| {
+            if matches!(error, HttpError::Connect(_)) {
+                ToolError::new(error).with_kind(FailureKind::NotSent)
+            } else if error.is_unsent() {
+                ToolError::new(error).permanent()
+            } else if has_effects {
+                ToolError::new(format!("{error}; the server may have acted on the request"))
+            } else {
+                ToolError::new(error)
+            }
         };
         let exchange = async {
             let sent = self.send(url, body, trace_headers(&context), headers).await;

@@ -62,15 +62,14 @@ pub(crate) struct ListedServer {
 impl ListedServer {
     pub(crate) fn new(server: &dyn ToolServer, named: bool) -> Self {
         let status = Arc::clone(&server.status().borrow());
-        let (state, reason) = match &status.state {
-            ServerState::Starting => ("starting", None),
-            ServerState::Up => ("up", None),
-            ServerState::Down(reason) => ("down", Some(reason.clone())),
+        let reason = match &status.state {
+            ServerState::Starting | ServerState::Up => None,
+            ServerState::Down(reason) => Some(reason.clone()),
         };
         let listing = status.listing.as_deref();
         Self {
             name: server.name().to_owned(),
-            state,
+            state: status.state.as_str(),
             reason,
             named,
             tools: listing.map_or(0, |listing| listing.tools.len()),

@@ -51,6 +51,7 @@
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
 //! | `server.rs` | servers of tools: what the host needs of them |
 //! | `listing.rs` | feature `server`: the tools of an agent, for `callsheet tools list` and `GET /v1/tools` |
+//! | `retry_after.rs` | the wait that an HTTP service asks for before the next attempt |
 //! | `overrides.rs` | the `[tools.NAME]` overrides of the configuration, applied to specs |
 //! | `configured.rs` | feature `tools`: registers the tools that the configuration defines |
 //! | `command/` | feature `tools`: a tool that runs a program |
@@ -86,6 +87,7 @@ mod overrides;
 #[cfg(feature = "tools")]
 mod redaction;
 mod registry;
+mod retry_after;
 mod schema;
 mod server;
 mod source;
@@ -112,6 +114,7 @@ pub use builtin::{
 };
 pub use context::ToolContext;
 pub(crate) use context::{ProgressCallback, SharedVariableView, ToolContextParts};
+pub(crate) use error::NextAttempt;
 pub use error::ToolError;
 #[doc(hidden)]
 pub use extensions::Extensions;
@@ -124,8 +127,11 @@ pub use output::ToolOutput;
 #[doc(hidden)]
 pub use registry::{RegisteredKind, RegisteredTool};
 pub use registry::{RegistryError, ToolRegistry};
+pub(crate) use retry_after::retry_after;
 pub use schema::{InputSchema, InvalidSchema};
-pub(crate) use server::{ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer};
+pub(crate) use server::{
+    RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
+};
 pub use source::{ToolSource, ToolSourceContext};
 pub use spec::ToolSpec;
 #[cfg(feature = "tools")]

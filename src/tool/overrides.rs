@@ -32,11 +32,16 @@ pub(super) fn apply_override(spec: &mut ToolSpec, tool_override: &ToolOverride) 
     spec.approval = tool_override.approval.unwrap_or(spec.approval);
     spec.approval_timeout = tool_override.approval_timeout.unwrap_or(spec.approval_timeout);
     spec.max_concurrent = tool_override.max_concurrent.or(spec.max_concurrent);
+    spec.retries = tool_override.retries.unwrap_or(spec.retries);
+    spec.rate = tool_override.rate.or(spec.rate);
+    spec.breaker_failures = tool_override.breaker_failures.unwrap_or(spec.breaker_failures);
+    spec.breaker_open_for = tool_override.breaker_open_for.unwrap_or(spec.breaker_open_for);
+    spec.max_result_bytes = tool_override.max_result_bytes.or(spec.max_result_bytes);
 }
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU32;
+    use std::num::{NonZeroU32, NonZeroUsize};
     use std::time::Duration;
 
     use async_trait::async_trait;
@@ -78,6 +83,11 @@ mod tests {
             approval: Some(ApprovalPolicy::AFTER),
             approval_timeout: Some(Duration::from_secs(3)),
             max_concurrent: NonZeroU32::new(4),
+            retries: Some(2),
+            rate: "10/s".parse().ok(),
+            breaker_failures: Some(5),
+            breaker_open_for: Some(Duration::from_secs(7)),
+            max_result_bytes: NonZeroUsize::new(100),
             ..ToolOverride::default()
         };
         registry.apply_overrides(&BTreeMap::from([("no_op".to_owned(), tool_override)]));
@@ -91,6 +101,10 @@ mod tests {
             .blocking()
             .timeout(Duration::from_secs(2))
             .max_concurrent(4)
+            .retries(2)
+            .rate("10/s".parse().expect("a rate"))
+            .breaker(5, Duration::from_secs(7))
+            .max_result_bytes(100)
             .approval(ApprovalPolicy::AFTER);
         let expected = ToolSpec { approval_timeout: Duration::from_secs(3), ..expected };
         assert_eq!(*registry.tool("no_op").expect("find").spec, expected);

@@ -32,8 +32,8 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
 
     /// Keeps the server connected, with waits between failed attempts. Returns only after
     /// [`close`](Self::close). Dropping the future ends the connection. It is called again if it
-    /// panics.
-    async fn run(&self);
+    /// panics. `observer` receives the duration of each request.
+    async fn run(&self, observer: RequestObserver);
 
     /// Ends the connection in good order. A process ends within seconds, or is killed.
     async fn close(&self);
@@ -48,6 +48,9 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
     /// If the host cannot offer the definition; says why.
     fn make_tool(&self, definition: &ToolDescription) -> Result<Arc<dyn Tool>, String>;
 }
+
+/// Receives the method of a request to a server, the type of its error, and its duration.
+pub(crate) type RequestObserver = Arc<dyn Fn(&str, Option<&str>, Duration) + Send + Sync>;
 
 /// The description of a server's tool, as it came from the server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -103,4 +106,18 @@ pub(crate) enum ServerState {
     Up,
     /// It is not connected. The text says why and what to do.
     Down(String),
+}
+
+impl ServerState {
+    /// The names of all states.
+    pub(crate) const ALL: [&str; 3] = ["starting", "up", "down"];
+
+    /// Returns the name of the state.
+    pub(crate) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Up => "up",
+            Self::Down(_) => "down",
+        }
+    }
 }

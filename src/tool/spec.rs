@@ -1,15 +1,18 @@
 //! The description of a tool: its name and schema for the model, its policy for the schedule.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use schemars::JsonSchema;
 
 use super::InputSchema;
-use crate::config::{ApprovalPolicy, AskedCalls, StartPolicy, ToolEffect};
+use crate::config::{ApprovalPolicy, AskedCalls, CallRate, StartPolicy, ToolEffect};
 
 /// Default of [`ToolSpec::approval_timeout`].
 const APPROVAL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Default of [`ToolSpec::breaker_open_for`].
+const BREAKER_OPEN_FOR: Duration = Duration::from_secs(10);
 
 /// Name and schema of a tool for the model, and its policy for the schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +47,16 @@ pub struct ToolSpec {
     pub approval_timeout: Duration,
     /// Number of its calls that may run at once in the whole host; unlimited if `None`.
     pub max_concurrent: Option<NonZeroU32>,
+    /// Maximum number of further attempts of a failed call, if it may be sent again.
+    pub retries: u32,
+    /// Maximum rate of its calls in the whole host; unlimited if `None`.
+    pub rate: Option<CallRate>,
+    /// Number of failed calls in a row that open its circuit breaker; 0: it never opens.
+    pub breaker_failures: u32,
+    /// Time for which the circuit breaker stays open. Doubles with each failed probe, up to eightfold.
+    pub breaker_open_for: Duration,
+    /// Maximum number of bytes of a result that the model sees; the agent's `max_result_bytes` if `None`.
+    pub max_result_bytes: Option<NonZeroUsize>,
 }
 
 impl ToolSpec {
@@ -82,6 +95,11 @@ impl ToolSpec {
             approval: ApprovalPolicy::NEVER,
             approval_timeout: APPROVAL_TIMEOUT,
             max_concurrent: None,
+            retries: 0,
+            rate: None,
+            breaker_failures: 0,
+            breaker_open_for: BREAKER_OPEN_FOR,
+            max_result_bytes: None,
         }
     }
 
@@ -154,6 +172,45 @@ impl ToolSpec {
     pub fn max_concurrent(mut self, calls: u32) -> Self {
         self.max_concurrent = NonZeroU32::new(calls).or(Some(NonZeroU32::MIN));
         self
+    }
+
+    /// Sets how many times a failed call is tried again, within its time limit. Only calls that may be sent
+    /// twice are: of a tool without effects, of an idempotent one, or if the call was certainly not sent.
+    /// [`ToolError`](super::ToolError) says whether another attempt may help.
+    #[must_use]
+    pub fn retries(mut self, retries: u32) -> Self {
+        self.retries = retries;
+        self
+    }
+
+    /// Limits the rate of calls in the whole host: one starts in each interval, such as every 100 ms for
+    /// `10/s`. Further calls wait, and the sessions take turns.
+    #[must_use]
+    pub fn rate(mut self, rate: CallRate) -> Self {
+        self.rate = Some(rate);
+        self
+    }
+
+    /// Opens a circuit breaker after a number of failed calls in a row. While it is open, calls are answered
+    /// at once. After `open_for` one call at a time tests whether the tool works again.
+    #[must_use]
+    pub fn breaker(mut self, failures: u32, open_for: Duration) -> Self {
+        (self.breaker_failures, self.breaker_open_for) = (failures, open_for);
+        self
+    }
+
+    /// Limits the part of a result that the model sees, instead of the agent's `max_result_bytes`. The
+    /// journal keeps all of it. 0 counts as 1.
+    #[must_use]
+    pub fn max_result_bytes(mut self, bytes: usize) -> Self {
+        self.max_result_bytes = NonZeroUsize::new(bytes).or(Some(NonZeroUsize::MIN));
+        self
+    }
+
+    /// Returns whether calls may have to wait for other calls of the tool.
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        self.max_concurrent.is_some() || self.rate.is_some()
     }
 
     /// Declares that the effects of calls destroy nothing. [`ApprovalPolicy::DESTRUCTIVE`] then asks for

@@ -65,7 +65,7 @@ impl Turn {
                 self.clock.request_sent(self.now(), Duration::MAX);
                 self.now()
             }
-            PermitReply::Waiting => Duration::MAX,
+            PermitReply::Waiting | PermitReply::RateLimited => Duration::MAX,
         };
     }
 

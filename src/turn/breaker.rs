@@ -245,20 +245,24 @@ impl BreakerRefusal {
     /// Returns the error of a request that the breaker refuses.
     #[must_use]
     pub fn into_error(self) -> ProviderError {
-        let Self { failures, wait } = self;
-        let (count, noun) = if failures == 1 {
-            (String::new(), "request")
-        } else {
-            (format!("{failures} "), "requests")
-        };
-        let then = match wait {
-            Some(wait) => format!("it is tried again in {}", rounded(wait)),
-            None => "another session is trying it again".to_owned(),
-        };
-        let message = format!("the model is not asked: its last {count}{noun} failed; {then}");
+        let message = format!("the model is not asked: its {}", self.describe("request"));
         let mut error = ProviderError::new(ProviderErrorKind::Unavailable, message);
-        error.retry_after = wait;
+        error.retry_after = self.wait;
         error
+    }
+
+    /// Describes the reason and the end of the refusal: "last 5 calls failed; it is tried again in 9s".
+    #[must_use]
+    pub fn describe(self, noun: &str) -> String {
+        let Self { failures, wait } = self;
+        let failed = match failures {
+            1 => format!("last {noun} failed"),
+            _ => format!("last {failures} {noun}s failed"),
+        };
+        match wait {
+            Some(wait) => format!("{failed}; it is tried again in {}", rounded(wait)),
+            None => format!("{failed}; another session is trying it again"),
+        }
     }
 }
 

@@ -184,13 +184,13 @@ impl TurnCall {
         self.tool.as_ref().is_some_and(|tool| tool.exclusive)
     }
 
-    pub(super) fn has_concurrency_limit(&self) -> bool {
-        self.tool.as_ref().is_some_and(|tool| tool.max_concurrent.is_some())
+    pub(super) fn needs_tool_permit(&self) -> bool {
+        self.tool.as_ref().is_some_and(|tool| tool.is_limited())
     }
 
     /// Returns whether the call has requested or holds a permit of its tool, and does not run yet.
     pub(super) fn has_tool_permit(&self) -> bool {
-        self.has_concurrency_limit() && self.holds_permit() && !self.is_running()
+        self.needs_tool_permit() && self.holds_permit() && !self.is_running()
     }
 
     /// Returns whether the tool was started, or will be started when the intent is durable.

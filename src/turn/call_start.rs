@@ -1,6 +1,6 @@
 //! The start of a call that the schedule allows: its permits, its intent and its `tool_timeout`.
 //!
-//! A tool with `max_concurrent` needs a permit of the host. A call with effects starts after its
+//! A tool with `max_concurrent` or `rate` needs a permit of the host. A call with effects starts after its
 //! intent is durable, so that a crash cannot hide that it may have run.
 //!
 //! Tool timeout: the `timeout` of the tool, or else `tool_timeout` of the agent. It counts from the
@@ -21,7 +21,7 @@ impl Turn {
     pub(super) fn start_or_request_permit(&mut self, index: usize) {
         let requested_at = self.now();
         let Some(call) = self.calls.get_mut(index) else { return };
-        if !call.has_concurrency_limit() {
+        if !call.needs_tool_permit() {
             self.start(index);
             return;
         }
@@ -40,6 +40,7 @@ impl Turn {
     ) {
         match reply {
             PermitReply::Waiting => self.publish_waiting(index, WaitingFor::Capacity),
+            PermitReply::RateLimited => self.publish_waiting(index, WaitingFor::Rate),
             PermitReply::Granted => {
                 let queue_wait = self.now().saturating_sub(requested_at);
                 let Some(call) = self.calls.get_mut(index) else { return };

@@ -151,6 +151,8 @@ pub enum PermitReply {
     Granted,
     /// All permits are held. `Granted` follows later.
     Waiting,
+    /// The maximum rate is reached. `Granted` follows later.
+    RateLimited,
 }
 
 /// A decision about a call.

@@ -1,6 +1,7 @@
 //! Tool calls, their outcomes and their results.
 
 use std::fmt;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -172,6 +173,8 @@ pub enum FailureKind {
     Sandbox,
     /// The server of an HTTP tool answered with a status of failure.
     HttpStatus,
+    /// The call was certainly not sent: no connection was made, or the circuit breaker of the tool is open.
+    NotSent,
     /// The server of the tool is not connected, or the connection broke during the call.
     ServerDown,
 }
@@ -198,6 +201,7 @@ impl FailureKind {
             Self::ExitStatus => "exit_status",
             Self::Sandbox => "sandbox",
             Self::HttpStatus => "http_status",
+            Self::NotSent => "not_sent",
             Self::ServerDown => "server_down",
         }
     }
@@ -217,25 +221,39 @@ pub struct ToolOutcome {
     /// the text.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub full: Option<Arc<FullResult>>,
+    /// The number of attempts, if the call was tried again.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub attempts: Option<NonZeroU32>,
+    /// The tool's own maximum number of bytes that the model sees.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub max_bytes: Option<NonZeroUsize>,
 }
 
 impl ToolOutcome {
     /// Creates a success with the tool's answer.
     #[must_use]
     pub fn ok(content: impl Into<Arc<str>>) -> Self {
-        Self { status: ToolStatus::Ok, kind: None, content: content.into(), full: None }
+        let (status, content) = (ToolStatus::Ok, content.into());
+        Self { status, kind: None, content, full: None, attempts: None, max_bytes: None }
     }
 
     /// Creates an outcome that is not a success.
     #[must_use]
     pub fn not_ok(status: ToolStatus, kind: FailureKind, content: impl Into<Arc<str>>) -> Self {
-        Self { status, kind: Some(kind), content: content.into(), full: None }
+        Self { status, kind: Some(kind), ..Self::ok(content) }
     }
 
     /// Adds the whole result.
     #[must_use]
     pub fn with_full(self, full: Option<FullResult>) -> Self {
         Self { full: full.map(Arc::new), ..self }
+    }
+
+    /// Returns how many bytes of the content the model sees. `bytes` is the limit of the agent, or
+    /// `usize::MAX` for all of it.
+    pub(crate) fn shown_bytes_max(&self, bytes: usize) -> usize {
+        let own = self.max_bytes.filter(|_| bytes != usize::MAX);
+        own.map_or(bytes, NonZeroUsize::get)
     }
 
     /// Appends a text to the content.

@@ -91,6 +91,7 @@ fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> McpTransport {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
     use std::time::Duration;
 
     use super::*;
@@ -114,6 +115,11 @@ timeout = "20m"
 effect = "none"
 approval = "writes"
 max_concurrent = 2
+rate = "100/m"
+retries = 3
+breaker_failures = 4
+breaker_open_for = "1m"
+max_result_bytes = 1000
 env_pass = ["SET"]
 [mcp.web]
 url = "https://mcp.example.com/mcp"
@@ -132,6 +138,11 @@ secret_headers = { authorization = "SET" }
         assert_eq!(times, (Duration::from_secs(5), minutes, minutes));
         assert_eq!(files.policy.effect, Some(ToolEffect::None));
         assert_eq!(files.policy.approval, Some(ApprovalPolicy::WRITES));
+        let rate = files.policy.rate.map(|rate| rate.interval());
+        assert_eq!(rate, Some(Duration::from_millis(600)));
+        assert_eq!((files.policy.retries, files.policy.breaker_failures), (Some(3), Some(4)));
+        assert_eq!(files.policy.breaker_open_for, Some(Duration::from_secs(60)));
+        assert_eq!(files.policy.max_result_bytes.map(NonZeroUsize::get), Some(1000));
         let McpTransport::Http { url, headers, secret_headers, .. } = &config.mcp["web"].transport
         else {
             panic!("http")
@@ -146,6 +157,11 @@ secret_headers = { authorization = "SET" }
             (
                 "[mcp.a]",
                 "1: mcp.a.command: is missing: a list of the program and its arguments, or url",
+            ),
+            (
+                "[mcp.a]\ncommand = [\"a\"]\nrate = \"10/day\"",
+                "3: mcp.a.rate: must be a number of calls per second, minute or hour, such as \"10/s\", \
+                 \"100/m\" or \"5000/h\", not \"10/day\"",
             ),
             ("[mcp.a]\ncommand = []", "2: mcp.a.command: must not be empty"),
             (

@@ -1,7 +1,7 @@
 //! Reads `[tools.NAME]`.
 
 use std::net::IpAddr;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use toml::de::DeValue;
@@ -25,6 +25,13 @@ impl ToolOverride {
             approval: section.read("approval", |value| values::word(value, &ApprovalPolicy::WORDS)),
             approval_timeout: section.read("approval_timeout", values::time),
             max_concurrent: section.read("max_concurrent", values::count).and_then(NonZeroU32::new),
+            retries: section.read("retries", values::number),
+            rate: section.read("rate", |value| values::text(value)?.parse()),
+            breaker_failures: section.read("breaker_failures", values::number),
+            breaker_open_for: section.read("breaker_open_for", values::time),
+            max_result_bytes: section
+                .read("max_result_bytes", values::count)
+                .and_then(NonZeroUsize::new),
             ..Self::default()
         }
     }

@@ -81,9 +81,10 @@ impl AccumulatorSetup {
         myself: &ActorRef<AccumulatorMessage>,
     ) -> PermitReply {
         let accumulator = myself.clone();
-        let (reply, request) = self.caps.request_permit(tool, self.session.get_id(), move || {
-            let _ = accumulator.cast(AccumulatorMessage::ToolPermitGranted { key });
-        });
+        let (reply, request) =
+            self.tool_limiters.request_permit(tool, self.session.get_id(), move || {
+                let _ = accumulator.cast(AccumulatorMessage::ToolPermitGranted { key });
+            });
         if let Some(request) = request {
             current.permits.insert(key, request);
         }

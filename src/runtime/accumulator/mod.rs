@@ -12,8 +12,6 @@ use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
 use super::agent::Agent;
-use super::caps::Caps;
-use super::fair_semaphore::PermitRequest;
 use super::gauge::{CountGuard, Gauges};
 use super::message::{
     AccumulatorMessage, CompletionQueue, DecisionReply, RequestSent, SessionMessage, StreamMessage,
@@ -23,6 +21,8 @@ use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
 use super::publish::Publisher;
 use super::task::OwnedTask;
+use super::tool_limiter::CallPermit;
+use super::tool_limiter::ToolLimiters;
 use crate::journal::{PendingRecord, SessionLog, unix_ms};
 use crate::tool::Extensions;
 use crate::turn::{ApprovalError, AttemptPlan, Effect, PermitReply, StartedCalls, Turn};
@@ -42,7 +42,7 @@ pub(super) struct AccumulatorSetup {
     pub(super) supervisor: ToolSupervisorRef,
     pub(super) log: Arc<SessionLog>,
     pub(super) publisher: Publisher,
-    pub(super) caps: Caps,
+    pub(super) tool_limiters: ToolLimiters,
     pub(super) gauges: Gauges,
 }
 
@@ -79,7 +79,7 @@ struct CurrentTurn {
     commands: Vec<ToolCommand>,
     /// Permits and pending permit requests of calls that have not started. Only tools with a
     /// concurrency limit need them.
-    permits: HashMap<CallKey, PermitRequest>,
+    permits: HashMap<CallKey, CallPermit>,
     /// The breaker permit of the exchange that has ended. It is released with the attempt's result.
     breaker_permit: Option<BreakerPermitGuard>,
     began: Instant,

@@ -5,13 +5,9 @@ use std::io;
 use std::time::{Duration, SystemTime};
 
 use reqwest::Url;
-use reqwest::header::{CONTENT_ENCODING, HeaderMap, LOCATION, RETRY_AFTER};
+use reqwest::header::{CONTENT_ENCODING, HeaderMap, LOCATION};
 
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
-
-/// Upper limit of a `Retry-After` header as it is read. A longer wait is shortened to it, so that it
-/// can be added to a time. The limit of the wait itself is `RETRY_AFTER_MAX` of `turn::retry`.
-const RETRY_AFTER_READ_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Maps an error of the HTTP client, which occurs before or within the body. Errors within the body do not
 /// have the address, so it comes as `url`.
@@ -160,7 +156,8 @@ impl RetryHints {
             Some(b"false") => Some(false),
             Some(_) | None => None,
         };
-        Self { retry_after: retry_after(headers, now), retryable }
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        Self { retry_after: crate::tool::retry_after(text, now), retryable }
     }
 
     /// Copies the hints to an error. A wait from a header takes precedence over one from the body.
@@ -170,53 +167,9 @@ impl RetryHints {
     }
 }
 
-/// Returns the requested wait: `retry-after-ms`, or `retry-after` in seconds or as an HTTP date.
-fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let number = |text: &str| text.trim().parse::<f64>().ok();
-    let wait = match text("retry-after-ms").and_then(number) {
-        Some(ms) => Duration::try_from_secs_f64(ms / 1000.0).ok(),
-        None => {
-            let value = text(RETRY_AFTER.as_str())?;
-            match number(value) {
-                Some(seconds) => Duration::try_from_secs_f64(seconds).ok(),
-                None => until(value, now),
-            }
-        }
-    };
-    wait.map(|wait| wait.min(RETRY_AFTER_READ_MAX))
-}
-
-/// Returns the time from now until an HTTP date, or zero if the date is in the past.
-fn until(date: &str, now: SystemTime) -> Option<Duration> {
-    let date = httpdate::parse_http_date(date.trim()).ok()?;
-    Some(date.duration_since(now).unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[track_caller]
-    fn check(name: &'static str, value: &'static str, expect: Option<Duration>) {
-        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_445_412_480);
-        let mut headers = HeaderMap::new();
-        headers.insert(name, value.parse().unwrap());
-        assert_eq!(retry_after(&headers, now), expect, "{name}: {value}");
-    }
-
-    #[test]
-    fn every_form_of_retry_after_is_read() {
-        check("retry-after", "7", Some(Duration::from_secs(7)));
-        check("retry-after", "0.5", Some(Duration::from_millis(500)));
-        check("retry-after", "Wed, 21 Oct 2015 07:28:10 GMT", Some(Duration::from_secs(10)));
-        check("retry-after", "Wed, 21 Oct 2015 07:27:00 GMT", Some(Duration::ZERO));
-        check("retry-after", "99999999999", Some(RETRY_AFTER_READ_MAX));
-        check("retry-after", "-3", None);
-        check("retry-after", "soon", None);
-        check("retry-after-ms", "1500", Some(Duration::from_millis(1500)));
-        check("x-other", "7", None);
-    }
 
     #[test]
     fn x_should_retry_decides_about_retries() {

@@ -94,7 +94,7 @@ impl RunAgents {
         let run = ToolSourceContext { session, agent: &self.configured.name };
         let tools = sources.iter().flat_map(|source| source.tools(&run)).collect();
         let base = self.frozen.as_ref().map_or(&self.configured, |frozen| &frozen.agent);
-        self.own = Arc::new(base.with_tools(tools, &host.caps));
+        self.own = Arc::new(base.with_tools(tools, &host.tool_limiters));
         self.current = (RunOverrides::default(), Arc::clone(&self.own));
     }
 

@@ -10,6 +10,7 @@ mod limits;
 mod provider;
 mod recovery;
 mod replays;
+mod retries;
 mod runs;
 mod sleep;
 mod stops;

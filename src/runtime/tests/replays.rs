@@ -22,7 +22,8 @@ fn rules(
             let text = shared.journal.document(&frozen_tools_key(sha256)).unwrap();
             let tools = text.map(|text| serde_json::from_str(&text).unwrap());
             let tools: Vec<ToolDescription> = tools.unwrap_or_default();
-            agent = Arc::new(agent.with_server_tools(&tools, &BTreeMap::new(), &shared.caps));
+            agent =
+                Arc::new(agent.with_server_tools(&tools, &BTreeMap::new(), &shared.tool_limiters));
         }
         Ok(Arc::clone(&agent.with(overrides).map_err(|error| error.to_string())?.rules))
     }

@@ -8,7 +8,9 @@ use super::provider::{Reply, answer_with, calls_to};
 use super::*;
 use crate::journal::MemoryJournal;
 use crate::record::{Record, StopMode};
-use crate::tool::{ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer};
+use crate::tool::{
+    RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
+};
 use crate::types::RunEnd;
 
 /// A server of tools that answer with their own names.
@@ -61,7 +63,7 @@ impl ToolServer for FakeServer {
         Duration::from_millis(200)
     }
 
-    async fn run(&self) {
+    async fn run(&self, _: RequestObserver) {
         let runs = {
             let mut runs = self.runs.lock();
             *runs += 1;

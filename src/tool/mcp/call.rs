@@ -42,7 +42,8 @@ impl Tool for McpTool {
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let result = self.call(&context).await;
+        let call = self.call(&context);
+        let result = self.shared.observe("tools/call", call, error_type).await;
         let secrets = self.shared.secrets.lock().clone();
         redacted(result, &secrets)
     }
@@ -93,7 +94,9 @@ impl McpTool {
 
     fn failure(&self, error: &ServiceError, context: &ToolContext) -> ToolError {
         if let ServiceError::McpError(error) = error {
-            return ToolError::new(format!("{} (code {})", error.message, error.code.0));
+            // The server has refused the request.
+            let message = format!("{} (code {})", error.message, error.code.0);
+            return ToolError::new(message).permanent();
         }
         if is_unsent(error) {
             return self.down(&error_chain(error));
@@ -127,6 +130,15 @@ impl McpTool {
                 .with_kind(FailureKind::ServerDown)
                 .with_status(ToolStatus::Unknown),
         }
+    }
+}
+
+/// Returns the type of an error for metrics.
+fn error_type(error: &ToolError) -> &'static str {
+    match (error.kind(), error.status()) {
+        (FailureKind::ServerDown, _) => "server_down",
+        (_, ToolStatus::TimedOut) => "timeout",
+        _ => "refused",
     }
 }
 

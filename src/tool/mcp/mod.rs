@@ -26,7 +26,7 @@ mod result;
 mod stdio;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -39,7 +39,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::defined_input::DefinitionError;
-use super::server::{ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer};
+use super::server::{
+    RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
+};
 use super::{InputSchema, Tool, ToolSpec};
 use crate::config::{McpConfig, McpTrust};
 use crate::types::Secrets;
@@ -75,6 +77,24 @@ pub(super) struct SharedConnection {
     noise: Arc<Mutex<Noise>>,
     /// The secret values that the server was given.
     secrets: Mutex<Secrets>,
+    observer: OnceLock<RequestObserver>,
+}
+
+impl SharedConnection {
+    /// Waits for the answer to a request, and reports its duration with the type of its error.
+    async fn observe<T, E>(
+        &self,
+        method: &str,
+        request: impl Future<Output = Result<T, E>>,
+        error_type: impl Fn(&E) -> &'static str,
+    ) -> Result<T, E> {
+        let began = Instant::now();
+        let result = request.await;
+        if let Some(observer) = self.observer.get() {
+            observer(method, result.as_ref().err().map(error_type), began.elapsed());
+        }
+        result
+    }
 }
 
 impl McpServer {
@@ -96,6 +116,7 @@ impl McpServer {
             list_changed: Notify::new(),
             noise: Arc::default(),
             secrets: Mutex::default(),
+            observer: OnceLock::new(),
         };
         Ok(Arc::new(Self {
             name: name.to_owned(),
@@ -123,8 +144,9 @@ impl McpServer {
     async fn connect_and_serve(&self, connected: &mut Option<Instant>) -> String {
         let limit = self.config.start_timeout;
         let starting = async {
-            let connection = self.endpoint.connect(&self.shared).await?;
-            let tools = list_tools(connection.peer()).await?;
+            let connected = self.endpoint.connect(&self.shared);
+            let connection = self.shared.observe("initialize", connected, |_| "failed").await?;
+            let tools = self.list_tools(connection.peer()).await?;
             Ok::<_, String>((connection, tools))
         };
         let started = tokio::select! {
@@ -146,6 +168,11 @@ impl McpServer {
         self.serve(connection, &tools).await
     }
 
+    async fn list_tools(&self, peer: &Peer<RoleClient>) -> Result<Vec<Value>, String> {
+        let list = list_tools(peer);
+        self.shared.observe("tools/list", list, |_| "failed").await
+    }
+
     async fn serve(&self, mut connection: Connection, tools: &[Value]) -> String {
         let list = |tools: &[Value]| Some(Arc::new(listing(&self.name, tools, &self.filter)));
         *self.shared.peer.lock() = Some(connection.peer().clone());
@@ -158,7 +185,7 @@ impl McpServer {
                 () = connection.ended() => break String::new(),
                 () = &mut changes => {}
                 () = self.shared.list_changed.notified() => {
-                    let listed = list_tools(connection.peer());
+                    let listed = self.list_tools(connection.peer());
                     match tokio::time::timeout(self.config.start_timeout, listed).await {
                         Ok(Ok(tools)) => self.set(ServerState::Up, list(&tools)),
                         Ok(Err(error)) => {
@@ -189,7 +216,8 @@ impl ToolServer for McpServer {
         self.config.start_timeout
     }
 
-    async fn run(&self) {
+    async fn run(&self, observer: RequestObserver) {
+        let _ = self.shared.observer.set(observer);
         let _closed = self.closed.clone().drop_guard();
         let mut reconnect = Reconnect::default();
         while !self.closing.is_cancelled() {

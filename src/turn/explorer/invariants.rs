@@ -41,6 +41,7 @@ impl World {
                 | FailureKind::ExitStatus
                 | FailureKind::Sandbox
                 | FailureKind::HttpStatus
+                | FailureKind::NotSent
                 | FailureKind::ServerDown,
             ) => assert!(has_started),
             Some(FailureKind::Timeout) => assert!(has_started),
@@ -124,7 +125,7 @@ impl World {
         let calls = &self.turn.calls;
         let index = calls.iter().position(|call| call.key() == key).unwrap();
         let rules = &scenario.spec.rules;
-        assert!(&*calls[index].call.name == tool && calls[index].has_concurrency_limit());
+        assert!(&*calls[index].call.name == tool && calls[index].needs_tool_permit());
         // A call that no longer waits releases its permit in the same batch of effects.
         let wanted = matches!(calls[index].phase, CallPhase::AwaitingPermit { .. });
         assert!(
@@ -164,7 +165,7 @@ impl World {
         self.check_start_approved(*key);
         assert_eq!(
             self.holding_permit.remove(key),
-            started.has_concurrency_limit(),
+            started.needs_tool_permit(),
             "started without its permit"
         );
         self.check_tickets(index, rules);
@@ -193,7 +194,7 @@ impl World {
                 assert_eq!(other.attempt, key.attempt, "effects of two attempts");
                 // Later calls may overtake a call that waits for its approval or for a permit of its
                 // tool.
-                let may_overtake = tool.asks_before() || started.has_concurrency_limit();
+                let may_overtake = tool.asks_before() || started.needs_tool_permit();
                 assert!(again || may_overtake || other < key, "effects out of order");
                 let same = scenario.identical_run_once && *identity == started.identity;
                 assert!(again || !same, "an identical call ran twice");

@@ -99,6 +99,7 @@ impl TurnReplay<'_, '_> {
                 | FailureKind::ExitStatus
                 | FailureKind::Sandbox
                 | FailureKind::HttpStatus
+                | FailureKind::NotSent
                 | FailureKind::ServerDown,
             ) => true,
             Some(

@@ -1,0 +1,56 @@
+//! The wait that an HTTP service asks for before the next attempt.
+
+use std::time::{Duration, SystemTime};
+
+/// Maximum wait that is read from a response, so that it can be added to a time.
+const RETRY_AFTER_READ_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Returns the requested wait: `retry-after-ms`, or `retry-after` in seconds or as an HTTP date.
+pub(crate) fn retry_after<'v>(
+    header: impl Fn(&str) -> Option<&'v str>,
+    now: SystemTime,
+) -> Option<Duration> {
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    let wait = match header("retry-after-ms").and_then(number) {
+        Some(ms) => Duration::try_from_secs_f64(ms / 1000.0).ok(),
+        None => {
+            let value = header("retry-after")?;
+            match number(value) {
+                Some(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+                None => until(value, now),
+            }
+        }
+    };
+    wait.map(|wait| wait.min(RETRY_AFTER_READ_MAX))
+}
+
+/// Returns the time from now until an HTTP date, or zero if the date is in the past.
+fn until(date: &str, now: SystemTime) -> Option<Duration> {
+    let date = httpdate::parse_http_date(date.trim()).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(name: &'static str, value: &'static str, expect: Option<Duration>) {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_445_412_480);
+        let header = |asked: &str| (asked == name).then_some(value);
+        assert_eq!(retry_after(header, now), expect, "{name}: {value}");
+    }
+
+    #[test]
+    fn every_form_of_retry_after_is_read() {
+        check("retry-after", "7", Some(Duration::from_secs(7)));
+        check("retry-after", "0.5", Some(Duration::from_millis(500)));
+        check("retry-after", "Wed, 21 Oct 2015 07:28:10 GMT", Some(Duration::from_secs(10)));
+        check("retry-after", "Wed, 21 Oct 2015 07:27:00 GMT", Some(Duration::ZERO));
+        check("retry-after", "99999999999", Some(RETRY_AFTER_READ_MAX));
+        check("retry-after", "-3", None);
+        check("retry-after", "soon", None);
+        check("retry-after-ms", "1500", Some(Duration::from_millis(1500)));
+        check("x-other", "7", None);
+    }
+}
