@@ -193,6 +193,7 @@ fn call((index, bucket): (u32, &callsheet::response::PartialCall)) -> ToolCall {
         name: bucket.name.clone(),
         arguments: value.into(),
         raw: None,
+        indirect: false,
     }
 }
 

@@ -141,6 +141,7 @@ fn events() -> Vec<Event> {
             name: "clock".into(),
             arguments: serde_json::json!({}).into(),
             raw: None,
+            indirect: false,
         },
         outcome: ToolOutcome::ok("noon"),
         notes: ResultNotes::default(),

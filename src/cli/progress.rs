@@ -410,6 +410,7 @@ mod tests {
             name: "clock".into(),
             arguments: json!({"zone": "Asia/Tokyo"}).into(),
             raw: None,
+            indirect: false,
         };
         let result = ToolResult {
             call,

@@ -17,9 +17,7 @@ use crate::config::{Config, JournalEngine, ModelConfig, ToolPattern};
 use crate::message::Message;
 use crate::runtime::model::{ModelReply, ModelRequest};
 use crate::runtime::{Host, OpenSession};
-use crate::tool::{
-    AgentTools, ListedServer, ListedTool, NOT_NAMED, ToolRegistry, ToolServer, list_tools,
-};
+use crate::tool::{AgentTools, ListedServer, ListedTool, NOT_NAMED, ToolRegistry, ToolServer};
 use crate::types::{RunEnd, ToolStatus, one_line, printable};
 
 /// Name of the model that asks for the call of `tools call`; not a valid name in a configuration file.
@@ -91,24 +89,16 @@ async fn list(
 ) -> Result<ExitCode, CommandError> {
     let (mut config, registry) = load(file)?;
     let agent = choose_agent(&config, agent.as_deref())?;
-    let listed = if registry.servers().is_empty() {
-        let patterns = config.agents.get(&agent).map(|agent| agent.tools.as_slice());
-        let is_offered =
-            |name: &str| patterns.unwrap_or_default().iter().any(|pattern| pattern.matches(name));
-        let tools = list_tools(&registry, is_offered);
-        AgentTools { agent: agent.into(), tools, unmatched: Vec::new(), servers: Vec::new() }
-    } else {
-        // The servers are started to be asked.
-        config.agents.retain(|name, _| *name == agent);
-        config.use_model(CALLER, ModelConfig::for_source(CALLER));
-        config.journal.engine = JournalEngine::Memory;
-        let silent = |_: ModelRequest| ModelReply::text("").into_stream();
-        let host = Host::builder().config(config).tools(registry).model_source(CALLER, silent);
-        let host = host.start().await.map_err(setup::start_error)?;
-        let listed = host.listed_tools(Some(agent)).await;
-        host.shutdown().await;
-        listed.map_err(CommandError::failed)?
-    };
+    // A host starts the servers of tools and asks them.
+    config.agents.retain(|name, _| *name == agent);
+    config.use_model(CALLER, ModelConfig::for_source(CALLER));
+    config.journal.engine = JournalEngine::Memory;
+    let silent = |_: ModelRequest| ModelReply::text("").into_stream();
+    let host = Host::builder().config(config).tools(registry).model_source(CALLER, silent);
+    let host = host.start().await.map_err(setup::start_error)?;
+    let listed = host.listed_tools(Some(agent)).await;
+    host.shutdown().await;
+    let listed = listed.map_err(CommandError::failed)?;
     let text = match json {
         true => format!("{}\n", json!(listed)),
         false => table(&listed),
@@ -205,7 +195,7 @@ fn parse_arguments(arguments: &[String], schema: &Value) -> Result<Value, Comman
 
 /// Returns a table of the offered tools, and a line with the others.
 fn table(listed: &AgentTools) -> String {
-    let AgentTools { agent, tools, unmatched, servers } = listed;
+    let AgentTools { agent, tools, tokens, unmatched, servers } = listed;
     let offered = || tools.iter().filter(|tool| tool.left_out.is_none());
     let rows = || std::iter::once(HEADINGS.map(str::to_owned)).chain(offered().map(cells));
     let mut widths = [0; HEADINGS.len()];
@@ -236,11 +226,15 @@ fn table(listed: &AgentTools) -> String {
     for server in servers {
         text.push_str(&describe_server(server));
     }
-    let tokens: usize = offered().map(|tool| tool.tokens).sum();
     let count = format_count(offered().count() as u64, "tool");
     text.push_str(&format!(
         "agent {agent} offers {count}, about {tokens} tokens in each request\n"
     ));
+    let found = offered().filter(|tool| tool.found).count();
+    if found > 0 {
+        let found = format_count(found as u64, "tool");
+        text.push_str(&format!("{found} of them by find_tools and use_tool (tool_loading)\n"));
+    }
     text
 }
 

@@ -27,6 +27,8 @@ pub struct AgentConfig {
     pub system: String,
     /// Patterns of the tools that it may call. Empty means none.
     pub tools: Vec<ToolPattern>,
+    /// The way in which tools are offered to the model.
+    pub tool_loading: ToolLoading,
     /// True if a response may have more than one tool call. If not, only the first is kept.
     pub multi_tool_calls: bool,
     /// The execution mode of tool calls.
@@ -39,6 +41,25 @@ pub struct AgentConfig {
     pub limits: Limits,
 }
 
+/// The way in which an agent offers its tools to the model.
+///
+/// ```
+/// use callsheet::config::{AgentConfig, ToolLoading};
+///
+/// let agent = AgentConfig::new("main").with(|agent| agent.tool_loading = ToolLoading::Search);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ToolLoading {
+    /// Each request holds all definitions.
+    All,
+    /// Each request holds the tools that the agent names one by one. The model finds those that a pattern
+    /// with `*` or `?` matches with `find_tools`, and calls them with `use_tool`.
+    Search,
+    /// `Search` if there are more than 30 tools, else `All`. Decided once for a session.
+    #[default]
+    Auto,
+}
+
 impl AgentConfig {
     /// Creates an agent without tools and system prompt that uses `model`.
     #[must_use]
@@ -48,6 +69,7 @@ impl AgentConfig {
             fallback_models: Vec::new(),
             system: String::new(),
             tools: Vec::new(),
+            tool_loading: ToolLoading::Auto,
             multi_tool_calls: true,
             execution: Execution::Sequential,
             early_start: true,
@@ -111,6 +133,12 @@ impl ToolPattern {
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into() }
+    }
+
+    /// Returns whether the pattern is the name of one tool.
+    #[must_use]
+    pub fn is_name(&self) -> bool {
+        !self.text.contains(['*', '?'])
     }
 
     /// Returns whether the pattern matches some name that is longer than `beginning` and begins with it.

@@ -27,7 +27,7 @@ pub use crate::types::Execution;
 #[doc(hidden)]
 pub use crate::types::UnknownWire;
 pub use crate::types::Wire;
-pub use agent::{AgentConfig, ToolPattern};
+pub use agent::{AgentConfig, ToolLoading, ToolPattern};
 #[doc(hidden)]
 pub use duration::parse_duration;
 #[doc(hidden)]

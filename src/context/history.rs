@@ -204,8 +204,9 @@ impl History {
         result_of: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
         self.count_calls(&message.calls);
-        self.messages.push(Message::Assistant(Arc::clone(message)));
-        for call in &message.calls {
+        let made = as_made(message);
+        self.messages.push(Message::Assistant(Arc::clone(&made)));
+        for call in &made.calls {
             // A call without an outcome is a bug of the turn. The pairing check of the next request
             // then adds a result and counts a repair.
             let Some((outcome, notes)) = result_of(call.key) else { continue };
@@ -247,6 +248,15 @@ fn could_be_generated(id: &str) -> bool {
     parts.is_some_and(|(turn, index)| {
         [turn, index].iter().all(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
     })
+}
+
+/// Returns the message with its calls as the model made them.
+fn as_made(message: &Arc<ResponseMessage>) -> Arc<ResponseMessage> {
+    if !message.calls.iter().any(|call| call.indirect) {
+        return Arc::clone(message);
+    }
+    let calls = message.calls.iter().map(ToolCall::as_made).collect();
+    Arc::new(ResponseMessage { calls, ..ResponseMessage::clone(message) })
 }
 
 /// Returns the result of a call for the model.
@@ -293,6 +303,7 @@ mod tests {
             name: "clock".into(),
             arguments: serde_json::json!({}).into(),
             raw: None,
+            indirect: false,
         }
     }
 

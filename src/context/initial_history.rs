@@ -280,6 +280,7 @@ fn parse_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, Messa
         name: name.into(),
         arguments: Arc::new(arguments),
         raw: None,
+        indirect: false,
     })
 }
 

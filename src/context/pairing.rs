@@ -96,6 +96,7 @@ mod tests {
             name: "clock".into(),
             arguments: json!({}).into(),
             raw: None,
+            indirect: false,
         });
         let calls = calls.collect();
         Arc::new(Message::Assistant(ResponseMessage { calls, ..ResponseMessage::default() }.into()))

@@ -54,6 +54,7 @@ pub(crate) fn result() -> ToolResult {
             name: "clock".into(),
             arguments: serde_json::json!({"zone": "Asia/Tokyo"}).into(),
             raw: None,
+            indirect: false,
         },
         outcome: ToolOutcome::ok("12:00"),
         notes: ResultNotes::default(),

@@ -194,6 +194,7 @@ mod tests {
             name: "work".into(),
             arguments: json!({"i": i}).into(),
             raw: None,
+            indirect: false,
         };
         let calls = (0..).zip(calls).map(call).collect();
         Message::Assistant(

@@ -200,6 +200,7 @@ mod tests {
             name: "add".into(),
             arguments: json!({"a": 1}).into(),
             raw: Some("\"{\\\"a\\\":1}\"".into()),
+            indirect: false,
         };
         let message = Message::Assistant(
             ResponseMessage {

@@ -106,6 +106,7 @@ mod tests {
             name: "add".into(),
             arguments: json!({}).into(),
             raw: None,
+            indirect: false,
         }
     }
 

@@ -9,18 +9,23 @@ use super::model::{ModelRequest, StallClock};
 use super::models::{Model, ModelChain, ModelSources};
 use super::tool_limiter::ToolLimiters;
 use crate::config::{
-    AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolOverride, ToolPattern,
+    AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolLoading, ToolOverride,
+    ToolPattern,
 };
 use crate::message::MessageList;
 use crate::telemetry::Telemetry;
-#[cfg(feature = "server")]
-use crate::tool::{ListedTool, list_tools};
 use crate::tool::{
-    RegisteredKind, RegisteredTool, Tool, ToolDescription, ToolRegistry, ToolServer, ToolSpec,
+    FrozenList, RESERVED_NAMES, RegisteredKind, RegisteredTool, Tool, ToolDescription,
+    ToolRegistry, ToolServer, ToolSpec, find_tools, use_tool_spec,
 };
+#[cfg(feature = "server")]
+use crate::tool::{ListedTool, definition_tokens, list_tools};
 use crate::turn::TurnRules;
 use crate::types::Secrets;
 use crate::wire::{ToolChoice, ToolDefinition};
+
+/// The number of tools above which `tool_loading = "auto"` offers them by a search.
+const TOOLS_WITHOUT_SEARCH: usize = 30;
 
 /// A configured agent, shared by its sessions.
 #[derive(Debug)]
@@ -28,7 +33,9 @@ pub(super) struct Agent {
     pub(super) name: Arc<str>,
     pub(super) models: Arc<ModelChain>,
     pub(super) rules: Arc<TurnRules>,
+    /// The tools that it may call, by name. With a search also `find_tools`.
     pub(super) tools: Arc<BTreeMap<String, RegisteredTool>>,
+    loading: ToolLoading,
     /// All models of the host. A run with `allow_overrides` may choose any of them.
     configured: Arc<BTreeMap<String, Arc<Model>>>,
     /// All tools of the host. A run with `allow_overrides` may choose any of them.
@@ -68,16 +75,19 @@ impl Agent {
         registry: &Arc<ToolRegistry>,
     ) -> Self {
         let tools = matching_tools(registry.iter(), &agent.tools);
+        let search = needs_search(agent.tool_loading, &tools, &agent.tools);
+        let (tools, definitions) = offer(tools, &agent.tools, search);
         let plans = models.plans(None);
         let blank = ModelRequest {
             system: Some(agent.system.clone()).filter(|system| !system.is_empty()),
-            tools: definitions(&tools),
+            tools: definitions,
             parallel_tool_calls: (!agent.multi_tool_calls).then_some(false),
             ..ModelRequest::new("", MessageList::default())
         };
         let blank = models.first().adapt(blank, plans.first().streamed);
         let rules = TurnRules {
             tools: specs(&tools),
+            search,
             limits: agent.limits.clone(),
             execution: agent.execution,
             multi_tool_calls: agent.multi_tool_calls,
@@ -93,6 +103,7 @@ impl Agent {
             models: Arc::new(models),
             rules: Arc::new(rules),
             tools: Arc::new(tools),
+            loading: agent.tool_loading,
             patterns: agent.tools.as_slice().into(),
             configured: Arc::clone(configured),
             registry: Arc::clone(registry),
@@ -104,7 +115,16 @@ impl Agent {
     /// Lists the tools of the host, and whether the agent offers them.
     #[cfg(feature = "server")]
     pub(super) fn listed_tools(&self) -> Vec<ListedTool> {
-        list_tools(&self.registry, |name| self.tools.contains_key(name))
+        let is_searched = |name: &str| self.rules.search && is_searched(name, &self.patterns);
+        list_tools(&self.registry, |name| self.tools.contains_key(name), is_searched)
+    }
+
+    /// Returns the estimated size of all definitions in a request, in tokens.
+    #[cfg(feature = "server")]
+    pub(super) fn definition_tokens(&self) -> usize {
+        let tokens =
+            |tool: &ToolDefinition| definition_tokens(&tool.name, &tool.description, &tool.schema);
+        self.blank.tools.iter().map(tokens).sum()
     }
 
     /// Returns the agent with the overrides of a run.
@@ -116,9 +136,14 @@ impl Agent {
             return Ok(Arc::clone(self));
         }
         let (own, may_raise) = (&*self.rules, self.allow_overrides);
-        let tools = match &overrides.tools {
-            None => Arc::clone(&self.tools),
-            Some(names) => Arc::new(self.subset(names)?),
+        let (tools, definitions) = match &overrides.tools {
+            None => (Arc::clone(&self.tools), Arc::clone(&self.blank.tools)),
+            Some(names) => {
+                let patterns: Vec<_> = names.iter().map(ToolPattern::new).collect();
+                let (tools, definitions) =
+                    offer(self.subset(&patterns)?, &patterns, self.rules.search);
+                (Arc::new(tools), definitions)
+            }
         };
         let multi_tool_calls = overrides.multi_tool_calls(own.multi_tool_calls, may_raise)?;
         let models = match &overrides.model {
@@ -142,7 +167,7 @@ impl Agent {
             ..own.clone()
         };
         let blank = ModelRequest {
-            tools: definitions(&tools),
+            tools: definitions,
             parallel_tool_calls: (!multi_tool_calls).then_some(false),
             ..self.blank.clone()
         };
@@ -155,6 +180,7 @@ impl Agent {
             configured: Arc::clone(&self.configured),
             registry: Arc::clone(&self.registry),
             allow_overrides: self.allow_overrides,
+            loading: self.loading,
             patterns: Arc::clone(&self.patterns),
             blank,
         }))
@@ -179,11 +205,26 @@ impl Agent {
         self.patterns.iter().any(|pattern| pattern.matches(name))
     }
 
+    /// Returns whether the model of a session finds tools with a search, if servers offer these.
+    pub(super) fn needs_search(&self, tools: &[ToolDescription]) -> bool {
+        let own = self.own_tools().into_keys();
+        let names = own.chain(tools.iter().map(|tool| tool.name.clone()));
+        let names = names.map(|name| (name, ())).collect();
+        needs_search(self.loading, &names, &self.patterns)
+    }
+
+    /// Returns the tools that it may call, without those of the host itself.
+    fn own_tools(&self) -> BTreeMap<String, RegisteredTool> {
+        let mut tools = BTreeMap::clone(&self.tools);
+        tools.retain(|name, _| !RESERVED_NAMES.contains(&&**name));
+        tools
+    }
+
     /// Returns the agent with these tools of servers. Leaves out those that cannot be made, such as those
     /// of a server that is not configured any more.
     pub(super) fn with_server_tools(
         &self,
-        tools: &[ToolDescription],
+        frozen: &FrozenList,
         overrides: &BTreeMap<String, ToolOverride>,
         tool_limiters: &ToolLimiters,
     ) -> Self {
@@ -196,8 +237,9 @@ impl Agent {
                 tracing::warn!(agent = &*self.name, tool = tool.name, error, "tool_not_offered");
             })
         };
-        let made = tools.iter().filter_map(|tool| make(tool).ok()).collect();
-        self.with_registered(RegisteredKind::Mcp, made, Some(overrides), tool_limiters)
+        let made = frozen.tools.iter().filter_map(|tool| make(tool).ok()).collect();
+        let kind = RegisteredKind::Mcp;
+        self.with_registered(kind, made, Some(overrides), tool_limiters, frozen.search)
     }
 
     /// Returns the agent with further tools, which it offers besides its own.
@@ -206,7 +248,8 @@ impl Agent {
         tools: Vec<Arc<dyn Tool>>,
         tool_limiters: &ToolLimiters,
     ) -> Self {
-        self.with_registered(RegisteredKind::Native, tools, None, tool_limiters)
+        let search = self.rules.search;
+        self.with_registered(RegisteredKind::Native, tools, None, tool_limiters, search)
     }
 
     fn with_registered(
@@ -215,9 +258,10 @@ impl Agent {
         tools: Vec<Arc<dyn Tool>>,
         overrides: Option<&BTreeMap<String, ToolOverride>>,
         tool_limiters: &ToolLimiters,
+        search: bool,
     ) -> Self {
         let mut registry = ToolRegistry::clone(&self.registry);
-        let mut offered = BTreeMap::clone(&self.tools);
+        let mut offered = self.own_tools();
         for tool in tools {
             let name = tool.spec().name;
             if let Err(error) = registry.register_as(kind, tool) {
@@ -232,15 +276,18 @@ impl Agent {
                 offered.insert(name, tool.clone());
             }
         }
+        let (tools, definitions) = offer(offered, &self.patterns, search);
+        let rules = TurnRules { tools: specs(&tools), search, ..TurnRules::clone(&self.rules) };
         Self {
             name: Arc::clone(&self.name),
             models: Arc::clone(&self.models),
-            rules: Arc::new(TurnRules { tools: specs(&offered), ..TurnRules::clone(&self.rules) }),
+            rules: Arc::new(rules),
             configured: Arc::clone(&self.configured),
             allow_overrides: self.allow_overrides,
+            loading: self.loading,
             patterns: Arc::clone(&self.patterns),
-            blank: ModelRequest { tools: definitions(&offered), ..self.blank.clone() },
-            tools: Arc::new(offered),
+            blank: ModelRequest { tools: definitions, ..self.blank.clone() },
+            tools: Arc::new(tools),
             registry: Arc::new(registry),
         }
     }
@@ -268,9 +315,11 @@ impl Agent {
         Ok(self.models.starting_with(model))
     }
 
-    fn subset(&self, names: &[String]) -> Result<BTreeMap<String, RegisteredTool>, HostError> {
-        let patterns: Vec<_> = names.iter().map(ToolPattern::new).collect();
-        for pattern in &patterns {
+    fn subset(
+        &self,
+        patterns: &[ToolPattern],
+    ) -> Result<BTreeMap<String, RegisteredTool>, HostError> {
+        for pattern in patterns {
             // The tools of servers may not be known yet.
             if self.registry.servers().iter().any(|server| {
                 self.names_server(&**server)
@@ -294,9 +343,10 @@ impl Agent {
             }
         }
         if self.allow_overrides {
-            return Ok(matching_tools(self.registry.iter(), &patterns));
+            return Ok(matching_tools(self.registry.iter(), patterns));
         }
-        Ok(matching_tools(self.tools.iter().map(|(name, tool)| (name.as_str(), tool)), &patterns))
+        let own = self.own_tools();
+        Ok(matching_tools(own.iter().map(|(name, tool)| (name.as_str(), tool)), patterns))
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -353,10 +403,10 @@ impl AgentRules {
     ) -> Result<Arc<TurnRules>, HostError> {
         let found = self.agents.get(agent);
         let agent = found.ok_or_else(|| HostError::UnknownAgent(agent.to_owned()))?;
-        let tools = frozen.and_then(|text| serde_json::from_str::<Vec<ToolDescription>>(text).ok());
-        let agent = match tools {
-            Some(tools) => {
-                Arc::new(agent.with_server_tools(&tools, &self.overrides, &self.tool_limiters))
+        let frozen = frozen.and_then(|text| serde_json::from_str::<FrozenList>(text).ok());
+        let agent = match frozen {
+            Some(list) => {
+                Arc::new(agent.with_server_tools(&list, &self.overrides, &self.tool_limiters))
             }
             None => Arc::clone(agent),
         };
@@ -380,13 +430,54 @@ fn names_server(patterns: &[ToolPattern], server: &dyn ToolServer) -> bool {
     patterns.iter().any(|pattern| pattern.may_match_longer(&beginning))
 }
 
-fn definitions(tools: &BTreeMap<String, RegisteredTool>) -> Arc<[ToolDefinition]> {
-    let definitions = tools.values().map(|tool| ToolDefinition {
-        name: tool.spec.name.clone(),
-        description: tool.spec.description.clone(),
-        schema: tool.spec.input.as_value().clone(),
-    });
-    definitions.collect()
+/// Returns whether the model finds tools with a search. If no pattern has matched several, there is nothing
+/// to find.
+fn needs_search<T>(
+    loading: ToolLoading,
+    tools: &BTreeMap<String, T>,
+    patterns: &[ToolPattern],
+) -> bool {
+    let is_wanted = match loading {
+        ToolLoading::All => false,
+        ToolLoading::Search => true,
+        ToolLoading::Auto => tools.len() > TOOLS_WITHOUT_SEARCH,
+    };
+    is_wanted && tools.keys().any(|name| is_searched(name, patterns))
+}
+
+/// Returns whether a tool is found by a search, if there is one: only patterns for several tools match it.
+fn is_searched(name: &str, patterns: &[ToolPattern]) -> bool {
+    let mut matching = patterns.iter().filter(|pattern| pattern.matches(name)).peekable();
+    matching.peek().is_some() && matching.all(|pattern| !pattern.is_name())
+}
+
+/// Returns the tools that may be called, and the definitions for the model, sorted by name.
+fn offer(
+    mut tools: BTreeMap<String, RegisteredTool>,
+    patterns: &[ToolPattern],
+    search: bool,
+) -> (BTreeMap<String, RegisteredTool>, Arc<[ToolDefinition]>) {
+    if !search {
+        let definitions = tools.values().map(|tool| definition(&tool.spec)).collect();
+        return (tools, definitions);
+    }
+    let is_found = |tool: &&RegisteredTool| is_searched(&tool.spec.name, patterns);
+    let found = tools.values().filter(is_found).map(|tool| Arc::clone(&tool.spec)).collect();
+    let listed = tools.values().filter(|tool| !is_found(tool));
+    let mut definitions: Vec<_> = listed.map(|tool| definition(&tool.spec)).collect();
+    let finder = RegisteredTool::own(find_tools(found));
+    definitions.extend([definition(&finder.spec), definition(&use_tool_spec())]);
+    definitions.sort_by(|one, other| one.name.cmp(&other.name));
+    tools.insert(finder.spec.name.clone(), finder);
+    (tools, definitions.into())
+}
+
+fn definition(spec: &ToolSpec) -> ToolDefinition {
+    ToolDefinition {
+        name: spec.name.clone(),
+        description: spec.description.clone(),
+        schema: spec.input.as_value().clone(),
+    }
 }
 
 fn specs(tools: &BTreeMap<String, RegisteredTool>) -> BTreeMap<String, Arc<ToolSpec>> {

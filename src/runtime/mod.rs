@@ -659,6 +659,7 @@ impl Host {
         Ok(crate::tool::AgentTools {
             agent: Arc::clone(&agent.name),
             tools: frozen.agent.listed_tools(),
+            tokens: frozen.agent.definition_tokens(),
             unmatched: frozen.agent.unmatched_patterns(),
             servers: listed,
         })

@@ -18,12 +18,16 @@ use crate::config::ToolOverride;
 use crate::journal::{Journal, JournalError};
 use crate::telemetry::Telemetry;
 use crate::tool::{
-    RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
+    FrozenList, RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription,
+    ToolServer,
 };
 
 /// Time that a server has to end when the host shuts down. Then its connection is dropped, which kills
 /// its process.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Stands for the list without tools, which is not stored.
+const NO_TOOLS: &str = "[]";
 
 /// Wait before a server whose task panicked runs again.
 const RESTART_WAIT: Duration = Duration::from_secs(1);
@@ -33,8 +37,7 @@ const RESTART_WAIT: Duration = Duration::from_secs(1);
 pub(super) struct FrozenTools {
     /// The SHA-256 of the list, in hex digits.
     pub(super) sha256: Arc<str>,
-    /// The definitions, sorted by name.
-    pub(super) tools: Vec<ToolDescription>,
+    pub(super) list: FrozenList,
     /// The agent with these tools.
     pub(super) agent: Arc<Agent>,
     /// The servers that were down and whose tools are not known, with the reasons.
@@ -133,14 +136,16 @@ impl ToolServers {
         let offered = offered.filter(|tool| agent.names_tool(&tool.name));
         let mut tools: Vec<ToolDescription> = offered.cloned().collect();
         tools.sort_by(|one, other| one.name.cmp(&other.name));
-        let text = serde_json::to_string(&tools).unwrap_or_default();
-        let sha256: Arc<str> = sha256(&text).into();
+        let list = FrozenList { search: agent.needs_search(&tools), tools };
+        let text = serde_json::to_string(&list).unwrap_or_default();
+        let is_empty = list.tools.is_empty();
+        let sha256: Arc<str> = sha256(if is_empty { NO_TOOLS } else { &text }).into();
         // A host without servers writes nothing.
-        if !tools.is_empty() {
+        if !is_empty {
             let key = frozen_tools_key(&sha256);
             self.with_journal(move |journal| journal.put_document(&key, &text)).await?;
         }
-        let frozen = self.used(agent, sha256, tools, missing);
+        let frozen = self.used(agent, sha256, list, missing);
         for pattern in frozen.agent.unmatched_patterns() {
             tracing::warn!(agent = &*agent.name, pattern, "tool_pattern_matches_nothing");
         }
@@ -168,13 +173,13 @@ impl ToolServers {
         }
         let key = frozen_tools_key(sha256);
         let text = self.with_journal(move |journal| journal.document(&key)).await?;
-        let tools = text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_else(|| {
-            if **sha256 != self::sha256("[]") {
+        let list = text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_else(|| {
+            if **sha256 != self::sha256(NO_TOOLS) {
                 tracing::error!(agent = &*agent.name, sha256 = &**sha256, "tool_list_lost");
             }
-            Vec::new()
+            FrozenList { search: agent.needs_search(&[]), tools: Vec::new() }
         });
-        Ok(self.used(agent, Arc::clone(sha256), tools, Vec::new()))
+        Ok(self.used(agent, Arc::clone(sha256), list, Vec::new()))
     }
 
     /// Uses the journal: on this thread if it is in memory, else on a thread that may block.
@@ -194,7 +199,7 @@ impl ToolServers {
         &self,
         agent: &Arc<Agent>,
         sha256: Arc<str>,
-        tools: Vec<ToolDescription>,
+        list: FrozenList,
         missing: Vec<(String, String)>,
     ) -> Arc<FrozenTools> {
         let key = (Arc::clone(&agent.name), Arc::clone(&sha256));
@@ -203,9 +208,9 @@ impl ToolServers {
         if let Some(frozen) = known.filter(|frozen| frozen.missing == missing) {
             return frozen;
         }
-        self.telemetry.metrics().add_tools(tools.iter().map(|tool| &*tool.name));
-        let agent = Arc::new(agent.with_server_tools(&tools, &self.overrides, &self.tool_limiters));
-        let frozen = Arc::new(FrozenTools { sha256, tools, agent, missing });
+        self.telemetry.metrics().add_tools(list.tools.iter().map(|tool| &*tool.name));
+        let agent = Arc::new(agent.with_server_tools(&list, &self.overrides, &self.tool_limiters));
+        let frozen = Arc::new(FrozenTools { sha256, list, agent, missing });
         used.retain(|_, frozen| frozen.strong_count() > 0);
         used.insert(key, Arc::downgrade(&frozen));
         frozen
@@ -266,7 +271,10 @@ impl fmt::Debug for ToolServers {
 impl ToolListChange {
     /// Returns the difference of a list to no list.
     pub(super) fn all_added(list: &FrozenTools) -> Self {
-        Self { added: list.tools.iter().map(|tool| tool.name.clone()).collect(), ..Self::default() }
+        Self {
+            added: list.list.tools.iter().map(|tool| tool.name.clone()).collect(),
+            ..Self::default()
+        }
     }
 }
 
@@ -276,7 +284,7 @@ impl FrozenTools {
         let by_name = |tools: &'_ [ToolDescription]| -> BTreeMap<String, ToolDescription> {
             tools.iter().map(|tool| (tool.name.clone(), tool.clone())).collect()
         };
-        let (before, after) = (by_name(&self.tools), by_name(&newer.tools));
+        let (before, after) = (by_name(&self.list.tools), by_name(&newer.list.tools));
         let mut change = ToolListChange::default();
         for (name, tool) in &after {
             match before.get(name) {

@@ -244,6 +244,7 @@ mod tests {
                 name: "clock".into(),
                 arguments: serde_json::json!({}).into(),
                 raw: None,
+                indirect: false,
             },
             outcome: ToolOutcome::ok("noon"),
             notes: ResultNotes::default(),

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     ApprovalPolicy, RegisteredKind, RegisteredTool, ServerState, StartPolicy, ToolEffect,
-    ToolRegistry, ToolServer, ToolSpec,
+    ToolRegistry, ToolServer,
 };
 
 /// Bytes of JSON for each token, on average.
@@ -31,6 +31,9 @@ pub(crate) struct ListedTool {
     /// The server that offers it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) server: Option<String>,
+    /// True if the model finds it with `find_tools`: its definition is in no request.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) found: bool,
     /// The reason why the agent does not offer the tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) left_out: Option<String>,
@@ -89,6 +92,8 @@ fn is_zero(number: &u64) -> bool {
 pub(crate) struct AgentTools {
     pub(crate) agent: Arc<str>,
     pub(crate) tools: Vec<ListedTool>,
+    /// The estimated size of all definitions in a request, in tokens.
+    pub(crate) tokens: usize,
     /// The patterns of the agent that match no tool.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) unmatched: Vec<String>,
@@ -100,6 +105,7 @@ pub(crate) struct AgentTools {
 pub(crate) fn list_tools(
     registry: &ToolRegistry,
     is_offered: impl Fn(&str) -> bool,
+    is_found: impl Fn(&str) -> bool,
 ) -> Vec<ListedTool> {
     let server_of = |name: &str| {
         let mut servers = registry.servers().iter();
@@ -107,15 +113,16 @@ pub(crate) fn list_tools(
         server.map(|server| server.name())
     };
     let listed = |(name, tool): (&str, &RegisteredTool)| {
-        ListedTool::new(tool, server_of(name), is_offered(name))
+        let offered = is_offered(name);
+        ListedTool::new(tool, server_of(name), offered, offered && is_found(name))
     };
     let mut tools: Vec<ListedTool> = registry.iter().map(listed).collect();
-    tools.sort_by_key(|tool| tool.left_out.is_some());
+    tools.sort_by_key(|tool| (tool.left_out.is_some(), tool.found));
     tools
 }
 
 impl ListedTool {
-    fn new(tool: &RegisteredTool, server: Option<&str>, is_offered: bool) -> Self {
+    fn new(tool: &RegisteredTool, server: Option<&str>, is_offered: bool, found: bool) -> Self {
         let spec = &tool.spec;
         Self {
             name: spec.name.clone(),
@@ -127,17 +134,16 @@ impl ListedTool {
             },
             idempotent: spec.idempotent,
             approval: spec.approval,
-            tokens: definition_tokens(spec),
+            tokens: definition_tokens(&spec.name, &spec.description, spec.input.as_value()),
             server: server.map(str::to_owned),
+            found,
             left_out: (!is_offered).then(|| NOT_NAMED.to_owned()),
         }
     }
 }
 
-fn definition_tokens(spec: &ToolSpec) -> usize {
-    let parameters = spec.input.as_value();
-    let definition = json!({
-        "name": spec.name, "description": spec.description, "parameters": parameters,
-    });
+/// Returns the estimated size of a definition in a request, in tokens.
+pub(crate) fn definition_tokens(name: &str, description: &str, parameters: &Value) -> usize {
+    let definition = json!({"name": name, "description": description, "parameters": parameters});
     definition.to_string().len().div_ceil(BYTES_PER_TOKEN)
 }

@@ -49,6 +49,7 @@
 //! | `extensions.rs` | [`Extensions`]: values of the embedding program for its tools |
 //! | `testing.rs` | [`testing::ToolTest`]: runs a tool without a host |
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
+//! | `search.rs` | search among many tools: `find_tools` |
 //! | `server.rs` | servers of tools: what the host needs of them |
 //! | `listing.rs` | feature `server`: the tools of an agent, for `callsheet tools list` and `GET /v1/tools` |
 //! | `retry_after.rs` | the wait that an HTTP service asks for before the next attempt |
@@ -89,6 +90,7 @@ mod redaction;
 mod registry;
 mod retry_after;
 mod schema;
+mod search;
 mod server;
 mod source;
 mod spec;
@@ -122,15 +124,19 @@ pub use extensions::Extensions;
 #[doc(hidden)]
 pub use http::{AllowRule, DnsLookup, HttpClientError, InvalidAllowRule};
 #[cfg(feature = "server")]
-pub(crate) use listing::{AgentTools, ListedServer, ListedTool, NOT_NAMED, list_tools};
+pub(crate) use listing::{
+    AgentTools, ListedServer, ListedTool, NOT_NAMED, definition_tokens, list_tools,
+};
 pub use output::ToolOutput;
 #[doc(hidden)]
 pub use registry::{RegisteredKind, RegisteredTool};
 pub use registry::{RegistryError, ToolRegistry};
 pub(crate) use retry_after::retry_after;
 pub use schema::{InputSchema, InvalidSchema};
+pub(crate) use search::{RESERVED_NAMES, find_tools, use_tool_spec};
 pub(crate) use server::{
-    RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
+    FrozenList, RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription,
+    ToolServer,
 };
 pub use source::{ToolSource, ToolSourceContext};
 pub use spec::ToolSpec;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Tool, ToolServer, ToolSpec};
+use super::{RESERVED_NAMES, Tool, ToolServer, ToolSpec};
 
 /// A registered tool with its spec, after the overrides of the configuration.
 #[derive(Clone)]
@@ -33,6 +33,14 @@ pub enum RegisteredKind {
     Http,
     /// A tool of an MCP server.
     Mcp,
+}
+
+impl RegisteredTool {
+    /// Makes a registered tool of the host itself.
+    pub(crate) fn own(tool: impl Tool) -> Self {
+        let (spec, kind) = (Arc::new(tool.spec()), RegisteredKind::Native);
+        Self { spec, tool: Arc::new(tool), kind }
+    }
 }
 
 impl fmt::Debug for RegisteredTool {
@@ -95,6 +103,9 @@ impl ToolRegistry {
         if !valid {
             return Err(RegistryError::InvalidName(name));
         }
+        if RESERVED_NAMES.contains(&&*name) {
+            return Err(RegistryError::ReservedName(name));
+        }
         if self.tools.contains_key(&name) {
             return Err(RegistryError::DuplicateName(name));
         }
@@ -151,6 +162,9 @@ pub enum RegistryError {
     /// Another tool has this name.
     #[error("register tool {0:?}: another tool has this name")]
     DuplicateName(String),
+    /// The host has a tool of its own with this name.
+    #[error("register tool {0:?}: the name belongs to the host")]
+    ReservedName(String),
     /// The name has characters or a length that providers refuse.
     #[error("register tool {0:?}: the name must have 1 to 64 characters of a-z, A-Z, 0-9, _ and -")]
     InvalidName(String),

@@ -71,6 +71,16 @@ pub(crate) struct ToolDescription {
     pub(crate) annotations: Option<Value>,
 }
 
+/// The tools of servers that a session keeps, as the journal stores them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FrozenList {
+    /// True if the session's agent offers tools by search.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub(crate) search: bool,
+    /// The definitions, sorted by name.
+    pub(crate) tools: Vec<ToolDescription>,
+}
+
 /// The tools of a server at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ServerListing {

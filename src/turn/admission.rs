@@ -21,7 +21,7 @@ use super::{Turn, model_messages};
 use crate::config::OnExcess;
 use crate::event::ArgumentsAnomaly;
 use crate::response::{ParsedArguments, parse_arguments};
-use crate::types::{CallKey, RunError, ToolOutcome};
+use crate::types::{CallKey, RunError, ToolOutcome, used_tool};
 
 /// The decision about a call when it opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,11 +79,13 @@ pub(super) fn retention_by_rules(index: u32, rules: &TurnRules) -> CallRetention
 }
 
 /// Parses the arguments of a call and validates them. Called once for each call: at its seal, or at
-/// the end of the response. Returns the anomaly of the arguments.
+/// the end of the response. A call of `use_tool` becomes one of the tool that it means. Returns the
+/// anomaly of the arguments.
 pub(super) fn parse_call_arguments(
     call: &mut TurnCall,
     raw: &str,
     oversize: bool,
+    rules: &TurnRules,
 ) -> Option<ArgumentsAnomaly> {
     let mut anomaly = None;
     if oversize {
@@ -113,15 +115,45 @@ pub(super) fn parse_call_arguments(
             }
         }
     }
+    if call.arguments_error.is_none() && rules.is_use_tool(&call.call.name) {
+        anomaly = resolve_used_tool(call, raw, rules).or(anomaly);
+    }
     if call.arguments_error.is_none()
         && let Some(tool) = &call.tool
         && let Some(violation) = tool.input.first_violation(&call.call.arguments)
     {
+        // A resumed turn has only the arguments of the tool itself.
+        let raw = if call.call.indirect { &call.call.arguments_text() } else { raw };
         call.arguments_error = Some(model_messages::invalid_arguments(&violation, raw));
         anomaly = Some(ArgumentsAnomaly::Invalid);
     }
     call.identity = identity(&call.call);
     anomaly
+}
+
+/// Makes a call of `use_tool` a call of the tool that it means. If there is none, the call is answered.
+fn resolve_used_tool(
+    call: &mut TurnCall,
+    raw: &str,
+    rules: &TurnRules,
+) -> Option<ArgumentsAnomaly> {
+    let arguments = Arc::clone(&call.call.arguments);
+    let (name, inner) = match used_tool(&arguments) {
+        Ok(used) => used,
+        Err(problem) => {
+            call.arguments_error = Some(model_messages::invalid_arguments(problem, raw));
+            return Some(ArgumentsAnomaly::Invalid);
+        }
+    };
+    let Some(tool) = rules.tools.get(name) else {
+        call.arguments_error = Some(model_messages::tool_not_found(name));
+        return None;
+    };
+    call.call.name = name.into();
+    call.call.arguments = Arc::new(inner);
+    call.call.indirect = true;
+    call.tool = Some(Arc::clone(tool));
+    None
 }
 
 /// The decision about a sealed call.
@@ -142,8 +174,12 @@ pub(super) fn admit(call: &TurnCall, earlier: &[TurnCall], spec: &TurnSpec) -> C
         return CallAdmission::Answer(model_messages::over_limit(maximum));
     }
     let Some(tool) = &call.tool else {
-        let offered = spec.rules.tools.keys();
-        return CallAdmission::Answer(model_messages::unknown_tool(&call.call.name, offered));
+        let (name, rules) = (&*call.call.name, &spec.rules);
+        let unresolved = call.arguments_error.clone().filter(|_| rules.is_use_tool(name));
+        return CallAdmission::Answer(unresolved.unwrap_or_else(|| match rules.search {
+            true => model_messages::tool_not_found(name),
+            false => model_messages::unknown_tool(name, rules.tools.keys()),
+        }));
     };
     if let Some(answer) = &call.arguments_error {
         return CallAdmission::Answer(answer.clone());

@@ -114,6 +114,7 @@ impl TurnCall {
                 name: name.into(),
                 arguments: Arc::new(Value::Object(serde_json::Map::new())),
                 raw: None,
+                indirect: false,
             },
             tool,
             phase: CallPhase::Open,

@@ -101,7 +101,10 @@ impl Turn {
         match retention {
             CallRetention::Keep | CallRetention::AnswerExcess => {
                 call.is_excess = retention == CallRetention::AnswerExcess;
-                self.emit(Event::CallOpened { call: call.label() });
+                // What a call of `use_tool` means is known at its seal.
+                if !self.spec.rules.is_use_tool(&name) {
+                    self.emit(Event::CallOpened { call: call.label() });
+                }
             }
             CallRetention::Drop
             | CallRetention::DropExcess
@@ -132,16 +135,21 @@ impl Turn {
             return;
         };
         call.sealed_at = Some(self.clock.now());
+        let (rules, is_use_tool) = (&self.spec.rules, self.spec.rules.is_use_tool(&call.call.name));
         let anomaly =
-            admission::parse_call_arguments(call, &partial_call.raw, partial_call.oversize);
+            admission::parse_call_arguments(call, &partial_call.raw, partial_call.oversize, rules);
         if call.phase == CallPhase::Dropped {
             // A dropped call is parsed only because events count it as detected.
             return;
         }
         call.call.provider_id.clone_from(&partial_call.provider_id);
         call.phase = CallPhase::Sealed;
-        let detected = call.arguments_error.is_none().then(|| call.label());
+        let label = call.label();
+        let detected = call.arguments_error.is_none().then(|| label.clone());
         self.assign_call_id(index);
+        if is_use_tool {
+            self.emit(Event::CallOpened { call: label });
+        }
         if let Some(anomaly) = anomaly {
             self.publish_anomaly(index, anomaly);
         }

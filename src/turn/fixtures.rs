@@ -72,6 +72,7 @@ pub(crate) fn rules(execution: Execution) -> TurnRules {
         execution,
         multi_tool_calls: true,
         early_start: true,
+        search: false,
         has_servers: false,
         models: Arc::new(ModelPlans::new(model("m", 3), Vec::new())),
     }

@@ -89,6 +89,7 @@ mod tests {
             name: (*name).into(),
             arguments: serde_json::json!({"n": index}).into(),
             raw: None,
+            indirect: false,
         });
         ResponseMessage { calls: calls.collect(), ..ResponseMessage::default() }
     }

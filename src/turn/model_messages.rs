@@ -27,6 +27,15 @@ pub(super) fn unknown_tool<'a>(
     )
 }
 
+/// Returns the answer to a call of an unknown tool, where tools are found by a search.
+pub(super) fn tool_not_found(name: &str) -> ToolOutcome {
+    let name = excerpt(name, 64);
+    failed(
+        FailureKind::UnknownTool,
+        format!("Error: there is no tool {name:?}. find_tools finds the tools."),
+    )
+}
+
 /// Returns the answer to a call whose arguments are incomplete.
 pub(super) fn cut_off_arguments(raw: &str) -> ToolOutcome {
     failed(

@@ -196,9 +196,14 @@ impl Turn {
             return;
         }
         call.call.provider_id.clone_from(&partial_call.provider_id);
+        let (rules, is_use_tool) = (&self.spec.rules, self.spec.rules.is_use_tool(&call.call.name));
         let anomaly =
-            admission::parse_call_arguments(call, &partial_call.raw, partial_call.oversize);
+            admission::parse_call_arguments(call, &partial_call.raw, partial_call.oversize, rules);
+        let label = call.label();
         self.assign_call_id(index);
+        if is_use_tool {
+            self.emit(Event::CallOpened { call: label });
+        }
         // Arguments that a cancellation cut off are not an anomaly.
         if let Some(anomaly) = anomaly.filter(|_| ending != ResponseDisposition::Cancelled) {
             self.publish_anomaly(index, anomaly);

@@ -220,8 +220,9 @@ impl Turn {
                 });
             } else {
                 // Parses the same bytes again to find the same error.
-                let raw = call.raw.clone().unwrap_or_else(|| call.arguments_text());
-                admission::parse_call_arguments(&mut restored, &raw, false);
+                let raw = call.raw.clone().filter(|_| !call.indirect);
+                let raw = raw.unwrap_or_else(|| call.arguments_text());
+                admission::parse_call_arguments(&mut restored, &raw, false, &self.spec.rules);
                 let retention = admission::retention_by_rules(call.key.index, &self.spec.rules);
                 restored.is_excess = retention == CallRetention::AnswerExcess;
             }

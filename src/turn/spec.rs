@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::config::Limits;
 use crate::context::Variables;
 use crate::tool::ToolSpec;
-use crate::types::{CallKey, Execution, ModelOrigin, RunId};
+use crate::types::{CallKey, Execution, ModelOrigin, RunId, USE_TOOL};
 
 /// The values with which a turn starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -61,6 +61,8 @@ pub struct Budget {
 pub struct TurnRules {
     /// The tools that are offered to the model, by name.
     pub tools: BTreeMap<String, Arc<ToolSpec>>,
+    /// True if the model finds tools with a search and calls them with `use_tool`.
+    pub search: bool,
     /// The limits.
     pub limits: Limits,
     /// The execution of calls.
@@ -73,6 +75,13 @@ pub struct TurnRules {
     pub has_servers: bool,
     /// The models. Each turn starts with the first one.
     pub models: Arc<ModelPlans>,
+}
+
+impl TurnRules {
+    /// Returns whether a call of this name means another tool.
+    pub(super) fn is_use_tool(&self, name: &str) -> bool {
+        self.search && name == USE_TOOL
+    }
 }
 
 /// A model of a turn.

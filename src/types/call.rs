@@ -83,6 +83,9 @@ pub struct ToolCall {
     /// The received text. Present only if it was truncated, not an object, or encoded twice.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub raw: Option<String>,
+    /// True if the model made the call with `use_tool`.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub indirect: bool,
 }
 
 impl ToolCall {

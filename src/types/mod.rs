@@ -5,6 +5,7 @@
 mod approval;
 mod call;
 mod content;
+mod indirect_call;
 mod message_part;
 mod response;
 mod secrets;
@@ -25,6 +26,7 @@ pub use call::{
     ToolResult, ToolStatus, metadata,
 };
 pub use content::{Content, ContentPart, Image, InvalidContent};
+pub use indirect_call::{USE_TOOL, used_tool};
 pub use message_part::{MessagePart, ModelOrigin};
 pub use response::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
 pub use secrets::{REDACTED, Secrets};

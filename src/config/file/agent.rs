@@ -7,7 +7,12 @@ use toml::de::DeValue;
 use super::source::Section;
 use super::values::{self, Parsed};
 use crate::config::error::did_you_mean;
-use crate::config::{AgentConfig, Execution, Limits, ModelConfig, REHEARSAL, ToolPattern};
+use crate::config::{
+    AgentConfig, Execution, Limits, ModelConfig, REHEARSAL, ToolLoading, ToolPattern,
+};
+
+const TOOL_LOADINGS: [(&str, ToolLoading); 3] =
+    [("all", ToolLoading::All), ("search", ToolLoading::Search), ("auto", ToolLoading::Auto)];
 
 impl AgentConfig {
     /// Returns the agent of a configuration without agents, with its only model.
@@ -33,6 +38,9 @@ impl AgentConfig {
             fallback_models,
             system: section.read("system", values::text).unwrap_or_default(),
             tools: section.list("tools", pattern).unwrap_or_default(),
+            tool_loading: section
+                .read("tool_loading", |value| values::word(value, &TOOL_LOADINGS))
+                .unwrap_or_default(),
             multi_tool_calls: section
                 .read("multi_tool_calls", values::switch)
                 .unwrap_or(default.multi_tool_calls),

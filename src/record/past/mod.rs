@@ -165,7 +165,7 @@ impl PastEvents {
                 // Id and arguments are added when the event is released.
                 let (id, arguments, raw) = (Arc::default(), Arc::default(), None);
                 let result = ToolResult {
-                    call: ToolCall { key, id, provider_id, name, arguments, raw },
+                    call: ToolCall { key, id, provider_id, name, arguments, raw, indirect: false },
                     outcome: outcome.clone(),
                     notes: notes.clone(),
                     started: started_ms.map(Duration::from_millis),

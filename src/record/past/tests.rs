@@ -73,6 +73,7 @@ fn call(index: u32) -> ToolCall {
         name: "clock".into(),
         arguments: serde_json::json!({"n": index}).into(),
         raw: None,
+        indirect: false,
     }
 }
 

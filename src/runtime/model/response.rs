@@ -75,6 +75,7 @@ impl ModelResponse {
             name: call.name.as_str().into(),
             arguments: Arc::new(call.arguments.clone().unwrap_or_else(|| json!({}))),
             raw: call.arguments.is_none().then(|| call.arguments_raw.clone()),
+            indirect: false,
         });
         let mut message = ResponseMessage {
             text: format!("{}{}", self.text, self.refusal),

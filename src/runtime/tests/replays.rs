@@ -7,7 +7,7 @@ use crate::config::{OnExcess, RunOverrides};
 use crate::journal::StoredSessionFilter;
 use crate::record::{JournalEntry, Record, Seq};
 use crate::session::{Replayed, replay};
-use crate::tool::ToolDescription;
+use crate::tool::FrozenList;
 use crate::turn::{Difference, TurnRules};
 use crate::types::{Execution, ToolOutcome};
 
@@ -20,10 +20,10 @@ fn rules(
         let mut agent = Arc::clone(shared.agents.get(agent).ok_or("no such agent")?);
         if let Some(sha256) = frozen {
             let text = shared.journal.document(&frozen_tools_key(sha256)).unwrap();
-            let tools = text.map(|text| serde_json::from_str(&text).unwrap());
-            let tools: Vec<ToolDescription> = tools.unwrap_or_default();
+            let list = text.map(|text| serde_json::from_str(&text).unwrap());
+            let list: FrozenList = list.unwrap_or_default();
             agent =
-                Arc::new(agent.with_server_tools(&tools, &BTreeMap::new(), &shared.tool_limiters));
+                Arc::new(agent.with_server_tools(&list, &BTreeMap::new(), &shared.tool_limiters));
         }
         Ok(Arc::clone(&agent.with(overrides).map_err(|error| error.to_string())?.rules))
     }

@@ -6,6 +6,7 @@ use tokio::sync::watch;
 
 use super::provider::{Reply, answer_with, calls_to};
 use super::*;
+use crate::config::{McpConfig, McpTransport, ToolLoading};
 use crate::journal::MemoryJournal;
 use crate::record::{Record, StopMode};
 use crate::tool::{
@@ -265,4 +266,89 @@ async fn the_overrides_of_a_run_choose_among_the_tools_of_servers() {
     assert_eq!(offered(&provider), [vec!["files__read"], vec!["files__write", "own"]]);
     assert!(matches!(one.run(only(&["gone"])).await, Err(HostError::UnknownTool(_))));
     nothing_left(&host).await;
+}
+
+/// Lets the agent name these tools, some of which are of the server `name`.
+fn naming(config: &mut Config, name: &str, patterns: &[&str]) {
+    let url = "http://127.0.0.1:1/mcp".to_owned();
+    let (headers, secret_headers, allow) = Default::default();
+    let transport = McpTransport::Http { url, headers, secret_headers, allow };
+    config.mcp.insert(name.to_owned(), McpConfig::new(transport));
+    let patterns = patterns.iter().map(|text| ToolPattern::new(*text));
+    config.agents.get_mut("default").unwrap().tools = patterns.collect();
+}
+
+/// Returns a provider that searches in its first request, then uses what it found, and answers.
+async fn searching() -> Provider {
+    Provider::new(move |_, request| {
+        let messages = request["messages"].as_array().unwrap();
+        let results = messages.iter().rev().take_while(|message| message["role"] != "user");
+        let results = results.filter(|message| message["role"] == "tool");
+        Reply::Sse(match results.count() {
+            0 => calls_to(&[("find_tools", r#"{"query": "tool number 77"}"#)]),
+            1 => calls_to(&[("use_tool", r#"{"name": "big__tool_77", "arguments": {}}"#)]),
+            _ => answer_with("done"),
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn with_many_tools_a_request_has_only_a_search_and_its_prefix_stays() {
+    let provider = searching().await;
+    let names: Vec<String> = (0..500).map(|number| format!("tool_{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let server = FakeServer::new("big", ServerState::Up, &names);
+    let host = host(&provider, with_servers(&[&server]), |config| {
+        naming(config, "big", &["own", "big__*"]);
+    })
+    .await;
+    let one = session(&host).await;
+    for _ in 0..3 {
+        let report = one.run("go").await.unwrap();
+        assert_eq!(results(&report)["big__tool_77"], ("success", "tool_77 answers"));
+        let found = results(&report)["find_tools"].1;
+        assert!(found.lines().count() <= 5 && found.contains("\"big__tool_77\""), "{found}");
+    }
+    let offered = offered(&provider);
+    assert_eq!(offered.len(), 9);
+    assert!(offered.iter().all(|names| *names == ["find_tools", "own", "use_tool"]));
+    let requests = provider.requests();
+    let tools = requests[0]["tools"].to_string();
+    assert!(tools.len() < 4 * 200_000 / 50, "{} bytes are more than 2 %", tools.len());
+    for (before, after) in requests.iter().zip(&requests[1..]) {
+        assert_eq!(before["tools"], after["tools"]);
+        let (before, after) = (&before["messages"], &after["messages"]);
+        let (before, after) = (before.as_array().unwrap(), after.as_array().unwrap());
+        assert_eq!(before[..], after[..before.len()], "the prefix stays");
+    }
+    // It is decided once, and the tools of a run are found among those that it names.
+    server.set(ServerState::Up, &["tool_1"]);
+    let mut request = RunRequest::from("go");
+    request.overrides.tools = Some(vec!["big__tool_7*".to_owned(), "own".to_owned()]);
+    one.run(request).await.unwrap();
+    let text = provider.requests()[9]["tools"].to_string();
+    assert!(text.contains("There are 11 tools: big (11)"), "{text}");
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn few_tools_are_all_in_the_request_unless_a_search_is_wanted() {
+    for (loading, patterns, expected) in [
+        (ToolLoading::Auto, vec!["own", "files__*"], vec!["files__read", "own"]),
+        (ToolLoading::All, vec!["own", "files__*"], vec!["files__read", "own"]),
+        (ToolLoading::Search, vec!["own", "files__*"], vec!["find_tools", "own", "use_tool"]),
+        (ToolLoading::Search, vec!["own", "files__read"], vec!["files__read", "own"]),
+    ] {
+        let provider = Provider::saying("hello").await;
+        let server = FakeServer::new("files", ServerState::Up, &["read"]);
+        let host = host(&provider, with_servers(&[&server]), |config| {
+            naming(config, "files", &patterns);
+            config.agents.get_mut("default").unwrap().tool_loading = loading;
+        })
+        .await;
+        session(&host).await.run("go").await.unwrap();
+        assert_eq!(offered(&provider), [expected]);
+        nothing_left(&host).await;
+    }
 }

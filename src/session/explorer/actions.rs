@@ -360,6 +360,7 @@ fn call(turn: u32) -> ToolCall {
         name: "asked".into(),
         arguments: serde_json::json!({"n": turn}).into(),
         raw: None,
+        indirect: false,
     }
 }
 

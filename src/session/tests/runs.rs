@@ -37,6 +37,7 @@ impl Brief {
                 name: "pure".into(),
                 arguments: serde_json::json!({"n": what}).into(),
                 raw: None,
+                indirect: false,
             },
             outcome: if *ok {
                 ToolOutcome::ok("yes")

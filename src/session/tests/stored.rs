@@ -25,6 +25,7 @@ fn call(index: u32) -> ToolCall {
         name: "clock".into(),
         arguments: serde_json::json!({}).into(),
         raw: None,
+        indirect: false,
     }
 }
 

@@ -165,11 +165,13 @@ impl StepMaker<'_, '_> {
         let recorded = self.attempt.calls.get(&call.key);
         let ended = recorded.and_then(|call| call.outcomes.first()).map(|ended| ended.outcome);
         let invalid = ended.filter(|outcome| outcome.kind == Some(FailureKind::InvalidArguments));
-        let quoted = invalid.and_then(|outcome| quoted(&outcome.content, call));
-        let raw = call.raw.clone().or(quoted).unwrap_or_else(|| call.arguments_text());
+        let direct = invalid.filter(|_| !call.indirect);
+        let quoted = direct.and_then(|outcome| quoted(&outcome.content, call));
+        let made = call.as_made();
+        let raw = made.raw.clone().or(quoted).unwrap_or_else(|| made.arguments_text());
         let oversize = call.raw.is_some()
             && invalid.is_some_and(|outcome| outcome.content.contains(" larger than allowed"));
-        let mut deltas = vec![self.open(call.provider_id.as_deref(), &call.name, Some(raw))];
+        let mut deltas = vec![self.open(call.provider_id.as_deref(), &made.name, Some(raw))];
         // A delta that exceeds the limit.
         let rest = oversize.then(|| " ".repeat(self.bytes_max.saturating_add(1)));
         deltas.extend(rest.map(|rest| more(index, rest)));

@@ -10,6 +10,7 @@ mod fallbacks;
 mod interactions;
 mod response_content;
 mod response_end;
+mod search;
 mod started_calls;
 mod tool_permits;
 mod variables;

@@ -122,6 +122,7 @@ mod tests {
             name: "add".into(),
             arguments: arguments.into(),
             raw: None,
+            indirect: false,
         }
     }
 

@@ -60,6 +60,7 @@ mod tests {
             name: "add".into(),
             arguments: arguments.into(),
             raw: None,
+            indirect: false,
         }
     }
 

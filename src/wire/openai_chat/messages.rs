@@ -299,6 +299,7 @@ mod tests {
             name: "add".into(),
             arguments: json!({"a": 1}).into(),
             raw: None,
+            indirect: false,
         }
     }
 

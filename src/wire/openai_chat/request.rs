@@ -82,6 +82,7 @@ mod tests {
             name: "add".into(),
             arguments,
             raw: None,
+            indirect: false,
         };
         let result = |id: &str, content: &str| Message::Tool {
             call_id: id.into(),

@@ -103,6 +103,7 @@ mod tests {
             name: "add".into(),
             arguments: arguments.into(),
             raw: None,
+            indirect: false,
         }
     }
 

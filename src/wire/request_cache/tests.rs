@@ -27,6 +27,7 @@ fn call(index: u32, id: &str) -> ToolCall {
         name: "add".into(),
         arguments: json!({"a": 1}).into(),
         raw: None,
+        indirect: false,
     }
 }
 

@@ -1,0 +1,284 @@
+//! Search among the tools of an agent: `find_tools`, and the definition of `use_tool`.
+//!
+//! With `tool_loading = "search"` a request holds only the tools that the agent names one by one, and these
+//! two. What a pattern matched is found by words, and its schema stands in the result of the search. So the
+//! definitions of the request never change, however many tools there are.
+//!
+//! The ranking is Okapi BM25 over the words of a tool's name, description and arguments (S. Robertson,
+//! H. Zaragoza: The Probabilistic Relevance Framework: BM25 and Beyond, 2009). A tool whose name is asked for
+//! comes first.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{InputSchema, Tool, ToolSpec};
+use crate::types::USE_TOOL;
+
+/// The name of the tool that finds others.
+pub(crate) const FIND_TOOLS: &str = "find_tools";
+
+/// Names that no other tool may have.
+pub(crate) const RESERVED_NAMES: [&str; 4] = [FIND_TOOLS, USE_TOOL, "read_var", "final_answer"];
+
+/// Maximum number of tools in a result, of names in the answer to a search without a result, and of
+/// families of tools in the description.
+const FOUND_MAX: usize = 5;
+const NAMES_MAX: usize = 50;
+const FAMILIES_MAX: usize = 20;
+
+/// The parameters of BM25.
+const K1: f64 = 1.2;
+const B: f64 = 0.75;
+
+/// How often a word of a name counts.
+const NAME_WEIGHT: u32 = 3;
+
+/// The tools that can be found.
+#[derive(Debug)]
+struct SearchIndex {
+    tools: Vec<IndexedTool>,
+    /// The number of tools that contain a word.
+    containing: HashMap<String, u32>,
+    mean_length: f64,
+}
+
+#[derive(Debug)]
+struct IndexedTool {
+    spec: Arc<ToolSpec>,
+    /// The number of times that it contains each word.
+    words: HashMap<String, u32>,
+    length: f64,
+}
+
+#[derive(Deserialize, schemars::JsonSchema)]
+struct Query {
+    /// Words for what the tool should do, or the name of a tool.
+    query: String,
+}
+
+/// Returns the tool that finds these tools.
+pub(crate) fn find_tools(tools: Vec<Arc<ToolSpec>>) -> impl Tool {
+    let index = Arc::new(SearchIndex::new(tools));
+    let description = format!(
+        "Finds tools by words, and returns their names, descriptions and argument schemas. Call a found tool \
+         with {USE_TOOL}. There are {}.",
+        index.families()
+    );
+    let spec = ToolSpec::named(FIND_TOOLS, description).pure().repeatable();
+    spec.into_tool(move |input: Query, _| {
+        let found = index.answer(&input.query);
+        async move { Ok(found) }
+    })
+}
+
+/// Returns the definition of the tool that calls a found tool. The turn resolves its calls, so it never runs.
+pub(crate) fn use_tool_spec() -> ToolSpec {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "description": "The name of the tool."},
+            "arguments": {"type": "object", "description": "Its arguments, by its schema."},
+        },
+        "required": ["name", "arguments"],
+    });
+    let description = format!("Calls a tool that {FIND_TOOLS} has found.");
+    let schema = InputSchema::parse(schema).unwrap_or_else(|_| InputSchema::of::<()>());
+    ToolSpec::with_schema(USE_TOOL, description, schema)
+}
+
+impl SearchIndex {
+    fn new(tools: Vec<Arc<ToolSpec>>) -> Self {
+        let tools: Vec<IndexedTool> = tools.into_iter().map(IndexedTool::new).collect();
+        let mut containing = HashMap::new();
+        for word in tools.iter().flat_map(|tool| tool.words.keys()) {
+            *containing.entry(word.clone()).or_default() += 1;
+        }
+        let total: f64 = tools.iter().map(|tool| tool.length).sum();
+        let mean_length = total / (tools.len().max(1) as f64);
+        Self { tools, containing, mean_length }
+    }
+
+    /// Describes how many tools there are, by the beginning of their names: "3 tools: files (2), git (1)".
+    fn families(&self) -> String {
+        let mut families = BTreeMap::<&str, usize>::new();
+        for tool in &self.tools {
+            let name = &*tool.spec.name;
+            let family = name.split_once("__").map_or("others", |(server, _)| server);
+            *families.entry(family).or_default() += 1;
+        }
+        let (count, more) = (self.tools.len(), families.len() > FAMILIES_MAX);
+        let named = families.iter().take(FAMILIES_MAX);
+        let mut text: Vec<String> =
+            named.map(|(name, count)| format!("{name} ({count})")).collect();
+        text.extend(more.then(|| "and more".to_owned()));
+        format!("{count} tools: {}", text.join(", "))
+    }
+
+    /// Returns the best tools for a query, the best one first.
+    fn find(&self, query: &str) -> Vec<&ToolSpec> {
+        let asked: BTreeSet<String> = words(query).collect();
+        let query = query.trim();
+        let scored = self.tools.iter().filter_map(|tool| {
+            let name = &*tool.spec.name;
+            let short = name.split_once("__").map_or(name, |(_, tool)| tool);
+            let is_named = name.eq_ignore_ascii_case(query) || short.eq_ignore_ascii_case(query);
+            let score = if is_named { f64::INFINITY } else { self.score(tool, &asked) };
+            (score > 0.0).then_some((score, &*tool.spec))
+        });
+        let mut scored: Vec<(f64, &ToolSpec)> = scored.collect();
+        // The sort is stable: equal tools stay sorted by name.
+        scored.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+        scored.into_iter().take(FOUND_MAX).map(|(_, spec)| spec).collect()
+    }
+
+    fn score(&self, tool: &IndexedTool, asked: &BTreeSet<String>) -> f64 {
+        let count = self.tools.len() as f64;
+        let score_of = |word: &String| {
+            let frequency = f64::from(*tool.words.get(word)?);
+            let containing = f64::from(*self.containing.get(word)?);
+            let rarity = ((count - containing + 0.5) / (containing + 0.5)).ln_1p();
+            let length = 1.0 - B + B * tool.length / self.mean_length;
+            Some(rarity * frequency * (K1 + 1.0) / (frequency + K1 * length))
+        };
+        asked.iter().filter_map(score_of).sum()
+    }
+
+    /// Returns the text for the model.
+    fn answer(&self, query: &str) -> String {
+        let found = self.find(query);
+        if found.is_empty() {
+            let names: Vec<&str> =
+                self.tools.iter().take(NAMES_MAX).map(|tool| &*tool.spec.name).collect();
+            let more = if self.tools.len() > NAMES_MAX { ", and more" } else { "" };
+            return format!("No tool matches. Tools: {}{more}.", names.join(", "));
+        }
+        let lines = found.iter().map(|spec| {
+            let ToolSpec { name, description, input, .. } = spec;
+            json!({"name": name, "description": description, "arguments": input.as_value()})
+                .to_string()
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl IndexedTool {
+    fn new(spec: Arc<ToolSpec>) -> Self {
+        let mut counts = HashMap::new();
+        let mut add = |text: &str, weight: u32| {
+            words(text).for_each(|word| *counts.entry(word).or_default() += weight);
+        };
+        add(&spec.name, NAME_WEIGHT);
+        add(&spec.description, 1);
+        if let Some(properties) = spec.input.as_value()["properties"].as_object() {
+            for (name, schema) in properties {
+                add(name, 1);
+                add(schema["description"].as_str().unwrap_or_default(), 1);
+            }
+        }
+        let length = f64::from(counts.values().sum::<u32>());
+        Self { spec, words: counts, length }
+    }
+}
+
+/// Splits a text into words: at signs, and where a capital letter follows a small one. Plural endings are
+/// dropped.
+fn words(text: &str) -> impl Iterator<Item = String> {
+    let mut words = Vec::new();
+    let mut word = String::new();
+    let mut after_small = false;
+    for letter in text.chars() {
+        if !letter.is_alphanumeric() || (after_small && letter.is_uppercase()) {
+            words.push(std::mem::take(&mut word));
+        }
+        if letter.is_alphanumeric() {
+            word.extend(letter.to_lowercase());
+        }
+        after_small = letter.is_lowercase();
+    }
+    words.push(word);
+    words.into_iter().filter(|word| !word.is_empty()).map(|word| singular(&word).to_owned())
+}
+
+/// Drops the ending of a plural.
+fn singular(word: &str) -> &str {
+    let sibilant = ["ches", "shes", "sses", "xes"].iter().any(|ending| word.ends_with(ending));
+    let ending = if sibilant { "es" } else { "s" };
+    match word.strip_suffix(ending) {
+        Some(singular) if singular.len() > 2 && (sibilant || !singular.ends_with('s')) => singular,
+        Some(_) | None => word,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn index() -> SearchIndex {
+        let tools = [
+            ("files__read_file", "Reads a text file.", "path"),
+            ("files__write_file", "Writes a text file, or replaces it.", "content"),
+            ("git__createBranch", "Creates a branch in a repository.", "branch_name"),
+            ("git__log", "Shows the commits of a repository.", "revision"),
+            ("mail__send", "Sends a message to somebody.", "recipient"),
+            ("weather", "Tells the weather at a place, from several services.", "city"),
+            ("files__delete", "Deletes files.", "paths"),
+        ];
+        let spec = |(name, text, argument): (&str, &str, &str)| {
+            let schema = json!({"type": "object", "properties": {(argument): {"type": "string"}}});
+            Arc::new(ToolSpec::with_schema(name, text, InputSchema::parse(schema).unwrap()))
+        };
+        SearchIndex::new(tools.into_iter().map(spec).collect())
+    }
+
+    fn found(query: &str) -> Vec<String> {
+        index().find(query).into_iter().map(|spec| spec.name.clone()).collect()
+    }
+
+    #[test]
+    fn words_of_names_descriptions_and_arguments_are_found() {
+        assert_eq!(found("write a file")[0], "files__write_file");
+        assert_eq!(found("branches")[0], "git__createBranch");
+        assert_eq!(found("create branch")[0], "git__createBranch");
+        assert_eq!(found("recipient"), ["mail__send"]);
+        assert_eq!(found("commit history"), ["git__log"]);
+        assert_eq!(found("city service"), ["weather"]);
+        assert!(found("file").len() <= FOUND_MAX);
+    }
+
+    #[test]
+    fn a_name_comes_first() {
+        for (name, query) in [
+            ("files__read_file", "files__read_file"),
+            ("git__log", " LOG "),
+            ("files__delete", "delete"),
+            ("weather", "weather"),
+        ] {
+            assert_eq!(found(query)[0], name);
+        }
+    }
+
+    #[test]
+    fn a_search_without_a_result_names_tools() {
+        for query in ["", "   ", "xyzzy", "\u{0}"] {
+            assert_eq!(found(query), Vec::<String>::new());
+        }
+        let answer = index().answer("xyzzy");
+        assert!(answer.starts_with("No tool matches. Tools: files__read_file, "), "{answer}");
+        assert_eq!(SearchIndex::new(Vec::new()).answer("x"), "No tool matches. Tools: .");
+    }
+
+    #[test]
+    fn a_result_has_the_whole_schema_in_lines() {
+        let answer = index().answer("weather");
+        let tool: Value = serde_json::from_str(answer.lines().next().unwrap()).unwrap();
+        assert_eq!(tool["name"], "weather");
+        assert_eq!(tool["arguments"]["properties"]["city"]["type"], "string");
+        let families = index().families();
+        assert_eq!(families, "7 tools: files (3), git (2), mail (1), others (1)");
+    }
+}
