@@ -37,6 +37,8 @@ mod images;
 mod load;
 mod open_files;
 mod output;
+#[cfg(all(feature = "mcp", target_os = "linux"))]
+mod pin;
 mod progress;
 mod replay;
 mod run;

@@ -40,6 +40,15 @@ pub(super) enum ToolsCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Compares the tools of MCP servers with those that were accepted (callsheet-tools.lock).
+    #[cfg(all(feature = "mcp", target_os = "linux"))]
+    Pin {
+        #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
+        config: Option<PathBuf>,
+        /// Accept the tools as they are now: write the file.
+        #[arg(long)]
+        accept: bool,
+    },
     /// Calls a tool once, as a session would, and prints what the model would read.
     Call(CallArgs),
 }
@@ -70,6 +79,8 @@ pub(super) struct CallArgs {
 pub(super) async fn run(command: ToolsCommand) -> Result<ExitCode, CommandError> {
     match command {
         ToolsCommand::List { config, agent, json } => list(config.as_deref(), agent, json).await,
+        #[cfg(all(feature = "mcp", target_os = "linux"))]
+        ToolsCommand::Pin { config, accept } => super::pin::run(config.as_deref(), accept).await,
         ToolsCommand::Call(args) => call(args).await,
     }
 }
@@ -240,7 +251,8 @@ fn table(listed: &AgentTools) -> String {
 
 /// Returns the lines about a server: its state, its tools that cannot be offered, its noise.
 fn describe_server(server: &ListedServer) -> String {
-    let ListedServer { name, state, reason, named, tools, left_out, noise_lines, noise } = server;
+    let ListedServer { name, state, reason, named, tools, left_out, warnings, .. } = server;
+    let ListedServer { noise_lines, noise, .. } = server;
     let reason =
         reason.as_ref().map(|reason| format!(": {}", terminal_line(reason))).unwrap_or_default();
     let tools = format_count(*tools as u64, "tool");
@@ -250,6 +262,10 @@ fn describe_server(server: &ListedServer) -> String {
     }
     for (tool, reason) in left_out {
         text.push_str(&format!("  left out: {}: {}\n", terminal_line(tool), terminal_line(reason)));
+    }
+    for (tool, difference) in warnings {
+        let (tool, difference) = (terminal_line(tool), terminal_line(difference));
+        text.push_str(&format!("  warning: {tool}: {difference}\n"));
     }
     if *noise_lines > 0 {
         let lines = format_count(*noise_lines, "line");
@@ -262,7 +278,7 @@ fn describe_server(server: &ListedServer) -> String {
 }
 
 /// Returns a text from outside as one line that a terminal shows as it is.
-fn terminal_line(text: &str) -> String {
+pub(super) fn terminal_line(text: &str) -> String {
     printable(&one_line(text, usize::MAX))
 }
 

@@ -1,6 +1,7 @@
 //! Servers of the Model Context Protocol: `[mcp.NAME]`.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{ProcessConfig, ToolOverride, ToolPattern};
@@ -17,6 +18,10 @@ pub struct McpConfig {
     pub exclude: Vec<ToolPattern>,
     /// The claims of the server that count.
     pub trust: McpTrust,
+    /// The treatment of tools that differ from the accepted ones.
+    pub pin: McpPin,
+    /// The file with the accepted tools, written by `callsheet tools pin`.
+    pub lock_file: PathBuf,
     /// Time limit of an attempt to connect.
     pub start_timeout: Duration,
     /// Time limit of a call without progress.
@@ -61,6 +66,18 @@ pub enum McpTrust {
     Annotations,
 }
 
+/// The treatment of a server's tools that differ from the accepted ones in the lock file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum McpPin {
+    /// They are not compared.
+    #[default]
+    Off,
+    /// They are offered. The log and `callsheet tools list` tell the difference.
+    Warn,
+    /// They are not offered, and calls of a tool that has changed are refused.
+    Require,
+}
+
 impl McpConfig {
     /// Uses all tools of a server, and trusts none of its claims.
     pub fn new(transport: McpTransport) -> Self {
@@ -69,6 +86,8 @@ impl McpConfig {
             tools: vec![ToolPattern::new("*")],
             exclude: Vec::new(),
             trust: McpTrust::None,
+            pin: McpPin::Off,
+            lock_file: PathBuf::from("callsheet-tools.lock"),
             start_timeout: Duration::from_secs(30),
             timeout: Duration::from_secs(60),
             max_timeout: Duration::from_secs(600),

@@ -665,6 +665,25 @@ impl Host {
         })
     }
 
+    /// Returns the present list of each server, or the reason why it is down, after the first attempts to
+    /// connect.
+    #[cfg(all(feature = "cli", feature = "mcp", target_os = "linux"))]
+    pub(crate) async fn server_listings(
+        &self,
+    ) -> Vec<(String, Result<Arc<crate::tool::ServerListing>, String>)> {
+        use crate::tool::ServerState;
+        let listing = async |server: &Arc<dyn crate::tool::ToolServer>| {
+            let status = tool_servers::wait_started(&**server).await;
+            let listing = match (&status.state, &status.listing) {
+                (ServerState::Up, Some(listing)) => Ok(Arc::clone(listing)),
+                (ServerState::Down(reason), _) => Err(reason.clone()),
+                (ServerState::Up | ServerState::Starting, _) => Err("it is still starting".into()),
+            };
+            (server.name().to_owned(), listing)
+        };
+        futures::future::join_all(self.shared().tool_servers.iter().map(listing)).await
+    }
+
     /// Returns the schema of the arguments of a tool that an agent would offer in a new session.
     #[cfg(feature = "cli")]
     pub(crate) async fn tool_schema(&self, agent: &str, tool: &str) -> Result<Value, String> {

@@ -55,6 +55,9 @@ pub(crate) struct ListedServer {
     /// Its tools that cannot be offered, by their names on the server, with the reasons.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) left_out: Vec<(String, String)>,
+    /// Its offered tools that differ from the accepted ones, by their names on the server.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) warnings: Vec<(String, String)>,
     /// Number of lines of its output that were no messages, and the first of them.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) noise_lines: u64,
@@ -77,6 +80,7 @@ impl ListedServer {
             named,
             tools: listing.map_or(0, |listing| listing.tools.len()),
             left_out: listing.map(|listing| listing.left_out.clone()).unwrap_or_default(),
+            warnings: listing.map(|listing| listing.warnings.clone()).unwrap_or_default(),
             noise_lines: status.noise_lines,
             noise: status.noise.clone(),
         }

@@ -61,6 +61,7 @@
 //! | `redaction.rs` | feature `tools`: removes the secrets of a configured tool from its results |
 //! | `defined_input.rs` | the schema and the defaults of a configured tool's arguments |
 //! | `template.rs` | texts with placeholders for arguments |
+//! | `pinning.rs` | feature `mcp`: definitions of servers' tools that were accepted: `callsheet-tools.lock` |
 //! | `mcp/` | feature `mcp`: tools of servers of the Model Context Protocol |
 //! | `builtin/` | feature `tools`: `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
 
@@ -85,6 +86,8 @@ mod listing;
 mod mcp;
 mod output;
 mod overrides;
+#[cfg(all(feature = "mcp", target_os = "linux"))]
+mod pinning;
 #[cfg(feature = "tools")]
 mod redaction;
 mod registry;
@@ -128,6 +131,8 @@ pub(crate) use listing::{
     AgentTools, ListedServer, ListedTool, NOT_NAMED, definition_tokens, list_tools,
 };
 pub use output::ToolOutput;
+#[cfg(all(feature = "mcp", target_os = "linux"))]
+pub(crate) use pinning::{LOCK_FILE, PinProblem, PinnedTools, ToolLock};
 #[doc(hidden)]
 pub use registry::{RegisteredKind, RegisteredTool};
 pub use registry::{RegistryError, ToolRegistry};

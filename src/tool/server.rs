@@ -89,6 +89,9 @@ pub(crate) struct ServerListing {
     /// The tools that cannot be offered, by their name on the server, with the reason.
     #[serde(skip)]
     pub(crate) left_out: Vec<(String, String)>,
+    /// Offered tools that differ from the accepted ones, by their name on the server, with the difference.
+    #[serde(skip)]
+    pub(crate) warnings: Vec<(String, String)>,
 }
 
 /// The state of a server.

@@ -178,6 +178,8 @@ pub enum FailureKind {
     HttpStatus,
     /// The call was certainly not sent: no connection was made, or the circuit breaker of the tool is open.
     NotSent,
+    /// The definition of the tool has changed since it was accepted.
+    ToolChanged,
     /// The server of the tool is not connected, or the connection broke during the call.
     ServerDown,
 }
@@ -205,6 +207,7 @@ impl FailureKind {
             Self::Sandbox => "sandbox",
             Self::HttpStatus => "http_status",
             Self::NotSent => "not_sent",
+            Self::ToolChanged => "tool_changed",
             Self::ServerDown => "server_down",
         }
     }

@@ -4,7 +4,7 @@ use super::source::Section;
 use super::tool_definition::{EnvLookup, secret_variables};
 use super::tools::allow;
 use super::values;
-use crate::config::mcp::{McpConfig, McpTransport, McpTrust};
+use crate::config::mcp::{McpConfig, McpPin, McpTransport, McpTrust};
 use crate::config::{ProcessConfig, ToolOverride, ToolPattern};
 
 /// Maximum length of a server's name, so that its tools' names have room.
@@ -43,6 +43,10 @@ impl McpConfig {
         let trusts = [("none", McpTrust::None), ("annotations", McpTrust::Annotations)];
         let trust = section.read("trust", |value| values::word(value, &trusts));
         config.trust = trust.unwrap_or_default();
+        let pins = [("off", McpPin::Off), ("warn", McpPin::Warn), ("require", McpPin::Require)];
+        let pin = section.read("pin", |value| values::word(value, &pins));
+        config.pin = pin.unwrap_or_default();
+        config.lock_file = section.relative_to_file("callsheet-tools.lock");
         let times = [
             ("start_timeout", &mut config.start_timeout),
             ("timeout", &mut config.timeout),
@@ -110,6 +114,7 @@ command = ["./server", "./work"]
 tools = ["read_*"]
 exclude = ["read_all"]
 trust = "annotations"
+pin = "require"
 start_timeout = "5s"
 timeout = "20m"
 effect = "none"
@@ -133,6 +138,8 @@ secret_headers = { authorization = "SET" }
         assert_eq!(process.env_pass, ["SET"]);
         assert!(files.tools[0].matches("read_x") && files.exclude[0].matches("read_all"));
         assert_eq!(files.trust, McpTrust::Annotations);
+        assert_eq!(files.pin, McpPin::Require);
+        assert_eq!(files.lock_file.to_str(), Some("etc/callsheet-tools.lock"));
         let times = (files.start_timeout, files.timeout, files.max_timeout);
         let minutes = Duration::from_secs(20 * 60);
         assert_eq!(times, (Duration::from_secs(5), minutes, minutes));

@@ -39,7 +39,7 @@ fn status(name: &str, state: ServerState, tools: &[&str]) -> ServerStatus {
         tools.iter().map(|tool| description(name, tool, "for a test")).collect();
     tools.sort_by(|one, other| one.name.cmp(&other.name));
     let is_known = !tools.is_empty();
-    let listing = is_known.then(|| Arc::new(ServerListing { tools, left_out: Vec::new() }));
+    let listing = is_known.then(|| Arc::new(ServerListing { tools, ..ServerListing::default() }));
     ServerStatus { state, listing, noise_lines: 0, noise: Vec::new() }
 }
 

@@ -51,6 +51,11 @@ impl Tool for McpTool {
 
 impl McpTool {
     async fn call(&self, context: &ToolContext) -> Result<ToolOutput, ToolError> {
+        let refused = self.shared.refused.lock().get(&self.tool).cloned();
+        if let Some(reason) = refused {
+            let message = format!("the tool is refused, and the call was not sent: {reason}");
+            return Err(ToolError::new(message).with_kind(FailureKind::ToolChanged).permanent());
+        }
         let peer = self.shared.peer.lock().clone();
         let peer = peer.ok_or_else(|| self.down(&self.shared.down.lock()))?;
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(self.params(context)));

@@ -9,7 +9,9 @@ use serde_json::Value;
 
 use super::naming::offered_name;
 use crate::config::ToolPattern;
-use crate::tool::{InputSchema, ServerListing, ToolDescription};
+use crate::tool::{
+    InputSchema, LOCK_FILE, PinProblem, PinnedTools, ServerListing, ToolDescription,
+};
 use crate::types::excerpt;
 
 /// Maximum number of characters of a description that the model reads.
@@ -32,9 +34,22 @@ impl ToolFilter {
     }
 }
 
+/// The comparison of a server's tools with the accepted ones.
+#[derive(Clone, Debug)]
+pub(super) struct Pins {
+    pub(super) accepted: PinnedTools,
+    /// True if a tool that differs is left out.
+    pub(super) required: bool,
+}
+
 /// Makes the list of a server's tools. A tool that cannot be offered is left out alone, with the reason.
-pub(super) fn listing(server: &str, tools: &[Value], filter: &ToolFilter) -> ServerListing {
-    let (mut offered, mut left_out) = (BTreeMap::new(), Vec::new());
+pub(super) fn listing(
+    server: &str,
+    tools: &[Value],
+    filter: &ToolFilter,
+    pins: Option<&Pins>,
+) -> ServerListing {
+    let (mut offered, mut left_out, mut warnings) = (BTreeMap::new(), Vec::new(), Vec::new());
     for (index, tool) in tools.iter().enumerate() {
         let Some(name) = tool.get("name").and_then(Value::as_str) else {
             left_out.push((format!("tool {index} of the list"), "it has no name".to_owned()));
@@ -48,11 +63,31 @@ pub(super) fn listing(server: &str, tools: &[Value], filter: &ToolFilter) -> Ser
             Ok(tool) if offered.contains_key(&tool.name) => {
                 left_out.push((quoted, "another tool of the server has its name".to_owned()));
             }
-            Ok(tool) => drop(offered.insert(tool.name.clone(), tool)),
+            Ok(tool) => {
+                let problem = pins.and_then(|pins| Some((pins, pins.accepted.check(&tool)?)));
+                let problem = problem.map(|(pins, problem)| (pins.required, describe(problem)));
+                match problem {
+                    Some((true, reason)) => left_out.push((quoted, reason)),
+                    problem => {
+                        warnings.extend(problem.map(|(_, difference)| (quoted, difference)));
+                        offered.insert(tool.name.clone(), tool);
+                    }
+                }
+            }
             Err(reason) => left_out.push((quoted, reason)),
         }
     }
-    ServerListing { tools: offered.into_values().collect(), left_out }
+    ServerListing { tools: offered.into_values().collect(), left_out, warnings }
+}
+
+/// Describes a tool that is not as it was accepted.
+fn describe(problem: PinProblem) -> String {
+    match problem {
+        PinProblem::New => {
+            format!("it is not in {LOCK_FILE}: callsheet tools pin --accept adds it")
+        }
+        PinProblem::Changed(difference) => format!("it has changed: {difference}"),
+    }
 }
 
 fn description(server: &str, name: &str, tool: &Value) -> Result<ToolDescription, String> {
@@ -108,7 +143,7 @@ mod tests {
             json!({"name": "network", "inputSchema": network}),
             tool("read"),
         ];
-        let listing = listing("files", &tools, &filter(&["*"], &[]));
+        let listing = listing("files", &tools, &filter(&["*"], &[]), None);
         let names: Vec<_> = listing.tools.iter().map(|tool| &*tool.name).collect();
         assert_eq!(names, ["files__read", "files__write"]);
         let left_out: Vec<_> = listing.left_out.iter().map(|(name, _)| &**name).collect();
@@ -119,7 +154,7 @@ mod tests {
     #[test]
     fn patterns_are_of_the_names_on_the_server() {
         let tools = ["read_file", "read_all", "write_file"].map(tool);
-        let listing = listing("files", &tools, &filter(&["read_*"], &["*_all"]));
+        let listing = listing("files", &tools, &filter(&["read_*"], &["*_all"]), None);
         assert_eq!(listing.tools.len(), 1);
         assert_eq!(listing.tools[0].server_name, "read_file");
         assert!(listing.left_out.is_empty());
@@ -130,6 +165,6 @@ mod tests {
         let node = json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}});
         let schema = json!({"type": "object", "properties": {"root": {"$ref": "#/$defs/node"}}, "$defs": {"node": node}});
         let tools = [json!({"name": "walk", "inputSchema": schema})];
-        assert_eq!(listing("a", &tools, &filter(&["*"], &[])).tools.len(), 1);
+        assert_eq!(listing("a", &tools, &filter(&["*"], &[]), None).tools.len(), 1);
     }
 }

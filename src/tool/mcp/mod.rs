@@ -42,12 +42,12 @@ use super::defined_input::DefinitionError;
 use super::server::{
     RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
 };
-use super::{InputSchema, Tool, ToolSpec};
-use crate::config::{McpConfig, McpTrust};
+use super::{InputSchema, LOCK_FILE, Tool, ToolLock, ToolSpec};
+use crate::config::{McpConfig, McpPin, McpTrust};
 use crate::types::Secrets;
 use call::{McpTool, ProgressReceiver};
 use connection::{Connection, Endpoint, list_tools};
-use listing::{ToolFilter, listing};
+use listing::{Pins, ToolFilter, listing};
 use reconnect::Reconnect;
 use stdio::Noise;
 
@@ -57,11 +57,32 @@ pub(super) struct McpServer {
     config: McpConfig,
     endpoint: Endpoint,
     filter: ToolFilter,
+    pins: Option<Pins>,
     status: watch::Sender<Arc<ServerStatus>>,
     shared: Arc<SharedConnection>,
     closing: CancellationToken,
     /// Cancelled when `run` has returned.
     closed: CancellationToken,
+}
+
+/// Reads the accepted tools of a server, if they are compared.
+fn pins(server: &str, config: &McpConfig) -> Result<Option<Pins>, DefinitionError> {
+    let required = match config.pin {
+        McpPin::Off => return Ok(None),
+        McpPin::Warn => false,
+        McpPin::Require => true,
+    };
+    let lock = ToolLock::read(&config.lock_file);
+    let lock = lock.map_err(|error| DefinitionError::new("pin", error))?.unwrap_or_default();
+    match lock.server(server) {
+        Some(accepted) => Ok(Some(Pins { accepted: accepted.clone(), required })),
+        None => {
+            let message = format!(
+                "{LOCK_FILE} has no tools of this server; callsheet tools pin --accept writes them"
+            );
+            Err(DefinitionError::new("pin", message))
+        }
+    }
 }
 
 /// The state that all calls of a server share.
@@ -70,6 +91,8 @@ pub(super) struct SharedConnection {
     peer: Mutex<Option<Peer<RoleClient>>>,
     /// The reason why there is no connection.
     down: Mutex<String>,
+    /// The tools that are refused because they differ from the accepted ones, with the reasons.
+    refused: Mutex<HashMap<String, String>>,
     /// The calls that receive progress.
     progress: Mutex<HashMap<ProgressToken, ProgressReceiver>>,
     /// The server's list of tools has changed.
@@ -112,6 +135,7 @@ impl McpServer {
         let shared = SharedConnection {
             peer: Mutex::default(),
             down: Mutex::new("it is still starting".to_owned()),
+            refused: Mutex::default(),
             progress: Mutex::default(),
             list_changed: Notify::new(),
             noise: Arc::default(),
@@ -121,6 +145,7 @@ impl McpServer {
         Ok(Arc::new(Self {
             name: name.to_owned(),
             endpoint: Endpoint::check(&config.transport)?,
+            pins: pins(name, config)?,
             filter: ToolFilter { tools: config.tools.clone(), exclude: config.exclude.clone() },
             config: config.clone(),
             status: watch::Sender::new(Arc::new(status)),
@@ -168,13 +193,22 @@ impl McpServer {
         self.serve(connection, &tools).await
     }
 
+    /// Makes the list of tools, and notes which of them have changed since they were accepted.
+    fn listing(&self, tools: &[Value]) -> ServerListing {
+        let listing = listing(&self.name, tools, &self.filter, self.pins.as_ref());
+        if self.pins.as_ref().is_some_and(|pins| pins.required) {
+            *self.shared.refused.lock() = listing.left_out.iter().cloned().collect();
+        }
+        listing
+    }
+
     async fn list_tools(&self, peer: &Peer<RoleClient>) -> Result<Vec<Value>, String> {
         let list = list_tools(peer);
         self.shared.observe("tools/list", list, |_| "failed").await
     }
 
     async fn serve(&self, mut connection: Connection, tools: &[Value]) -> String {
-        let list = |tools: &[Value]| Some(Arc::new(listing(&self.name, tools, &self.filter)));
+        let list = |tools: &[Value]| Some(Arc::new(self.listing(tools)));
         *self.shared.peer.lock() = Some(connection.peer().clone());
         self.set(ServerState::Up, list(tools));
         let changes = connection.follow_list(Arc::clone(&self.shared));

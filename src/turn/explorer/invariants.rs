@@ -42,6 +42,7 @@ impl World {
                 | FailureKind::Sandbox
                 | FailureKind::HttpStatus
                 | FailureKind::NotSent
+                | FailureKind::ToolChanged
                 | FailureKind::ServerDown,
             ) => assert!(has_started),
             Some(FailureKind::Timeout) => assert!(has_started),

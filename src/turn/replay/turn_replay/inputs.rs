@@ -100,6 +100,7 @@ impl TurnReplay<'_, '_> {
                 | FailureKind::Sandbox
                 | FailureKind::HttpStatus
                 | FailureKind::NotSent
+                | FailureKind::ToolChanged
                 | FailureKind::ServerDown,
             ) => true,
             Some(

@@ -1,0 +1,205 @@
+//! Pinned definitions of servers' tools: the file `callsheet-tools.lock`.
+//!
+//! A server can change what its tools claim to do after an operator has read it. With a lock file the host
+//! compares each definition with the one that was accepted. The file is JSON: definitions by the name of the
+//! tool, by the name of the server. Neither the order of keys nor white space matters.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::ToolDescription;
+use crate::types::excerpt;
+
+/// The name of the lock file, which lies beside the configuration.
+pub(crate) const LOCK_FILE: &str = "callsheet-tools.lock";
+
+/// Maximum number of differences of a tool that are described, and of characters of a value.
+const DIFFERENCES_MAX: usize = 5;
+const VALUE_CHARS_MAX: usize = 200;
+
+/// The accepted definitions of the tools of all servers, by the server's name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct ToolLock(BTreeMap<String, PinnedTools>);
+
+/// The accepted definitions of a server's tools, by their names on the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct PinnedTools(BTreeMap<String, PinnedTool>);
+
+/// What the model reads of a tool, and what the host trusts about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PinnedTool {
+    description: String,
+    input_schema: Value,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    output_schema: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    annotations: Option<Value>,
+}
+
+/// A tool that is not as it was accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PinProblem {
+    /// It was not accepted.
+    New,
+    /// Its definition has changed. The text tells the difference.
+    Changed(String),
+}
+
+impl ToolLock {
+    /// Reads a lock file. Returns `None` if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is no lock file; says what to do.
+    pub(crate) fn read(file: &Path) -> Result<Option<Self>, String> {
+        let text = match std::fs::read_to_string(file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(format!("{}: {error}", file.display())),
+        };
+        let remedy = "restore the file, or delete it and run callsheet tools pin --accept";
+        let lock = serde_json::from_str(&text);
+        lock.map(Some).map_err(|error| format!("{}: {error}; {remedy}", file.display()))
+    }
+
+    /// Returns the accepted tools of a server.
+    pub(crate) fn server(&self, name: &str) -> Option<&PinnedTools> {
+        self.0.get(name)
+    }
+
+    /// Accepts the tools of a server as they are.
+    pub(crate) fn accept(&mut self, server: &str, tools: &[ToolDescription]) {
+        let pinned = tools.iter().map(|tool| (tool.server_name.clone(), PinnedTool::of(tool)));
+        self.0.insert(server.to_owned(), PinnedTools(pinned.collect()));
+    }
+
+    /// Returns the text of the file.
+    pub(crate) fn to_text(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+}
+
+impl PinnedTools {
+    /// Compares a tool with the accepted one.
+    pub(crate) fn check(&self, tool: &ToolDescription) -> Option<PinProblem> {
+        let Some(pinned) = self.0.get(&tool.server_name) else { return Some(PinProblem::New) };
+        let now = PinnedTool::of(tool);
+        if *pinned == now {
+            return None;
+        }
+        let json = |tool| serde_json::to_value(tool).unwrap_or_default();
+        let mut differences = Vec::new();
+        compare("", &json(pinned), &json(&now), &mut differences);
+        let more = differences.len().saturating_sub(DIFFERENCES_MAX);
+        differences.truncate(DIFFERENCES_MAX);
+        if more > 0 {
+            differences.push(format!("and {more} more"));
+        }
+        Some(PinProblem::Changed(differences.join("; ")))
+    }
+
+    /// Returns the names of accepted tools that are not among these.
+    pub(crate) fn gone(&self, tools: &[ToolDescription]) -> Vec<&str> {
+        let is_there = |name: &str| tools.iter().any(|tool| tool.server_name == name);
+        self.0.keys().map(String::as_str).filter(|name| !is_there(name)).collect()
+    }
+}
+
+impl PinnedTool {
+    fn of(tool: &ToolDescription) -> Self {
+        Self {
+            description: tool.description.clone(),
+            input_schema: tool.input_schema.clone(),
+            output_schema: tool.output_schema.clone(),
+            annotations: tool.annotations.clone(),
+        }
+    }
+}
+
+/// Collects the differences of two values, with the paths to them.
+fn compare(path: &str, before: &Value, now: &Value, differences: &mut Vec<String>) {
+    if let (Value::Object(before), Value::Object(now)) = (before, now) {
+        let added = now.keys().filter(|key| !before.contains_key(*key));
+        for key in before.keys().chain(added) {
+            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            let of = |object: &serde_json::Map<String, Value>| {
+                object.get(key).cloned().unwrap_or_default()
+            };
+            compare(&path, &of(before), &of(now), differences);
+        }
+    } else if before != now {
+        let shown = |value: &Value| match value {
+            Value::Null => "absent".to_owned(),
+            value => excerpt(&value.to_string(), VALUE_CHARS_MAX),
+        };
+        differences.push(format!("{path} was {} and is {}", shown(before), shown(now)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn tool(name: &str, text: &str, schema: Value) -> ToolDescription {
+        ToolDescription {
+            name: format!("files__{name}"),
+            server_name: name.to_owned(),
+            description: text.to_owned(),
+            input_schema: schema,
+            output_schema: None,
+            annotations: None,
+        }
+    }
+
+    fn schema(properties: &str) -> Value {
+        serde_json::from_str(&format!(r#"{{"type": "object", "properties": {properties}}}"#))
+            .unwrap()
+    }
+
+    #[test]
+    fn a_tool_is_compared_with_the_accepted_one() {
+        let accepted = tool("read", "Reads.", schema(r#"{"a": {"type": "string"}, "b": {}}"#));
+        let mut lock = ToolLock::default();
+        lock.accept("files", &[accepted.clone(), tool("list", "Lists.", schema("{}"))]);
+        let lock: ToolLock = serde_json::from_str(&lock.to_text()).unwrap();
+        let pinned = lock.server("files").unwrap();
+        assert_eq!(pinned.check(&accepted), None);
+        let reordered = tool("read", "Reads.", schema(r#"{"b": {}, "a": {"type": "string"}}"#));
+        assert_eq!(pinned.check(&reordered), None, "the order of keys does not matter");
+        assert_eq!(pinned.check(&tool("write", "", json!({}))), Some(PinProblem::New));
+        let changed = tool(
+            "read",
+            "Reads, and sends a copy.",
+            schema(r#"{"a": {"type": "integer"}, "b": {}, "to": {}}"#),
+        );
+        let difference = "description was \"Reads.\" and is \"Reads, and sends a copy.\"; \
+                          input_schema.properties.a.type was \"string\" and is \"integer\"; \
+                          input_schema.properties.to was absent and is {}";
+        assert_eq!(pinned.check(&changed), Some(PinProblem::Changed(difference.to_owned())));
+        assert_eq!(pinned.gone(&[accepted]), ["list"]);
+        assert!(lock.server("other").is_none());
+    }
+
+    #[test]
+    fn a_difference_is_short() {
+        let properties = |kind: &str| {
+            let each = (0..20).map(|n| format!(r#""p{n}": {{"type": "{kind}"}}"#));
+            format!("{{{}}}", each.collect::<Vec<_>>().join(","))
+        };
+        let mut lock = ToolLock::default();
+        let long = "x".repeat(9_000);
+        lock.accept("files", &[tool("read", &long, schema(&properties("string")))]);
+        let changed = tool("read", "short", schema(&properties("number")));
+        let Some(PinProblem::Changed(text)) = lock.server("files").unwrap().check(&changed) else {
+            panic!("it has changed");
+        };
+        assert!(text.len() < 1_000 && text.ends_with("; and 16 more"), "{text}");
+    }
+}
