@@ -2,8 +2,9 @@
 # Runs every check: formatting, lints, documentation, tests. With --quick: the checks that need only the
 # Rust toolchain and a few minutes.
 # Installs what it needs besides the Rust toolchain: Prometheus, which scrapes a host and checks its
-# metrics, rules and dashboards; Node and two packages, which check the form of the dashboards; bubblewrap,
-# in which programs run as tools with `sandbox = "strict"`.
+# metrics, rules and dashboards; Node and its packages, which check the form of the dashboards, and are MCP
+# servers and their conformance suite; an MCP server in Python; bubblewrap, in which programs run as tools
+# with `sandbox = "strict"`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,6 +20,7 @@ command -v promtool >/dev/null || missing+=(prometheus)
 command -v node >/dev/null || missing+=(nodejs)
 command -v npm >/dev/null || missing+=(npm)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
+python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 if [ "${#missing[@]}" -gt 0 ]; then
   as_root=""
   [ "$(id -u)" = 0 ] || as_root="sudo"
@@ -33,8 +35,16 @@ fi
 if [ "${CI:-}" = true ]; then
   export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
 fi
-# Without the registry, the test that needs the packages is skipped, except in CI.
-npm ci --prefix tests/grafana --ignore-scripts --no-audit --no-fund --silent || [ "${CI:-}" != true ]
+# Without the registries, the tests that need the packages are skipped, except in CI.
+for folder in tests/grafana tests/mcp; do
+  npm ci --prefix "$folder" --ignore-scripts --no-audit --no-fund --silent || [ "${CI:-}" != true ]
+done
+python="${CARGO_TARGET_DIR:-target}/mcp-python"
+if ! cmp -s tests/mcp/requirements.txt "$python/installed.txt"; then
+  { python3 -m venv --clear "$python" &&
+    "$python/bin/pip" install --quiet --disable-pip-version-check --no-deps -r tests/mcp/requirements.txt &&
+    cp tests/mcp/requirements.txt "$python/installed.txt"; } || [ "${CI:-}" != true ]
+fi
 
 cargo fmt --check
 # The feature `otlp` is in every command, so that each dependency is compiled for one set of features.
@@ -44,7 +54,7 @@ cargo clippy --locked --no-default-features --lib -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --features otlp --no-deps --quiet
 # Reads the pages of the command before.
 cargo test --locked --features otlp --test documents -- --ignored
-# If CI is set, a missing corpus, Prometheus, Node or bubblewrap is a failure instead of a skipped test.
+# If CI is set, a missing corpus, Prometheus, Node, MCP server or bubblewrap is a failure instead of a skipped test.
 cargo test --locked --features otlp
 # The default features, which lack `otlp`.
 cargo test --locked --test trace_context
