@@ -54,7 +54,8 @@ cargo clippy --locked --no-default-features --lib -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --features otlp --no-deps --quiet
 # Reads the pages of the command before.
 cargo test --locked --features otlp --test documents -- --ignored
-# If CI is set, a missing corpus, Prometheus, Node, MCP server or bubblewrap is a failure instead of a skipped test.
+# If CI is set, a missing corpus, Prometheus, Node, MCP server or bubblewrap is a failure instead of a
+# skipped test.
 cargo test --locked --features otlp
 # The default features, which lack `otlp`.
 cargo test --locked --test trace_context

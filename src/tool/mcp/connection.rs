@@ -115,6 +115,20 @@ impl Endpoint {
         &self,
         shared: &Arc<SharedConnection>,
     ) -> Result<Connection, String> {
+        match self.connect_with(shared, lifecycle()).await {
+            Err(error) if error.is_unknown_protocol => {
+                let handshake = self.connect_with(shared, ClientLifecycleMode::Initialize).await;
+                handshake.map_err(|error| error.reason)
+            }
+            connected => connected.map_err(|error| error.reason),
+        }
+    }
+
+    async fn connect_with(
+        &self,
+        shared: &Arc<SharedConnection>,
+        lifecycle: ClientLifecycleMode,
+    ) -> Result<Connection, ConnectError> {
         let handler = Handler { shared: Arc::clone(shared) };
         match self {
             Self::Process { program, arguments } => {
@@ -129,15 +143,16 @@ impl Endpoint {
                 let transport = StdioTransport::new(process.stdout, process.stdin, noise);
                 let mut process =
                     Process { control: process.control, end: None, tail, _reader: reader };
-                match serve_client_with_lifecycle(handler, transport, lifecycle()).await {
+                match serve_client_with_lifecycle(handler, transport, lifecycle).await {
                     Ok(service) => Ok(Connection::new(service, Some(process))),
                     Err(error) => {
                         let ended =
                             tokio::time::timeout(STATUS_GRACE, process.control.wait()).await;
-                        Err(match ended {
+                        let reason = match ended {
                             Ok(end) => process.describe(end),
                             Err(_) => format!("the handshake failed: {error}{}", process.quote()),
-                        })
+                        };
+                        Err(ConnectError::new(&error, reason))
                     }
                 }
             }
@@ -163,11 +178,38 @@ impl Endpoint {
                     .reinit_on_expired_session(false)
                     .max_concurrent_requests(1024);
                 let transport = StreamableHttpClientTransport::with_client(client, config);
-                let service = serve_client_with_lifecycle(handler, transport, lifecycle()).await;
-                let service = service.map_err(|error| error_chain(&error))?;
+                let service = serve_client_with_lifecycle(handler, transport, lifecycle).await;
+                let service =
+                    service.map_err(|error| ConnectError::new(&error, error_chain(&error)))?;
                 Ok(Connection::new(service, None))
             }
         }
+    }
+}
+
+/// The error of an attempt to connect.
+struct ConnectError {
+    /// For people.
+    reason: String,
+    /// The server's answer to the first request of the newest protocol was neither its result nor an error, or
+    /// named older versions only: it may know the handshake.
+    is_unknown_protocol: bool,
+}
+
+impl ConnectError {
+    fn new(error: &ClientInitializeError, reason: String) -> Self {
+        let is_unknown_protocol = matches!(
+            error,
+            ClientInitializeError::ExpectedInitResult(_)
+                | ClientInitializeError::NoCompatibleProtocolVersion { .. }
+        );
+        Self { reason, is_unknown_protocol }
+    }
+}
+
+impl From<String> for ConnectError {
+    fn from(reason: String) -> Self {
+        Self { reason, is_unknown_protocol: false }
     }
 }
 
@@ -361,7 +403,9 @@ pub(super) struct Handler {
 impl rmcp::ClientHandler for Handler {
     fn get_info(&self) -> ClientConfig {
         let host = Implementation::new("callsheet", env!("CARGO_PKG_VERSION"));
+        // The newest protocol has no handshake, whose version this is.
         ClientConfig::new(ClientCapabilities::default(), host)
+            .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
     }
 
     async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
