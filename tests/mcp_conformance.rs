@@ -3,7 +3,8 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
 
-mod mcp;
+#[path = "mcp/installed.rs"]
+mod installed;
 
 use std::process::Command;
 
@@ -12,6 +13,7 @@ use callsheet::message::Message;
 use callsheet::model::{ModelReply, ModelRequest, ModelStream};
 use callsheet::prelude::*;
 use callsheet::tool::ToolRegistry;
+use installed::{is_installed, node, package};
 use serde_json::{Map, Value, json};
 
 /// The scenarios of the suite's core with the versions of the protocol that they are run with.
@@ -103,8 +105,8 @@ fn arguments(tool: &str, request: &ModelRequest) -> Value {
 fn passes(scenario: &str, version: &str) -> (bool, String) {
     let client = std::env::current_exe().unwrap();
     let client = format!("{} --exact client_process --nocapture", client.display());
-    let suite = mcp::package("@modelcontextprotocol/conformance/dist/index.js");
-    let output = Command::new(mcp::node())
+    let suite = package("@modelcontextprotocol/conformance/dist/index.js");
+    let output = Command::new(node())
         .arg(suite)
         .args(["client", "--scenario", scenario, "--spec-version", version, "--command", &client])
         .output()
@@ -118,7 +120,7 @@ fn passes(scenario: &str, version: &str) -> (bool, String) {
 
 #[test]
 fn the_scenarios_of_the_core_pass() {
-    if !mcp::is_installed() {
+    if !is_installed() {
         return;
     }
     std::thread::scope(|scope| {
@@ -139,7 +141,7 @@ fn the_scenarios_of_the_core_pass() {
 
 #[test]
 fn the_expected_failures_fail() {
-    if !mcp::is_installed() {
+    if !is_installed() {
         return;
     }
     for (scenario, version, reason) in EXPECTED_FAILURES {

@@ -1,5 +1,5 @@
 //! The MCP servers and the conformance suite that `tests/all.sh` installs.
-#![expect(clippy::unwrap_used, reason = "helpers of tests, each of which uses a part")]
+#![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
 
 use std::path::{Path, PathBuf};
 
