@@ -7,6 +7,7 @@ mod folder;
 #[path = "mcp/installed.rs"]
 mod installed;
 
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -44,27 +45,35 @@ fn time(folder: &Folder) -> String {
 /// A server over HTTP, which is killed at the end.
 struct Service {
     process: Child,
-    url: String,
+    address: SocketAddr,
 }
 
 impl Service {
     fn start(folder: &Folder) -> Self {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        Self::start_at(folder, free)
+    }
+
+    fn start_at(folder: &Folder, address: SocketAddr) -> Self {
         let command = of_npm(EVERYTHING, &["streamableHttp"]);
         let process = Command::new(&command[0])
             .args(&command[1..])
-            .env("PORT", free.port().to_string())
+            .env("PORT", address.port().to_string())
             .env("TEST_FOLDER", &folder.path)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        Self { process, url: format!("http://{free}/mcp") }
+        Self { process, address }
     }
 
     async fn is_reachable(&self) {
-        let address = self.url.trim_start_matches("http://").trim_end_matches("/mcp");
-        wait_until(|| std::net::TcpStream::connect(address).is_ok()).await;
+        wait_until(|| std::net::TcpStream::connect(self.address).is_ok()).await;
+    }
+
+    /// Returns its table, as the server `all`.
+    fn table(&self) -> String {
+        format!("[mcp.all]\nurl = \"http://{}/mcp\"\n", self.address)
     }
 }
 
@@ -137,16 +146,45 @@ async fn everything_is_used_over_standard_input_and_output() {
 }
 
 #[tokio::test]
-async fn everything_is_used_over_http_again_after_its_restart() {
+async fn everything_is_used_over_http() {
     if !is_installed() {
         return;
     }
     let folder = Folder::new("everything-http");
-    for _ in 0..2 {
-        let service = Service::start(&folder);
-        service.is_reachable().await;
-        use_everything(&folder, &format!("[mcp.all]\nurl = {:?}\n", service.url)).await;
+    let service = Service::start(&folder);
+    service.is_reachable().await;
+    use_everything(&folder, &service.table()).await;
+}
+
+#[tokio::test]
+async fn a_restarted_service_answers_again() {
+    if !is_installed() {
+        return;
     }
+    let folder = Folder::new("restarted");
+    let service = Service::start(&folder);
+    service.is_reachable().await;
+    let echo = ("all__echo", json!({"message": "hello"}));
+    let model = calling([(); 20].map(|()| echo.clone()));
+    let host = folder.host(&service.table(), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    assert_eq!(result(&session.run("go").await.unwrap()).0, "success");
+    let address = service.address;
+    drop(service);
+    let service = Service::start_at(&folder, address);
+    service.is_reachable().await;
+    // The new process does not know the session of the protocol.
+    loop {
+        let report = session.run("go").await.unwrap();
+        let (status, text) = result(&report);
+        if status == "success" {
+            break;
+        }
+        let is_expected = text.contains("No valid session ID") || text.contains("was not sent");
+        assert!(status == "error" && is_expected, "{status}: {text}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    host.shutdown().await;
 }
 
 #[tokio::test]

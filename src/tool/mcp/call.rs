@@ -9,6 +9,7 @@ use rmcp::model::{
     ProgressToken, RequestId, RequestMetaObject,
 };
 use rmcp::service::{Peer, PeerRequestOptions, RoleClient, ServiceError};
+use rmcp::transport::streamable_http_client::StreamableHttpError;
 use tokio::sync::Notify;
 
 use super::SharedConnection;
@@ -153,6 +154,12 @@ fn is_unsent(error: &ServiceError) -> bool {
         return true;
     }
     let ServiceError::TransportSend(error) = error else { return false };
+    if matches!(
+        error.error.downcast_ref(),
+        Some(StreamableHttpError::<reqwest::Error>::SessionExpired)
+    ) {
+        return true;
+    }
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&*error.error);
     while let Some(error) = cause {
         if matches!(error.downcast_ref(), Some(SendError::NotSent)) {

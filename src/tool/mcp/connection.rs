@@ -26,6 +26,7 @@ use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::SharedConnection;
+use super::http::ServiceClient;
 use super::stdio::{StdioTransport, keep_tail};
 use crate::config::McpTransport;
 use crate::config::with_last_word;
@@ -172,6 +173,7 @@ impl Endpoint {
                 let secrets = values.iter().flat_map(|value| with_last_word(value.trim()));
                 *shared.secrets.lock() = Secrets::new(secrets);
                 let client = client.client_for(url).map_err(|error| error.to_string())?.clone();
+                let client = ServiceClient { client, shared: Arc::clone(shared) };
                 let config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
                     .custom_headers(headers)
                     // A request is never sent again: the server may have acted.

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `mod.rs` | [`McpServer`]: keeps the connection, and its list of tools |
 //! | `connection.rs` | one connection: its start, its end, the list of tools |
+//! | `http.rs` | the HTTP client of a service |
 //! | `stdio.rs` | messages over the standard input and output of a process |
 //! | `call.rs` | the tool: one call |
 //! | `naming.rs` | the names under which tools are offered |
@@ -18,6 +19,7 @@
 
 mod call;
 mod connection;
+mod http;
 mod listing;
 mod naming;
 mod policy;
@@ -97,6 +99,8 @@ pub(super) struct SharedConnection {
     progress: Mutex<HashMap<ProgressToken, ProgressReceiver>>,
     /// The server's list of tools has changed.
     list_changed: Notify,
+    /// The connection may not work any more.
+    suspect: Notify,
     noise: Arc<Mutex<Noise>>,
     /// The secret values that the server was given.
     secrets: Mutex<Secrets>,
@@ -138,6 +142,7 @@ impl McpServer {
             refused: Mutex::default(),
             progress: Mutex::default(),
             list_changed: Notify::new(),
+            suspect: Notify::new(),
             noise: Arc::default(),
             secrets: Mutex::default(),
             observer: OnceLock::new(),
@@ -219,16 +224,13 @@ impl McpServer {
                 () = connection.ended() => break String::new(),
                 () = &mut changes => {}
                 () = self.shared.list_changed.notified() => {
-                    let listed = self.list_tools(connection.peer());
-                    match tokio::time::timeout(self.config.start_timeout, listed).await {
-                        Ok(Ok(tools)) => self.set(ServerState::Up, list(&tools)),
-                        Ok(Err(error)) => {
-                            tracing::warn!(server = self.name, error, "mcp_list_failed");
-                        }
-                        Err(_) => {
-                            let error = "tools/list was not answered in time";
-                            tracing::warn!(server = self.name, error, "mcp_list_failed");
-                        }
+                    if let Ok(tools) = self.list_again(connection.peer()).await {
+                        self.set(ServerState::Up, list(&tools));
+                    }
+                }
+                () = self.shared.suspect.notified() => {
+                    if let Err(error) = self.list_again(connection.peer()).await {
+                        break error;
                     }
                 }
             }
@@ -237,6 +239,18 @@ impl McpServer {
         *self.shared.peer.lock() = None;
         let end = connection.close().await;
         if reason.is_empty() { end } else { reason }
+    }
+
+    /// Lists the tools of a server that is connected.
+    async fn list_again(&self, peer: &Peer<RoleClient>) -> Result<Vec<Value>, String> {
+        let listed = self.list_tools(peer);
+        let listed = tokio::time::timeout(self.config.start_timeout, listed).await;
+        let listed =
+            listed.unwrap_or_else(|_| Err("tools/list was not answered in time".to_owned()));
+        if let Err(error) = &listed {
+            tracing::warn!(server = self.name, error, "mcp_list_failed");
+        }
+        listed
     }
 }
 
