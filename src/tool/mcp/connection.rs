@@ -18,6 +18,7 @@ use rmcp::service::{
     ClientInitializeError, ClientLifecycleMode, NotificationContext, Peer, PeerRequestOptions,
     RoleClient, RunningService, RunningServiceCancellationToken, serve_client_with_lifecycle,
 };
+use rmcp::transport::common::client_side_sse::{ExponentialBackoff, SseRetryPolicy};
 use rmcp::transport::streamable_http_client::{
     StreamableHttpClientTransportConfig, StreamableHttpError,
 };
@@ -44,6 +45,11 @@ const END_GRACE: Duration = Duration::from_secs(2);
 
 /// Time in which the status of a process that has closed its output is known.
 const STATUS_GRACE: Duration = Duration::from_millis(300);
+
+/// Number of attempts to continue an event stream that broke, and the first wait. The last wait is 16 times as
+/// long.
+const STREAM_RETRIES: usize = 5;
+const STREAM_RETRY_WAIT: Duration = Duration::from_millis(200);
 
 /// Maximum number of characters of the standard error that are quoted.
 const QUOTED_CHARS_MAX: usize = 2_000;
@@ -174,11 +180,12 @@ impl Endpoint {
                 *shared.secrets.lock() = Secrets::new(secrets);
                 let client = client.client_for(url).map_err(|error| error.to_string())?.clone();
                 let client = ServiceClient { client, shared: Arc::clone(shared) };
-                let config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
+                let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
                     .custom_headers(headers)
                     // A request is never sent again: the server may have acted.
                     .reinit_on_expired_session(false)
                     .max_concurrent_requests(1024);
+                config.retry_config = stream_retry();
                 let transport = StreamableHttpClientTransport::with_client(client, config);
                 let service = serve_client_with_lifecycle(handler, transport, lifecycle).await;
                 let service =
@@ -221,6 +228,13 @@ fn lifecycle() -> ClientLifecycleMode {
         preferred_versions: vec![ProtocolVersion::V_2026_07_28],
         legacy_version: Some(ProtocolVersion::LATEST_WITH_INITIALIZE),
     }
+}
+
+/// The attempts to continue an event stream. A call whose stream cannot be continued is lost.
+fn stream_retry() -> Arc<dyn SseRetryPolicy> {
+    let mut retry = ExponentialBackoff::default();
+    (retry.max_times, retry.base_duration) = (Some(STREAM_RETRIES), STREAM_RETRY_WAIT);
+    Arc::new(retry)
 }
 
 /// A connection to a server. Dropping it kills the server's process.

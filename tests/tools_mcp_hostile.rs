@@ -1,0 +1,344 @@
+//! MCP servers that answer wrongly, too much or not at all. The process of a server is this test's own binary,
+//! which runs [`server_process`].
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
+
+#[path = "mcp/folder.rs"]
+mod folder;
+
+use std::io::{BufRead as _, Write as _};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use callsheet::model::ModelRequest;
+use folder::{Folder, calling, result, wait_until};
+use futures::{StreamExt as _, stream};
+use serde_json::{Value, json};
+
+/// The process of a server, if the variable `MCP_MODE` is set.
+#[test]
+fn server_process() {
+    let Ok(mode) = std::env::var("MCP_MODE") else { return };
+    let mut lists = 0;
+    for line in std::io::stdin().lock().lines() {
+        let message: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        let id = &message["id"];
+        match message["method"].as_str().unwrap_or_default() {
+            "server/discover" if mode == "empty" => write(id, "result", json!({})),
+            "initialize" => write(id, "result", initialized()),
+            "tools/list" => {
+                write(id, "result", listed(&mode, lists, &message["params"]["cursor"]));
+                lists += 1;
+                let folder = std::env::var("TEST_FOLDER").unwrap();
+                std::fs::write(format!("{folder}/lists"), lists.to_string()).unwrap();
+            }
+            "tools/call" => called(id, &message["params"]["arguments"]),
+            _ if id.is_null() => {}
+            _ => write(id, "error", json!({"code": -32601, "message": "no"})),
+        }
+    }
+    if mode == "immortal" {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    std::process::exit(0);
+}
+
+fn initialized() -> Value {
+    json!({
+        "protocolVersion": "2025-11-25", "capabilities": {"tools": {"listChanged": true}},
+        "serverInfo": {"name": "hostile", "version": "1"},
+    })
+}
+
+fn tool(name: &str, schema: Value) -> Value {
+    json!({"name": name, "description": "Does it.", "inputSchema": schema})
+}
+
+fn object() -> Value {
+    json!({"type": "object"})
+}
+
+fn listed(mode: &str, lists: usize, cursor: &Value) -> Value {
+    let page = cursor.as_str().map_or(0, |cursor| cursor.parse::<usize>().unwrap());
+    let tools = match mode {
+        "many" | "endless" => {
+            (0..20).map(|at| tool(&format!("t{:05}", page * 20 + at), object())).collect()
+        }
+        "schemas" => {
+            let canary = std::env::var("CANARY").unwrap();
+            let root = json!({"type": "object", "properties": {"next": {"$ref": "#"}}});
+            let own = json!({"type": "object", "$ref": "#"});
+            let network = json!({"type": "object", "properties": {"a": {"$ref": canary}}});
+            let base =
+                json!({"$id": canary, "type": "object", "properties": {"a": {"$ref": "b.json"}}});
+            let schema = json!({"$schema": canary, "type": "object"});
+            vec![
+                tool("root", root),
+                tool("own", own),
+                tool("network", network),
+                tool("base", base),
+                tool("schema", schema),
+            ]
+        }
+        _ => {
+            let mut tools = vec![tool("act", object()), tool("b", object()), tool("c", object())];
+            tools.rotate_left(lists % 3);
+            tools
+        }
+    };
+    match (mode, page) {
+        ("many", 0..24) | ("endless", _) => {
+            json!({"tools": tools, "nextCursor": (page + 1).to_string()})
+        }
+        _ => json!({"tools": tools}),
+    }
+}
+
+fn called(id: &Value, arguments: &Value) {
+    let length = arguments["length"].as_u64().unwrap_or(1);
+    let text = "x".repeat(usize::try_from(length).unwrap());
+    write(id, "result", json!({"content": [{"type": "text", "text": text}]}));
+    let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+    println!("{changed}");
+}
+
+fn write(id: &Value, key: &str, value: Value) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", json!({"jsonrpc": "2.0", "id": id, key: value})).unwrap();
+    out.flush().unwrap();
+}
+
+/// Returns the table of the server `test`, a process of this mode that ignores `SIGTERM`.
+fn process(folder: &Folder, mode: &str, environment: &str) -> String {
+    let binary = std::env::current_exe().unwrap().display().to_string();
+    let script = format!("trap '' TERM; exec '{binary}' --exact server_process --nocapture");
+    let environment = format!("MCP_MODE = {mode:?}, {environment}");
+    folder.server("test", &["sh", "-c", &script], &environment)
+}
+
+#[tokio::test]
+async fn five_hundred_tools_are_read_from_all_pages_and_pages_without_end_are_not() {
+    for (mode, expected) in [("many", 500), ("endless", 2_000)] {
+        let folder = Folder::new(mode);
+        let (succeeded, printed) = folder.tools(&process(&folder, mode, ""), &["list", "--json"]);
+        assert!(succeeded, "{printed}");
+        let listed: Value = serde_json::from_str(&printed).unwrap();
+        let names = listed["tools"].as_array().unwrap().iter().map(|tool| &tool["name"]);
+        let names: Vec<_> =
+            names.filter(|name| name.as_str().unwrap().starts_with("test__")).collect();
+        assert_eq!(names.len(), expected, "{mode}");
+        assert_eq!(names[499], "test__t00499");
+    }
+}
+
+#[tokio::test]
+async fn results_of_ten_megabytes_are_read_and_longer_lines_are_skipped() {
+    let folder = Folder::new("long");
+    let act = |length: usize| ("test__act", json!({"length": length}));
+    let model = calling([act(10_000_000), act(17_000_000), act(1)]);
+    let text = process(&folder, "plain", "") + "timeout = \"5s\"\n";
+    let host = folder.host(&text, &model).await;
+    let session = host.open_session("one").await.unwrap();
+    let report = session.run("go").await.unwrap();
+    assert_eq!((result(&report).0, result(&report).1.len()), ("success", 10_000_000));
+    assert_eq!(result(&session.run("go").await.unwrap()).0, "timeout");
+    assert_eq!(result(&session.run("go").await.unwrap()), ("success", "x"));
+    // The model reads an excerpt.
+    let longest = model.requests().iter().map(|request| format!("{request:?}").len()).max();
+    assert!(longest.unwrap() < 1_000_000, "{longest:?}");
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn references_in_circles_are_valid_and_those_to_the_network_are_not_followed() {
+    let folder = Folder::new("schemas");
+    let canary = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    canary.set_nonblocking(true).unwrap();
+    let url = format!("CANARY = \"http://{}/a.json\"", canary.local_addr().unwrap());
+    let text = process(&folder, "schemas", &url);
+    let (succeeded, listed) = folder.tools(&text, &["list"]);
+    assert!(succeeded && listed.contains("test__root"), "{listed}");
+    assert!(!listed.contains("test__network") && listed.contains("network"), "{listed}");
+    let deep = (0..50).fold(json!({}), |next, _| json!({"next": next}));
+    let wrong = (0..50).fold(json!(7), |next, _| json!({"next": next}));
+    let model = calling([("test__root", deep), ("test__root", wrong), ("test__own", json!({}))]);
+    let host = folder.host(&text, &model).await;
+    let session = host.open_session("one").await.unwrap();
+    for expected in ["success", "error", "success"] {
+        let report = session.run("go").await.unwrap();
+        assert_eq!(result(&report).0, expected, "{report:?}");
+    }
+    host.shutdown().await;
+    folder.empty().await;
+    let asked = canary.accept();
+    assert!(asked.is_err(), "a schema was fetched: {asked:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_ignores_the_end_of_its_input_and_the_signal_is_killed() {
+    let folder = Folder::new("immortal");
+    let model = calling([("test__act", json!({}))]);
+    let host = folder.host(&process(&folder, "immortal", ""), &model).await;
+    host.open_session("one").await.unwrap().run("go").await.unwrap();
+    assert!(folder.processes() >= 1);
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn a_list_in_another_order_is_no_change() {
+    let folder = Folder::new("order");
+    let model = calling([(); 3].map(|()| ("test__act", json!({}))));
+    let host = folder.host(&process(&folder, "plain", ""), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    let lists = || std::fs::read_to_string(folder.path.join("lists")).unwrap().parse::<usize>();
+    for number in 2..5 {
+        assert_eq!(result(&session.run("go").await.unwrap()).0, "success");
+        wait_until(|| lists().is_ok_and(|lists| lists == number)).await;
+        let change = session.refresh_tools().await.unwrap();
+        assert_eq!(format!("{change:?}").matches("[]").count(), 3, "{change:?}");
+    }
+    let offered = |request: &ModelRequest| format!("{:?}", request.tools);
+    let lists: Vec<_> = model.requests().iter().map(offered).collect();
+    assert!(lists.windows(2).all(|pair| pair[0] == pair[1]), "{lists:?}");
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn a_server_whose_discovery_is_empty_is_asked_for_the_handshake() {
+    let folder = Folder::new("discovery");
+    let model = calling([("test__act", json!({}))]);
+    let host = folder.host(&process(&folder, "empty", ""), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    assert_eq!(result(&session.run("go").await.unwrap()), ("success", "x"));
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+/// A service whose event streams break in the middle of a call.
+struct Service {
+    mode: &'static str,
+    /// The calls that it has begun, and those that it refused.
+    calls: AtomicUsize,
+    refused: AtomicUsize,
+}
+
+impl Service {
+    async fn start(mode: &'static str) -> (Arc<Self>, SocketAddr) {
+        let service =
+            Arc::new(Self { mode, calls: AtomicUsize::new(0), refused: AtomicUsize::new(0) });
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().route("/mcp", post(answer).get(resumed));
+        let app = app.with_state(Arc::clone(&service));
+        #[expect(clippy::disallowed_methods, reason = "the service ends with the test")]
+        drop(tokio::spawn(async move { axum::serve(listener, app).await }));
+        (service, address)
+    }
+}
+
+async fn answer(State(service): State<Arc<Service>>, Json(message): Json<Value>) -> Response {
+    let id = message["id"].clone();
+    let json = |key: &str, value: Value| {
+        let body = Json(json!({"jsonrpc": "2.0", "id": id, key: value}));
+        ([("mcp-session-id", "one")], body).into_response()
+    };
+    match message["method"].as_str().unwrap() {
+        "initialize" => json("result", initialized()),
+        "tools/list" => json("result", listed("plain", 0, &Value::Null)),
+        "tools/call" => {
+            let expired = service.mode == "expired" && service.refused.load(Ordering::SeqCst) == 0;
+            if expired {
+                service.refused.fetch_add(1, Ordering::SeqCst);
+                return StatusCode::NOT_FOUND.into_response();
+            }
+            service.calls.fetch_add(1, Ordering::SeqCst);
+            match service.mode {
+                "broken" => broken_stream(": it works on it\n\n"),
+                "resumed" | "lost" => broken_stream(&format!("id: {id}\nretry: 10\ndata: \n\n")),
+                "ended" => events(": it works on it\n\n".to_owned()),
+                _ => json("result", answered()),
+            }
+        }
+        _ if id.is_null() => StatusCode::ACCEPTED.into_response(),
+        _ => json("error", json!({"code": -32601, "message": "no"})),
+    }
+}
+
+fn answered() -> Value {
+    json!({"content": [{"type": "text", "text": "done"}]})
+}
+
+fn events(text: String) -> Response {
+    ([("content-type", "text/event-stream")], text).into_response()
+}
+
+/// Answers with the beginning of an event stream, whose connection then breaks.
+fn broken_stream(beginning: &str) -> Response {
+    let beginning = stream::iter([Ok(Bytes::from(beginning.to_owned()))]);
+    // The beginning is sent before.
+    let error = stream::once(async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        Err(std::io::Error::other("broken"))
+    });
+    let parts = beginning.chain(error);
+    ([("content-type", "text/event-stream")], Body::from_stream(parts)).into_response()
+}
+
+/// Continues the event stream of a call.
+async fn resumed(State(service): State<Arc<Service>>, headers: HeaderMap) -> Response {
+    match headers.get("last-event-id") {
+        Some(id) if service.mode == "resumed" => {
+            let id: Value = serde_json::from_slice(id.as_bytes()).unwrap();
+            let message = json!({"jsonrpc": "2.0", "id": id, "result": answered()});
+            events(format!("data: {message}\n\n"))
+        }
+        Some(_) => StatusCode::NOT_FOUND.into_response(),
+        None => StatusCode::METHOD_NOT_ALLOWED.into_response(),
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_event_stream_breaks_is_unknown_and_not_sent_again() {
+    for (mode, expected) in
+        [("broken", "unknown"), ("ended", "unknown"), ("lost", "unknown"), ("resumed", "success")]
+    {
+        let (service, address) = Service::start(mode).await;
+        let folder = Folder::new(mode);
+        let text = format!("[mcp.test]\nurl = \"http://{address}/mcp\"\ntimeout = \"20s\"\n");
+        let model = calling([("test__act", json!({}))]);
+        let host = folder.host(&text, &model).await;
+        let session = host.open_session("one").await.unwrap();
+        let report = session.run("go").await.unwrap();
+        let (status, text) = result(&report);
+        assert_eq!(status, expected, "{mode}: {text}");
+        assert_eq!(service.calls.load(Ordering::SeqCst), 1, "{mode}");
+        host.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_call_in_a_lost_session_is_not_sent_and_the_next_one_works() {
+    let (service, address) = Service::start("expired").await;
+    let folder = Folder::new("expired");
+    let act = ("test__act", json!({}));
+    let model = calling([act.clone(), act]);
+    let host = folder.host(&format!("[mcp.test]\nurl = \"http://{address}/mcp\"\n"), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    let report = session.run("go").await.unwrap();
+    let (status, text) = result(&report);
+    assert!(status == "error" && text.contains("was not sent"), "{status}: {text}");
+    assert_eq!(result(&session.run("go").await.unwrap()), ("success", "done"));
+    assert_eq!(service.calls.load(Ordering::SeqCst), 1);
+    host.shutdown().await;
+}
