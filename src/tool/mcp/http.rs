@@ -14,7 +14,7 @@ use rmcp::transport::streamable_http_client::{
 use super::SharedConnection;
 
 type Headers = HashMap<HeaderName, HeaderValue>;
-type HttpError = StreamableHttpError<reqwest::Error>;
+type ServiceClientError = StreamableHttpError<reqwest::Error>;
 
 /// The client of a connection to a service.
 #[derive(Clone)]
@@ -25,7 +25,7 @@ pub(super) struct ServiceClient {
 
 impl ServiceClient {
     /// Has the connection checked after an error of the service that is not an answer to a request.
-    fn noted<T>(&self, result: Result<T, HttpError>) -> Result<T, HttpError> {
+    fn noted<T>(&self, result: Result<T, ServiceClientError>) -> Result<T, ServiceClientError> {
         if !matches!(result, Ok(_) | Err(StreamableHttpError::ServerDoesNotSupportSse)) {
             self.shared.suspect.notify_one();
         }
@@ -43,7 +43,7 @@ impl StreamableHttpClient for ServiceClient {
         session: Option<Arc<str>>,
         auth: Option<String>,
         headers: Headers,
-    ) -> Result<StreamableHttpPostResponse, HttpError> {
+    ) -> Result<StreamableHttpPostResponse, ServiceClientError> {
         let limits = StreamableHttpResponseLimits::default();
         self.post_message_with_response_limits(uri, message, session, auth, headers, limits).await
     }
@@ -56,10 +56,12 @@ impl StreamableHttpClient for ServiceClient {
         auth: Option<String>,
         headers: Headers,
         limits: StreamableHttpResponseLimits,
-    ) -> Result<StreamableHttpPostResponse, HttpError> {
+    ) -> Result<StreamableHttpPostResponse, ServiceClientError> {
         let request = match &message {
             ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),
-            _ => None,
+            ClientJsonRpcMessage::Response(_)
+            | ClientJsonRpcMessage::Notification(_)
+            | ClientJsonRpcMessage::Error(_) => None,
         };
         let post = self
             .client
@@ -83,7 +85,7 @@ impl StreamableHttpClient for ServiceClient {
         session: Arc<str>,
         auth: Option<String>,
         headers: Headers,
-    ) -> Result<(), HttpError> {
+    ) -> Result<(), ServiceClientError> {
         self.client.delete_session(uri, session, auth, headers).await
     }
 
@@ -94,7 +96,7 @@ impl StreamableHttpClient for ServiceClient {
         last_event_id: Option<String>,
         auth: Option<String>,
         headers: Headers,
-    ) -> Result<BoxedSseResponse, HttpError> {
+    ) -> Result<BoxedSseResponse, ServiceClientError> {
         let size = StreamableHttpResponseLimits::default().max_sse_event_size;
         self.get_stream_with_max_sse_event_size(uri, session, last_event_id, auth, headers, size)
             .await
@@ -108,7 +110,7 @@ impl StreamableHttpClient for ServiceClient {
         auth: Option<String>,
         headers: Headers,
         max_size: usize,
-    ) -> Result<BoxedSseResponse, HttpError> {
+    ) -> Result<BoxedSseResponse, ServiceClientError> {
         let stream = self.client.get_stream_with_max_sse_event_size(
             uri,
             session,
