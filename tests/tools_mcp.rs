@@ -515,7 +515,7 @@ fn wrong_servers_are_refused_with_line_and_remedy() {
             "2: mcp.a.url: the URL must not contain a user name",
         ),
         ("[mcp.a]\nurl = \"mcp\"", "2: mcp.a.url: relative URL"),
-        ("[mcp.a]\ncommand = [\"true\"]\npin = \"warn\"", "3: mcp.a.pin: unknown key"),
+        ("[mcp.a]\ncommand = [\"true\"]\npin = \"warn\"", "3: mcp.a.pin: callsheet-tools.lock has"),
     ] {
         let error = folder.config(text).err().unwrap();
         let file = folder.path.join("callsheet.toml").display().to_string();
