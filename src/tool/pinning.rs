@@ -133,9 +133,9 @@ fn compare(path: &str, before: &Value, now: &Value, differences: &mut Vec<String
             compare(&path, &of(before), &of(now), differences);
         }
     } else if before != now {
-        let shown = |value: &Value| match value {
-            Value::Null => "absent".to_owned(),
-            value => excerpt(&value.to_string(), VALUE_CHARS_MAX),
+        let shown = |value: &Value| match value.is_null() {
+            true => "absent".to_owned(),
+            false => excerpt(&value.to_string(), VALUE_CHARS_MAX),
         };
         differences.push(format!("{path} was {} and is {}", shown(before), shown(now)));
     }

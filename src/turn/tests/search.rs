@@ -14,7 +14,7 @@ fn used(index: u64, name: &str, arguments: &str) -> Delta {
 /// Returns the names in the events about calls.
 fn names(driver: &Driver) -> Vec<&str> {
     let name = |event| match event {
-        &Event::CallOpened { ref call } => Some(&*call.name),
+        Event::CallOpened { call } => Some(&*call.name),
         Event::CallDetected { call, .. } | Event::CallStarted { call, .. } => Some(&*call.name),
         Event::CallEnded { result, .. } => Some(&*result.call.name),
         _ => None,
