@@ -148,15 +148,14 @@ impl Endpoint {
                 let reader = spawn(keep_tail(process.stderr, Arc::clone(&tail)));
                 let noise = Arc::clone(&shared.noise);
                 let transport = StdioTransport::new(process.stdout, process.stdin, noise);
-                let mut process =
-                    Process { control: process.control, end: None, tail, _reader: reader };
+                let mut process = Process { control: process.control, end: None, tail, reader };
                 match serve_client_with_lifecycle(handler, transport, lifecycle).await {
                     Ok(service) => Ok(Connection::new(service, Some(process))),
                     Err(error) => {
                         let ended =
                             tokio::time::timeout(STATUS_GRACE, process.control.wait()).await;
                         let reason = match ended {
-                            Ok(end) => process.describe(end),
+                            Ok(end) => process.describe(end).await,
                             Err(_) => format!("the handshake failed: {error}{}", process.quote()),
                         };
                         Err(ConnectError::new(&error, reason))
@@ -252,9 +251,9 @@ struct Process {
     control: ProcessControl,
     /// Its end, if it is known.
     end: Option<ProcessEnd>,
-    /// The end of its standard error.
+    /// The end of its standard error, and the task that reads it.
     tail: Arc<Mutex<Vec<u8>>>,
-    _reader: AbortOnDropHandle<()>,
+    reader: AbortOnDropHandle<()>,
 }
 
 impl Connection {
@@ -322,7 +321,7 @@ impl Connection {
             end = tokio::time::timeout(END_GRACE, process.control.wait()).await.ok();
         }
         let reason = match end {
-            Some(end) => process.describe(end),
+            Some(end) => process.describe(end).await,
             None => format!("it closed its output and did not end{}", process.quote()),
         };
         process.control.kill().await;
@@ -385,7 +384,11 @@ async fn follow_list(peer: Peer<RoleClient>, shared: Arc<SharedConnection>) {
 }
 
 impl Process {
-    fn describe(&self, end: ProcessEnd) -> String {
+    async fn describe(&mut self, end: ProcessEnd) -> String {
+        // What it wrote at its end is still read. A descendant may hold the pipe open.
+        if !self.reader.is_finished() {
+            let _ = tokio::time::timeout(STATUS_GRACE, &mut self.reader).await;
+        }
         let what = match end {
             ProcessEnd::Exited(status) => format!("its program ended with exit status {status}"),
             ProcessEnd::Signalled(signal) => format!("signal {signal} ended its program"),
