@@ -13,13 +13,17 @@ fn used(index: u64, name: &str, arguments: &str) -> Delta {
 
 /// Returns the names in the events about calls.
 fn names(driver: &Driver) -> Vec<&str> {
-    let name = |event| match event {
-        Event::CallOpened { call } => Some(&*call.name),
-        Event::CallDetected { call, .. } | Event::CallStarted { call, .. } => Some(&*call.name),
-        Event::CallEnded { result, .. } => Some(&*result.call.name),
-        _ => None,
-    };
     driver.events.iter().filter_map(name).collect()
+}
+
+fn name(event: &Event) -> Option<&str> {
+    match event {
+        Event::CallOpened { call }
+        | Event::CallDetected { call, .. }
+        | Event::CallStarted { call, .. } => Some(&call.name),
+        Event::CallEnded { result, .. } => Some(&result.call.name),
+        _ => None,
+    }
 }
 
 #[test]
