@@ -73,6 +73,7 @@ impl ListedServer {
             ServerState::Down(reason) => Some(reason.clone()),
         };
         let listing = status.listing.as_deref();
+        let (noise_lines, noise) = server.noise();
         Self {
             name: server.name().to_owned(),
             state: status.state.as_str(),
@@ -81,8 +82,8 @@ impl ListedServer {
             tools: listing.map_or(0, |listing| listing.tools.len()),
             left_out: listing.map(|listing| listing.left_out.clone()).unwrap_or_default(),
             warnings: listing.map(|listing| listing.warnings.clone()).unwrap_or_default(),
-            noise_lines: status.noise_lines,
-            noise: status.noise.clone(),
+            noise_lines,
+            noise,
         }
     }
 }

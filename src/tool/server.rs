@@ -38,6 +38,11 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
     /// Ends the connection in good order. A process ends within seconds, or is killed.
     async fn close(&self);
 
+    /// Returns the number of lines of its output that were no messages, and the first of them.
+    fn noise(&self) -> (u64, Vec<String>) {
+        (0, Vec::new())
+    }
+
     /// Returns the present state and its later changes.
     fn status(&self) -> watch::Receiver<Arc<ServerStatus>>;
 
@@ -100,10 +105,6 @@ pub(crate) struct ServerStatus {
     pub(crate) state: ServerState,
     /// The last list that the server gave. It stays while the server is down.
     pub(crate) listing: Option<Arc<ServerListing>>,
-    /// Number of lines of the server that were no messages.
-    pub(crate) noise_lines: u64,
-    /// The first of these lines.
-    pub(crate) noise: Vec<String>,
 }
 
 /// The state of the connection to a server.

@@ -40,7 +40,7 @@ fn status(name: &str, state: ServerState, tools: &[&str]) -> ServerStatus {
     tools.sort_by(|one, other| one.name.cmp(&other.name));
     let is_known = !tools.is_empty();
     let listing = is_known.then(|| Arc::new(ServerListing { tools, ..ServerListing::default() }));
-    ServerStatus { state, listing, noise_lines: 0, noise: Vec::new() }
+    ServerStatus { state, listing }
 }
 
 fn description(server: &str, tool: &str, text: &str) -> ToolDescription {

@@ -17,7 +17,7 @@ use super::connection::{error_chain, http_cause};
 use super::result::output;
 use super::stdio::SendError;
 use crate::tool::redaction::redacted;
-use crate::tool::{Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec};
+use crate::tool::{InputSchema, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec};
 use crate::types::{FailureKind, TRACEPARENT, TRACESTATE, ToolStatus};
 
 /// The key of the idempotency key in the metadata of a call.
@@ -32,6 +32,8 @@ pub(super) struct McpTool {
     pub(super) server: String,
     /// Its name on the server.
     pub(super) tool: String,
+    /// The schema of structured results.
+    pub(super) output_schema: Option<InputSchema>,
     pub(super) timeout: Duration,
     pub(super) shared: Arc<SharedConnection>,
 }
@@ -85,7 +87,10 @@ impl McpTool {
             }
         };
         match answer {
-            Ok(answer) => output(&serde_json::to_value(answer).unwrap_or_default()),
+            Ok(answer) => {
+                let answer = serde_json::to_value(answer).unwrap_or_default();
+                output(&answer, self.output_schema.as_ref())
+            }
             Err(error) => Err(self.failure(&error, context)),
         }
     }

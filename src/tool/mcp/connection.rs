@@ -356,6 +356,9 @@ pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<Vec<Value>, St
         pages += 1;
         let next = answer["nextCursor"].as_str().map(str::to_owned);
         if next.is_none() || next == cursor || pages == PAGES_MAX || tools.len() >= TOOLS_MAX {
+            if tools.len() > TOOLS_MAX || (next.is_some() && next != cursor) {
+                tracing::warn!(read = TOOLS_MAX.min(tools.len()), "mcp_list_too_long");
+            }
             tools.truncate(TOOLS_MAX);
             return Ok(tools);
         }

@@ -67,6 +67,11 @@ pub(super) struct McpServer {
     closed: CancellationToken,
 }
 
+/// Returns the schema of structured results, if the server describes one that can be checked.
+fn output_schema(definition: &ToolDescription) -> Option<InputSchema> {
+    InputSchema::parse(definition.output_schema.clone()?).ok()
+}
+
 /// Reads the accepted tools of a server, if they are compared.
 fn pins(server: &str, config: &McpConfig) -> Result<Option<Pins>, DefinitionError> {
     let required = match config.pin {
@@ -130,12 +135,7 @@ impl McpServer {
     /// # Errors
     /// The first problem.
     pub(super) fn new(name: &str, config: &McpConfig) -> Result<Arc<Self>, DefinitionError> {
-        let status = ServerStatus {
-            state: ServerState::Starting,
-            listing: None,
-            noise_lines: 0,
-            noise: Vec::new(),
-        };
+        let status = ServerStatus { state: ServerState::Starting, listing: None };
         let shared = SharedConnection {
             peer: Mutex::default(),
             down: Mutex::new("it is still starting".to_owned()),
@@ -161,11 +161,9 @@ impl McpServer {
     }
 
     fn set(&self, state: ServerState, listing: Option<Arc<ServerListing>>) {
-        let noise = self.shared.noise.lock().clone();
         self.status.send_modify(|status| {
             let listing = listing.or_else(|| status.listing.clone());
-            let (noise_lines, noise) = (noise.lines, noise.first);
-            *status = Arc::new(ServerStatus { state, listing, noise_lines, noise });
+            *status = Arc::new(ServerStatus { state, listing });
         });
     }
 
@@ -287,6 +285,11 @@ impl ToolServer for McpServer {
         self.closed.cancelled().await;
     }
 
+    fn noise(&self) -> (u64, Vec<String>) {
+        let noise = self.shared.noise.lock();
+        (noise.lines, noise.first.clone())
+    }
+
     fn status(&self) -> watch::Receiver<Arc<ServerStatus>> {
         self.status.subscribe()
     }
@@ -304,6 +307,7 @@ impl ToolServer for McpServer {
             spec,
             server: self.name.clone(),
             tool: definition.server_name.clone(),
+            output_schema: output_schema(definition),
             timeout: self.config.timeout,
             shared: Arc::clone(&self.shared),
         }))

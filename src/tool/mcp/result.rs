@@ -5,14 +5,21 @@
 
 use serde_json::Value;
 
-use crate::tool::{ToolError, ToolOutput};
-use crate::types::{Image, ResultResource};
+use crate::tool::{InputSchema, ToolError, ToolOutput};
+use crate::types::{Image, ResultResource, excerpt};
 
-/// Converts a result. Content and structured value are both kept; the model reads the content if it has any.
+/// Maximum number of characters of the note about a value that does not match its schema.
+const VIOLATION_CHARS_MAX: usize = 200;
+
+/// Converts a result. Content and structured value are both kept; the model reads the content if it has any,
+/// and a note if the structured value does not match its schema.
 ///
 /// # Errors
 /// If it is not a complete result.
-pub(super) fn output(result: &Value) -> Result<ToolOutput, ToolError> {
+pub(super) fn output(
+    result: &Value,
+    schema: Option<&InputSchema>,
+) -> Result<ToolOutput, ToolError> {
     match result.get("resultType").and_then(Value::as_str) {
         None | Some("complete") => {}
         Some("input_required") => {
@@ -37,10 +44,21 @@ pub(super) fn output(result: &Value) -> Result<ToolOutput, ToolError> {
         [block] if block["type"] == "text" => ToolOutput::from(text(block, "text")),
         blocks => blocks.iter().fold(ToolOutput::default(), with_block),
     };
+    let is_error = result.get("isError").and_then(Value::as_bool).unwrap_or(false);
     if let Some(value) = structured {
+        let violation =
+            schema.filter(|_| !is_error).and_then(|schema| schema.first_violation(value));
+        if let Some(violation) = violation {
+            let violation = excerpt(&violation, VIOLATION_CHARS_MAX);
+            // Without content the model reads the value, so it stands before the note.
+            if content.is_empty() {
+                output = output.with_part(&*value.to_string());
+            }
+            let note = format!("[the result does not match the tool's output schema: {violation}]");
+            output = output.with_part(&*note);
+        }
         output = output.with_structured(value.clone());
     }
-    let is_error = result.get("isError").and_then(Value::as_bool).unwrap_or(false);
     Ok(if is_error { output.into_error() } else { output })
 }
 
@@ -93,7 +111,7 @@ mod tests {
     use super::*;
 
     fn read(result: Value) -> ToolOutput {
-        output(&result).unwrap()
+        output(&result, None).unwrap()
     }
 
     #[test]
@@ -102,8 +120,8 @@ mod tests {
         assert_eq!(read(result), ToolOutput::from("hello"));
         let failed = json!({"content": [{"type": "text", "text": "no"}], "isError": true});
         assert!(read(failed).is_error());
-        assert!(output(&json!({})).is_err());
-        assert!(output(&json!({"resultType": "input_required"})).is_err());
+        assert!(output(&json!({}), None).is_err());
+        assert!(output(&json!({"resultType": "input_required"}), None).is_err());
         let complete = json!({"resultType": "complete", "content": []});
         assert_eq!(read(complete).text(), "");
     }
@@ -130,5 +148,21 @@ mod tests {
                         [resource notes.txt, text/plain, 4 bytes, file:///a/notes.txt]\nnote\n\
                         [resource b, 9 bytes, file:///b.bin]\n[content of the unknown kind \"new_kind\"]";
         assert_eq!(read(result).text(), expected);
+    }
+
+    #[test]
+    fn a_structured_value_that_does_not_match_its_schema_gets_a_note() {
+        let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+        let schema = InputSchema::parse(schema).unwrap();
+        let text = |result: Value| output(&result, Some(&schema)).unwrap().text().into_owned();
+        let note = "[the result does not match the tool's output schema: /n: \"x\" is not of type \"integer\"]";
+        assert_eq!(text(json!({"structuredContent": {"n": 1}})), "{\"n\":1}");
+        let wrong = json!({"structuredContent": {"n": "x"}});
+        assert_eq!(text(wrong), format!("{{\"n\":\"x\"}}\n{note}"));
+        let content = json!([{"type": "text", "text": "seven"}]);
+        let wrong = json!({"content": content, "structuredContent": {"n": "x"}});
+        assert_eq!(text(wrong), format!("seven\n{note}"));
+        let failed = json!({"isError": true, "content": content, "structuredContent": {"n": "x"}});
+        assert_eq!(text(failed), "seven");
     }
 }
