@@ -119,8 +119,9 @@ impl SessionHandle {
         })
     }
 
-    /// Starts a run and waits for its end. A call that needs approval waits for an answer, by default for
-    /// a day: a program whose tools need approval uses [`Self::start_run`], or answers
+    /// Starts a run and waits for its end. A call that needs approval is rejected at once if nobody can be
+    /// asked: nobody subscribes to the session's events, the host has no server, and the program has never
+    /// looked for [`Self::approvals`]. A program whose tools need approval uses [`Self::start_run`], or answers
     /// [`Self::approvals`] elsewhere.
     ///
     /// # Errors
@@ -412,6 +413,7 @@ impl SessionHandle {
     /// # Errors
     /// If the session is closed.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, HostError> {
+        self.link.shared.approvals_are_read.store(true, Ordering::Relaxed);
         let snapshot = |reply| SessionMessage::Snapshot { reply };
         Ok(self.link.request(&self.id, snapshot).await?.0)
     }

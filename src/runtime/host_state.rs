@@ -58,6 +58,8 @@ pub(super) struct HostState {
     pub(super) suspended: Mutex<BTreeSet<SessionId>>,
     pub(super) started: Instant,
     pub(super) closing: AtomicBool,
+    /// True once something outside a run has looked for open approvals: a server, or the program.
+    pub(super) approvals_are_read: AtomicBool,
     /// The number of sessions, awake or not.
     pub(super) sessions: AtomicUsize,
     /// The sessions that are awake or about to be. Locked for short sections, never across an await.

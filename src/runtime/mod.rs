@@ -374,6 +374,7 @@ impl Host {
             suspended: parking_lot::Mutex::default(),
             started,
             closing: AtomicBool::new(false),
+            approvals_are_read: AtomicBool::new(false),
             sessions: AtomicUsize::new(stored),
             index: parking_lot::Mutex::default(),
             reads: Semaphore::new(READS_MAX),
@@ -633,6 +634,11 @@ impl Host {
             // A session that is gone has no run.
             let _ = live.actor.cast(SessionMessage::Interrupt { now });
         }
+    }
+
+    /// Notes that somebody who can answer approvals looks for them. They wait from now on.
+    pub(crate) fn note_approvals_are_read(&self) {
+        self.shared().approvals_are_read.store(true, Ordering::Relaxed);
     }
 
     fn shared(&self) -> &HostState {

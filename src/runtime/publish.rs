@@ -36,6 +36,11 @@ impl Publisher {
         self.feed.close_if_unwatched()
     }
 
+    /// Returns whether somebody reads the session's events.
+    pub(super) fn is_watched(&self) -> bool {
+        self.feed.is_watched()
+    }
+
     /// Reopens the feed, because the session does not hibernate.
     pub(super) fn reopen(&self) {
         self.feed.reopen();

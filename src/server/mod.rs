@@ -105,6 +105,7 @@ pub fn serve(
     let connections = Connections::new(host.clone(), options.max_connections);
     let limits = options.clone();
     let large_answers = LargeAnswers::new(options.max_large_answers);
+    host.note_approvals_are_read();
     let state =
         ApiState { host, options, large_answers, closing: closing.clone(), is_server: true };
     let router = routes::of_server(state).layer(guard);

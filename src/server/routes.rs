@@ -98,6 +98,7 @@ pub(super) fn of_server(state: ApiState) -> Router {
 }
 
 fn embedded_state(host: &Host, options: &ServerOptions) -> ApiState {
+    host.note_approvals_are_read();
     ApiState {
         host: host.clone(),
         large_answers: LargeAnswers::new(options.max_large_answers),

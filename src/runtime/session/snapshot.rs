@@ -1,14 +1,17 @@
 //! The public view of a session: its snapshot, and the approvals that its turn waits for.
 
+use std::sync::atomic::Ordering;
+
 use super::SessionActorState;
 use crate::event::ApprovalRequest;
 use crate::journal::unix_ms;
 use crate::record::{Record, Seq};
+use crate::runtime::message::AccumulatorMessage;
 use crate::runtime::report::CallReport;
 use crate::runtime::snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 use crate::session::open_approvals;
-use crate::turn::results_so_far;
-use crate::types::{RunId, SessionState};
+use crate::turn::{ApprovalDecision, results_so_far};
+use crate::types::{CallKey, Judgement, RunId, SessionState, Verdict};
 
 impl SessionActorState {
     /// Answers the callers that wait for a snapshot, unless the approvals of a resumed turn are
@@ -95,6 +98,33 @@ impl SessionActorState {
         if let Some(run) = &mut self.run {
             run.approvals = approvals;
             self.session.handle_resting(now, only_waits);
+        }
+        self.reject_if_nobody_can_be_asked();
+    }
+
+    /// Rejects the open approvals of a run whose caller waits for its end, if nobody else can answer them.
+    fn reject_if_nobody_can_be_asked(&self) {
+        let Some(run) = self.run.as_ref().filter(|run| run.is_awaited()) else { return };
+        let is_read = self.shared.approvals_are_read.load(Ordering::Relaxed);
+        if is_read || self.publisher.is_watched() {
+            return;
+        }
+        for approval in &run.approvals {
+            let Ok(key) = approval.tool_id.parse::<CallKey>() else { continue };
+            let message = format!(
+                "nobody can be asked: nobody reads the events of this run. Set tools.{}.approval = \"never\", \
+                 or answer approvals: see SessionHandle::start_run",
+                approval.tool_name
+            );
+            let judgement = Judgement { verdict: Verdict::Rejected, message: Some(message) };
+            let (phase, sha256) = (Some(approval.phase), approval.arguments_sha256.clone());
+            let decision = ApprovalDecision { phase, judgement, arguments_sha256: sha256 };
+            let (reply, _) = ractor::concurrency::oneshot();
+            self.tell_accumulator(AccumulatorMessage::Decide {
+                key,
+                decision,
+                reply: reply.into(),
+            });
         }
     }
 

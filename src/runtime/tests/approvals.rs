@@ -2,6 +2,7 @@
 
 use futures::{FutureExt as _, StreamExt as _};
 
+use super::provider::{Reply, answer_with, calls_to};
 use super::recovery::{ACCUMULATOR, SUPERVISOR, actors, kill};
 use super::*;
 use crate::config::ApprovalPolicy;
@@ -253,4 +254,41 @@ async fn a_shutdown_does_not_wait_for_approvals() {
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Interrupted);
     assert_eq!(report.calls[0].result, "Error: not started: the run was ended before");
+}
+
+#[tokio::test]
+async fn a_call_is_rejected_at_once_if_nobody_can_be_asked() {
+    let provider = Provider::new(move |_, request| {
+        let messages = request["messages"].as_array().unwrap();
+        Reply::Sse(match messages.last().unwrap()["role"].as_str() {
+            Some("tool") => answer_with("done"),
+            _ => calls_to(&[("pay", "{}")]),
+        })
+    })
+    .await;
+    let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
+    let host = host(&provider, registry([pay]), |_| ()).await;
+    let session = session(&host).await;
+    let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    let (status, text) = results(&report)["pay"];
+    assert_eq!(status, "refused");
+    assert!(text.contains("nobody can be asked") && text.contains("tools.pay.approval"), "{text}");
+
+    // A subscriber can be asked.
+    let mut events = session.subscribe().await.unwrap();
+    let (report, ()) = tokio::join!(session.run("go"), async {
+        let request = question(&mut events).await;
+        decide(&session, &request, Verdict::Approved).await;
+    });
+    assert_eq!(results(&report.unwrap())["pay"], ("success", "paid"));
+    drop(events);
+
+    // So can a program that looks for open approvals.
+    assert!(session.approvals().await.unwrap().is_empty());
+    let (report, ()) = tokio::join!(session.run("go"), async {
+        standing(&session).await;
+        session.approvals().await.unwrap().remove(0).approve().await.unwrap();
+    });
+    assert_eq!(results(&report.unwrap())["pay"], ("success", "paid"));
+    nothing_left(&host).await;
 }

@@ -226,6 +226,13 @@ impl Feed {
         state.closed
     }
 
+    /// Returns whether there are subscribers, or one is announced.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        let state = self.state.lock();
+        Arc::strong_count(&state.pending_subscriptions) > 1 || self.ring.has_subscribers()
+    }
+
     /// Reopens the feed.
     pub fn reopen(&self) {
         self.state.lock().closed = false;
