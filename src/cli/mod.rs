@@ -82,7 +82,7 @@ enum Command {
     /// Lists, shows and verifies stored sessions, of a running or a stopped host.
     #[command(subcommand)]
     Sessions(sessions::SessionsCommand),
-    /// Lists the tools of an agent, or calls one.
+    /// Lists, calls and pins the tools of an agent.
     #[command(subcommand)]
     Tools(tools::ToolsCommand),
     /// Replays a stored session from its journal and reports the first decision that differs.

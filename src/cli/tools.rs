@@ -243,8 +243,7 @@ fn table(listed: &AgentTools) -> String {
     ));
     let found = offered().filter(|tool| tool.found).count();
     if found > 0 {
-        let found = format_count(found as u64, "tool");
-        text.push_str(&format!("{found} of them by find_tools and use_tool (tool_loading)\n"));
+        text.push_str(&format!("{found} of them are behind find_tools and use_tool (tool_loading)\n"));
     }
     text
 }
