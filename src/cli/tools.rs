@@ -243,7 +243,9 @@ fn table(listed: &AgentTools) -> String {
     ));
     let found = offered().filter(|tool| tool.found).count();
     if found > 0 {
-        text.push_str(&format!("{found} of them are behind find_tools and use_tool (tool_loading)\n"));
+        text.push_str(&format!(
+            "{found} of them are behind find_tools and use_tool (tool_loading)\n"
+        ));
     }
     text
 }
