@@ -637,6 +637,7 @@ impl Host {
     }
 
     /// Notes that somebody who can answer approvals looks for them. They wait from now on.
+    #[cfg(feature = "server")]
     pub(crate) fn note_approvals_are_read(&self) {
         self.shared().approvals_are_read.store(true, Ordering::Relaxed);
     }

@@ -39,6 +39,10 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
     async fn close(&self);
 
     /// Returns the number of lines of its output that were no messages, and the first of them.
+    #[cfg_attr(
+        not(feature = "server"),
+        expect(dead_code, reason = "only lists for people have it")
+    )]
     fn noise(&self) -> (u64, Vec<String>) {
         (0, Vec::new())
     }
