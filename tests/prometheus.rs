@@ -208,6 +208,9 @@ fn setup(directory: &HostDirectory, backup: &Rehearsal) -> HostBuilder {
         fallback_models = ["backup"]
         [tools.quick]
         max_concurrent = 2
+        breaker_failures = 1000
+        [mcp.gone]
+        url = "http://127.0.0.1:1/mcp"
         [tools.waits]
         timeout = "20s"
         [tools.late]

@@ -70,6 +70,7 @@ impl HostDirectory {
         let mut tools = registry(&self.control);
         tools.register(Calculator).unwrap();
         tools.register(SetVariable).unwrap();
+        tools.register_configured(&config).unwrap();
         for agent in config.agents.values_mut() {
             agent.tools = tools.iter().map(|(name, _)| ToolPattern::new(name)).collect();
         }
