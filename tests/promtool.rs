@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use callsheet::event::{ArgumentsAnomaly, CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
+use callsheet::runtime::BreakerState;
 use callsheet::telemetry::metric_table;
 use callsheet::telemetry::{MetricsOptions, Telemetry, Traces, histogram_bounds};
 use callsheet::types::{
@@ -18,11 +19,20 @@ use callsheet::types::{
 use metrics::Recorder;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 
+/// Records the metrics that no event feeds.
+fn record_without_events(telemetry: &Telemetry) {
+    let metrics = telemetry.metrics();
+    metrics.model("main").queue_wait(Duration::from_secs(1));
+    metrics.tool_breaker("clock", BreakerState::Open);
+    metrics.mcp_server("files", "up", &["up", "down"]);
+    metrics.mcp_operation("tools/call", Some("timeout"), Duration::from_secs(1));
+}
+
 #[test]
 fn promtool_accepts_the_metrics_page() {
     let telemetry = Telemetry::new(&["clock".to_owned()]);
     events().into_iter().for_each(|event| telemetry.observe(&published(event)));
-    telemetry.metrics().model("main").queue_wait(Duration::from_secs(1));
+    record_without_events(&telemetry);
     let page = telemetry.render();
     for metric in metric_table::ALL {
         let head = format!("# TYPE {} ", metric.name);
@@ -45,7 +55,7 @@ fn promtool_accepts_the_labelled_metrics_of_two_hosts_in_one_recorder() {
         options.check().unwrap();
         let telemetry = Telemetry::with(&["clock".to_owned()], &options, |_| Traces::default());
         events().into_iter().for_each(|event| telemetry.observe(&published(event)));
-        telemetry.metrics().model("main").queue_wait(Duration::from_secs(1));
+        record_without_events(&telemetry);
         if let Some(own_page) = telemetry.page() {
             promtool(&["check", "metrics"], &own_page);
         }

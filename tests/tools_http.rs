@@ -12,7 +12,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{AppendHeaders, IntoResponse, Redirect};
 use axum::routing::{any, get};
-use callsheet::config::{Config, ModelConfig, ToolPattern};
+use callsheet::config::{Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::model::ModelReply;
 use callsheet::prelude::*;
 use callsheet::testing::FakeModel;
@@ -296,6 +296,7 @@ async fn run_with(keys: &str) -> RunReport {
     let mut config = Config::parse(&text, "callsheet.toml", &|_| None).unwrap();
     config.use_model("fake", ModelConfig::for_source("fake"));
     config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("t")];
+    config.journal.engine = JournalEngine::Memory;
     let model = FakeModel::replies([ModelReply::call("t", json!({})), ModelReply::text("done")]);
     let host = Host::builder().config(config).tools(registry(keys).unwrap());
     let host = host.model_source("fake", model).start().await.unwrap();

@@ -28,7 +28,7 @@ mod result;
 mod stdio;
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -109,7 +109,8 @@ pub(super) struct SharedConnection {
     noise: Arc<Mutex<Noise>>,
     /// The secret values that the server was given.
     secrets: Mutex<Secrets>,
-    observer: OnceLock<RequestObserver>,
+    /// The observer of the host that runs the server now.
+    observer: Mutex<Option<RequestObserver>>,
 }
 
 impl SharedConnection {
@@ -122,7 +123,8 @@ impl SharedConnection {
     ) -> Result<T, E> {
         let began = Instant::now();
         let result = request.await;
-        if let Some(observer) = self.observer.get() {
+        let observer = self.observer.lock().clone();
+        if let Some(observer) = observer {
             observer(method, result.as_ref().err().map(error_type), began.elapsed());
         }
         result
@@ -145,7 +147,7 @@ impl McpServer {
             suspect: Notify::new(),
             noise: Arc::default(),
             secrets: Mutex::default(),
-            observer: OnceLock::new(),
+            observer: Mutex::default(),
         };
         Ok(Arc::new(Self {
             name: name.to_owned(),
@@ -263,7 +265,7 @@ impl ToolServer for McpServer {
     }
 
     async fn run(&self, observer: RequestObserver) {
-        let _ = self.shared.observer.set(observer);
+        *self.shared.observer.lock() = Some(observer);
         let _closed = self.closed.clone().drop_guard();
         let mut reconnect = Reconnect::default();
         while !self.closing.is_cancelled() {
