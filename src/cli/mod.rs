@@ -21,7 +21,8 @@
 //! | `approval_prompts.rs` | `run`: asks for approvals in the terminal, or decides by a flag |
 //! | `images.rs` | `run --image`: reads images |
 //! | `sessions.rs` | `callsheet sessions`: lists, shows and verifies stored sessions |
-//! | `tools.rs` | `callsheet tools`: lists the tools of an agent, and calls one |
+//! | `tools.rs` | `callsheet tools`: lists the tools of an agent, calls one, and imports some |
+//! | `import/` | `tools import`: writes tools for the operations of an OpenAPI document |
 //! | `replay.rs` | `callsheet replay`: replays a stored session and reports differences |
 //! | `load.rs` | `callsheet load`: the load test |
 //! | `decode.rs` | `callsheet decode`: decodes a recorded response |
@@ -34,6 +35,7 @@ mod approval_prompts;
 pub mod decode;
 mod error;
 mod images;
+mod import;
 mod load;
 mod open_files;
 mod output;
@@ -82,7 +84,7 @@ enum Command {
     /// Lists, shows and verifies stored sessions, of a running or a stopped host.
     #[command(subcommand)]
     Sessions(sessions::SessionsCommand),
-    /// Lists, calls and pins the tools of an agent.
+    /// Lists, calls and pins the tools of an agent, and writes tools for an OpenAPI document.
     #[command(subcommand)]
     Tools(tools::ToolsCommand),
     /// Replays a stored session from its journal and reports the first decision that differs.

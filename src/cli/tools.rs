@@ -1,5 +1,6 @@
-//! `callsheet tools`: lists the tools of an agent, and calls one.
+//! `callsheet tools`: lists the tools of an agent, calls one, and writes tools for an OpenAPI document.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
@@ -8,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::approval_prompts::ApprovalMode;
 use super::error::CommandError;
+use super::import::{self, OperationFilter};
 use super::output::{self, format_count};
 use super::run::choose_agent;
 use super::setup::{self, CONFIG_HELP};
@@ -22,6 +24,9 @@ use crate::types::{RunEnd, ToolStatus, one_line, printable};
 
 /// Name of the model that asks for the call of `tools call`; not a valid name in a configuration file.
 const CALLER: &str = "(tools call)";
+
+/// Maximum size of an OpenAPI document.
+const SPEC_BYTES_MAX: u64 = 32 << 20;
 
 /// The columns of the table.
 const HEADINGS: [&str; 7] = ["NAME", "KIND", "EFFECT", "START", "IDEMPOTENT", "APPROVAL", "TOKENS"];
@@ -51,6 +56,18 @@ pub(super) enum ToolsCommand {
     },
     /// Calls a tool once, as a session would, and prints what the model would read.
     Call(CallArgs),
+    /// Prints tools for the operations of an OpenAPI document (3.0 or 3.1), as TOML to read and prune.
+    Import {
+        /// Only operations whose names match; * stands for any text. Can be repeated.
+        #[arg(long, value_name = "GLOB")]
+        include: Vec<String>,
+        /// Only operations with this tag. Can be repeated.
+        #[arg(long, value_name = "TAG")]
+        tag: Vec<String>,
+        /// The document, as JSON or YAML; - is standard input.
+        #[arg(value_name = "SPEC")]
+        file: PathBuf,
+    },
 }
 
 /// Flags of `callsheet tools call`.
@@ -82,6 +99,10 @@ pub(super) async fn run(command: ToolsCommand) -> Result<ExitCode, CommandError>
         #[cfg(all(feature = "mcp", target_os = "linux"))]
         ToolsCommand::Pin { config, accept } => super::pin::run(config.as_deref(), accept).await,
         ToolsCommand::Call(args) => call(args).await,
+        ToolsCommand::Import { include, tag, file } => {
+            let include = include.into_iter().map(ToolPattern::new).collect();
+            import(&file, &OperationFilter { include, tags: tag })
+        }
     }
 }
 
@@ -177,6 +198,31 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     let succeeded = report.calls.iter().all(|call| call.status == ToolStatus::Ok);
     let is_answered = report.run_end == RunEnd::Answered;
     Ok(if is_answered && succeeded { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Prints tools for the operations of an OpenAPI document.
+fn import(file: &Path, filter: &OperationFilter) -> Result<ExitCode, CommandError> {
+    let (name, is_stdin) = match file.to_str() {
+        Some("-") => ("standard input".to_owned(), true),
+        _ => (file.display().to_string(), false),
+    };
+    let wrong = |problem: &dyn std::fmt::Display| {
+        CommandError::usage(terminal_line(&format!("{name}: {problem}")))
+    };
+    let mut bytes = Vec::new();
+    let read = match is_stdin {
+        true => std::io::stdin().lock().take(SPEC_BYTES_MAX + 1).read_to_end(&mut bytes),
+        false => std::fs::File::open(file)
+            .and_then(|file| file.take(SPEC_BYTES_MAX + 1).read_to_end(&mut bytes)),
+    };
+    read.map_err(|error| CommandError::usage(format!("read {name}: {error}")))?;
+    if bytes.len() as u64 > SPEC_BYTES_MAX {
+        return Err(wrong(&format!("is larger than {} MiB", SPEC_BYTES_MAX >> 20)));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| wrong(&format!("is no text: {error}")))?;
+    let tools = import::import(&text, filter).map_err(|error| wrong(&error))?;
+    output::to_stdout(&tools).map_err(|error| output::write_error(&error))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn parse_input(json: &str) -> Result<Value, CommandError> {

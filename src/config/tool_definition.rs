@@ -32,6 +32,8 @@ impl ConfiguredTool {
 pub enum ToolInput {
     /// The JSON schemas of the properties, by name. A property without `default` is required.
     Properties(Map<String, Value>),
+    /// The JSON schema of the arguments.
+    Schema(Value),
     /// A file with the JSON schema of the arguments.
     File(PathBuf),
 }

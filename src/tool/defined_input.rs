@@ -39,6 +39,7 @@ impl DefinedInput {
     pub(crate) fn load(input: &ToolInput) -> Result<Self, DefinitionError> {
         let (key, schema) = match input {
             ToolInput::Properties(properties) => ("input", properties_schema(properties)),
+            ToolInput::Schema(schema) => ("input_schema", schema.clone()),
             ToolInput::File(file) => ("input_schema", read_json("input_schema", file)?),
         };
         let properties = schema.get("properties").and_then(Value::as_object).cloned();
@@ -178,6 +179,16 @@ mod tests {
         std::fs::remove_dir_all(&directory).unwrap();
         let error = load_schema("output_schema", &file).unwrap_err().to_string();
         assert!(error.starts_with("output_schema: read ") && error.contains("No such file"));
+    }
+
+    #[test]
+    fn a_schema_of_the_configuration_has_optional_arguments() {
+        let schema = json!({"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"]});
+        let input = DefinedInput::load(&ToolInput::Schema(schema)).unwrap();
+        assert_eq!(input.schema().first_violation(&json!({"a": 1})), None);
+        assert!(input.template("url", "{b}").is_ok());
+        let error = DefinedInput::load(&ToolInput::Schema(json!({"type": "array"}))).unwrap_err();
+        assert!(error.to_string().starts_with("input_schema: must be the schema of an object"));
     }
 
     #[test]

@@ -62,14 +62,19 @@ impl ConfiguredTool {
 impl ToolInput {
     fn read(section: &Section<'_, '_>) -> Self {
         let properties = section.read("input", properties);
-        let file = section.path("input_schema");
+        let schema = section.read("input_schema", |value| {
+            if value.is_table() {
+                return Ok(Self::Schema(values::json_object(value)?.into()));
+            }
+            if value.as_str().is_none() {
+                return Err(values::wrong_type("the name of a file, or a JSON schema", value));
+            }
+            Ok(Self::File(section.relative_to_file(&values::non_empty_string(value)?)))
+        });
         if section.has("input") && section.has("input_schema") {
             section.add_error("input_schema", "input and input_schema exclude each other");
         }
-        if let Some(file) = file {
-            return Self::File(file);
-        }
-        Self::Properties(properties.unwrap_or_default())
+        schema.unwrap_or_else(|| Self::Properties(properties.unwrap_or_default()))
     }
 }
 
@@ -293,6 +298,20 @@ effect = "none"
     }
 
     #[test]
+    fn a_schema_is_a_file_or_a_table() {
+        let table = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
+        let input = |keys: &str| {
+            let config = parse(&format!("{table}{keys}")).unwrap();
+            config.tools["t"].definition.as_ref().unwrap().input.clone()
+        };
+        assert_eq!(input("input_schema = \"a.json\""), ToolInput::File("etc/a.json".into()));
+        let keys =
+            "[tools.t.input_schema]\ntype = \"object\"\nproperties.a = { type = \"string\" }";
+        let schema = serde_json::json!({"type": "object", "properties": {"a": {"type": "string"}}});
+        assert_eq!(input(keys), ToolInput::Schema(schema));
+    }
+
+    #[test]
     fn wrong_definitions_name_line_and_remedy() {
         let table = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
         for (text, expected) in [
@@ -337,6 +356,10 @@ effect = "none"
             (
                 &format!("{table}input = {{}}\ninput_schema = \"a.json\""),
                 "6: tools.t.input_schema: input and input_schema exclude each other",
+            ),
+            (
+                &format!("{table}input_schema = 1"),
+                "5: tools.t.input_schema: must be the name of a file, or a JSON schema, not 1",
             ),
             (
                 &format!("{table}stdin = \"text:\""),

@@ -1,0 +1,316 @@
+//! The arguments of a tool: the parameters of an operation, and its body.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::document::{OpenApiDocument, Operation, members};
+use super::naming::argument_name;
+use super::schema::SchemaReader;
+
+/// Headers that are no parameters, by the rules of OpenAPI.
+const IGNORED_HEADERS: [&str; 3] = ["accept", "authorization", "content-type"];
+
+/// Keywords of an object whose properties can be arguments of their own.
+const PLAIN_OBJECT: [&str; 5] =
+    ["additionalProperties", "description", "properties", "required", "type"];
+
+/// An argument that the model gives.
+#[derive(Debug)]
+pub(super) struct Argument {
+    pub(super) schema: Map<String, Value>,
+    pub(super) is_required: bool,
+}
+
+/// What the parameters and the body of an operation become.
+#[derive(Debug)]
+pub(super) struct RequestParts<'d> {
+    document: &'d OpenApiDocument,
+    reader: SchemaReader<'d>,
+    pub(super) arguments: BTreeMap<String, Argument>,
+    /// The argument of each placeholder of the path.
+    pub(super) path: BTreeMap<String, String>,
+    /// The argument of each parameter of the query.
+    pub(super) query: BTreeMap<String, String>,
+    /// Headers with fixed values.
+    pub(super) headers: BTreeMap<String, String>,
+    pub(super) idempotency_header: Option<String>,
+    /// The key `body`.
+    pub(super) body: String,
+    /// Comments.
+    pub(super) notes: Vec<String>,
+}
+
+impl<'d> RequestParts<'d> {
+    /// Reads the parameters and the body.
+    ///
+    /// # Errors
+    /// The reason why the operation cannot be called.
+    pub(super) fn read(
+        document: &'d OpenApiDocument,
+        operation: &Operation<'d>,
+    ) -> Result<Self, String> {
+        let mut parts = Self {
+            document,
+            reader: SchemaReader::new(document),
+            arguments: BTreeMap::new(),
+            path: BTreeMap::new(),
+            query: BTreeMap::new(),
+            headers: BTreeMap::new(),
+            idempotency_header: None,
+            body: "none".to_owned(),
+            notes: Vec::new(),
+        };
+        // A parameter of the operation replaces the one of the path.
+        let mut parameters = BTreeMap::new();
+        for holder in [operation.path_item, operation.definition] {
+            for parameter in holder["parameters"].as_array().into_iter().flatten() {
+                let parameter = document.resolve(parameter);
+                let parameter = parameter.map_err(|problem| format!("a parameter {problem}"))?;
+                let text = |key: &str| parameter[key].as_str().unwrap_or_default();
+                parameters.insert((text("in") == "path", text("name"), text("in")), parameter);
+            }
+        }
+        // Parameters of the path get the plain names.
+        for ((_, name, place), parameter) in parameters.iter().rev() {
+            if let Err(problem) = parts.parameter(operation, name, place, parameter) {
+                if *place == "path" || parameter["required"] == true {
+                    return Err(format!("the {place} parameter {name:?} {problem}"));
+                }
+                parts.notes.push(format!("without the {place} parameter {name:?}: it {problem}"));
+            }
+        }
+        for name in placeholders(operation.path) {
+            if !parts.path.contains_key(name) {
+                parts.notes.push(format!("the document does not describe {{{name}}} of the path"));
+                let schema = Map::from_iter([("type".to_owned(), "string".into())]);
+                let argument = parts.add(name, "path", schema, true);
+                parts.path.insert(name.to_owned(), argument);
+            }
+        }
+        parts.read_body(&operation.definition["requestBody"])?;
+        parts.notes.extend(std::mem::take(&mut parts.reader.notes));
+        Ok(parts)
+    }
+
+    /// Adds an argument, and returns its name.
+    fn add(
+        &mut self,
+        name: &str,
+        suffix: &str,
+        mut schema: Map<String, Value>,
+        is_required: bool,
+    ) -> String {
+        // The service has its own defaults. One in the configuration would be sent with every call.
+        if let Some(default) = schema.remove("default") {
+            describe(&mut schema, &format!("Default: {default}."));
+        }
+        let name = argument_name(name, suffix, |name| self.arguments.contains_key(name));
+        self.arguments.insert(name.clone(), Argument { schema, is_required });
+        name
+    }
+
+    fn parameter(
+        &mut self,
+        operation: &Operation<'_>,
+        name: &str,
+        place: &str,
+        parameter: &Value,
+    ) -> Result<(), &'static str> {
+        let is_required = parameter["required"] == true;
+        if parameter["deprecated"] == true && !is_required {
+            return Ok(());
+        }
+        let content = members(&parameter["content"]).next();
+        let definition = content.map_or(&parameter["schema"], |(_, media)| &media["schema"]);
+        let mut schema = self.reader.read(definition);
+        if let Some(text) = self.reader.read(parameter).remove("description") {
+            schema.insert("description".to_owned(), text);
+        }
+        let is = |kind: &str| {
+            let kinds = schema.get("type").into_iter();
+            let mut kinds = kinds.flat_map(|t| t.as_array().map_or(std::slice::from_ref(t), |t| t));
+            kinds.any(|name| name == kind)
+        };
+        let (is_array, is_object) = (is("array"), is("object"));
+        if content.is_some() && !is_object {
+            return Err("has the form of a media type");
+        }
+        let style = parameter["style"].as_str();
+        let explodes = style.is_none_or(|style| style == "form" || style == "deepObject");
+        let is_exploded = parameter["explode"].as_bool().unwrap_or(explodes);
+        match place {
+            "path" if !placeholders(operation.path).any(|placeholder| placeholder == name) => {}
+            "path" if is_object => return Err("is an object"),
+            "path" if style.is_some_and(|style| style != "simple") => {
+                return Err("has a style other than simple");
+            }
+            "path" => {
+                let schema = if is_array { joined(&schema, ",") } else { schema };
+                let argument = self.add(name, place, schema, true);
+                self.path.insert(name.to_owned(), argument);
+            }
+            "query" if is_object && content.is_none() => {
+                let is_deep = style == Some("deepObject");
+                let properties = schema.get("properties").and_then(Value::as_object);
+                let properties = properties.filter(|_| is_exploded).ok_or("is an object")?;
+                for (property, value) in properties {
+                    let value = value.as_object().cloned().unwrap_or_default();
+                    let is_required = is_required && requires(&schema, property);
+                    let query =
+                        if is_deep { format!("{name}[{property}]") } else { property.clone() };
+                    let argument = self.add(&query, place, value, is_required);
+                    self.query.insert(query, argument);
+                }
+            }
+            "query" => {
+                let separator = match style {
+                    Some("spaceDelimited") => " ",
+                    Some("pipeDelimited") => "|",
+                    _ => ",",
+                };
+                let is_joined = is_array && !is_exploded;
+                let schema = if is_joined { joined(&schema, separator) } else { schema };
+                let argument = self.add(name, place, schema, is_required);
+                self.query.insert(name.to_owned(), argument);
+            }
+            "header" => self.header(name, &schema, is_required),
+            "cookie" => return Err("cannot be sent by kind = \"http\""),
+            _ => return Err("is neither in path, query nor header"),
+        }
+        Ok(())
+    }
+
+    /// Adds a header. Arguments cannot be in headers, so that only fixed values are possible.
+    fn header(&mut self, name: &str, schema: &Map<String, Value>, is_required: bool) {
+        let lower = name.to_ascii_lowercase();
+        if IGNORED_HEADERS.contains(&lower.as_str()) {
+            return;
+        }
+        if lower.contains("idempotency") {
+            self.idempotency_header = Some(name.to_owned());
+            return;
+        }
+        let only = schema.get("enum").and_then(Value::as_array).filter(|values| values.len() == 1);
+        let fixed = schema.get("const").or_else(|| only.and_then(|values| values.first()));
+        match fixed.or_else(|| schema.get("default")) {
+            Some(Value::String(text)) if is_required => {
+                self.headers.insert(name.to_owned(), text.clone());
+            }
+            Some(value @ Value::Number(_)) if is_required => {
+                self.headers.insert(name.to_owned(), value.to_string());
+            }
+            Some(_) | None if is_required => self.notes.push(format!(
+                "the header {name} is required, and no argument can fill it: add `headers` with a fixed value"
+            )),
+            Some(_) | None => self.notes.push(format!("without the header {name}, which is optional")),
+        }
+    }
+
+    fn read_body(&mut self, body: &Value) -> Result<(), String> {
+        if body.is_null() {
+            return Ok(());
+        }
+        let body = self.document.resolve(body).map_err(|problem| format!("its body {problem}"))?;
+        let is_required = body["required"] == true;
+        let plain =
+            |name: &str| name.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        let find = |fits: &dyn Fn(&str) -> bool| {
+            members(&body["content"]).find(|(name, _)| fits(&plain(name)))
+        };
+        let media = find(&|name| name == "application/json")
+            .or_else(|| find(&|name| name.ends_with("+json")))
+            .or_else(|| find(&|name| name == "*/*"));
+        if let Some((name, media)) = media {
+            if plain(name).ends_with("+json") {
+                self.headers.insert("content-type".to_owned(), plain(name));
+            }
+            return self.json_body(&media["schema"], is_required);
+        }
+        if let Some((name, media)) = find(&|name| name.starts_with("text/") && name != "text/xml") {
+            self.headers.insert("content-type".to_owned(), plain(name));
+            let mut schema = self.reader.read(&media["schema"]);
+            schema.entry("type").or_insert_with(|| "string".into());
+            let argument = self.add("body", "text", schema, is_required);
+            self.body = format!("text:{argument}");
+            return Ok(());
+        }
+        let names: Vec<&str> = members(&body["content"]).map(|(name, _)| name.as_str()).collect();
+        match names.is_empty() {
+            true => Ok(()),
+            false => {
+                Err(format!("its body is {}, which kind = \"http\" cannot send", names.join(", ")))
+            }
+        }
+    }
+
+    fn json_body(&mut self, definition: &Value, is_required: bool) -> Result<(), String> {
+        let mut schema = self.reader.read(definition);
+        let is_plain = schema.keys().all(|key| PLAIN_OBJECT.contains(&key.as_str()))
+            && schema.get("type").is_none_or(|kind| kind == "object")
+            && schema.get("additionalProperties").is_none_or(Value::is_boolean);
+        let is_free = |name: &String| {
+            let accepted = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
+            (1..=64).contains(&name.len())
+                && name.bytes().all(accepted)
+                && !self.arguments.contains_key(name)
+        };
+        let properties = schema.get("properties").and_then(Value::as_object).cloned();
+        let properties = properties.filter(|properties| {
+            is_plain && !properties.is_empty() && properties.keys().all(is_free)
+        });
+        if let Some(properties) = properties {
+            for (name, property) in properties {
+                let is_required = requires(&schema, &name);
+                let mut property = property.as_object().cloned().unwrap_or_default();
+                if let Some(default) = property.remove("default") {
+                    describe(&mut property, &format!("Default: {default}."));
+                }
+                self.arguments.insert(name, Argument { schema: property, is_required });
+            }
+            self.body = "json".to_owned();
+            return Ok(());
+        }
+        let kind = schema.entry("type").or_insert_with(|| json!(["object", "array"]));
+        if *kind == "string"
+            || kind.as_array().is_some_and(|kinds| kinds.contains(&"string".into()))
+        {
+            return Err("its body is JSON that can be a single text".to_owned());
+        }
+        let content_type = || "application/json".to_owned();
+        self.headers.entry("content-type".to_owned()).or_insert_with(content_type);
+        let argument = self.add("body", "json", schema, is_required);
+        self.body = format!("text:{argument}");
+        Ok(())
+    }
+}
+
+fn requires(schema: &Map<String, Value>, name: &str) -> bool {
+    let required = schema.get("required").and_then(Value::as_array);
+    required.is_some_and(|required| required.iter().any(|required| required == name))
+}
+
+/// Adds a sentence to the description of a schema.
+fn describe(schema: &mut Map<String, Value>, sentence: &str) {
+    let description = schema.get("description").and_then(Value::as_str).unwrap_or_default();
+    let end =
+        if description.is_empty() || description.ends_with(['.', '!', '?']) { "" } else { "." };
+    let text = format!("{description}{end} {sentence}");
+    schema.insert("description".to_owned(), text.trim().into());
+}
+
+/// Returns the schema of a text that holds the items of a list.
+fn joined(list: &Map<String, Value>, separator: &str) -> Map<String, Value> {
+    let mut schema = Map::from_iter([("type".to_owned(), "string".into())]);
+    schema.extend(list.get("description").map(|text| ("description".to_owned(), text.clone())));
+    let values = list.get("items").and_then(|items| items["enum"].as_array());
+    let values = values.map(|values| format!(" of {}", Value::from(values.clone())));
+    let values = values.unwrap_or_default();
+    describe(&mut schema, &format!("Several values{values} are separated by {separator:?}."));
+    schema
+}
+
+/// Returns the names of the placeholders of a path.
+fn placeholders(path: &str) -> impl Iterator<Item = &str> {
+    path.split('{').skip(1).filter_map(|part| part.split('}').next())
+}

@@ -1,0 +1,194 @@
+//! The OpenAPI document: its version, its references and its operations.
+
+use serde_json::{Map, Value};
+
+use super::ImportError;
+use super::naming::{OperationName, tool_names};
+use super::yaml;
+
+/// The methods of OpenAPI, in the order in which operations of one path are printed.
+const METHODS: [&str; 9] =
+    ["get", "post", "put", "patch", "delete", "head", "options", "trace", "query"];
+
+/// Maximum number of references that lead from one to the next.
+const REFERENCES_MAX: usize = 16;
+
+/// An OpenAPI document of a known version.
+#[derive(Debug)]
+pub(super) struct OpenApiDocument {
+    root: Value,
+}
+
+/// A method of a path.
+#[derive(Debug)]
+pub(super) struct Operation<'d> {
+    /// The name of the tool.
+    pub(super) name: String,
+    /// The method, such as `GET`.
+    pub(super) method: String,
+    /// The path, with its placeholders.
+    pub(super) path: &'d str,
+    /// What all operations of the path share.
+    pub(super) path_item: &'d Value,
+    /// The operation itself.
+    pub(super) definition: &'d Value,
+}
+
+impl Operation<'_> {
+    /// Returns the texts of the operation's tags.
+    pub(super) fn tags(&self) -> impl Iterator<Item = &str> {
+        self.definition["tags"].as_array().into_iter().flatten().filter_map(Value::as_str)
+    }
+}
+
+impl OpenApiDocument {
+    /// Parses JSON (a text that begins with `{`) or YAML.
+    ///
+    /// # Errors
+    /// If the text is neither, or no OpenAPI document of a known version.
+    pub(super) fn parse(text: &str) -> Result<Self, ImportError> {
+        let text = text.trim_start_matches('\u{feff}');
+        let root: Value = if text.trim_start().starts_with('{') {
+            let parsed = serde_json::from_str(text);
+            parsed.map_err(|error| ImportError::Syntax("JSON", error.to_string()))?
+        } else {
+            yaml::parse(text).map_err(|error| ImportError::Syntax("YAML", error))?
+        };
+        // YAML reads an unquoted 3.0 as a number.
+        let version = |key: &str| {
+            let version =
+                root.get(key).filter(|version| version.is_string() || version.is_number());
+            version.map(|version| version.as_str().map_or(version.to_string(), str::to_owned))
+        };
+        if let Some(version) = version("swagger") {
+            return Err(ImportError::Swagger(version));
+        }
+        let version = version("openapi").ok_or(ImportError::NotOpenApi)?;
+        let is_known = |known: &str| version == known || version.starts_with(&format!("{known}."));
+        if !["3.0", "3.1", "3.2"].into_iter().any(is_known) {
+            return Err(ImportError::UnknownVersion(version));
+        }
+        Ok(Self { root })
+    }
+
+    /// Returns the value at a JSON pointer.
+    pub(super) fn at(&self, pointer: &str) -> Option<&Value> {
+        self.root.pointer(pointer)
+    }
+
+    /// Returns the title, or an empty text.
+    pub(super) fn title(&self) -> &str {
+        self.root["info"]["title"].as_str().unwrap_or_default()
+    }
+
+    /// Returns the value that a reference names.
+    ///
+    /// # Errors
+    /// The reason why there is none. Other documents are never read.
+    pub(super) fn target(&self, reference: &str) -> Result<&Value, String> {
+        let Some(pointer) = reference.strip_prefix('#') else {
+            return Err(format!("refers to {reference:?}, and other documents are not read"));
+        };
+        let found = self.root.pointer(&percent_decoded(pointer));
+        found.ok_or_else(|| format!("refers to {reference:?}, which the document does not have"))
+    }
+
+    /// Returns the value itself, or what its reference leads to.
+    ///
+    /// # Errors
+    /// The reason why the reference leads nowhere.
+    pub(super) fn resolve<'d>(&'d self, mut value: &'d Value) -> Result<&'d Value, String> {
+        for _ in 0..REFERENCES_MAX {
+            match value["$ref"].as_str() {
+                Some(reference) => value = self.target(reference)?,
+                None => return Ok(value),
+            }
+        }
+        Err("refers to itself".to_owned())
+    }
+
+    /// Returns the operations in the order of their paths, and a line for each path that cannot be read.
+    ///
+    /// # Errors
+    /// If the paths do not have the form of OpenAPI.
+    pub(super) fn operations(&self) -> Result<(Vec<Operation<'_>>, Vec<String>), ImportError> {
+        let paths = self.root.get("paths").ok_or_else(|| wrong("paths", "is missing"))?;
+        let paths = paths.as_object().ok_or_else(|| wrong("paths", "must be an object"))?;
+        let mut operations = Vec::new();
+        let mut unread = Vec::new();
+        for (path, item) in paths.iter().filter(|(path, _)| !path.starts_with("x-")) {
+            let at = format!("paths.{path:?}");
+            check_path(path).map_err(|problem| wrong(&at, problem))?;
+            let item = match self.resolve(item) {
+                Ok(item) if item.is_object() => item,
+                Ok(_) => return Err(wrong(&at, "must be an object")),
+                Err(problem) => {
+                    unread.push(format!("{path}: it {problem}"));
+                    continue;
+                }
+            };
+            for method in METHODS {
+                let Some(definition) = item.get(method) else { continue };
+                if !definition.is_object() {
+                    return Err(wrong(&format!("{at}.{method}"), "must be an object"));
+                }
+                let method = method.to_ascii_uppercase();
+                let name = String::new();
+                operations.push(Operation { name, method, path, path_item: item, definition });
+            }
+        }
+        let named: Vec<OperationName<'_>> = operations
+            .iter()
+            .map(|Operation { method, path, definition, .. }| OperationName {
+                id: definition["operationId"].as_str(),
+                method,
+                path,
+            })
+            .collect();
+        let names = tool_names(&named);
+        for (operation, name) in operations.iter_mut().zip(names) {
+            operation.name = name;
+        }
+        Ok((operations, unread))
+    }
+}
+
+fn wrong(at: &str, problem: &str) -> ImportError {
+    ImportError::Structure { at: at.to_owned(), problem: problem.to_owned() }
+}
+
+fn check_path(path: &str) -> Result<(), &'static str> {
+    if !path.starts_with('/') {
+        return Err("must begin with \"/\"");
+    }
+    let mut is_open = false;
+    for c in path.chars().filter(|c| matches!(c, '{' | '}')) {
+        if (c == '{') == is_open {
+            return Err("has a \"{\" or \"}\" without its counterpart");
+        }
+        is_open = !is_open;
+    }
+    match is_open || path.contains("{}") {
+        true => Err("has a placeholder without end or name"),
+        false => Ok(()),
+    }
+}
+
+/// Decodes `%7B` and the like, which references may contain.
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        let code = after.get(..2).filter(|_| *first == b'%');
+        let code = code.and_then(|code| std::str::from_utf8(code).ok());
+        let code = code.and_then(|code| u8::from_str_radix(code, 16).ok());
+        bytes.push(code.unwrap_or(*first));
+        rest = if code.is_some() { after.get(2..).unwrap_or_default() } else { after };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Returns the members of a value that is an object.
+pub(super) fn members(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    value.as_object().into_iter().flat_map(Map::iter)
+}

@@ -1,0 +1,196 @@
+//! The names of the tools and of their arguments.
+
+use std::collections::{HashMap, HashSet};
+
+use sha2::{Digest as _, Sha256};
+
+/// The longest name that a tool can have.
+const NAME_BYTES_MAX: usize = 64;
+
+/// Number of hex digits of the hash in a name that would not be unique or is too long.
+const HASH_DIGITS: usize = 8;
+
+/// Names that belong to tools of the host.
+const TAKEN: [&str; 10] = [
+    "calculator",
+    "clock",
+    "final_answer",
+    "find_tools",
+    "get_variable",
+    "http_get",
+    "read_file",
+    "read_var",
+    "set_variable",
+    "use_tool",
+];
+
+/// What the name of an operation is made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OperationName<'d> {
+    /// The `operationId`.
+    pub(super) id: Option<&'d str>,
+    /// The method, such as `GET`.
+    pub(super) method: &'d str,
+    /// The path.
+    pub(super) path: &'d str,
+}
+
+/// Returns a unique name for each operation. A name that several operations would have, that belongs to a
+/// tool of the host, or that is too long, ends with a hash of method and path.
+pub(super) fn tool_names(operations: &[OperationName<'_>]) -> Vec<String> {
+    let plain: Vec<String> = operations.iter().map(plain_name).collect();
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for name in &plain {
+        *counts.entry(name).or_default() += 1;
+    }
+    let mut used = HashSet::new();
+    let mut names = Vec::new();
+    for (name, operation) in plain.iter().zip(operations) {
+        let is_unique = counts.get(name.as_str()) == Some(&1);
+        let fits = name.len() <= NAME_BYTES_MAX && !TAKEN.contains(&name.as_str());
+        let mut unique = name.clone();
+        let mut digits = HASH_DIGITS;
+        if !is_unique || !fits {
+            unique = hashed(name, operation, digits);
+        }
+        // Another operation can have this very name as its `operationId`.
+        while !used.insert(unique.clone()) {
+            digits += 1;
+            unique = hashed(name, operation, digits);
+        }
+        names.push(unique);
+    }
+    names
+}
+
+fn plain_name(operation: &OperationName<'_>) -> String {
+    let OperationName { id, method, path } = operation;
+    let name = clean(id.unwrap_or_default());
+    let name = match name.is_empty() {
+        true => clean(&format!("{} {path}", method.to_ascii_lowercase())),
+        false => name,
+    };
+    // Some providers demand a letter at the beginning.
+    if name.starts_with(|c: char| c.is_ascii_alphabetic()) { name } else { format!("op_{name}") }
+}
+
+fn hashed(name: &str, operation: &OperationName<'_>, digits: usize) -> String {
+    let digest = Sha256::digest(format!("{} {}", operation.method, operation.path));
+    let hash = digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hash = hash.get(..digits).unwrap_or(&hash);
+    let beginning = name.get(..NAME_BYTES_MAX - 1 - hash.len()).unwrap_or(name);
+    format!("{beginning}_{hash}")
+}
+
+/// Replaces each sequence of other characters than `a-z A-Z 0-9 _ -` by one `_`.
+fn clean(text: &str) -> String {
+    let mut name = String::new();
+    for c in text.chars() {
+        match c {
+            c if c.is_ascii_alphanumeric() || c == '_' || c == '-' => name.push(c),
+            _ if !name.ends_with('_') => name.push('_'),
+            _ => {}
+        }
+    }
+    name.trim_matches('_').to_owned()
+}
+
+/// Returns the name of an argument for a parameter. A name that is taken ends with `suffix`, or with a
+/// number.
+pub(super) fn argument_name(
+    parameter: &str,
+    suffix: &str,
+    is_taken: impl Fn(&str) -> bool,
+) -> String {
+    let mut name = clean(parameter);
+    name.truncate(NAME_BYTES_MAX - 10);
+    if name.is_empty() {
+        name.push_str(suffix);
+    }
+    let suffixed = format!("{name}_{suffix}");
+    let numbered = (2..).map(|number| format!("{suffixed}_{number}"));
+    let mut candidates = [name.clone(), suffixed.clone()].into_iter().chain(numbered);
+    candidates.find(|name| !is_taken(name)).unwrap_or_default()
+}
+
+/// Returns a text as the name of an environment variable, without its end if it is long.
+pub(super) fn variable_name(text: &str) -> String {
+    let name = clean(text).replace('-', "_").to_ascii_uppercase();
+    name.get(..40).unwrap_or(&name).trim_matches('_').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn names(operations: &[(&str, &str, &str)]) -> Vec<String> {
+        let named = operations.iter().map(|(id, method, path)| OperationName {
+            id: Some(*id).filter(|id| !id.is_empty()),
+            method,
+            path,
+        });
+        tool_names(&named.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn names_come_from_the_id_or_from_method_and_path() {
+        let named = names(&[
+            ("listPets", "GET", "/pets"),
+            ("pets.show (by id)", "GET", "/pets/{petId}"),
+            ("", "DELETE", "/pets/{petId}/tags/"),
+            ("", "GET", "/"),
+            ("2nd", "GET", "/2"),
+            ("é", "PUT", "/e"),
+        ]);
+        let expected =
+            ["listPets", "pets_show_by_id", "delete_pets_petId_tags", "get", "op_2nd", "put_e"];
+        assert_eq!(named, expected);
+    }
+
+    #[test]
+    fn long_repeated_and_taken_names_end_with_a_hash() {
+        let long = "x".repeat(70);
+        let named = names(&[
+            (&long, "GET", "/a"),
+            (&long, "GET", "/b"),
+            ("clock", "GET", "/c"),
+            ("a.b", "GET", "/d"),
+            ("a:b", "GET", "/e"),
+        ]);
+        assert!(named.iter().take(2).all(|name| name.len() == 64), "{named:?}");
+        assert!(named[2].starts_with("clock_") && named[2].len() == 14);
+        assert!(named[3].starts_with("a_b_") && named[4].starts_with("a_b_"));
+        assert_eq!(named.iter().collect::<HashSet<_>>().len(), 5);
+        // The name of an operation does not depend on the others' order.
+        let first = names(&[("a:b", "GET", "/e"), ("a.b", "GET", "/d")]);
+        assert_eq!((&first[0], &first[1]), (&named[4], &named[3]));
+        let same = names(&[("a.b", "GET", "/d"), ("a.b", "PUT", "/d"), (&named[3], "GET", "/x")]);
+        assert_eq!(same.iter().collect::<HashSet<_>>().len(), 3);
+    }
+
+    #[test]
+    fn arguments_and_variables_have_plain_names() {
+        let name = |text| argument_name(text, "query", |name| name == "id" || name == "id_query");
+        assert_eq!(name("filter[status]"), "filter_status");
+        assert_eq!((name("id"), name("é")), ("id_query_2".to_owned(), "query".to_owned()));
+        assert_eq!(variable_name("Ticket-API (v2)"), "TICKET_API_V2");
+    }
+
+    proptest! {
+        #[test]
+        fn names_are_valid_and_unique(
+            ids in proptest::collection::vec("[a-c.:_é]{0,4}|[a-z]{60,80}", 1..40)
+        ) {
+            let paths: Vec<String> = (0..ids.len()).map(|at| format!("/{at}")).collect();
+            let operations = ids.iter().zip(&paths).map(|(id, path)| (id.as_str(), "GET", path.as_str()));
+            let named = names(&operations.collect::<Vec<_>>());
+            for name in &named {
+                prop_assert!((1..=64).contains(&name.len()), "{name}");
+                prop_assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b)));
+            }
+            prop_assert_eq!(named.iter().collect::<HashSet<_>>().len(), ids.len());
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! Translates schemas of OpenAPI to JSON Schema 2020-12, without references.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
+
+use super::document::{OpenApiDocument, members};
+use crate::types::{harmless, one_line};
+
+/// Maximum number of schemas in each other, and half of that of references.
+const DEPTH_MAX: usize = 12;
+
+/// Maximum number of schemas of one operation.
+const SCHEMAS_MAX: usize = 1000;
+
+/// Maximum length of a property's description.
+const DESCRIPTION_CHARS_MAX: usize = 200;
+
+/// The keywords that are kept as they are. Others say nothing about the value, or are handled below.
+const KEPT: [&str; 18] = [
+    "const",
+    "dependentRequired",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "format",
+    "maxContains",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minContains",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minimum",
+    "multipleOf",
+    "pattern",
+    "uniqueItems",
+];
+
+const TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
+
+/// Translates the schemas of one operation.
+#[derive(Debug)]
+pub(super) struct SchemaReader<'d> {
+    document: &'d OpenApiDocument,
+    /// The references that are being read, from the outermost.
+    open: Vec<String>,
+    count: usize,
+    /// What the translation left out.
+    pub(super) notes: BTreeSet<String>,
+}
+
+impl<'d> SchemaReader<'d> {
+    pub(super) fn new(document: &'d OpenApiDocument) -> Self {
+        Self { document, open: Vec::new(), count: 0, notes: BTreeSet::new() }
+    }
+
+    /// Translates a schema for values that are sent: without properties that are read-only.
+    pub(super) fn read(&mut self, schema: &Value) -> Map<String, Value> {
+        self.read_at(schema, 0)
+    }
+
+    fn read_at(&mut self, schema: &Value, depth: usize) -> Map<String, Value> {
+        self.count += 1;
+        if *schema == Value::Bool(false) {
+            return Map::from_iter([("not".to_owned(), json!({}))]);
+        }
+        if depth.max(self.open.len() / 2) > DEPTH_MAX || self.count > SCHEMAS_MAX {
+            self.notes
+                .insert("a part of the schema is too deep or too large, and left open".into());
+            return Map::new();
+        }
+        let mut read = Map::new();
+        for (key, value) in members(schema) {
+            if let Some(value) = self.keyword(key, value, depth + 1) {
+                read.insert(key.clone(), value);
+            }
+        }
+        if let Some(reference) = schema["$ref"].as_str() {
+            let target = self.reference(reference, depth);
+            let parts = read.entry("allOf").or_insert_with(|| json!([]));
+            parts.as_array_mut().into_iter().for_each(|parts| parts.push(target.clone().into()));
+        }
+        merge_all_of(&mut read);
+        exclude_limits(&mut read);
+        remove_read_only(&mut read);
+        allow_null(read, schema["nullable"] == true)
+    }
+
+    /// Translates the value of a keyword. `None` if it is left out.
+    fn keyword(&mut self, key: &str, value: &Value, depth: usize) -> Option<Value> {
+        match (key, value) {
+            ("properties" | "patternProperties", Value::Object(schemas)) => {
+                // Null marks a property that only answers have; see `remove_read_only`.
+                let read = schemas.iter().map(|(name, schema)| match schema["readOnly"] == true {
+                    true => (name.clone(), Value::Null),
+                    false => (name.clone(), self.read_at(schema, depth).into()),
+                });
+                Some(read.collect::<Map<_, _>>().into())
+            }
+            ("additionalProperties", Value::Bool(_)) => Some(value.clone()),
+            (
+                "additionalProperties"
+                | "contains"
+                | "else"
+                | "if"
+                | "items"
+                | "not"
+                | "propertyNames"
+                | "then",
+                Value::Object(_),
+            ) => Some(self.read_at(value, depth).into()),
+            ("allOf" | "anyOf" | "oneOf" | "prefixItems", Value::Array(schemas)) => {
+                let read = schemas.iter().map(|schema| self.read_at(schema, depth).into());
+                Some(read.collect::<Vec<Value>>().into()).filter(|_| !schemas.is_empty())
+            }
+            ("type", Value::String(name)) => TYPES.contains(&name.as_str()).then(|| value.clone()),
+            ("type", Value::Array(names)) => {
+                let is_type = |name: &Value| name.as_str().is_some_and(|n| TYPES.contains(&n));
+                (!names.is_empty() && names.iter().all(is_type)).then(|| value.clone())
+            }
+            ("description", Value::String(text)) => {
+                let text = harmless(&one_line(text, DESCRIPTION_CHARS_MAX));
+                (!text.is_empty()).then(|| text.into())
+            }
+            ("required", Value::Array(names)) => (!names.is_empty()).then(|| value.clone()),
+            ("enum", Value::Array(values)) => (!values.is_empty()).then(|| value.clone()),
+            ("default", Value::Bool(_) | Value::Number(_) | Value::String(_)) => {
+                Some(value.clone())
+            }
+            // They tell a size in memory.
+            ("format", Value::String(name))
+                if ["int32", "int64", "float", "double"].contains(&name.as_str()) =>
+            {
+                None
+            }
+            (key, value) => KEPT.contains(&key).then(|| value.clone()),
+        }
+    }
+
+    fn reference(&mut self, reference: &str, depth: usize) -> Map<String, Value> {
+        let name = reference.rsplit('/').next().unwrap_or(reference).to_owned();
+        let target = match self.document.target(reference) {
+            Ok(target) => target,
+            Err(problem) => {
+                self.notes.insert(format!("a schema {problem}; any value is accepted there"));
+                return Map::new();
+            }
+        };
+        if self.open.iter().any(|open| open == reference) {
+            self.notes.insert(format!("{name} contains itself, and is cut there"));
+            let mut cut = Map::new();
+            let kind = self.keyword("type", &target["type"], depth);
+            cut.extend(kind.map(|kind| ("type".to_owned(), kind)));
+            cut.insert("description".into(), format!("Again {name}.").into());
+            return cut;
+        }
+        self.open.push(reference.to_owned());
+        let read = self.read_at(target, depth);
+        self.open.pop();
+        read
+    }
+}
+
+/// Moves the keywords of the parts of `allOf` to the schema itself, unless they contradict each other.
+fn merge_all_of(schema: &mut Map<String, Value>) {
+    let Some(Value::Array(parts)) = schema.get("allOf") else { return };
+    let mut merged = schema.clone();
+    merged.remove("allOf");
+    if parts.iter().flat_map(members).all(|(key, value)| merge_keyword(&mut merged, key, value)) {
+        *schema = merged;
+    }
+}
+
+fn merge_keyword(schema: &mut Map<String, Value>, key: &str, value: &Value) -> bool {
+    match (key, schema.get_mut(key), value) {
+        (_, None, _) => {
+            schema.insert(key.to_owned(), value.clone());
+            true
+        }
+        ("properties", Some(Value::Object(own)), Value::Object(others)) => {
+            others.iter().all(|(name, other)| own.entry(name).or_insert(other.clone()) == other)
+        }
+        ("required", Some(Value::Array(own)), Value::Array(others)) => {
+            let new: Vec<_> = others.iter().filter(|name| !own.contains(name)).cloned().collect();
+            own.extend(new);
+            true
+        }
+        ("description" | "default", Some(_), _) => true,
+        (_, Some(own), _) => own == value,
+    }
+}
+
+/// Translates `exclusiveMinimum: true` of OpenAPI 3.0.
+fn exclude_limits(schema: &mut Map<String, Value>) {
+    for (limit, exclusive) in [("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")] {
+        let Some(Value::Bool(is_exclusive)) = schema.get(exclusive).cloned() else { continue };
+        schema.remove(exclusive);
+        if let Some(value) = schema.get(limit).cloned().filter(|_| is_exclusive) {
+            schema.remove(limit);
+            schema.insert(exclusive.to_owned(), value);
+        }
+    }
+}
+
+/// Removes properties that only answers have.
+fn remove_read_only(schema: &mut Map<String, Value>) {
+    let Some(Value::Object(properties)) = schema.get_mut("properties") else { return };
+    let is_read_only = |entry: &(&String, &Value)| entry.1.is_null();
+    let removed: Vec<String> =
+        properties.iter().filter(is_read_only).map(|(name, _)| name.clone()).collect();
+    properties.retain(|_, property| !property.is_null());
+    if let Some(Value::Array(required)) = schema.get_mut("required") {
+        required.retain(|name| !removed.iter().any(|removed| name == removed));
+        if required.is_empty() {
+            schema.remove("required");
+        }
+    }
+}
+
+/// Translates `nullable` of OpenAPI 3.0, and values of `null`, which TOML does not have.
+fn allow_null(mut schema: Map<String, Value>, is_nullable: bool) -> Map<String, Value> {
+    let mut has_null = is_nullable;
+    if let Some(Value::Array(values)) = schema.get_mut("enum")
+        && values.contains(&Value::Null)
+    {
+        has_null = true;
+        values.retain(|value| !value.is_null());
+        if let Some(Value::Array(names)) = schema.get_mut("type") {
+            names.retain(|name| name != "null");
+        }
+        if schema.get("enum") == Some(&json!([])) {
+            return Map::from_iter([("type".to_owned(), "null".into())]);
+        }
+    }
+    if schema.get("const") == Some(&Value::Null) {
+        return Map::from_iter([("type".to_owned(), "null".into())]);
+    }
+    if !has_null || schema.is_empty() {
+        return schema;
+    }
+    let is_listed = schema.contains_key("enum") || schema.contains_key("const");
+    match schema.get_mut("type") {
+        Some(Value::String(name)) if !is_listed => {
+            let types = json!([name, "null"]);
+            schema.insert("type".to_owned(), types);
+            return schema;
+        }
+        Some(Value::Array(names)) if !is_listed => {
+            if !names.contains(&"null".into()) {
+                names.push("null".into());
+            }
+            return schema;
+        }
+        Some(_) | None => {}
+    }
+    let description = schema.remove("description");
+    let mut either = Map::from_iter([("anyOf".to_owned(), json!([schema, {"type": "null"}]))]);
+    either.extend(description.map(|text| ("description".to_owned(), text)));
+    either
+}
+
+/// Removes the keyword `pattern` at every depth. Returns whether there was one.
+pub(super) fn remove_patterns(value: &mut Value) -> bool {
+    let mut removed = false;
+    if let Value::Object(schema) = value {
+        let is_keyword = schema.get("pattern").is_some_and(Value::is_string);
+        removed = is_keyword && schema.remove("pattern").is_some();
+        for value in schema.values_mut() {
+            removed |= remove_patterns(value);
+        }
+    }
+    for item in value.as_array_mut().into_iter().flatten() {
+        removed |= remove_patterns(item);
+    }
+    removed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Translates a schema of a document with these schemas, and returns it with the notes.
+    fn read(schema: &Value, schemas: &Value) -> (Value, Vec<String>) {
+        let text = json!({"openapi": "3.1.0", "components": {"schemas": schemas}}).to_string();
+        let document = OpenApiDocument::parse(&text).unwrap();
+        let mut reader = SchemaReader::new(&document);
+        let read = reader.read(schema).into();
+        (read, reader.notes.into_iter().collect())
+    }
+
+    #[test]
+    fn keywords_of_openapi_3_0_are_translated() {
+        for (schema, expected) in [
+            (json!({"type": "string", "nullable": true}), json!({"type": ["string", "null"]})),
+            (json!({"type": "string", "nullable": false}), json!({"type": "string"})),
+            (
+                json!({"type": "string", "nullable": true, "enum": ["a", null], "description": " d\n"}),
+                json!({"anyOf": [{"type": "string", "enum": ["a"]}, {"type": "null"}], "description": "d"}),
+            ),
+            (json!({"enum": [null]}), json!({"type": "null"})),
+            (json!({"const": null}), json!({"type": "null"})),
+            (
+                json!({"minimum": 1, "exclusiveMinimum": true, "maximum": 2, "exclusiveMaximum": false}),
+                json!({"exclusiveMinimum": 1, "maximum": 2}),
+            ),
+            (json!({"exclusiveMinimum": 1}), json!({"exclusiveMinimum": 1})),
+            (
+                json!({"type": "file", "format": "int64", "xml": {}, "x-y": 1, "example": 2, "deprecated": true}),
+                json!({}),
+            ),
+            (json!({"items": {"nullable": true}}), json!({"items": {}})),
+            (json!(true), json!({})),
+            (json!(false), json!({"not": {}})),
+            (json!(7), json!({})),
+        ] {
+            assert_eq!(read(&schema, &json!({})), (expected, Vec::new()), "{schema}");
+        }
+    }
+
+    #[test]
+    fn parts_of_all_of_are_merged_unless_they_differ() {
+        let part = |name: &str| json!({"type": "object", "required": [name], "properties": {name: {"type": "string"}}});
+        let merged = json!({
+            "type": "object", "required": ["a", "b"],
+            "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+        });
+        assert_eq!(read(&json!({"allOf": [part("a"), part("b")]}), &json!({})).0, merged);
+        let differ = json!({"allOf": [{"minimum": 1}, {"minimum": 2}]});
+        assert_eq!(read(&differ, &json!({})).0, differ);
+        let schema =
+            json!({"$ref": "#/components/schemas/A", "description": "Own.", "nullable": true});
+        let schemas = json!({"A": {"type": "string", "description": "Other."}});
+        let expected = json!({"type": ["string", "null"], "description": "Own."});
+        assert_eq!(read(&schema, &schemas).0, expected);
+    }
+
+    #[test]
+    fn properties_that_only_answers_have_are_left_out() {
+        let schema = json!({
+            "required": ["id"], "properties": {"id": {"readOnly": true}, "a": {"writeOnly": true}},
+        });
+        assert_eq!(read(&schema, &json!({})).0, json!({"properties": {"a": {}}}));
+    }
+
+    #[test]
+    fn references_are_followed_and_never_fetched() {
+        let schemas = json!({
+            "Node": {"type": "object", "properties": {"next": {"$ref": "#/components/schemas/Node"}}},
+            "a/b": {"type": "integer"}, "Loop": {"$ref": "#/components/schemas/Loop"},
+        });
+        let reference = |to: &str| json!({"$ref": to});
+        let (node, notes) = read(&reference("#/components/schemas/Node"), &schemas);
+        let cut = json!({"type": "object", "description": "Again Node."});
+        assert_eq!(node, json!({"type": "object", "properties": {"next": cut}}));
+        assert_eq!(notes, ["Node contains itself, and is cut there"]);
+        let escaped = reference("#/components/schemas/a~1%62");
+        assert_eq!(read(&escaped, &schemas), (json!({"type": "integer"}), Vec::new()));
+        for (to, note) in [
+            (
+                "other.yaml#/A",
+                "a schema refers to \"other.yaml#/A\", and other documents are not read; any value is accepted there",
+            ),
+            (
+                "#/none",
+                "a schema refers to \"#/none\", which the document does not have; any value is accepted there",
+            ),
+        ] {
+            assert_eq!(read(&reference(to), &schemas), (json!({}), vec![note.to_owned()]));
+        }
+        assert_eq!(read(&reference("#/components/schemas/Loop"), &schemas).1.len(), 1);
+    }
+
+    #[test]
+    fn depth_and_size_are_limited() {
+        let mut deep = json!({"type": "string"});
+        for _ in 0..40 {
+            deep = json!({"type": "array", "items": deep});
+        }
+        let (read_deep, notes) = read(&deep, &json!({}));
+        assert_eq!(read_deep.to_string().matches("array").count(), DEPTH_MAX + 1);
+        assert_eq!(notes, ["a part of the schema is too deep or too large, and left open"]);
+        // A long chain of references.
+        let link = |at: usize| {
+            (format!("S{at}"), json!({"$ref": format!("#/components/schemas/S{}", at + 1)}))
+        };
+        let chain: Map<String, Value> = (0..5000).map(link).collect();
+        let (read_chain, notes) = read(&json!({"$ref": "#/components/schemas/S0"}), &chain.into());
+        assert_eq!((read_chain, notes.len()), (json!({}), 1));
+    }
+}
