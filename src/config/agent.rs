@@ -1,6 +1,7 @@
 //! `[agents.NAME]`.
 
 use super::REHEARSAL;
+use super::context::ContextPolicy;
 use super::limits::Limits;
 use crate::types::Execution;
 
@@ -39,6 +40,8 @@ pub struct AgentConfig {
     pub allow_overrides: bool,
     /// The limits of its runs and turns.
     pub limits: Limits,
+    /// The rules that keep the context of its sessions small.
+    pub context: ContextPolicy,
 }
 
 /// The way in which an agent offers its tools to the model.
@@ -75,6 +78,7 @@ impl AgentConfig {
             early_start: true,
             allow_overrides: false,
             limits: Limits::default(),
+            context: ContextPolicy::default(),
         }
     }
 

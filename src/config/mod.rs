@@ -6,6 +6,7 @@
 
 mod agent;
 mod check;
+mod context;
 mod duration;
 mod error;
 #[cfg(feature = "toml")]
@@ -28,6 +29,7 @@ pub use crate::types::Execution;
 pub use crate::types::UnknownWire;
 pub use crate::types::Wire;
 pub use agent::{AgentConfig, ToolLoading, ToolPattern};
+pub use context::{ContextPolicy, HistoryForm, Share};
 #[doc(hidden)]
 pub use duration::parse_duration;
 #[doc(hidden)]

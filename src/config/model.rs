@@ -60,6 +60,8 @@ pub struct ModelConfig {
     /// The time that the circuit breaker stays open. Default: 10 seconds. It doubles after each
     /// failed probe, up to eight times this value.
     pub breaker_open_for: Duration,
+    /// The context window of the model in tokens: input and output together. `None` if it is not known.
+    pub context_window: Option<u64>,
     /// Maximum number of output tokens that requests ask for.
     pub max_output_tokens: Option<u32>,
     /// The sampling temperature.
@@ -106,6 +108,7 @@ impl ModelConfig {
             max_concurrent_requests: NonZeroU32::new(256),
             breaker_failures: Some(10),
             breaker_open_for: Duration::from_secs(10),
+            context_window: None,
             max_output_tokens: None,
             temperature: None,
             headers: BTreeMap::new(),

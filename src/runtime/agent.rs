@@ -96,6 +96,7 @@ impl Agent {
                 .servers()
                 .iter()
                 .any(|server| names_server(&agent.tools, &**server)),
+            context: agent.context.clone(),
             models: Arc::new(plans),
         };
         Self {

@@ -86,6 +86,7 @@ impl Model {
                 origin: Arc::new(ModelOrigin { wire: config.wire, model: config.model.clone() }),
                 streamed: config.stream,
                 max_attempts: config.max_attempts,
+                context_window: config.context_window,
             },
             max_output_tokens: config.max_output_tokens,
             temperature: config.temperature,

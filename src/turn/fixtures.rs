@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{Budget, ModelPlan, ModelPlans, TurnRecord, TurnRules, TurnSpec};
-use crate::config::{AskedCalls, Limits};
+use crate::config::{AskedCalls, ContextPolicy, Limits};
 use crate::context::{History, Variables};
 use crate::record::{JournalEntry, Record, Seq};
 pub(crate) use crate::response::fixtures::{call, finish, text};
@@ -74,6 +74,7 @@ pub(crate) fn rules(execution: Execution) -> TurnRules {
         early_start: true,
         search: false,
         has_servers: false,
+        context: ContextPolicy::default(),
         models: Arc::new(ModelPlans::new(model("m", 3), Vec::new())),
     }
 }
@@ -81,7 +82,7 @@ pub(crate) fn rules(execution: Execution) -> TurnRules {
 /// Returns a plan of a model that streams.
 pub(crate) fn model(name: &str, max_attempts: u32) -> ModelPlan {
     let origin = Arc::new(ModelOrigin { wire: Wire::OpenaiChat, model: name.into() });
-    ModelPlan { origin, streamed: true, max_attempts }
+    ModelPlan { origin, streamed: true, max_attempts, context_window: None }
 }
 
 pub(crate) fn spec(rules: TurnRules) -> TurnSpec {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::Limits;
+use crate::config::{ContextPolicy, Limits};
 use crate::context::Variables;
 use crate::tool::ToolSpec;
 use crate::types::{CallKey, Execution, ModelOrigin, RunId, USE_TOOL};
@@ -73,6 +73,8 @@ pub struct TurnRules {
     pub early_start: bool,
     /// True if servers may offer some of the tools. Their lists are frozen before the session's first turn.
     pub has_servers: bool,
+    /// The rules that keep the context small.
+    pub context: ContextPolicy,
     /// The models. Each turn starts with the first one.
     pub models: Arc<ModelPlans>,
 }
@@ -93,6 +95,8 @@ pub struct ModelPlan {
     pub streamed: bool,
     /// The maximum number of attempts of a turn with this model.
     pub max_attempts: u32,
+    /// The configured context window of the model, in tokens.
+    pub context_window: Option<u64>,
 }
 
 /// The models of a turn, at least one. Each fallback is requested when the attempts with the model

@@ -8,7 +8,7 @@ use super::source::Section;
 use super::values::{self, Parsed};
 use crate::config::error::did_you_mean;
 use crate::config::{
-    AgentConfig, Execution, Limits, ModelConfig, REHEARSAL, ToolLoading, ToolPattern,
+    AgentConfig, ContextPolicy, Execution, Limits, ModelConfig, REHEARSAL, ToolLoading, ToolPattern,
 };
 
 const TOOL_LOADINGS: [(&str, ToolLoading); 3] =
@@ -50,6 +50,7 @@ impl AgentConfig {
                 .read("allow_overrides", values::switch)
                 .unwrap_or(default.allow_overrides),
             limits: Limits::read(&section.table("limits")),
+            context: ContextPolicy::read(&section.table("context")),
             ..default
         };
         section.finish();

@@ -1,6 +1,7 @@
 //! Reads `callsheet.toml`: converts its values to types, and finds all errors with their lines.
 
 mod agent;
+mod context;
 mod host;
 mod journal;
 mod limits;

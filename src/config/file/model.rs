@@ -53,6 +53,7 @@ impl ModelConfig {
             breaker_open_for: section
                 .read("breaker_open_for", values::time)
                 .unwrap_or(default.breaker_open_for),
+            context_window: section.read("context_window", values::count),
             max_output_tokens: section.read("max_output_tokens", values::count),
             temperature: section.read("temperature", temperature),
             headers: section.read("headers", headers).unwrap_or_default(),

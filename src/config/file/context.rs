@@ -1,0 +1,59 @@
+//! Reads `[agents.NAME.context]`.
+
+use toml::de::DeValue;
+
+use super::source::Section;
+use super::values::{self, Parsed};
+use crate::config::{ContextPolicy, HistoryForm, Share};
+
+const HISTORY_FORMS: [(&str, HistoryForm); 2] =
+    [("full", HistoryForm::Full), ("compact", HistoryForm::Compact)];
+
+impl ContextPolicy {
+    pub(super) fn read(section: &Section<'_, '_>) -> Self {
+        let default = Self::default();
+        let policy = Self {
+            history: section
+                .read("history", |value| values::word(value, &HISTORY_FORMS))
+                .unwrap_or(default.history),
+            clear_at: section.read("clear_at", share).unwrap_or(default.clear_at),
+            keep_results: section
+                .read("keep_results", values::number)
+                .unwrap_or(default.keep_results),
+            clear_at_least: section.read("clear_at_least", share).unwrap_or(default.clear_at_least),
+            compact_at: section.read("compact_at", share).unwrap_or(default.compact_at),
+            keep_turns: section.read("keep_turns", values::number).unwrap_or(default.keep_turns),
+            keep_user_tokens: section
+                .read("keep_user_tokens", values::number)
+                .unwrap_or(default.keep_user_tokens),
+            references: section.read("references", values::switch).unwrap_or(default.references),
+        };
+        section.finish();
+        policy
+    }
+}
+
+fn share(value: &DeValue<'_>) -> Parsed<Share> {
+    let number = values::float(value)?;
+    Share::of(number).ok_or_else(|| format!("must be a share from 0 to 1, and is {number}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{Config, Share};
+
+    fn parse(line: &str) -> Result<crate::config::ContextPolicy, String> {
+        let text = format!("[agents.default.context]\n{line}\n");
+        let config = Config::parse(&text, "test.toml", &|_| None).map_err(|e| e.to_string())?;
+        Ok(config.agents["default"].context.clone())
+    }
+
+    #[test]
+    fn shares_are_numbers_from_0_to_1() {
+        assert_eq!(Some(parse("clear_at = 0.333").unwrap().clear_at), Share::of(0.333));
+        assert!(parse("compact_at = 0").unwrap().compact_at.is_zero());
+        let error = parse("compact_at = 85").unwrap_err();
+        assert!(error.contains("test.toml:2: agents.default.context.compact_at"), "{error}");
+        assert!(error.contains("a share from 0 to 1, and is 85"), "{error}");
+    }
+}
