@@ -28,7 +28,9 @@ pub use call::{
 pub use content::{Content, ContentPart, Image, InvalidContent};
 pub use indirect_call::{USE_TOOL, used_tool};
 pub use message_part::{MessagePart, ModelOrigin};
-pub use response::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
+pub use response::{
+    ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage,
+};
 pub use secrets::{REDACTED, Secrets};
 pub(crate) use tool_content::cut_text;
 pub use tool_content::{FullResult, RESULT_BYTES_MAX, ResultImage, ResultPart, ResultResource};

@@ -118,6 +118,18 @@ pub struct ProviderError {
     /// True if the service states that a retry may succeed. It takes precedence.
     #[serde(default)]
     pub retryable: Option<bool>,
+    /// Set if the request was larger than the context window of the model.
+    #[doc(hidden)]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub overflow: Option<ContextOverflow>,
+}
+
+/// A request that was larger than the context window of its model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ContextOverflow {
+    /// The window in tokens, if the service named it.
+    pub window: Option<u64>,
 }
 
 impl ProviderError {
@@ -131,7 +143,14 @@ impl ProviderError {
             message: message.into(),
             retry_after: None,
             retryable: None,
+            overflow: None,
         }
+    }
+
+    /// Returns whether the request was larger than the context window of the model.
+    #[must_use]
+    pub fn is_context_overflow(&self) -> bool {
+        self.overflow.is_some()
     }
 
     /// Returns whether a retry may succeed. The service's own statement decides. Otherwise these
@@ -139,6 +158,10 @@ impl ProviderError {
     /// statuses 408, 409, 429, 499 and 5xx, also within a stream.
     #[must_use]
     pub fn is_transient(&self) -> bool {
+        // The same request would be refused again.
+        if self.is_context_overflow() {
+            return false;
+        }
         if let Some(retryable) = self.retryable {
             return retryable;
         }

@@ -110,6 +110,7 @@ fn check_error(event: &str, payload: &str, message: &str, status: Option<u16>, c
         message: message.into(),
         retry_after: None,
         retryable: None,
+        overflow: None,
     });
     assert_eq!(out, [expected], "{payload}");
 }

@@ -154,6 +154,7 @@ fn check_error(line: &str, message: &str, status: Option<u16>, code: Option<&str
         message: message.into(),
         retry_after: None,
         retryable: None,
+        overflow: None,
     });
     assert_eq!(deltas(&[line]).last(), Some(&expected), "{line}");
 }

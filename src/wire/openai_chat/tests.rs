@@ -387,6 +387,7 @@ fn check_error(payload: &str, message: &str, status: Option<u16>, code: Option<&
         message: message.into(),
         retry_after: None,
         retryable: None,
+        overflow: None,
     });
     assert_eq!(deltas(&[payload]).last(), Some(&expected), "{payload}");
 }
