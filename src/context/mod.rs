@@ -5,6 +5,7 @@
 mod history;
 mod initial_history;
 mod pairing;
+pub mod tokens;
 mod variables;
 
 pub use history::History;

@@ -1,0 +1,108 @@
+//! The tokens of a session's next request, from the service's count of the last one.
+
+use serde::{Deserialize, Serialize};
+
+/// The estimate is taken as it is while nothing was counted.
+const INITIAL_RATIO_MILLI: u64 = 1000;
+
+/// Estimated tokens whose count weighs as much as all counts before them. A count of a whole request
+/// has tokens that the host does not see, such as the template of a chat. A count that is higher than
+/// expected is believed soon, because a request above the window is refused.
+const WHOLE_WEIGHT: u64 = 300;
+const UPWARD_WEIGHT: u64 = 20;
+const DOWNWARD_WEIGHT: u64 = 3_000;
+
+/// Added to the ratio, because the texts of one session differ, in thousandths.
+const MARGIN_MILLI: u64 = 100;
+
+/// The limits of the ratio. An estimate is never wrong by so much, but a count may be: some services
+/// leave the cached tokens out.
+const RATIO_MILLI_MIN: u64 = 400;
+const RATIO_MILLI_MAX: u64 = 5_000;
+
+/// Counts the tokens of the requests of one session.
+///
+/// The service counts each request after it was sent. For the next request, the meter adds the estimate of
+/// what is new, corrected by the ratio of the service's counts to the estimates so far.
+///
+/// It has integers only, so it can be part of a state that is compared and hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TokenMeter {
+    /// The last request that the service counted.
+    last: Option<CountedRequest>,
+    /// The service's tokens for each 1,000 estimated ones.
+    ratio_milli: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+struct CountedRequest {
+    estimated: u64,
+    /// The service's count.
+    tokens: u64,
+}
+
+impl Default for TokenMeter {
+    fn default() -> Self {
+        Self { last: None, ratio_milli: INITIAL_RATIO_MILLI }
+    }
+}
+
+impl TokenMeter {
+    /// Records the service's count of a request. `estimated_request` is the estimate of the same request:
+    /// its tools, its system text and its messages. A count of 0 is none.
+    ///
+    /// A count below 0.4 of the estimate counts as 0.4: it is not of the whole request.
+    pub fn handle_usage(&mut self, estimated_request: u64, input_tokens: u64) {
+        if input_tokens == 0 {
+            return;
+        }
+        let tokens = input_tokens.max(scale(estimated_request, RATIO_MILLI_MIN));
+        let new = CountedRequest { estimated: estimated_request, tokens };
+        let before = self.last.replace(new);
+        // What was added since the last count tells more about the texts to come than the whole.
+        let (estimated, tokens, upward_weight) = match before {
+            Some(before) if new.estimated >= before.estimated => (
+                new.estimated - before.estimated,
+                new.tokens.saturating_sub(before.tokens),
+                UPWARD_WEIGHT,
+            ),
+            Some(_) | None => (new.estimated, new.tokens, WHOLE_WEIGHT),
+        };
+        let is_higher = tokens > scale(estimated, self.ratio_milli);
+        let weight = if is_higher { upward_weight } else { DOWNWARD_WEIGHT };
+        let sum =
+            self.ratio_milli.saturating_mul(weight).saturating_add(tokens.saturating_mul(1000));
+        let ratio = sum / weight.saturating_add(estimated);
+        self.ratio_milli = ratio.clamp(RATIO_MILLI_MIN, RATIO_MILLI_MAX);
+    }
+
+    /// Returns about the number of tokens of a request, from its estimate.
+    #[must_use]
+    pub fn tokens(&self, estimated_request: u64) -> u64 {
+        match self.last {
+            Some(last) if estimated_request >= last.estimated => {
+                let growth = estimated_request - last.estimated;
+                last.tokens.saturating_add(self.part(growth))
+            }
+            Some(_) | None => self.part(estimated_request),
+        }
+    }
+
+    /// Returns about the number of tokens of a part of a request, from its estimate.
+    #[must_use]
+    pub fn part(&self, estimated: u64) -> u64 {
+        let margin = if self.last.is_some() { MARGIN_MILLI } else { 0 };
+        scale(estimated, self.ratio_milli + margin)
+    }
+
+    /// Returns the service's count of the last request.
+    #[must_use]
+    pub fn counted(&self) -> Option<u64> {
+        self.last.map(|last| last.tokens)
+    }
+}
+
+/// Returns `tokens * ratio`, rounded up.
+fn scale(tokens: u64, ratio_milli: u64) -> u64 {
+    tokens.saturating_mul(ratio_milli).div_ceil(1000)
+}

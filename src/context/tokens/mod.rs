@@ -1,0 +1,24 @@
+//! Counts tokens without a tokenizer.
+//!
+//! A service says how many tokens a request had only after the request. What is new since then is
+//! estimated: by script and kind of characters, because a character of English is a quarter of a token
+//! and one of Chinese nearly a whole one. [`TokenMeter`] joins the two and corrects the estimates by what
+//! the service counted before, so the model's tokenizer need not be known.
+//!
+//! | what | file |
+//! | --- | --- |
+//! | estimate of a text | `text.rs` |
+//! | estimate of a message, an input, a tool | `parts.rs` |
+//! | the service's numbers and their ratio to the estimates | `meter.rs` |
+
+mod meter;
+mod parts;
+#[cfg(test)]
+mod samples;
+#[cfg(test)]
+mod tests;
+mod text;
+
+pub use meter::TokenMeter;
+pub use parts::{IMAGE_TOKENS, estimate_content, estimate_message, estimate_tool};
+pub use text::estimate_text;

@@ -1,0 +1,75 @@
+//! The estimates of the parts of a request.
+
+use super::estimate_text;
+use crate::message::{Message, ResponseMessage};
+use crate::types::{Content, ContentPart, MessagePart};
+use crate::wire::ToolDefinition;
+
+/// The tokens of one image. Services count 85 to 4,800 by its size; most screenshots and photographs are
+/// 700 to 1,600.
+pub const IMAGE_TOKENS: u64 = 1_600;
+
+/// The marks of a message: its role, its begin and its end.
+const MESSAGE_TOKENS: u64 = 4;
+
+/// The marks of a call or of a tool's definition.
+const CALL_TOKENS: u64 = 10;
+
+/// Bytes for each token of data that only the service reads, such as encrypted reasoning in base64.
+const OPAQUE_BYTES: u64 = 5;
+
+/// Returns about the number of tokens of a message in a request.
+#[must_use]
+pub fn estimate_message(message: &Message) -> u64 {
+    let tokens = match message {
+        Message::User { content } => estimate_content(content),
+        Message::Assistant(message) => estimate_response(message),
+        Message::Tool { name, content, .. } => {
+            let content = match content.parts() {
+                Some(parts) => estimate_content(parts),
+                None => estimate_text(content),
+            };
+            content + estimate_text(name)
+        }
+    };
+    tokens + MESSAGE_TOKENS
+}
+
+/// Returns about the number of tokens of an input.
+#[must_use]
+pub fn estimate_content(content: &Content) -> u64 {
+    let tokens = |part: &ContentPart| match part {
+        ContentPart::Text(text) => estimate_text(text),
+        ContentPart::Image(_) => IMAGE_TOKENS,
+    };
+    content.parts().iter().map(tokens).sum()
+}
+
+/// Returns about the number of tokens of a tool's definition in a request.
+#[must_use]
+pub fn estimate_tool(tool: &ToolDefinition) -> u64 {
+    let schema = serde_json::to_string(&tool.schema).unwrap_or_default();
+    let texts = [&*tool.name, &*tool.description, &*schema];
+    texts.into_iter().map(estimate_text).sum::<u64>() + CALL_TOKENS
+}
+
+fn estimate_response(message: &ResponseMessage) -> u64 {
+    let calls = message.calls.iter();
+    let calls = calls.map(|call| {
+        estimate_text(&call.name) + estimate_text(&call.arguments_text()) + CALL_TOKENS
+    });
+    let opaque = message.parts.iter().map(|part| match part {
+        MessagePart::Text { members, .. }
+        | MessagePart::Reasoning { members, .. }
+        | MessagePart::Call { members, .. } => members.as_ref().map_or(0, |text| text.len()),
+        MessagePart::Raw { json } => json.len(),
+    });
+    let opaque = opaque.sum::<usize>() as u64 / OPAQUE_BYTES;
+    // Reasoning that has no part is not sent back.
+    let is_reasoning = |part: &MessagePart| matches!(part, MessagePart::Reasoning { .. });
+    let reasoning = match message.parts.iter().any(is_reasoning) {
+        true => estimate_text(&message.reasoning),
+        false => 0,
+    };
+    estimate_text(&message.text) + reasoning + calls.sum::<u64>() + opaque
+}
