@@ -124,7 +124,7 @@ pub use runtime::{
     ApprovalQuestion, CallReport, CurrentRun, ErrorKind, Host, HostCounts, HostError, OpenSession,
     PendingApproval, QueuedInput, ReportFuture, RunEvent, RunFailed, RunReport, RunRequest,
     SessionHandle, SessionQuery, SessionSnapshot, SessionState, SessionSummary, StartedRun,
-    StatsReport,
+    StatsReport, ToolListChange,
 };
 pub use telemetry::histogram_bounds;
 #[doc(hidden)]
@@ -156,7 +156,7 @@ pub mod model {
 
 /// The events of a session, in the form of the HTTP API.
 pub mod events {
-    pub use crate::event::{EventId, PublicEvent, PublishedEvent};
+    pub use crate::event::{EventId, PublicEvent, PublishedEvent, ServerToolsChange};
     pub use crate::runtime::SessionEvents;
     pub use crate::telemetry::FeedItem;
     #[doc(hidden)]

@@ -24,7 +24,7 @@ fn record_without_events(telemetry: &Telemetry) {
     let metrics = telemetry.metrics();
     metrics.model("main").queue_wait(Duration::from_secs(1));
     metrics.tool_breaker("clock", BreakerState::Open);
-    metrics.mcp_server("files", "up", &["up", "down"]);
+    metrics.mcp_server("files", "up", 1);
     metrics.mcp_operation("tools/call", Some("timeout"), Duration::from_secs(1));
 }
 

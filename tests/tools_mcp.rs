@@ -483,6 +483,21 @@ async fn a_session_keeps_its_list_over_a_restart_until_it_is_refreshed() {
 }
 
 #[tokio::test]
+async fn a_registry_serves_one_host_after_another() {
+    let folder = Folder::new("hosts");
+    let (config, registry) = folder.config(&folder.text("plain", "")).unwrap();
+    for _ in 0..2 {
+        let model = calling([("test__echo", json!({"text": "hi"}))]);
+        let host = Host::builder().config(config.clone()).tools(registry.clone());
+        let host = host.model_source("fake", model).start().await.unwrap();
+        let session = host.open_session(OpenSession::default()).await.unwrap();
+        assert_eq!(result(&session.run("go").await.unwrap()), ("success", "hi"));
+        host.shutdown().await;
+        folder.empty().await;
+    }
+}
+
+#[tokio::test]
 async fn no_process_survives_a_killed_host() {
     let folder = Folder::new("killed");
     std::fs::write(folder.path.join("callsheet.toml"), folder.text("stubborn", "")).unwrap();

@@ -18,10 +18,12 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use axum::{Json, Router};
+use callsheet::RunRequest;
 use callsheet::model::ModelRequest;
 use folder::{Folder, calling, result, wait_until};
 use futures::{StreamExt as _, stream};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 /// The process of a server, if the variable `MCP_MODE` is set.
 #[test]
@@ -231,12 +233,16 @@ struct Service {
     /// The calls that it has begun, and those that it refused.
     calls: AtomicUsize,
     refused: AtomicUsize,
+    lists: AtomicUsize,
+    /// Lets the first call end, in the mode `drained`.
+    released: Semaphore,
 }
 
 impl Service {
     async fn start(mode: &'static str) -> (Arc<Self>, SocketAddr) {
-        let service =
-            Arc::new(Self { mode, calls: AtomicUsize::new(0), refused: AtomicUsize::new(0) });
+        let [calls, refused, lists] = [(); 3].map(|()| AtomicUsize::new(0));
+        let service = Self { mode, calls, refused, lists, released: Semaphore::new(0) };
+        let service = Arc::new(service);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let app = Router::new().route("/mcp", post(answer).get(resumed));
@@ -255,7 +261,21 @@ async fn answer(State(service): State<Arc<Service>>, Json(message): Json<Value>)
     };
     match message["method"].as_str().unwrap() {
         "initialize" => json("result", initialized()),
-        "tools/list" => json("result", listed("plain", 0, &Value::Null)),
+        "tools/list" => {
+            let number = service.lists.fetch_add(1, Ordering::SeqCst);
+            if service.mode == "drained" && number == 1 {
+                return StatusCode::BAD_GATEWAY.into_response();
+            }
+            json("result", listed("plain", 0, &Value::Null))
+        }
+        "tools/call" if service.mode == "drained" => {
+            match service.calls.fetch_add(1, Ordering::SeqCst) {
+                0 => drop(service.released.acquire().await),
+                1 => return StatusCode::BAD_GATEWAY.into_response(),
+                _ => {}
+            }
+            json("result", answered())
+        }
         "tools/call" => {
             let expired = service.mode == "expired" && service.refused.load(Ordering::SeqCst) == 0;
             if expired {
@@ -325,6 +345,36 @@ async fn a_call_whose_event_stream_breaks_is_unknown_and_not_sent_again() {
         assert_eq!(service.calls.load(Ordering::SeqCst), 1, "{mode}");
         host.shutdown().await;
     }
+}
+
+#[tokio::test]
+async fn a_new_connection_after_a_list_that_failed_loses_no_other_call() {
+    let (service, address) = Service::start("drained").await;
+    let folder = Folder::new("drained");
+    let act = ("test__act", json!({}));
+    let model = calling([act.clone()]);
+    let others = calling([(); 100].map(|()| act.clone()));
+    let text = format!("[mcp.test]\nurl = \"http://{address}/mcp\"\n");
+    let host = folder.host_with(&text, &[("fake", &model), ("others", &others)]).await;
+    let slow = host.open_session("slow").await.unwrap();
+    let slow = slow.start_run("go").await.unwrap();
+    wait_until(|| service.calls.load(Ordering::SeqCst) == 1).await;
+    let session = host.open_session("other").await.unwrap();
+    let other = || {
+        let mut request = RunRequest::from("go");
+        request.overrides.model = Some("others".to_owned());
+        request
+    };
+    assert_eq!(result(&session.run(other()).await.unwrap()).0, "unknown");
+    // The list was read again, in vain, and then through another connection.
+    wait_until(|| service.lists.load(Ordering::SeqCst) >= 3).await;
+    service.released.add_permits(1);
+    assert_eq!(result(&slow.report.await.unwrap()), ("success", "done"));
+    while result(&session.run(other()).await.unwrap()).0 != "success" {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(service.calls.load(Ordering::SeqCst), 3);
+    host.shutdown().await;
 }
 
 #[tokio::test]

@@ -39,7 +39,9 @@ pub(super) struct RunProgress {
     open: Vec<CallProgress>,
     /// The model that is asked.
     model: String,
-    /// Since when nothing has come from the model.
+    /// The servers that the run waits for, in words. Empty if it waits for its model.
+    servers: String,
+    /// Since when nothing has come from the model, or from the servers.
     silent_since: Option<Duration>,
     is_thinking: bool,
     /// The line about the current wait for the model was returned.
@@ -151,6 +153,8 @@ impl RunProgress {
             Event::RunStarted { .. }
             | Event::InputQueued { .. }
             | Event::RunSteered { .. }
+            | Event::RunWaiting { .. }
+            | Event::ToolsChanged { .. }
             | Event::TurnStarted
             | Event::ThinkingReceived { .. }
             | Event::CallDetected { .. }
@@ -171,10 +175,10 @@ impl RunProgress {
         let silent = self.silent_since.map(|since| now.saturating_sub(since));
         match silent.filter(|silent| self.open.is_empty() && *silent >= MODEL_WAIT_SHOWN) {
             Some(silent) => {
-                let (model, seconds) = (&self.model, silent.as_secs());
+                let (waited_for, seconds) = (self.waited_for(), silent.as_secs());
                 vec![match self.is_thinking {
-                    true => format!("{spinner} {model} is thinking, {seconds} s"),
-                    false => format!("{spinner} waiting for {model}, {seconds} s"),
+                    true => format!("{spinner} {waited_for} is thinking, {seconds} s"),
+                    false => format!("{spinner} waiting for {waited_for}, {seconds} s"),
                 }]
             }
             None => self.open.iter().map(|open| open.line(now, spinner)).collect(),
@@ -187,14 +191,26 @@ impl RunProgress {
         if silent < LONG_MODEL_WAIT || std::mem::replace(&mut self.is_wait_reported, true) {
             return None;
         }
-        Some(ScreenItem::Line(format!("waiting for {}", self.model)))
+        Some(ScreenItem::Line(format!("waiting for {}", self.waited_for())))
     }
 
-    /// Notes whether the run waits for its model.
+    /// Names what the run waits for.
+    fn waited_for(&self) -> &str {
+        if self.servers.is_empty() { &self.model } else { &self.servers }
+    }
+
+    /// Notes whether the run waits for its model, or for servers of tools.
     fn follow_model(&mut self, now: Duration, event: &Event) {
         match event {
             Event::RunStarted { model, .. } => self.model = short(model),
-            Event::TurnStarted => (self.silent_since, self.is_thinking) = (Some(now), false),
+            Event::RunWaiting { waiting_for: _, servers } => {
+                self.servers = awaited_servers(servers);
+                self.silent_since = Some(now);
+            }
+            Event::TurnStarted => {
+                self.servers.clear();
+                (self.silent_since, self.is_thinking) = (Some(now), false);
+            }
             Event::AttemptStarted { model, .. } => {
                 self.model = short(model);
                 (self.silent_since, self.is_thinking) = (Some(now), false);
@@ -210,6 +226,7 @@ impl RunProgress {
             }
             Event::InputQueued { .. }
             | Event::RunSteered { .. }
+            | Event::ToolsChanged { .. }
             | Event::CallDetected { .. }
             | Event::CallWaiting { .. }
             | Event::CallStarted { .. }
@@ -264,11 +281,21 @@ impl CallProgress {
                 WaitingFor::Capacity => "waits for a free slot".to_owned(),
                 WaitingFor::Rate => "waits for its rate limit".to_owned(),
                 WaitingFor::Approval => "waits for approval".to_owned(),
+                WaitingFor::Server => "waits for its server".to_owned(),
             },
             CallActivity::Running { since } => format_duration(now.saturating_sub(*since)),
         };
         let gap = if note.is_empty() { "" } else { "  " };
         format!("{spinner} {name} {input}  {activity}{gap}{note}")
+    }
+}
+
+/// Names the servers of tools that a run waits for.
+fn awaited_servers(servers: &[String]) -> String {
+    let names = servers.iter().map(|name| short(name)).collect::<Vec<_>>().join(", ");
+    match servers.len() {
+        1 => format!("the server {names}"),
+        _ => format!("the servers {names}"),
     }
 }
 
@@ -548,6 +575,24 @@ mod tests {
         assert_eq!(line("Yes."), Some(ScreenItem::Line(end.to_owned())));
         let empty = format!("! the answer is empty\n{end}");
         assert_eq!(line(""), Some(ScreenItem::Line(empty)));
+    }
+
+    #[test]
+    fn a_wait_for_servers_is_shown_until_the_first_turn() {
+        let mut progress = RunProgress { model: "m".to_owned(), ..RunProgress::default() };
+        let waiting_for = WaitingFor::Server;
+        let servers = vec!["files".to_owned()];
+        progress.handle_event(Duration::ZERO, &Event::RunWaiting { waiting_for, servers });
+        let lines = progress.open_call_lines(Duration::from_secs(3));
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].ends_with("waiting for the server files, 3 s"), "{lines:?}");
+        let line = progress.long_wait_line(Duration::from_secs(4));
+        assert_eq!(line, Some(ScreenItem::Line("waiting for the server files".to_owned())));
+        progress.handle_event(Duration::from_secs(5), &Event::TurnStarted);
+        let lines = progress.open_call_lines(Duration::from_secs(7));
+        assert!(lines[0].ends_with("waiting for m, 2 s"), "{lines:?}");
+        let servers = ["files", "web"].map(str::to_owned);
+        assert_eq!(awaited_servers(&servers), "the servers files, web");
     }
 
     #[test]

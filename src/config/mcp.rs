@@ -1,10 +1,14 @@
 //! Servers of the Model Context Protocol: `[mcp.NAME]`.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{ProcessConfig, ToolOverride, ToolPattern};
+
+/// Maximum number of connected sessions without another configuration.
+const CONNECTIONS_MAX: NonZeroUsize = NonZeroUsize::new(100).unwrap();
 
 /// A server of the Model Context Protocol, whose tools the agents may offer as `NAME__TOOL`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +32,10 @@ pub struct McpConfig {
     pub timeout: Duration,
     /// Time limit of a call with progress.
     pub max_timeout: Duration,
+    /// The sessions that share a connection.
+    pub share: McpShare,
+    /// Maximum number of sessions that are connected at once, with [`McpShare::Session`].
+    pub max_connections: NonZeroUsize,
     /// The policy of all its tools. `[tools.NAME__TOOL]` changes it for one tool.
     pub policy: ToolOverride,
 }
@@ -66,6 +74,16 @@ pub enum McpTrust {
     Annotations,
 }
 
+/// The sessions that share a connection to a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum McpShare {
+    /// All sessions of the host share one connection.
+    #[default]
+    Host,
+    /// Each session has a connection of its own while it is awake, which begins with its first run.
+    Session,
+}
+
 /// The treatment of a server's tools that differ from the accepted ones in the lock file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum McpPin {
@@ -91,6 +109,8 @@ impl McpConfig {
             start_timeout: Duration::from_secs(30),
             timeout: Duration::from_secs(60),
             max_timeout: Duration::from_secs(600),
+            share: McpShare::Host,
+            max_connections: CONNECTIONS_MAX,
             policy: ToolOverride::default(),
         }
     }

@@ -41,7 +41,7 @@ pub use host::{TOKEN_ENV, parse_listen};
 pub use journal::{Durability, JournalConfig, JournalEngine, Resume};
 pub use limits::{Limits, OnExcess};
 #[doc(hidden)]
-pub use mcp::{McpConfig, McpPin, McpTransport, McpTrust};
+pub use mcp::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
 pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig};
 #[doc(hidden)]
 pub use overrides::OverrideTooHigh;

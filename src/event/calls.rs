@@ -158,4 +158,6 @@ pub enum WaitingFor {
     Rate,
     /// An approval is needed.
     Approval,
+    /// A server of tools must be connected.
+    Server,
 }

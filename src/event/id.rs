@@ -86,7 +86,15 @@ impl PublicEvent {
     /// are sent again on reconnecting. `error` does not, because `stream_end` repeats its data.
     #[must_use]
     pub fn has_id(&self) -> bool {
-        !matches!(self.kind, "tool_use" | "tool_progress" | "session_stats" | "error")
+        !matches!(
+            self.kind,
+            "tool_use"
+                | "tool_progress"
+                | "run_waiting"
+                | "tools_changed"
+                | "session_stats"
+                | "error"
+        )
     }
 }
 

@@ -9,6 +9,7 @@ mod id;
 mod micros;
 mod stream_text;
 mod sums;
+mod tools_changed;
 mod view;
 
 pub use calls::{
@@ -18,6 +19,7 @@ pub use calls::{
 pub use id::{EventId, InvalidEventId};
 pub use stream_text::EventStreamText;
 pub use sums::{RunStats, TurnSummary, TurnTimes};
+pub use tools_changed::{ServerToolsChange, ToolListChange};
 pub use view::{PublicEvent, StatsReport};
 
 use std::sync::Arc;
@@ -53,6 +55,18 @@ pub enum Event {
     RunSteered {
         /// The user's input.
         input: Content,
+    },
+    /// The run waits before its first turn.
+    RunWaiting {
+        /// The reason.
+        waiting_for: WaitingFor,
+        /// The servers of tools that it waits for.
+        servers: Vec<String>,
+    },
+    /// A server of tools that the session's agent names has another list. The session keeps its own list.
+    ToolsChanged {
+        /// The server, and the difference.
+        change: Arc<ServerToolsChange>,
     },
     /// A turn started.
     TurnStarted,
@@ -297,6 +311,8 @@ impl Event {
             | Self::RunEnded { .. } => true,
             Self::InputQueued { .. }
             | Self::RunSteered { .. }
+            | Self::RunWaiting { .. }
+            | Self::ToolsChanged { .. }
             | Self::ThinkingReceived { .. }
             | Self::TextReceived { .. }
             | Self::CallOpened { .. }
@@ -323,7 +339,7 @@ impl Event {
 pub struct PublishedEvent {
     /// The session.
     pub session: crate::types::SessionId,
-    /// The run.
+    /// The run. Its id is empty if the event belongs to no run.
     pub run: crate::types::RunId,
     /// The session's turn; 0 before the first.
     pub turn: u32,

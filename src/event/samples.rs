@@ -1,10 +1,12 @@
 //! Sample events, at least one of each kind, for tests.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
     ApprovalRequest, ArgumentsAnomaly, CallLabel, ConflictResolution, Event, PublishedEvent,
-    RunStats, ServiceCall, ServiceCallStatus, TurnSummary, TurnTimes, WaitingFor,
+    RunStats, ServerToolsChange, ServiceCall, ServiceCallStatus, ToolListChange, TurnSummary,
+    TurnTimes, WaitingFor,
 };
 use crate::types::{
     ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, ProviderError, ProviderErrorKind,
@@ -138,7 +140,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    RunStarted InputQueued RunSteered TurnStarted ThinkingReceived TextReceived CallOpened
+    RunStarted InputQueued RunSteered RunWaiting ToolsChanged TurnStarted ThinkingReceived TextReceived CallOpened
     CallDetected ArgumentsAnomalyFound CallWaiting CallStarted CallProgressed ApprovalAsked
     ApprovalGiven ConflictFound CallDiscarded CallEnded ServiceCallChanged OutcomeLate
     ResultReleased ResponseEnded AttemptEnded AttemptStarted AttemptVoided TurnEnded LimitReached
@@ -163,6 +165,17 @@ pub(crate) fn every() -> Vec<Event> {
         },
         Event::InputQueued { input: "And later?".into(), waiting: 1 },
         Event::RunSteered { input: "And in Beijing?".into() },
+        Event::RunWaiting { waiting_for: WaitingFor::Server, servers: vec!["files".into()] },
+        Event::ToolsChanged {
+            change: Arc::new(ServerToolsChange {
+                server: "files".into(),
+                change: ToolListChange {
+                    added: vec!["files__write".into()],
+                    removed: Vec::new(),
+                    changed: vec!["files__read".into()],
+                },
+            }),
+        },
         Event::TurnStarted,
         Event::ThinkingReceived { text: "Hm.".into() },
         Event::TextReceived { text: "Noon \"there\"\n".into() },

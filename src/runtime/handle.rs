@@ -21,8 +21,7 @@ use super::run_events::{ApprovalQuestion, RunEvent, RunEventReader};
 use super::session_events::SessionEvents;
 use super::snapshot::SessionSnapshot;
 use super::stored_sessions;
-use super::tool_servers::ToolListChange;
-use crate::event::EventId;
+use crate::event::{EventId, ToolListChange};
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq, StopMode};
 use crate::telemetry::Subscription;
@@ -388,7 +387,9 @@ impl SessionHandle {
     pub async fn refresh_tools(&self) -> Result<ToolListChange, HostError> {
         let agent = self.agent().await?;
         let agent = self.link.shared.agents.get(&agent).ok_or(HostError::AgentGone(agent))?;
-        let tools = self.link.shared.tool_servers.freeze(agent).await?;
+        let servers = &self.link.shared.tool_servers;
+        let used = servers.used_by(&self.link, Some(&self.id), |server| agent.names_server(server));
+        let tools = servers.freeze(agent, &used).await?;
         let refresh = |reply| SessionMessage::RefreshTools { tools: Arc::clone(&tools), reply };
         let (change, live) = self.link.request(&self.id, refresh).await?;
         self.wait_stored(live.log.last_seq(), &live).await?;

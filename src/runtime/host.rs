@@ -13,11 +13,11 @@ use super::gauge::Gauge;
 use super::host_ref::HostRef;
 use super::host_state::{HostState, SessionSlot};
 use super::maintenance;
-use super::message::{HostMessage, SessionMessage};
+use super::message::{HostMessage, ServerAudience, SessionMessage};
+use super::server_connections::{ToolServerActor, ToolServerArguments};
 use super::session;
 use super::session_start::SessionStart;
 use super::task::{self, OwnedTask, blocking};
-use super::tool_servers::{ToolServerActor, ToolServerArguments};
 use crate::tool::{RequestObserver, ToolServer};
 use crate::types::SessionId;
 
@@ -39,7 +39,7 @@ pub(super) struct HostActorState {
     sessions: HashMap<ActorId, (SessionId, Arc<AwakeSession>)>,
     /// The number of deaths by session.
     deaths: HashMap<SessionId, u32>,
-    servers: HashMap<ActorId, Arc<dyn ToolServer>>,
+    servers: HashMap<ActorId, (Arc<dyn ToolServer>, ServerAudience)>,
     _maintenance: OwnedTask,
     _lag: OwnedTask,
 }
@@ -71,8 +71,9 @@ impl Actor for HostActor {
         let (_maintenance, _lag) = (maintenance, lag);
         let mut state = HostActorState { link, sessions, deaths, servers, _maintenance, _lag };
         let host = state.link.host.clone();
-        for server in Vec::from_iter(state.link.shared.tool_servers.iter().cloned()) {
-            state.begin_server(&host, server, false).await;
+        let servers = Vec::from_iter(state.link.shared.tool_servers.iter().cloned());
+        for server in servers.into_iter().filter(|server| !server.is_per_session()) {
+            state.begin_server(&host, server, ServerAudience::Sessions, false).await;
         }
         Ok(state)
     }
@@ -85,6 +86,9 @@ impl Actor for HostActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             HostMessage::Begin(start) => state.begin(&myself, *start).await,
+            HostMessage::BeginServer { server, audience } => {
+                state.begin_server(&myself, server, audience, false).await;
+            }
             HostMessage::RunMaintenance { sent } => {
                 state.link.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
                 maintenance::run(&state.link);
@@ -117,15 +121,16 @@ impl Actor for HostActor {
         match event {
             SupervisionEvent::ActorTerminated(cell, boxed, _) => {
                 drop(boxed);
+                state.servers.remove(&cell.get_id());
                 state.ended(cell.get_id());
             }
             SupervisionEvent::ActorFailed(cell, error) => {
                 if let Some((session, _)) = state.sessions.get(&cell.get_id()) {
                     tracing::error!(%session, %error, "session_died");
                 }
-                if let Some(server) = state.servers.remove(&cell.get_id()) {
+                if let Some((server, audience)) = state.servers.remove(&cell.get_id()) {
                     tracing::error!(server = server.name(), %error, "tool_server_died");
-                    state.begin_server(&myself, server, true).await;
+                    state.begin_server(&myself, server, audience, true).await;
                 }
                 state.ended(cell.get_id());
             }
@@ -169,16 +174,16 @@ impl HostActorState {
         &mut self,
         myself: &ActorRef<HostMessage>,
         server: Arc<dyn ToolServer>,
+        audience: ServerAudience,
         wait: bool,
     ) {
-        let servers = Arc::clone(&self.link.shared.tool_servers);
-        let kept = Arc::clone(&server);
+        let (kept, link) = ((Arc::clone(&server), audience.clone()), self.link.clone());
         let telemetry = self.link.shared.telemetry.clone();
         let observer = move |method: &str, error: Option<&str>, duration| {
             telemetry.metrics().mcp_operation(method, error, duration);
         };
         let observer: RequestObserver = Arc::new(observer);
-        let arguments = ToolServerArguments { server, servers, observer, wait };
+        let arguments = ToolServerArguments { server, link, audience, observer, wait };
         // It cannot fail: its first state is its arguments.
         let started =
             Actor::spawn_linked(None, ToolServerActor, arguments, myself.get_cell()).await;

@@ -25,7 +25,6 @@ use super::tool_servers::ToolServers;
 use crate::journal::{Journal, SessionLog};
 use crate::session::InputLimits;
 use crate::telemetry::Telemetry;
-use crate::tool::ServerState;
 use crate::tool::ToolSource;
 use crate::types::{RunId, Secrets, SessionId, SessionState};
 
@@ -279,10 +278,9 @@ impl HostState {
         for (tool, state) in self.tool_limiters.breaker_states() {
             metrics.tool_breaker(&tool, state);
         }
-        for server in self.tool_servers.iter() {
-            let state = server.status().borrow().state.as_str();
-            metrics.mcp_server(server.name(), state, &ServerState::ALL);
-        }
+        self.tool_servers.count_connections(|server, state, connections| {
+            metrics.mcp_server(server, state, connections);
+        });
         let sessions = self.sessions.load(Ordering::SeqCst);
         metrics.sessions(SessionState::Running, runs);
         metrics.sessions(SessionState::Idle, awake.saturating_sub(runs));

@@ -20,13 +20,13 @@ use super::request::RunRequest;
 use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
 use super::tool_limiter::CallPermit;
-use super::tool_servers::{FrozenTools, ToolListChange};
+use super::tool_servers::FrozenTools;
 use crate::context::Variables;
-use crate::event::ApprovalRequest;
+use crate::event::{ApprovalRequest, ServerToolsChange, ToolListChange};
 use crate::journal::JournalError;
 use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
-use crate::tool::Extensions;
+use crate::tool::{Extensions, ToolServer};
 use crate::turn::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason, PermitReply,
     StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
@@ -38,8 +38,21 @@ use crate::wire::Delta;
 pub(super) enum HostMessage {
     /// Start a session whose slot is reserved: a new one or a hibernating one.
     Begin(Box<SessionStart>),
+    /// Run a connection of one session to a server of tools.
+    BeginServer { server: Arc<dyn ToolServer>, audience: ServerAudience },
     /// Do the periodic work. `sent` is the time of sending.
     RunMaintenance { sent: Instant },
+}
+
+/// The receivers of a server's changes.
+#[derive(Clone)]
+pub(super) enum ServerAudience {
+    /// The awake sessions whose agents name the server.
+    Sessions,
+    /// The session that the connection belongs to.
+    Session(ActorRef<SessionMessage>),
+    /// None: the connection was opened to read the list.
+    Nobody,
 }
 
 /// A message to a session.
@@ -84,6 +97,8 @@ pub(super) enum SessionMessage {
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
     /// The list of the servers' tools was read, for a run that waits for it.
     ToolsRead { tools: Result<Arc<FrozenTools>, HostError> },
+    /// A server of tools has another list.
+    ServerToolsChanged { change: Arc<ServerToolsChange> },
     /// Replace the frozen list of the servers' tools. Reply with the difference.
     RefreshTools { tools: Arc<FrozenTools>, reply: RpcReplyPort<Result<ToolListChange, HostError>> },
     /// Return the actors of runs: stream, accumulator, tool supervisor.

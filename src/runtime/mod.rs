@@ -41,6 +41,7 @@
 //! | `agent`, `models`, `model/` | a configured agent; the configured models; the client of one model |
 //! | `model_limiter`, `tool_limiter`, `fair_semaphore` | limits and circuit breakers of models and of tools; the semaphore of both |
 //! | `tool_attempts` | the attempts of a call |
+//! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids` | counts of live objects; tasks that end with their owner; new ids |
 //! | `maintenance`, `recovery`, `stored_sessions` | periodic work; unfinished runs at start; reading, forking and deleting stored sessions |
 //! | `error` | the errors of a host and its sessions |
@@ -70,6 +71,7 @@ mod report;
 mod request;
 mod run_actors;
 mod run_events;
+mod server_connections;
 mod session;
 mod session_events;
 mod session_start;
@@ -99,6 +101,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, timeout};
 
 pub use crate::event::StatsReport;
+pub use crate::event::ToolListChange;
 pub use crate::turn::BreakerState;
 pub use crate::types::SessionState;
 pub use agent::AgentRules;
@@ -112,7 +115,6 @@ pub use run_events::{ApprovalQuestion, RunEvent};
 use session_events::HistoryLimits;
 pub use session_events::SessionEvents;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
-pub use tool_servers::ToolListChange;
 #[cfg(any(feature = "cli", test))]
 pub(crate) use tool_servers::frozen_tools_key;
 
@@ -328,6 +330,8 @@ impl Host {
         let registered: Vec<&str> = names.iter().map(String::as_str).collect();
         config.check(&registered).map_err(|errors| HostError::Config(errors.to_string()))?;
         tools.apply_overrides(&config.tools);
+        // Another host may use the registry, too.
+        tools.renew_servers();
         let (gauges, stalls) = (Gauges::default(), StallClock::default());
         let tool_limiters = ToolLimiters::new(&tools, &gauges.waiting);
         let traces = |metrics: &Metrics| Traces::from_env(&config.models, metrics);
@@ -656,9 +660,10 @@ impl Host {
     ) -> Result<crate::tool::AgentTools, HostError> {
         let (agent, link) = (self.agent(agent)?, &self.inner.link);
         let servers = &link.shared.tool_servers;
-        let frozen = servers.freeze(&agent).await?;
+        let used = servers.used_by(link, None, |_| true);
+        let frozen = servers.freeze(&agent, &used).await?;
         let mut listed = Vec::new();
-        for server in servers.iter() {
+        for tool_servers::UsedServer { server, .. } in &used {
             tool_servers::wait_started(&**server).await;
             let named = agent.names_server(&**server);
             listed.push(crate::tool::ListedServer::new(&**server, named));
@@ -679,7 +684,7 @@ impl Host {
         &self,
     ) -> Vec<(String, Result<Arc<crate::tool::ServerListing>, String>)> {
         use crate::tool::ServerState;
-        let listing = async |server: &Arc<dyn crate::tool::ToolServer>| {
+        let listing = async |tool_servers::UsedServer { server, .. }: &tool_servers::UsedServer| {
             let status = tool_servers::wait_started(&**server).await;
             let listing = match (&status.state, &status.listing) {
                 (ServerState::Up, Some(listing)) => Ok(Arc::clone(listing)),
@@ -688,7 +693,9 @@ impl Host {
             };
             (server.name().to_owned(), listing)
         };
-        futures::future::join_all(self.shared().tool_servers.iter().map(listing)).await
+        let link = &self.inner.link;
+        let used = link.shared.tool_servers.used_by(link, None, |_| true);
+        futures::future::join_all(used.iter().map(listing)).await
     }
 
     /// Returns the schema of the arguments of a tool that an agent would offer in a new session.
@@ -696,7 +703,9 @@ impl Host {
     pub(crate) async fn tool_schema(&self, agent: &str, tool: &str) -> Result<Value, String> {
         let (agent, link) = (self.agent(Some(agent.to_owned())), &self.inner.link);
         let agent = agent.map_err(|error| error.to_string())?;
-        let frozen = link.shared.tool_servers.freeze(&agent).await;
+        let servers = &link.shared.tool_servers;
+        let used = servers.used_by(link, None, |server| agent.names_server(server));
+        let frozen = servers.freeze(&agent, &used).await;
         let frozen = frozen.map_err(|error| error.to_string())?;
         if let Some(found) = frozen.agent.tools.get(tool) {
             return Ok(found.spec.input.as_value().clone());

@@ -10,7 +10,7 @@ use super::handle::SessionHandle;
 use super::report::CallReport;
 use super::session_events::SessionEvents;
 use super::snapshot::PendingApproval;
-use crate::event::{Event, EventId, PublishedEvent};
+use crate::event::{Event, EventId, PublishedEvent, ServerToolsChange};
 use crate::telemetry::{FeedItem, Subscription};
 use crate::turn::ApprovalDecision;
 use crate::types::{CallKey, Judgement, RunId, Verdict};
@@ -48,6 +48,14 @@ pub enum RunEvent {
         /// The reason.
         reason: String,
     },
+    /// The run waits before its first turn: servers of tools are not connected yet.
+    WaitingForServers {
+        /// The names of the servers.
+        servers: Vec<String>,
+    },
+    /// A server of tools has another list. The session keeps its own list; `SessionHandle::refresh_tools`
+    /// takes the new one over.
+    ToolsChanged(Arc<ServerToolsChange>),
     /// A tool call started.
     CallStarted {
         /// The id of the call for clients.
@@ -196,6 +204,10 @@ impl RunEventReader {
             Event::AttemptStarted { reason, .. } | Event::AttemptVoided { reason, .. } => {
                 Some(RunEvent::AttemptVoided { reason: reason.clone() })
             }
+            Event::RunWaiting { waiting_for: _, servers } => {
+                Some(RunEvent::WaitingForServers { servers: servers.clone() })
+            }
+            Event::ToolsChanged { change } => Some(RunEvent::ToolsChanged(Arc::clone(change))),
             Event::CallStarted { call, input_summary, .. } => Some(RunEvent::CallStarted {
                 tool_id: call.key.to_string(),
                 tool_name: call.name.to_string(),

@@ -130,7 +130,7 @@ impl SessionEvents {
         // With the last possible position, the snapshot contains no text of the running attempt.
         let (subscription, snapshot) = feed
             .subscribe_from(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
-        let states = snapshot.open_calls.into_iter().map(FeedItem::Event);
+        let states = snapshot.states.into_iter().map(FeedItem::Event);
         let items = futures::stream::iter(states).chain(subscription).boxed();
         Some(Self { start: snapshot.position.delivered, items, host: host.clone() })
     }
@@ -301,7 +301,7 @@ impl HistoryReader {
         self.past.finish(snapshot.running.as_ref(), &mut events);
         let after = self.after;
         self.append_events(events.into_iter().filter_map(|event| part_after(after, event)));
-        self.ready.extend(snapshot.open_calls.into_iter().map(FeedItem::Event));
+        self.ready.extend(snapshot.states.into_iter().map(FeedItem::Event));
     }
 
     fn append_events(&mut self, events: impl IntoIterator<Item = PublishedEvent>) {

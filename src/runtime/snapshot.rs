@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::report::CallReport;
 use crate::context::Variables;
-use crate::event::ApprovalRequest;
+use crate::event::{ApprovalRequest, WaitingFor};
 use crate::message::Message;
 use crate::record::Seq;
 use crate::types::{ApprovalPhase, Content, RunId, SessionId, SessionState, Usage};
@@ -79,6 +79,9 @@ pub struct CurrentRun {
     pub run_id: RunId,
     /// The number of the current turn.
     pub turn: u32,
+    /// The reason why the run waits before its first turn: servers of tools are not connected yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting_for: Option<WaitingFor>,
     /// True if the end of its host interrupted the run and it waits to be resumed or stopped.
     pub suspended: bool,
     /// The open approvals, in call order.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
 use ractor::ActorId;
 use tokio::sync::oneshot;
@@ -77,16 +78,19 @@ impl ToolLimiters {
     }
 
     /// Requests a permit of a tool for a call of a session. If the call has to wait, `granted` is called when
-    /// it may start. It must be quick. A tool without limits needs no permit: it is granted at once.
+    /// it may start. It must be quick. The call also waits for `ready`. A tool without limits needs no permit: it
+    /// is granted at once.
     pub(super) fn request_permit(
         &self,
         tool: &str,
         session: ActorId,
+        ready: Option<BoxFuture<'static, ()>>,
         granted: impl FnOnce() + Send + 'static,
     ) -> (PermitReply, Option<CallPermit>) {
         match self.get(tool) {
-            Some(limiter) => limiter.request_permit(session, granted),
-            None => (PermitReply::Granted, None),
+            Some(limiter) => limiter.request_permit(session, ready, granted),
+            None if ready.is_none() => (PermitReply::Granted, None),
+            None => ToolLimiter::unlimited(&self.waiting).request_permit(session, ready, granted),
         }
     }
 }
@@ -101,17 +105,22 @@ impl ToolLimiter {
         }
     }
 
-    /// Requests a permit of `max_concurrent` first, then a place in the rate.
+    fn unlimited(waiting: &Gauge) -> Self {
+        Self { permits: None, rate: None, breaker: None, waiting: waiting.clone() }
+    }
+
+    /// Requests a permit of `max_concurrent` first, then waits for `ready`, and then for a place in the rate.
     fn request_permit(
         &self,
         session: ActorId,
+        ready: Option<BoxFuture<'static, ()>>,
         granted: impl FnOnce() + Send + 'static,
     ) -> (PermitReply, Option<CallPermit>) {
-        let Some(rate) = &self.rate else {
+        if self.rate.is_none() && ready.is_none() {
             let Some(permits) = &self.permits else { return (PermitReply::Granted, None) };
             let (reply, permit) = permits.request(session, granted);
             return (reply, Some(CallPermit { _wait: None, _permit: Some(permit) }));
-        };
+        }
         let (grant, has_permit) = oneshot::channel();
         let permit = self.permits.as_ref().map(|permits| {
             permits.request(session, move || {
@@ -123,20 +132,30 @@ impl ToolLimiter {
             Some((reply, permit)) => (reply == PermitReply::Waiting, Some(permit)),
             None => (false, None),
         };
-        if !waits && rate.start_now(session) {
+        let starts_now = || self.rate.as_ref().is_none_or(|rate| rate.start_now(session));
+        if !waits && ready.is_none() && starts_now() {
             return (PermitReply::Granted, Some(CallPermit { _wait: None, _permit: permit }));
         }
-        let (rate, waiting) = (Arc::clone(rate), self.waiting.clone());
+        let reply = match (waits, &ready) {
+            (true, _) => PermitReply::Waiting,
+            (false, Some(_)) => PermitReply::ServerStarting,
+            (false, None) => PermitReply::RateLimited,
+        };
+        let (rate, waiting) = (self.rate.clone(), self.waiting.clone());
         let wait = async move {
             if waits {
                 let _ = has_permit.await;
             }
             let _waiting = waiting.increment();
-            rate.wait(session).await;
+            if let Some(ready) = ready {
+                ready.await;
+            }
+            if let Some(rate) = rate {
+                rate.wait(session).await;
+            }
             granted();
         };
         let task = OwnedTask::spawn(&Gauge::default(), wait);
-        let reply = if waits { PermitReply::Waiting } else { PermitReply::RateLimited };
         (reply, Some(CallPermit { _wait: Some(task), _permit: permit }))
     }
 
@@ -326,7 +345,7 @@ mod tests {
                 let starts = Arc::clone(&starts);
                 let start = move || starts.lock().push((session, began.elapsed().as_millis()));
                 let (reply, permit) =
-                    limiter.request_permit(ActorId::Local(session), start.clone());
+                    limiter.request_permit(ActorId::Local(session), None, start.clone());
                 if reply == PermitReply::Granted {
                     start();
                 } else {
@@ -350,7 +369,7 @@ mod tests {
         let tool = ToolSpec::named("tool", "").rate("1/s".parse().unwrap()).max_concurrent(1);
         let limiter = ToolLimiter::new(&tool, &Gauge::default());
         let request = |notify: oneshot::Sender<()>| {
-            limiter.request_permit(ActorId::Local(1), move || notify.send(()).unwrap())
+            limiter.request_permit(ActorId::Local(1), None, move || notify.send(()).unwrap())
         };
         let (reply, first) = request(oneshot::channel().0);
         assert_eq!(reply, PermitReply::Granted);
@@ -370,7 +389,7 @@ mod tests {
             tools.register(tool).unwrap();
         }
         let tool_limiters = ToolLimiters::new(&tools, &Gauge::default());
-        let request = |tool| tool_limiters.request_permit(tool, ActorId::Local(1), || ());
+        let request = |tool| tool_limiters.request_permit(tool, ActorId::Local(1), None, || ());
         let (reply, one) = request("one");
         assert!(reply == PermitReply::Granted && one.is_some());
         assert_eq!(request("one").0, PermitReply::Waiting);

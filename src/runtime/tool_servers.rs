@@ -1,4 +1,4 @@
-//! The servers of tools: keeps them connected, and freezes their lists for sessions.
+//! The servers of tools: freezes their lists for sessions. `server_connections` keeps them connected.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -6,8 +6,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
-use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::agent::Agent;
@@ -15,12 +13,13 @@ use super::error::HostError;
 use super::task::blocking;
 use super::tool_limiter::ToolLimiters;
 use crate::config::ToolOverride;
+use crate::event::ToolListChange;
 use crate::journal::{Journal, JournalError};
 use crate::telemetry::Telemetry;
 use crate::tool::{
-    FrozenList, RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription,
-    ToolServer,
+    FrozenList, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
 };
+use crate::types::SessionId;
 
 /// Time that a server has to end when the host shuts down. Then its connection is dropped, which kills
 /// its process.
@@ -28,9 +27,6 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Stands for the list without tools, which is not stored.
 const NO_TOOLS: &str = "[]";
-
-/// Wait before a server whose task panicked runs again.
-const RESTART_WAIT: Duration = Duration::from_secs(1);
 
 /// The tools that servers offer to an agent, as a session keeps them.
 #[derive(Debug)]
@@ -44,16 +40,20 @@ pub(super) struct FrozenTools {
     pub(super) missing: Vec<(String, String)>,
 }
 
-/// The difference between two lists of tools: the names, sorted.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct ToolListChange {
-    /// The tools that only the newer list has.
-    pub added: Vec<String>,
-    /// The tools that only the older list has.
-    pub removed: Vec<String>,
-    /// The tools whose definitions differ.
-    pub changed: Vec<String>,
+/// A server as one session sees it: the one of the host, or a connection of its own.
+pub(super) struct UsedServer {
+    pub(super) server: Arc<dyn ToolServer>,
+    /// Ends a connection that was opened only to read its list.
+    pub(super) _opened: Option<OwnConnection>,
+}
+
+/// A connection that one session has to a server. Dropping it ends the connection.
+pub(super) struct OwnConnection(pub(super) Arc<dyn ToolServer>);
+
+impl Drop for OwnConnection {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 /// An agent's name and the SHA-256 of a list.
@@ -65,7 +65,7 @@ type LatestTools = (Vec<Option<Arc<ServerListing>>>, Arc<FrozenTools>);
 /// The servers of a host.
 pub(super) struct ToolServers {
     /// The servers, sorted by name.
-    servers: Vec<Arc<dyn ToolServer>>,
+    pub(super) servers: Vec<Arc<dyn ToolServer>>,
     overrides: BTreeMap<String, ToolOverride>,
     tool_limiters: ToolLimiters,
     journal: Arc<dyn Journal>,
@@ -75,6 +75,8 @@ pub(super) struct ToolServers {
     latest: Mutex<BTreeMap<Arc<str>, LatestTools>>,
     /// The frozen lists of awake sessions.
     used: Mutex<HashMap<FrozenKey, Weak<FrozenTools>>>,
+    /// The connections of single sessions to servers that sessions do not share.
+    pub(super) own: Mutex<HashMap<SessionId, Vec<Weak<dyn ToolServer>>>>,
 }
 
 impl ToolServers {
@@ -105,6 +107,7 @@ impl ToolServers {
             last_listings: Mutex::new(last_listings),
             latest: Mutex::default(),
             used: Mutex::default(),
+            own: Mutex::default(),
         })
     }
 
@@ -112,16 +115,49 @@ impl ToolServers {
         self.servers.iter()
     }
 
+    /// Returns the number of connections in each state, by server.
+    pub(super) fn count_connections(&self, count: impl Fn(&str, &str, usize)) {
+        let own: Vec<_> = self.own.lock().values().flatten().filter_map(Weak::upgrade).collect();
+        for server in &self.servers {
+            let of_name = own.iter().filter(|own| own.name() == server.name());
+            let shared = Some(server).filter(|server| !server.is_per_session());
+            let states =
+                of_name.chain(shared).map(|server| server.status().borrow().state.as_str());
+            let states: Vec<_> = states.collect();
+            for state in ServerState::ALL {
+                let connections = states.iter().filter(|of| **of == state).count();
+                count(server.name(), state, connections);
+            }
+        }
+    }
+
+    /// Returns the names of the servers that a new session of this agent has to wait for.
+    pub(super) fn starting(&self, used: &[UsedServer]) -> Vec<String> {
+        let is_starting =
+            |used: &&UsedServer| used.server.status().borrow().state == ServerState::Starting;
+        used.iter().filter(is_starting).map(|used| used.server.name().to_owned()).collect()
+    }
+
     /// Returns the present tools of an agent, after the first attempts to connect to the servers that its
     /// patterns name. The list is stored in the journal.
     ///
     /// # Errors
     /// If the list cannot be stored.
-    pub(super) async fn freeze(&self, agent: &Arc<Agent>) -> Result<Arc<FrozenTools>, HostError> {
+    pub(super) async fn freeze(
+        &self,
+        agent: &Arc<Agent>,
+        used: &[UsedServer],
+    ) -> Result<Arc<FrozenTools>, HostError> {
         let (mut listings, mut missing) = (Vec::new(), Vec::new());
-        for server in self.servers.iter().filter(|server| agent.names_server(&***server)) {
+        let named = used.iter().map(|used| &used.server);
+        for server in named.filter(|server| agent.names_server(&***server)) {
             let status = wait_started(&**server).await;
-            let listing = status.listing.clone().or_else(|| self.last_listing(server.name()));
+            let last = self.last_listing(server.name());
+            let listing = match (status.listing.clone(), last) {
+                // Equal lists are one value, so that sessions share what is made of it.
+                (Some(now), Some(last)) if now.tools == last.tools => Some(last),
+                (now, last) => now.or(last),
+            };
             if let (None, ServerState::Down(reason)) = (&listing, &status.state) {
                 missing.push((server.name().to_owned(), reason.clone()));
             }
@@ -216,31 +252,12 @@ impl ToolServers {
         frozen
     }
 
-    fn last_listing(&self, server: &str) -> Option<Arc<ServerListing>> {
+    pub(super) fn last_listing(&self, server: &str) -> Option<Arc<ServerListing>> {
         self.last_listings.lock().get(server).cloned()
     }
 
-    /// Logs the changes of a server's state, and stores each new list.
-    async fn follow(&self, server: &dyn ToolServer) {
-        let mut status = server.status();
-        let mut logged = None;
-        loop {
-            let now = Arc::clone(&status.borrow_and_update());
-            if logged.as_ref() != Some(&now.state) {
-                log_state(server.name(), &now);
-                logged = Some(now.state.clone());
-            }
-            if let Some(listing) = &now.listing {
-                self.keep_listing(server.name(), listing).await;
-            }
-            if status.changed().await.is_err() {
-                return std::future::pending().await;
-            }
-        }
-    }
-
     /// Stores a server's list, for sessions that begin while the server is down.
-    async fn keep_listing(&self, server: &str, listing: &Arc<ServerListing>) {
+    pub(super) async fn keep_listing(&self, server: &str, listing: &Arc<ServerListing>) {
         if self.last_listing(server).is_some_and(|last| last.tools == listing.tools) {
             return;
         }
@@ -255,10 +272,21 @@ impl ToolServers {
 
     /// Ends all servers.
     pub(super) async fn close(&self) {
-        let close = |server: Arc<dyn ToolServer>| async move { server.close().await };
-        let closing = futures::future::join_all(self.servers.iter().cloned().map(close));
+        let own: Vec<_> = self.own.lock().values().flatten().filter_map(Weak::upgrade).collect();
+        let shared = self.servers.iter().filter(|server| !server.is_per_session()).cloned();
+        let close = |server: Arc<dyn ToolServer>| async move {
+            server.end();
+            server.ended().await;
+        };
+        let closing = futures::future::join_all(shared.chain(own).map(close));
         // A server that does not end is dropped with its actor.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
+    }
+}
+
+impl fmt::Debug for OwnConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OwnConnection").field(&self.0.name()).finish()
     }
 }
 
@@ -268,107 +296,11 @@ impl fmt::Debug for ToolServers {
     }
 }
 
-impl ToolListChange {
-    /// Returns the difference of a list to no list.
-    pub(super) fn all_added(list: &FrozenTools) -> Self {
-        Self {
-            added: list.list.tools.iter().map(|tool| tool.name.clone()).collect(),
-            ..Self::default()
-        }
-    }
-}
-
 impl FrozenTools {
-    /// Returns the difference to a newer list.
-    pub(super) fn change_to(&self, newer: &Self) -> ToolListChange {
-        let by_name = |tools: &'_ [ToolDescription]| -> BTreeMap<String, ToolDescription> {
-            tools.iter().map(|tool| (tool.name.clone(), tool.clone())).collect()
-        };
-        let (before, after) = (by_name(&self.list.tools), by_name(&newer.list.tools));
-        let mut change = ToolListChange::default();
-        for (name, tool) in &after {
-            match before.get(name) {
-                None => change.added.push(name.clone()),
-                Some(old) if old != tool => change.changed.push(name.clone()),
-                Some(_) => {}
-            }
-        }
-        let is_removed = |name: &&String| !after.contains_key(*name);
-        change.removed = before.keys().filter(is_removed).cloned().collect();
-        change
-    }
-}
-
-/// Keeps a server connected, and its last list stored. A panic of the server ends this actor, and the
-/// host starts another one.
-#[derive(Debug)]
-pub(super) struct ToolServerActor;
-
-impl Actor for ToolServerActor {
-    type Msg = ();
-    type State = Option<ToolServerArguments>;
-    type Arguments = ToolServerArguments;
-
-    async fn pre_start(
-        &self,
-        _: ActorRef<()>,
-        arguments: ToolServerArguments,
-    ) -> Result<Option<ToolServerArguments>, ActorProcessingErr> {
-        Ok(Some(arguments))
-    }
-
-    async fn post_start(
-        &self,
-        _: ActorRef<()>,
-        state: &mut Option<ToolServerArguments>,
-    ) -> Result<(), ActorProcessingErr> {
-        let Some(ToolServerArguments { server, servers, observer, wait }) = state.take() else {
-            return Ok(());
-        };
-        if wait {
-            tokio::time::sleep(RESTART_WAIT).await;
-        }
-        tokio::select! {
-            () = server.run(observer) => {}
-            () = servers.follow(&*server) => {}
-        }
-        Ok(())
-    }
-
-    async fn handle_supervisor_evt(
-        &self,
-        _: ActorRef<()>,
-        _: SupervisionEvent,
-        _: &mut Option<ToolServerArguments>,
-    ) -> Result<(), ActorProcessingErr> {
-        Ok(())
-    }
-}
-
-/// The arguments of a [`ToolServerActor`].
-pub(super) struct ToolServerArguments {
-    pub(super) server: Arc<dyn ToolServer>,
-    pub(super) servers: Arc<ToolServers>,
-    pub(super) observer: RequestObserver,
-    /// True if the last actor of the server died.
-    pub(super) wait: bool,
-}
-
-fn log_state(server: &str, status: &ServerStatus) {
-    match &status.state {
-        ServerState::Starting => {}
-        ServerState::Up => {
-            let listing = status.listing.as_deref();
-            let tools = listing.map_or(0, |listing| listing.tools.len());
-            tracing::info!(server, tools, "tool_server_up");
-            for (tool, reason) in listing.iter().flat_map(|listing| &listing.left_out) {
-                tracing::warn!(server, tool, error = reason, "tool_not_offered");
-            }
-            for (tool, difference) in listing.iter().flat_map(|listing| &listing.warnings) {
-                tracing::warn!(server, tool, difference, "tool_not_as_accepted");
-            }
-        }
-        ServerState::Down(reason) => tracing::warn!(server, error = reason, "tool_server_down"),
+    /// Returns the difference to the tools that a session had before.
+    pub(super) fn change_from(&self, before: Option<&Self>) -> ToolListChange {
+        let before = before.map_or(&[][..], |before| &before.list.tools);
+        ToolListChange::between(before, &self.list.tools, |tool| &tool.name)
     }
 }
 

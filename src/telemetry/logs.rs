@@ -54,6 +54,13 @@ pub fn log(published: &PublishedEvent) {
         Event::RunEnded { agent: _, end, text, error, stats } => {
             run_ended(of, *end, text, error.as_ref(), stats);
         }
+        Event::RunWaiting { waiting_for: _, servers } => {
+            line!(info, of, ?servers, "run_waits_for_servers");
+        }
+        // The line of the server itself has no session.
+        Event::ToolsChanged { change } => {
+            line!(debug, of, server = change.server, "session_told_of_changed_tools");
+        }
         Event::CallOpened { .. }
         | Event::CallDetected { .. }
         | Event::ArgumentsAnomalyFound { .. }
@@ -172,6 +179,8 @@ fn call(of: &PublishedEvent) {
         Event::RunStarted { .. }
         | Event::InputQueued { .. }
         | Event::RunSteered { .. }
+        | Event::RunWaiting { .. }
+        | Event::ToolsChanged { .. }
         | Event::TurnStarted
         | Event::ThinkingReceived { .. }
         | Event::TextReceived { .. }

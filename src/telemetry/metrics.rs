@@ -121,6 +121,8 @@ impl Metrics {
             | Event::ThinkingReceived { .. }
             | Event::InputQueued { .. }
             | Event::RunStarted { .. }
+            | Event::RunWaiting { .. }
+            | Event::ToolsChanged { .. }
             | Event::TurnStarted
             | Event::AttemptVoided { .. }
             | Event::CallOpened { .. }
@@ -243,13 +245,11 @@ impl Metrics {
         gauge.set(f64::from(state.as_number()));
     }
 
-    /// Sets the state of an MCP server: one of `states`.
-    pub fn mcp_server(&self, server: &str, state: &str, states: &[&str]) {
-        for known in states {
-            let labels = [("server", server), ("state", known)];
-            let gauge: Gauge = table::MCP_SERVERS.series(&self.recorder, &labels);
-            gauge.set(f64::from(u8::from(*known == state)));
-        }
+    /// Sets the number of connections to an MCP server in a state.
+    pub fn mcp_server(&self, server: &str, state: &str, connections: usize) {
+        let labels = [("server", server), ("state", state)];
+        let gauge: Gauge = table::MCP_SERVERS.series(&self.recorder, &labels);
+        gauge.set(connections as f64);
     }
 
     /// Records the duration of a request to an MCP server, with the type of its error.
@@ -429,7 +429,7 @@ mod tests {
         }
         let _model = telemetry.metrics().model("main");
         telemetry.metrics().tool_breaker("clock", BreakerState::Open);
-        telemetry.metrics().mcp_server("files", "up", &["up", "down"]);
+        telemetry.metrics().mcp_server("files", "up", 1);
         telemetry.metrics().mcp_operation("tools/call", None, Duration::from_secs(1));
         let page = telemetry.render();
         for metric in table::ALL {
@@ -631,8 +631,9 @@ mod tests {
         assert_eq!(value(&page, "callsheet_threads_abandoned"), 1.0);
         assert_eq!(value(&page, "callsheet_subscribers_lagged_total"), 4.0);
         metrics.tool_breaker("clock", BreakerState::Open);
-        metrics.mcp_server("files", "up", &["up", "down"]);
-        metrics.mcp_server("files", "down", &["up", "down"]);
+        metrics.mcp_server("files", "up", 1);
+        metrics.mcp_server("files", "up", 0);
+        metrics.mcp_server("files", "down", 1);
         metrics.mcp_operation("tools/call", Some("timeout"), Duration::from_secs(1));
         let page = telemetry.render();
         assert_eq!(value(&page, "callsheet_tool_breaker_state{tool=\"clock\"}"), 2.0);

@@ -107,8 +107,10 @@ mod typed;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures::future::BoxFuture;
 
 pub use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
+use crate::types::SessionId;
 #[cfg(feature = "tools")]
 pub use builtin::{BuiltinError, BuiltinOptions, builtin};
 
@@ -165,6 +167,13 @@ pub trait Tool: Send + Sync + 'static {
     /// # Errors
     /// If the call fails; the model reads the message. A panic is caught and ends only this call.
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError>;
+
+    /// Returns a future that ends when calls of this session can be sent, if they have to wait. Asked only if
+    /// `ToolSpec::waits_for_server` is set.
+    #[doc(hidden)]
+    fn ready(&self, _session: &SessionId) -> Option<BoxFuture<'static, ()>> {
+        None
+    }
 }
 
 #[async_trait]
@@ -175,5 +184,9 @@ impl<T: Tool + ?Sized> Tool for Arc<T> {
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         (**self).run(context).await
+    }
+
+    fn ready(&self, session: &SessionId) -> Option<BoxFuture<'static, ()>> {
+        (**self).ready(session)
     }
 }

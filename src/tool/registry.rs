@@ -129,6 +129,12 @@ impl ToolRegistry {
         self.servers.push(server);
     }
 
+    /// Replaces the servers by others of the same configuration, which no host has connected.
+    pub(crate) fn renew_servers(&mut self) {
+        self.servers =
+            std::mem::take(&mut self.servers).into_iter().map(|server| server.for_host()).collect();
+    }
+
     /// Returns the servers.
     pub(crate) fn servers(&self) -> &[Arc<dyn ToolServer>] {
         &self.servers

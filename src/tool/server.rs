@@ -9,11 +9,12 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::Tool;
+use crate::types::SessionId;
 
 /// Separates the server's name from the tool's name.
 pub(crate) const SERVER_SEPARATOR: &str = "__";
 
-/// A server of tools. The host connects to it once, for all sessions.
+/// A server of tools. The host connects to it once, for all sessions, or once for each session.
 ///
 /// The list of tools may change at any time. A session keeps the definitions that it read at its
 /// first run; the outcome of a call is all that a change of the server can alter in it.
@@ -30,13 +31,30 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
     /// Returns the time limit of the first attempt to connect.
     fn start_timeout(&self) -> Duration;
 
+    /// Returns the server for another host, not connected.
+    fn for_host(self: Arc<Self>) -> Arc<dyn ToolServer>;
+
+    /// Returns whether each session has a connection of its own. This server is then never connected itself.
+    fn is_per_session(&self) -> bool {
+        false
+    }
+
+    /// Returns a connection of its own, if sessions do not share one. It serves the calls of this session; with
+    /// `None` only its list is read.
+    fn for_session(&self, _session: Option<&SessionId>) -> Option<Arc<dyn ToolServer>> {
+        None
+    }
+
     /// Keeps the server connected, with waits between failed attempts. Returns only after
-    /// [`close`](Self::close). Dropping the future ends the connection. It is called again if it
+    /// [`end`](Self::end). Dropping the future ends the connection. It is called again if it
     /// panics. `observer` receives the duration of each request.
     async fn run(&self, observer: RequestObserver);
 
     /// Ends the connection in good order. A process ends within seconds, or is killed.
-    async fn close(&self);
+    fn end(&self);
+
+    /// Waits until the connection has ended.
+    async fn ended(&self);
 
     /// Returns the number of lines of its output that were no messages, and the first of them.
     #[cfg_attr(

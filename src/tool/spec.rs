@@ -45,6 +45,9 @@ pub struct ToolSpec {
     pub approval: ApprovalPolicy,
     /// Time limit of an approval; an expired approval counts as a rejection.
     pub approval_timeout: Duration,
+    /// A call may have to wait until its session is connected to the tool's server.
+    #[doc(hidden)]
+    pub waits_for_server: bool,
     /// Number of its calls that may run at once in the whole host; unlimited if `None`.
     pub max_concurrent: Option<NonZeroU32>,
     /// Maximum number of further attempts of a failed call, if it may be sent again.
@@ -94,6 +97,7 @@ impl ToolSpec {
             timeout: None,
             approval: ApprovalPolicy::NEVER,
             approval_timeout: APPROVAL_TIMEOUT,
+            waits_for_server: false,
             max_concurrent: None,
             retries: 0,
             rate: None,

@@ -65,7 +65,9 @@ impl Turn {
                 self.clock.request_sent(self.now(), Duration::MAX);
                 self.now()
             }
-            PermitReply::Waiting | PermitReply::RateLimited => Duration::MAX,
+            PermitReply::Waiting | PermitReply::RateLimited | PermitReply::ServerStarting => {
+                Duration::MAX
+            }
         };
     }
 

@@ -186,7 +186,7 @@ impl TurnCall {
     }
 
     pub(super) fn needs_tool_permit(&self) -> bool {
-        self.tool.as_ref().is_some_and(|tool| tool.is_limited())
+        self.tool.as_ref().is_some_and(|tool| tool.is_limited() || tool.waits_for_server)
     }
 
     /// Returns whether the call has requested or holds a permit of its tool, and does not run yet.

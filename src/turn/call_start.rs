@@ -1,6 +1,6 @@
 //! The start of a call that the schedule allows: its permits, its intent and its `tool_timeout`.
 //!
-//! A tool with `max_concurrent` or `rate` needs a permit of the host. A call with effects starts after its
+//! A tool with `max_concurrent`, `rate` or a server of the session needs a permit of the host. A call with effects starts after its
 //! intent is durable, so that a crash cannot hide that it may have run.
 //!
 //! Tool timeout: the `timeout` of the tool, or else `tool_timeout` of the agent. It counts from the
@@ -41,6 +41,7 @@ impl Turn {
         match reply {
             PermitReply::Waiting => self.publish_waiting(index, WaitingFor::Capacity),
             PermitReply::RateLimited => self.publish_waiting(index, WaitingFor::Rate),
+            PermitReply::ServerStarting => self.publish_waiting(index, WaitingFor::Server),
             PermitReply::Granted => {
                 let queue_wait = self.now().saturating_sub(requested_at);
                 let Some(call) = self.calls.get_mut(index) else { return };

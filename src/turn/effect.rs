@@ -153,6 +153,8 @@ pub enum PermitReply {
     Waiting,
     /// The maximum rate is reached. `Granted` follows later.
     RateLimited,
+    /// The server of the tool is not connected yet. `Granted` follows later.
+    ServerStarting,
 }
 
 /// A decision about a call.

@@ -42,16 +42,27 @@ impl Folder {
 
     /// Starts a host with these servers, whose agent has all of their tools.
     pub(crate) async fn host(&self, text: &str, model: &FakeModel) -> Host {
+        self.host_with(text, &[("fake", model)]).await
+    }
+
+    /// Starts a host with these servers and models. The agent asks the first one.
+    pub(crate) async fn host_with(&self, text: &str, models: &[(&str, &FakeModel)]) -> Host {
         callsheet::launcher::use_binary(env!("CARGO_BIN_EXE_callsheet"));
         let file = self.path.join("callsheet.toml").display().to_string();
         let mut config = Config::parse(text, &file, &|name| std::env::var(name).ok()).unwrap();
         config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("*")];
-        config.use_model("fake", ModelConfig::for_source("fake"));
+        for (name, _) in models.iter().rev() {
+            config.use_model(name, ModelConfig::for_source(name));
+        }
+        config.agents.get_mut("default").unwrap().allow_overrides = true;
         config.journal.engine = JournalEngine::Memory;
         let mut registry = ToolRegistry::new();
         registry.register_configured(&config).unwrap();
         let host = Host::builder().config(config).tools(registry);
-        host.model_source("fake", model.clone()).start().await.unwrap()
+        let with = |host: HostBuilder, (name, model): &(&str, &FakeModel)| {
+            host.model_source(*name, (*model).clone())
+        };
+        models.iter().fold(host, with).start().await.unwrap()
     }
 
     /// Runs `callsheet tools` with these servers. Returns whether it succeeded, and what it printed.

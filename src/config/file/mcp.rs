@@ -1,10 +1,12 @@
 //! Reads `[mcp.NAME]`.
 
+use std::num::NonZeroUsize;
+
 use super::source::Section;
 use super::tool_definition::{EnvLookup, secret_variables};
 use super::tools::allow;
 use super::values;
-use crate::config::mcp::{McpConfig, McpPin, McpTransport, McpTrust};
+use crate::config::mcp::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
 use crate::config::{ProcessConfig, ToolOverride, ToolPattern};
 
 /// Maximum length of a server's name, so that its tools' names have room.
@@ -59,6 +61,16 @@ impl McpConfig {
             section.add_error("max_timeout", "must not be shorter than timeout");
         }
         config.max_timeout = config.max_timeout.max(config.timeout);
+        let shares = [("host", McpShare::Host), ("session", McpShare::Session)];
+        let share = section.read("share", |value| values::word(value, &shares));
+        config.share = share.unwrap_or_default();
+        if config.share == McpShare::Host {
+            section.forbid("max_connections", "needs share = \"session\"");
+        }
+        let connections = section.read("max_connections", values::count);
+        let unlimited = NonZeroUsize::MAX;
+        let connections = connections.map(|most| NonZeroUsize::new(most).unwrap_or(unlimited));
+        config.max_connections = connections.unwrap_or(config.max_connections);
         config.policy = ToolOverride::read_policy(section);
         section.finish();
         config

@@ -50,6 +50,12 @@ impl PublishedEvent {
                 &StreamStartView { agent, model, execution: AsDisplay(*execution) },
                 agent.len() + model.len(),
             ),
+            Event::RunWaiting { waiting_for, servers } => self.single(
+                "run_waiting",
+                &RunWaitingView { waiting_for: *waiting_for, servers },
+                64,
+            ),
+            Event::ToolsChanged { change } => self.single("tools_changed", &**change, 256),
             Event::TurnStarted => self.single("thinking", &TextView { text: "" }, 0),
             Event::ThinkingReceived { text } => {
                 self.single("thinking", &TextView { text }, text.len())
@@ -193,7 +199,7 @@ impl PublishedEvent {
         let object = EventObject {
             kind,
             session_id: &self.session,
-            run_id: &self.run,
+            run_id: Some(&self.run).filter(|run| !run.0.is_empty()),
             turn: self.turn,
             timestamp: self.timestamp_ms,
             fields,
@@ -208,7 +214,7 @@ struct EventObject<'a, F: Serialize> {
     #[serde(rename = "type")]
     kind: &'static str,
     session_id: &'a SessionId,
-    run_id: &'a RunId,
+    run_id: Option<&'a RunId>,
     turn: u32,
     timestamp: u64,
     #[serde(flatten)]
@@ -220,6 +226,12 @@ struct StreamStartView<'a> {
     agent: &'a str,
     model: &'a str,
     execution: AsDisplay<Execution>,
+}
+
+#[derive(Serialize)]
+struct RunWaitingView<'a> {
+    waiting_for: WaitingFor,
+    servers: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -476,6 +488,16 @@ mod tests {
         )]);
         next(&[]); // InputQueued
         next(&[]); // RunSteered
+        next(&[("run_waiting", json!({"waiting_for": "server", "servers": ["files"]}))]);
+        next(&[(
+            "tools_changed",
+            json!({
+                "server": "files",
+                "added": ["files__write"],
+                "removed": [],
+                "changed": ["files__read"],
+            }),
+        )]);
         next(&[("thinking", json!({"text": ""}))]);
         next(&[("thinking", json!({"text": "Hm."}))]);
         next(&[("content_delta", json!({"text": "Noon \"there\"\n"}))]);

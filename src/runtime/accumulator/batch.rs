@@ -76,15 +76,17 @@ impl AccumulatorSetup {
     pub(super) fn request_tool_permit(
         &self,
         key: CallKey,
-        tool: &str,
+        name: &str,
         current: &mut CurrentTurn,
         myself: &ActorRef<AccumulatorMessage>,
     ) -> PermitReply {
         let accumulator = myself.clone();
-        let (reply, request) =
-            self.tool_limiters.request_permit(tool, self.session.get_id(), move || {
-                let _ = accumulator.cast(AccumulatorMessage::ToolPermitGranted { key });
-            });
+        let tool = current.agent.tools.get(name);
+        let ready = tool.and_then(|registered| registered.tool.ready(self.publisher.session()));
+        let session = self.session.get_id();
+        let (reply, request) = self.tool_limiters.request_permit(name, session, ready, move || {
+            let _ = accumulator.cast(AccumulatorMessage::ToolPermitGranted { key });
+        });
         if let Some(request) = request {
             current.permits.insert(key, request);
         }

@@ -110,6 +110,7 @@ impl SessionActorState {
             stored_turn_after: stored.as_ref().map_or(Seq(0), first_of_turn),
             epoch: 0,
             lingering: HashMap::new(),
+            own_connections: Vec::new(),
             activity,
             close_replies: Vec::new(),
             snapshot_replies: Vec::new(),

@@ -43,6 +43,7 @@ use super::publish::Publisher;
 use super::request::RunRequest;
 use super::run_actors::RunActors;
 use super::snapshot::SessionSnapshot;
+use super::tool_servers::OwnConnection;
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq};
 use crate::session::{RunAdmission, RunInput, Session, SessionRefusal};
@@ -82,6 +83,8 @@ pub(super) struct SessionActorState {
     /// Released actors that have not ended: tool supervisors whose last tools still run, each with
     /// its accumulator, and then the accumulators.
     lingering: HashMap<ActorId, Option<AccumulatorRef>>,
+    /// The connections to servers of tools that sessions do not share.
+    own_connections: Vec<OwnConnection>,
     /// The activity of the session, which others read without a message.
     activity: Arc<SessionActivity>,
     /// The callers that wait for the session to be deleted.
@@ -113,7 +116,13 @@ impl Actor for SessionActor {
         message: SessionMessage,
         state: &mut SessionActorState,
     ) -> Result<(), ActorProcessingErr> {
-        if !matches!(message, SessionMessage::ReleaseActors | SessionMessage::Hibernate { .. }) {
+        let is_maintenance = matches!(
+            message,
+            SessionMessage::ReleaseActors
+                | SessionMessage::Hibernate { .. }
+                | SessionMessage::ServerToolsChanged { .. }
+        );
+        if !is_maintenance {
             state.activity.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
         }
         if state.shared.is_closing() {
@@ -175,6 +184,10 @@ impl Actor for SessionActor {
                 state.decide(key, decision, reply);
             }
             SessionMessage::ToolsRead { tools } => state.tools_read(tools),
+            SessionMessage::ServerToolsChanged { change } => {
+                state.server_tools_changed(change);
+                return Ok(());
+            }
             SessionMessage::RefreshTools { tools, reply } => {
                 let change = state.refresh_tools(tools);
                 state.perform(&myself).await;

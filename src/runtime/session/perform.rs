@@ -38,6 +38,7 @@ impl SessionActorState {
                     first = first.or(seq);
                 }
                 SessionEffect::BeginTurn(begin) => {
+                    self.open_connections(myself);
                     if Box::pin(self.spawn_actors(myself)).await.is_err() {
                         // The session itself is ending.
                         self.fail_callers(&HostError::SessionClosed);

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::SessionActorState;
-use crate::event::ApprovalRequest;
+use crate::event::{ApprovalRequest, WaitingFor};
 use crate::journal::unix_ms;
 use crate::record::{Record, Seq};
 use crate::runtime::message::AccumulatorMessage;
@@ -35,6 +35,7 @@ impl SessionActorState {
             CurrentRun {
                 run_id: run.id.clone(),
                 turn: session.turn(),
+                waiting_for: session.waits_for_tools().then_some(WaitingFor::Server),
                 suspended,
                 approvals: match &self.run {
                     Some(run) => run.approvals.clone(),

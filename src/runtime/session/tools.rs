@@ -5,18 +5,28 @@ use std::sync::Arc;
 use ractor::ActorRef;
 
 use super::SessionActorState;
+use crate::event::{Event, ServerToolsChange, ToolListChange, WaitingFor};
 use crate::runtime::error::HostError;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::task;
-use crate::runtime::tool_servers::{FrozenTools, ToolListChange};
+use crate::runtime::tool_servers::FrozenTools;
+use crate::types::RunId;
 
 impl SessionActorState {
     /// Reads the tools of servers. The session receives them as [`SessionMessage::ToolsRead`].
-    pub(super) fn read_tools(&self, myself: &ActorRef<SessionMessage>) {
+    pub(super) fn read_tools(&mut self, myself: &ActorRef<SessionMessage>) {
+        self.open_connections(myself);
         let (link, agent) = (self.link.clone(), Arc::clone(self.agents.configured()));
+        let servers = &self.shared.tool_servers;
+        let used = servers.used_by(&link, Some(&self.id), |server| agent.names_server(server));
+        let starting = servers.starting(&used);
+        if let (Some(run), false) = (self.session.run(), starting.is_empty()) {
+            let waiting = Event::RunWaiting { waiting_for: WaitingFor::Server, servers: starting };
+            self.publisher.publish(&run.id, self.session.turn(), waiting);
+        }
         let myself = myself.clone();
         task::detach(async move {
-            let tools = link.shared.tool_servers.freeze(&agent).await;
+            let tools = link.shared.tool_servers.freeze(&agent, &used).await;
             // A session that has ended needs no tools.
             let _ = myself.cast(SessionMessage::ToolsRead { tools });
         });
@@ -42,12 +52,35 @@ impl SessionActorState {
         tools: Arc<FrozenTools>,
     ) -> Result<ToolListChange, HostError> {
         self.session.handle_tools_refreshed(Arc::clone(&tools.sha256))?;
-        let change = match self.agents.frozen() {
-            Some(before) => before.change_to(&tools),
-            None => ToolListChange::all_added(&tools),
-        };
+        let change = tools.change_from(self.agents.frozen().map(|before| &**before));
         self.use_tools(tools);
         Ok(change)
+    }
+
+    /// Tells the watchers that a server has another list, if the agent names one of the tools. The session
+    /// keeps its own list.
+    pub(super) fn server_tools_changed(&self, change: Arc<ServerToolsChange>) {
+        let agent = self.agents.configured();
+        let mut named = ServerToolsChange::clone(&change);
+        named.change.retain(|tool| agent.names_tool(tool));
+        if named.change.is_empty() {
+            return;
+        }
+        let change = if named == *change { change } else { Arc::new(named) };
+        let none = RunId(String::new().into());
+        let run = self.session.run().map_or(&none, |run| &run.id);
+        self.publisher.publish(run, self.session.turn(), Event::ToolsChanged { change });
+    }
+
+    /// Connects the session to the servers that its agent names and that sessions do not share, unless it is
+    /// connected. The connections end with this actor.
+    pub(super) fn open_connections(&mut self, myself: &ActorRef<SessionMessage>) {
+        if self.own_connections.is_empty() && !self.shared.is_closing() {
+            let agent = self.agents.configured();
+            let session = (&self.id, myself);
+            let opened = self.shared.tool_servers.open_own(&self.link, agent, session);
+            self.own_connections = opened;
+        }
     }
 
     fn use_tools(&mut self, tools: Arc<FrozenTools>) {

@@ -1,14 +1,17 @@
 //! Tests of servers of tools: the frozen list, its refreshment, servers that are down.
 
+use futures::StreamExt as _;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::watch;
 
 use super::provider::{Reply, answer_with, calls_to};
 use super::*;
-use crate::config::{McpConfig, McpTransport, ToolLoading};
+use crate::config::{AgentConfig, McpConfig, McpTransport, ToolLoading};
+use crate::event::EventId;
 use crate::journal::MemoryJournal;
 use crate::record::{Record, StopMode};
+use crate::telemetry::FeedItem;
 use crate::tool::{
     RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
 };
@@ -74,7 +77,13 @@ impl ToolServer for FakeServer {
         std::future::pending().await
     }
 
-    async fn close(&self) {}
+    fn for_host(self: Arc<Self>) -> Arc<dyn ToolServer> {
+        self
+    }
+
+    fn end(&self) {}
+
+    async fn ended(&self) {}
 
     fn status(&self) -> watch::Receiver<Arc<ServerStatus>> {
         self.status.subscribe()
@@ -265,6 +274,93 @@ async fn the_overrides_of_a_run_choose_among_the_tools_of_servers() {
     one.run(only(&["files__w*", "own"])).await.unwrap();
     assert_eq!(offered(&provider), [vec!["files__read"], vec!["files__write", "own"]]);
     assert!(matches!(one.run(only(&["gone"])).await, Err(HostError::UnknownTool(_))));
+    nothing_left(&host).await;
+}
+
+/// Returns the next event of this type, as JSON.
+async fn next_of(
+    events: &mut (impl futures::Stream<Item = FeedItem> + Unpin),
+    kind: &str,
+) -> Value {
+    let found = async {
+        while let Some(item) = events.next().await {
+            let FeedItem::Event(event) = item else { panic!("{item:?}") };
+            if let Some(event) = event.public().find(|event| event.kind == kind) {
+                return serde_json::from_str(&event.json).unwrap();
+            }
+        }
+        panic!("no {kind}")
+    };
+    timeout(SOON, found).await.unwrap()
+}
+
+#[tokio::test]
+async fn watchers_are_told_that_a_run_waits_for_servers() {
+    let provider = calling("files__read").await;
+    let slow = FakeServer::new("files", ServerState::Starting, &[]);
+    let quick = FakeServer::new("quick", ServerState::Up, &["look"]);
+    let host = host(&provider, with_servers(&[&slow, &quick]), |_| ()).await;
+    let one = session(&host).await;
+    let mut early = one.watch(EventId::default()).await.unwrap();
+    let run = one.start_run("go").await.unwrap();
+    let told = next_of(&mut early, "run_waiting").await;
+    assert_eq!((&told["waiting_for"], &told["servers"]), (&json!("server"), &json!(["files"])));
+    assert_eq!(told["run_id"], json!(run.run_id));
+    let waits = async || {
+        let current = one.snapshot().await.unwrap().current_run;
+        serde_json::to_value(current).unwrap()["waiting_for"].clone()
+    };
+    assert_eq!(waits().await, "server");
+    // A later watcher is told, too.
+    let mut late = one.watch(EventId::default()).await.unwrap();
+    assert_eq!(next_of(&mut late, "run_waiting").await, told);
+    slow.set(ServerState::Up, &["read"]);
+    run.report.await.unwrap();
+    assert_eq!(waits().await, Value::Null);
+    // The session does not wait again, and a watcher who comes now reads nothing of it.
+    one.run("again").await.unwrap();
+    let mut after = one.watch(EventId::default()).await.unwrap();
+    one.close().await.unwrap();
+    while let Some(FeedItem::Event(event)) = after.next().await {
+        assert!(event.public().all(|event| event.kind != "run_waiting"));
+    }
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn watchers_are_told_of_changes_of_the_tools_that_their_agent_names() {
+    let provider = calling("files__read").await;
+    let server = FakeServer::new("files", ServerState::Up, &["read", "write"]);
+    let other = FakeServer::new("other", ServerState::Up, &["look"]);
+    let host = host(&provider, with_servers(&[&server, &other]), |config| {
+        naming(config, "files", &["files__*"]);
+        let some = config.agents["default"].clone();
+        let patterns = ["files__r*"].map(ToolPattern::new);
+        config.agents.insert("some".to_owned(), AgentConfig { tools: patterns.into(), ..some });
+    })
+    .await;
+    let all = session(&host).await;
+    let some = host.open_session(OpenSession::default().with_agent("some")).await.unwrap();
+    let journal = Arc::clone(&host.inner.link.shared.journal);
+    until("the list is stored", || journal.document("server-files").unwrap().is_some()).await;
+    all.run("go").await.unwrap();
+    let mut of_all = all.subscribe().await.unwrap();
+    let mut of_some = some.subscribe().await.unwrap();
+    other.set(ServerState::Up, &["look", "see"]);
+    // It is also found after the server was down.
+    server.set(ServerState::Down("it died".to_owned()), &["read", "write"]);
+    server.set(ServerState::Up, &["read", "remove"]);
+    let told = next_of(&mut of_all, "tools_changed").await;
+    let change = |told: &Value| json!([told["server"], told["added"], told["removed"]]);
+    assert_eq!(change(&told), json!(["files", ["files__remove"], ["files__write"]]));
+    assert_eq!((&told["changed"], &told["run_id"]), (&json!([]), &Value::Null));
+    let told = next_of(&mut of_some, "tools_changed").await;
+    assert_eq!(change(&told), json!(["files", ["files__remove"], []]));
+    // Nothing has changed in the session.
+    all.run("again").await.unwrap();
+    let before = ["files__read", "files__write"];
+    assert_eq!(offered(&provider), [before; 4]);
+    assert_eq!(lists(&host, &all).len(), 1);
     nothing_left(&host).await;
 }
 

@@ -21,6 +21,8 @@ pub(super) struct CatchUpState {
     /// The running attempt's text and thinking, in order.
     pieces: Vec<DisplayedText>,
     response: ResponseStage,
+    /// The event of a run that waits before its first turn.
+    run_waiting: Option<Arc<PublishedEvent>>,
     /// The calls without an outcome.
     open: Vec<DisplayedCall>,
     /// The ended calls of the response in progress. No record has their arguments yet.
@@ -79,6 +81,7 @@ impl CatchUpState {
             last_recorded: None,
             pieces: Vec::new(),
             response: ResponseStage::None,
+            run_waiting: None,
             open: Vec::new(),
             ended: Vec::new(),
         }
@@ -113,9 +116,14 @@ impl CatchUpState {
         let update = call_update(&published.event);
         let ends_a_call = matches!(published.event, Event::CallEnded { .. });
         let is_ended_early = ends_a_call && self.response == ResponseStage::InProgress;
+        let waits = matches!(published.event, Event::RunWaiting { .. });
         let is_kept = is_ended_early
+            || waits
             || matches!(update, Some(CallUpdate::State(_) | CallUpdate::Progress(_)));
         let event = (is_kept || has_subscribers).then(|| Arc::new(published));
+        if waits {
+            self.run_waiting.clone_from(&event);
+        }
         self.ended.extend(event.iter().filter(|_| is_ended_early).map(Arc::clone));
         match (update, &event) {
             (Some(CallUpdate::State(id)), Some(event)) => self.set_state(id, event),
@@ -158,6 +166,7 @@ impl CatchUpState {
                 | Event::TurnEnded { .. }
                 | Event::RunEnded { .. }
         ) {
+            self.run_waiting = None;
             self.open.clear();
             self.ended.clear();
             let starts = matches!(event, Event::TurnStarted | Event::AttemptStarted { .. });
@@ -198,9 +207,11 @@ impl CatchUpState {
         })
     }
 
-    /// Returns the last state and progress of each open call, in the order of detection.
-    pub(super) fn open_calls(&self) -> Vec<Arc<PublishedEvent>> {
-        let states = self.open.iter().flat_map(|call| [Some(&call.state), call.progress.as_ref()]);
+    /// Returns the event of a run that waits, and the last state and progress of each open call, in the
+    /// order of detection.
+    pub(super) fn states(&self) -> Vec<Arc<PublishedEvent>> {
+        let calls = self.open.iter().flat_map(|call| [Some(&call.state), call.progress.as_ref()]);
+        let states = [self.run_waiting.as_ref()].into_iter().chain(calls);
         states.flatten().map(Arc::clone).collect()
     }
 }

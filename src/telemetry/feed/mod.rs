@@ -94,8 +94,9 @@ pub struct FeedSnapshot {
     pub position: FeedPosition,
     /// The text of the running attempt after the subscriber's position.
     pub running: Option<RunningText>,
-    /// The last `tool_use` event of each open call, and its last progress.
-    pub open_calls: Vec<Arc<PublishedEvent>>,
+    /// The `run_waiting` event of a run that waits, the last `tool_use` event of each open call, and its last
+    /// progress.
+    pub states: Vec<Arc<PublishedEvent>>,
 }
 
 impl Feed {
@@ -198,9 +199,9 @@ impl Feed {
         let position = state.position();
         let from = if after >= position.recorded { after.bytes } else { 0 };
         let running = state.catch_up.running_text(from);
-        let open_calls = state.catch_up.open_calls();
+        let states = state.catch_up.states();
         let subscription = self.add(&mut state, None, capacity);
-        (subscription, FeedSnapshot { position, running, open_calls })
+        (subscription, FeedSnapshot { position, running, states })
     }
 
     /// Returns the position of the feed.

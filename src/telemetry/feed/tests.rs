@@ -211,7 +211,7 @@ fn events_after_a_record_wait_until_it_is_durable() {
     assert_eq!(feed.position().delivered.to_string(), "0.1");
     // A new subscriber receives the published text, not the waiting text.
     let (mut late, snapshot) = feed.subscribe_from(EventId::default(), 8);
-    assert!(snapshot.open_calls.is_empty());
+    assert!(snapshot.states.is_empty());
     feed.mark_durable(Seq(2));
     assert_eq!(ready(&mut events), ["2.1 LimitReached", "2.3 bc"]);
     feed.mark_durable(Seq(3));
@@ -305,7 +305,7 @@ fn a_new_subscriber_receives_the_open_calls() {
     };
     let open = || {
         let (_, snapshot) = feed.subscribe_from(EventId::default(), 1);
-        snapshot.open_calls.iter().map(|published| kind(&published.event)).collect::<Vec<_>>()
+        snapshot.states.iter().map(|published| kind(&published.event)).collect::<Vec<_>>()
     };
     let service = |status| {
         let call = Box::new(samples::service_call());

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CancelledNotificationParam, ClientRequest,
     ProgressToken, RequestId, RequestMetaObject,
@@ -12,13 +14,15 @@ use rmcp::service::{Peer, PeerRequestOptions, RoleClient, ServiceError};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
 use tokio::sync::Notify;
 
-use super::SharedConnection;
 use super::connection::{error_chain, http_cause};
 use super::result::output;
+use super::shared::{
+    OpenCalls, OpenConnection, ProgressReceiver, SharedConnection, ToolConnection,
+};
 use super::stdio::SendError;
 use crate::tool::redaction::redacted;
 use crate::tool::{InputSchema, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec};
-use crate::types::{FailureKind, TRACEPARENT, TRACESTATE, ToolStatus};
+use crate::types::{FailureKind, SessionId, TRACEPARENT, TRACESTATE, ToolStatus};
 
 /// The key of the idempotency key in the metadata of a call.
 const IDEMPOTENCY_KEY: &str = "io.callsheet/idempotency-key";
@@ -34,8 +38,10 @@ pub(super) struct McpTool {
     pub(super) tool: String,
     /// The schema of structured results.
     pub(super) output_schema: Option<InputSchema>,
+    /// Time limit of the first attempt to connect.
+    pub(super) start_timeout: Duration,
     pub(super) timeout: Duration,
-    pub(super) shared: Arc<SharedConnection>,
+    pub(super) connection: ToolConnection,
 }
 
 #[async_trait]
@@ -45,22 +51,35 @@ impl Tool for McpTool {
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let call = self.call(&context);
-        let result = self.shared.observe("tools/call", call, error_type).await;
-        let secrets = self.shared.secrets.lock().clone();
+        let connection = self.connection.of(context.session());
+        let call = self.call(&connection, &context);
+        let result = connection.observe("tools/call", call, error_type).await;
+        let secrets = connection.secrets.lock().clone();
         redacted(result, &secrets)
+    }
+
+    fn ready(&self, session: &SessionId) -> Option<BoxFuture<'static, ()>> {
+        let (started, limit) = (self.connection.started(session)?, self.start_timeout);
+        // A call whose server does not start in time is answered at once.
+        Some(tokio::time::timeout(limit, started).map(drop).boxed())
     }
 }
 
 impl McpTool {
-    async fn call(&self, context: &ToolContext) -> Result<ToolOutput, ToolError> {
-        let refused = self.shared.refused.lock().get(&self.tool).cloned();
+    async fn call(
+        &self,
+        connection: &SharedConnection,
+        context: &ToolContext,
+    ) -> Result<ToolOutput, ToolError> {
+        let refused = connection.refused.lock().get(&self.tool).cloned();
         if let Some(reason) = refused {
             let message = format!("the tool is refused, and the call was not sent: {reason}");
             return Err(ToolError::new(message).with_kind(FailureKind::ToolChanged).permanent());
         }
-        let peer = self.shared.peer.lock().clone();
-        let peer = peer.ok_or_else(|| self.down(&self.shared.down.lock()))?;
+        let open = connection.open.lock().clone();
+        let open = open.ok_or_else(|| self.down(&connection.down_reason()))?;
+        let OpenConnection { peer, calls } = open;
+        let _open_call = calls.tracker.token();
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(self.params(context)));
         let mut options = PeerRequestOptions::no_options();
         options.meta = Some(metadata(context));
@@ -68,7 +87,7 @@ impl McpTool {
             return Err(self.down("the connection has ended"));
         };
         let id = handle.id.clone();
-        let progress = ProgressGuard::new(&self.shared, &handle.progress_token, context);
+        let progress = ProgressGuard::new(&calls, &handle.progress_token, context);
         let answer = handle.await_response();
         tokio::pin!(answer);
         let answer = loop {
@@ -194,38 +213,24 @@ async fn cancel(peer: &Peer<RoleClient>, id: RequestId, reason: &str) {
     let _ = tokio::time::timeout(CANCEL_WAIT, peer.notify_cancelled(cancel)).await;
 }
 
-/// A call that receives progress.
-#[derive(Clone)]
-pub(super) struct ProgressReceiver {
-    context: ToolContext,
-    arrived: Arc<Notify>,
-}
-
-impl ProgressReceiver {
-    pub(super) fn receive(&self, text: String) {
-        self.arrived.notify_one();
-        self.context.progress(text);
-    }
-}
-
 /// Passes progress on to a call until it is dropped.
 struct ProgressGuard<'a> {
-    shared: &'a SharedConnection,
+    calls: &'a OpenCalls,
     token: ProgressToken,
     arrived: Arc<Notify>,
 }
 
 impl<'a> ProgressGuard<'a> {
-    fn new(shared: &'a SharedConnection, token: &ProgressToken, context: &ToolContext) -> Self {
+    fn new(calls: &'a OpenCalls, token: &ProgressToken, context: &ToolContext) -> Self {
         let arrived = Arc::new(Notify::new());
         let receiver = ProgressReceiver { context: context.clone(), arrived: Arc::clone(&arrived) };
-        shared.progress.lock().insert(token.clone(), receiver);
-        Self { shared, token: token.clone(), arrived }
+        calls.progress.lock().insert(token.clone(), receiver);
+        Self { calls, token: token.clone(), arrived }
     }
 }
 
 impl Drop for ProgressGuard<'_> {
     fn drop(&mut self) {
-        self.shared.progress.lock().remove(&self.token);
+        self.calls.progress.lock().remove(&self.token);
     }
 }

@@ -26,8 +26,8 @@ use rmcp::transport::{DynamicTransportError, StreamableHttpClientTransport};
 use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::SharedConnection;
 use super::http::ServiceClient;
+use super::shared::{OpenCalls, OpenConnection, SharedConnection};
 use super::stdio::{StdioTransport, keep_tail};
 use crate::config::McpTransport;
 use crate::config::with_last_word;
@@ -136,7 +136,8 @@ impl Endpoint {
         shared: &Arc<SharedConnection>,
         lifecycle: ClientLifecycleMode,
     ) -> Result<Connection, ConnectError> {
-        let handler = Handler { shared: Arc::clone(shared) };
+        let calls: Arc<OpenCalls> = Arc::default();
+        let handler = Handler { shared: Arc::clone(shared), calls: Arc::clone(&calls) };
         match self {
             Self::Process { program, arguments } => {
                 let (process, secrets) = program
@@ -150,7 +151,7 @@ impl Endpoint {
                 let transport = StdioTransport::new(process.stdout, process.stdin, noise);
                 let mut process = Process { control: process.control, end: None, tail, reader };
                 match serve_client_with_lifecycle(handler, transport, lifecycle).await {
-                    Ok(service) => Ok(Connection::new(service, Some(process))),
+                    Ok(service) => Ok(Connection::new(service, calls, Some(process))),
                     Err(error) => {
                         let ended =
                             tokio::time::timeout(STATUS_GRACE, process.control.wait()).await;
@@ -189,7 +190,7 @@ impl Endpoint {
                 let service = serve_client_with_lifecycle(handler, transport, lifecycle).await;
                 let service =
                     service.map_err(|error| ConnectError::new(&error, error_chain(&error)))?;
-                Ok(Connection::new(service, None))
+                Ok(Connection::new(service, calls, None))
             }
         }
     }
@@ -238,7 +239,7 @@ fn stream_retry() -> Arc<dyn SseRetryPolicy> {
 
 /// A connection to a server. Dropping it kills the server's process.
 pub(super) struct Connection {
-    peer: Peer<RoleClient>,
+    open: OpenConnection,
     cancellation: RunningServiceCancellationToken,
     /// Ends with the connection.
     end: BoxFuture<'static, ()>,
@@ -257,14 +258,24 @@ struct Process {
 }
 
 impl Connection {
-    fn new(service: RunningService<RoleClient, Handler>, process: Option<Process>) -> Self {
-        let (peer, cancellation) = (service.peer().clone(), service.cancellation_token());
+    fn new(
+        service: RunningService<RoleClient, Handler>,
+        calls: Arc<OpenCalls>,
+        process: Option<Process>,
+    ) -> Self {
+        let open = OpenConnection { peer: service.peer().clone(), calls };
+        let cancellation = service.cancellation_token();
         let end = Box::pin(service.waiting().map(drop));
-        Self { peer, cancellation, end, has_ended: false, process }
+        Self { open, cancellation, end, has_ended: false, process }
+    }
+
+    /// Returns the connection for calls.
+    pub(super) fn open(&self) -> &OpenConnection {
+        &self.open
     }
 
     pub(super) fn peer(&self) -> &Peer<RoleClient> {
-        &self.peer
+        &self.open.peer
     }
 
     /// Waits until the connection has ended.
@@ -327,6 +338,19 @@ impl Connection {
         process.control.kill().await;
         reason
     }
+}
+
+/// Closes a connection that gets no further calls, when its calls have ended. Each of them has a time limit.
+pub(super) fn drained(mut connection: Connection) -> AbortOnDropHandle<()> {
+    spawn(async move {
+        let calls = connection.open.calls.tracker.clone();
+        calls.close();
+        tokio::select! {
+            () = calls.wait() => {}
+            () = connection.ended() => {}
+        }
+        connection.close().await;
+    })
 }
 
 /// Lists the tools, page after page, as the server describes them.
@@ -420,6 +444,7 @@ impl Process {
 #[derive(Clone)]
 pub(super) struct Handler {
     shared: Arc<SharedConnection>,
+    calls: Arc<OpenCalls>,
 }
 
 impl rmcp::ClientHandler for Handler {
@@ -439,7 +464,7 @@ impl rmcp::ClientHandler for Handler {
         progress: ProgressNotificationParam,
         _: NotificationContext<RoleClient>,
     ) {
-        let call = self.shared.progress.lock().get(&progress.progress_token).cloned();
+        let call = self.calls.progress.lock().get(&progress.progress_token).cloned();
         if let Some(call) = call {
             let of = progress.total.map(|total| format!(" of {total}")).unwrap_or_default();
             let numbers = format!("{}{of}", progress.progress);

@@ -11,7 +11,7 @@ use rmcp::transport::streamable_http_client::{
     StreamableHttpResponseLimits,
 };
 
-use super::SharedConnection;
+use super::shared::SharedConnection;
 
 type Headers = HashMap<HeaderName, HeaderValue>;
 type ServiceClientError = StreamableHttpError<reqwest::Error>;

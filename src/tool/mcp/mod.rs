@@ -1,12 +1,13 @@
 //! Tools of servers of the Model Context Protocol: `[mcp.NAME]`. The only module that names the crate `rmcp`.
 //!
-//! One connection serves all sessions of the host. It speaks the protocol of 2026-07-28, or the handshake of
+//! One connection serves all sessions of the host, or one session each (`share`). It speaks the protocol of 2026-07-28, or the handshake of
 //! earlier ones if the server does not know it. Roots, sampling and logging are not offered, and questions of
 //! a server are declined.
 //!
 //! | file | what it holds |
 //! | --- | --- |
 //! | `mod.rs` | [`McpServer`]: keeps the connection, and its list of tools |
+//! | `shared.rs` | what the calls of a connection share |
 //! | `connection.rs` | one connection: its start, its end, the list of tools |
 //! | `http.rs` | the HTTP client of a service |
 //! | `stdio.rs` | messages over the standard input and output of a process |
@@ -25,46 +26,71 @@ mod naming;
 mod policy;
 mod reconnect;
 mod result;
+mod shared;
 mod stdio;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use parking_lot::Mutex;
-use rmcp::model::ProgressToken;
 use rmcp::service::{Peer, RoleClient};
 use serde_json::Value;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{SemaphorePermit, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::defined_input::DefinitionError;
 use super::server::{
     RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
 };
 use super::{InputSchema, LOCK_FILE, Tool, ToolLock, ToolSpec};
-use crate::config::{McpConfig, McpPin, McpTrust};
-use crate::types::Secrets;
-use call::{McpTool, ProgressReceiver};
-use connection::{Connection, Endpoint, list_tools};
+use crate::config::{McpConfig, McpPin, McpShare, McpTrust};
+use crate::types::SessionId;
+use call::McpTool;
+use connection::{Connection, Endpoint, drained, list_tools};
 use listing::{Pins, ToolFilter, listing};
 use reconnect::Reconnect;
-use stdio::Noise;
+use shared::{SessionConnections, SharedConnection, ToolConnection};
 
-/// A server of the Model Context Protocol.
+/// The reason of the end of all connections.
+const CLOSING: &str = "the host is shutting down";
+
+/// A server of the Model Context Protocol, or one session's connection to it.
 pub(super) struct McpServer {
+    definition: Arc<Definition>,
+    status: watch::Sender<Arc<ServerStatus>>,
+    shared: Arc<SharedConnection>,
+    /// The connections of sessions, with `share = "session"`.
+    sessions: Arc<SessionConnections>,
+    /// The session that it connects, if it is such a connection.
+    session: Option<SessionId>,
+    closing: CancellationToken,
+    /// Cancelled when `run` has returned.
+    closed: CancellationToken,
+}
+
+/// The configuration of a server, checked.
+struct Definition {
     name: String,
     config: McpConfig,
     endpoint: Endpoint,
     filter: ToolFilter,
     pins: Option<Pins>,
-    status: watch::Sender<Arc<ServerStatus>>,
-    shared: Arc<SharedConnection>,
-    closing: CancellationToken,
-    /// Cancelled when `run` has returned.
-    closed: CancellationToken,
+}
+
+/// The end of a connection.
+struct ConnectionEnd {
+    /// For people.
+    reason: String,
+    /// The connection, if its open calls may still be answered.
+    draining: Option<Connection>,
+}
+
+impl From<String> for ConnectionEnd {
+    fn from(reason: String) -> Self {
+        Self { reason, draining: None }
+    }
 }
 
 /// Returns the schema of structured results, if the server describes one that can be checked.
@@ -92,74 +118,43 @@ fn pins(server: &str, config: &McpConfig) -> Result<Option<Pins>, DefinitionErro
     }
 }
 
-/// The state that all calls of a server share.
-pub(super) struct SharedConnection {
-    /// The present connection.
-    peer: Mutex<Option<Peer<RoleClient>>>,
-    /// The reason why there is no connection.
-    down: Mutex<String>,
-    /// The tools that are refused because they differ from the accepted ones, with the reasons.
-    refused: Mutex<HashMap<String, String>>,
-    /// The calls that receive progress.
-    progress: Mutex<HashMap<ProgressToken, ProgressReceiver>>,
-    /// The server's list of tools has changed.
-    list_changed: Notify,
-    /// The connection may not work any more.
-    suspect: Notify,
-    noise: Arc<Mutex<Noise>>,
-    /// The secret values that the server was given.
-    secrets: Mutex<Secrets>,
-    /// The observer of the host that runs the server now.
-    observer: Mutex<Option<RequestObserver>>,
-}
-
-impl SharedConnection {
-    /// Waits for the answer to a request, and reports its duration with the type of its error.
-    async fn observe<T, E>(
-        &self,
-        method: &str,
-        request: impl Future<Output = Result<T, E>>,
-        error_type: impl Fn(&E) -> &'static str,
-    ) -> Result<T, E> {
-        let began = Instant::now();
-        let result = request.await;
-        let observer = self.observer.lock().clone();
-        if let Some(observer) = observer {
-            observer(method, result.as_ref().err().map(error_type), began.elapsed());
-        }
-        result
-    }
-}
-
 impl McpServer {
     /// Checks a configured server: its program, or its URL and headers.
     ///
     /// # Errors
     /// The first problem.
     pub(super) fn new(name: &str, config: &McpConfig) -> Result<Arc<Self>, DefinitionError> {
-        let status = ServerStatus { state: ServerState::Starting, listing: None };
-        let shared = SharedConnection {
-            peer: Mutex::default(),
-            down: Mutex::new("it is still starting".to_owned()),
-            refused: Mutex::default(),
-            progress: Mutex::default(),
-            list_changed: Notify::new(),
-            suspect: Notify::new(),
-            noise: Arc::default(),
-            secrets: Mutex::default(),
-            observer: Mutex::default(),
-        };
-        Ok(Arc::new(Self {
+        let definition = Definition {
             name: name.to_owned(),
             endpoint: Endpoint::check(&config.transport)?,
             pins: pins(name, config)?,
             filter: ToolFilter { tools: config.tools.clone(), exclude: config.exclude.clone() },
             config: config.clone(),
+        };
+        Ok(Arc::new(Self::for_all(Arc::new(definition))))
+    }
+
+    /// Creates the server of a host.
+    fn for_all(definition: Arc<Definition>) -> Self {
+        let sessions = SessionConnections::new(definition.config.max_connections);
+        Self::unconnected(definition, Arc::new(sessions), None)
+    }
+
+    fn unconnected(
+        definition: Arc<Definition>,
+        sessions: Arc<SessionConnections>,
+        session: Option<SessionId>,
+    ) -> Self {
+        let status = ServerStatus { state: ServerState::Starting, listing: None };
+        Self {
+            definition,
             status: watch::Sender::new(Arc::new(status)),
-            shared: Arc::new(shared),
+            shared: Arc::default(),
+            sessions,
+            session,
             closing: CancellationToken::new(),
             closed: CancellationToken::new(),
-        }))
+        }
     }
 
     fn set(&self, state: ServerState, listing: Option<Arc<ServerListing>>) {
@@ -169,29 +164,28 @@ impl McpServer {
         });
     }
 
-    /// Connects, serves calls until the connection ends, and returns the reason of its end. Sets the time of
-    /// the connection's start.
-    async fn connect_and_serve(&self, connected: &mut Option<Instant>) -> String {
-        let limit = self.config.start_timeout;
+    /// Connects, serves calls until the connection ends, and returns its end. Sets the time of the connection's
+    /// start.
+    async fn connect_and_serve(&self, connected: &mut Option<Instant>) -> ConnectionEnd {
+        let Definition { name, config, endpoint, .. } = &*self.definition;
+        let limit = config.start_timeout;
         let starting = async {
-            let connected = self.endpoint.connect(&self.shared);
+            let connected = endpoint.connect(&self.shared);
             let connection = self.shared.observe("initialize", connected, |_| "failed").await?;
             let tools = self.list_tools(connection.peer()).await?;
             Ok::<_, String>((connection, tools))
         };
         let started = tokio::select! {
             started = tokio::time::timeout(limit, starting) => started,
-            () = self.closing.cancelled() => return "the host is shutting down".to_owned(),
+            () = self.closing.cancelled() => return CLOSING.to_owned().into(),
         };
         let (connection, tools) = match started {
             Ok(Ok(started)) => started,
-            Ok(Err(reason)) => return reason,
+            Ok(Err(reason)) => return reason.into(),
             Err(_) => {
                 let limit = humantime::format_duration(limit);
-                return format!(
-                    "it did not answer within {limit} (mcp.{}.start_timeout)",
-                    self.name
-                );
+                return format!("it did not answer within {limit} (mcp.{name}.start_timeout)")
+                    .into();
             }
         };
         *connected = Some(Instant::now());
@@ -200,8 +194,9 @@ impl McpServer {
 
     /// Makes the list of tools, and notes which of them have changed since they were accepted.
     fn listing(&self, tools: &[Value]) -> ServerListing {
-        let listing = listing(&self.name, tools, &self.filter, self.pins.as_ref());
-        if self.pins.as_ref().is_some_and(|pins| pins.required) {
+        let Definition { name, filter, pins, .. } = &*self.definition;
+        let listing = listing(name, tools, filter, pins.as_ref());
+        if pins.as_ref().is_some_and(|pins| pins.required) {
             *self.shared.refused.lock() = listing.left_out.iter().cloned().collect();
         }
         listing
@@ -212,16 +207,16 @@ impl McpServer {
         self.shared.observe("tools/list", list, |_| "failed").await
     }
 
-    async fn serve(&self, mut connection: Connection, tools: &[Value]) -> String {
+    async fn serve(&self, mut connection: Connection, tools: &[Value]) -> ConnectionEnd {
         let list = |tools: &[Value]| Some(Arc::new(self.listing(tools)));
-        *self.shared.peer.lock() = Some(connection.peer().clone());
+        *self.shared.open.lock() = Some(connection.open().clone());
         self.set(ServerState::Up, list(tools));
         let changes = connection.follow_list(Arc::clone(&self.shared));
         tokio::pin!(changes);
-        let reason = loop {
+        let failed = loop {
             tokio::select! {
-                () = self.closing.cancelled() => break "the host is shutting down".to_owned(),
-                () = connection.ended() => break String::new(),
+                () = self.closing.cancelled() => break None,
+                () = connection.ended() => break None,
                 () = &mut changes => {}
                 () = self.shared.list_changed.notified() => {
                     if let Ok(tools) = self.list_again(connection.peer()).await {
@@ -230,60 +225,125 @@ impl McpServer {
                 }
                 () = self.shared.suspect.notified() => {
                     if let Err(error) = self.list_again(connection.peer()).await {
-                        break error;
+                        break Some(error);
                     }
                 }
             }
         };
         "the connection has ended".clone_into(&mut self.shared.down.lock());
-        *self.shared.peer.lock() = None;
-        let end = connection.close().await;
-        if reason.is_empty() { end } else { reason }
+        *self.shared.open.lock() = None;
+        match failed {
+            // Calls that were sent may still be answered, whatever has happened to the list.
+            Some(reason) => ConnectionEnd { reason, draining: Some(connection) },
+            None => connection.close().await.into(),
+        }
     }
 
     /// Lists the tools of a server that is connected.
     async fn list_again(&self, peer: &Peer<RoleClient>) -> Result<Vec<Value>, String> {
         let listed = self.list_tools(peer);
-        let listed = tokio::time::timeout(self.config.start_timeout, listed).await;
+        let limit = self.definition.config.start_timeout;
+        let listed = tokio::time::timeout(limit, listed).await;
         let listed =
             listed.unwrap_or_else(|_| Err("tools/list was not answered in time".to_owned()));
         if let Err(error) = &listed {
-            tracing::warn!(server = self.name, error, "mcp_list_failed");
+            tracing::warn!(server = self.definition.name, error, "mcp_list_failed");
         }
         listed
     }
-}
 
-#[async_trait]
-impl ToolServer for McpServer {
-    fn name(&self) -> &str {
-        &self.name
+    /// Waits until one more session may be connected. A server that sessions share has no limit.
+    async fn permit(&self) -> Option<SemaphorePermit<'_>> {
+        let Definition { name, config, .. } = &*self.definition;
+        if config.share == McpShare::Host {
+            return None;
+        }
+        let permits = &self.sessions.permits;
+        if let Ok(permit) = permits.try_acquire() {
+            return Some(permit);
+        }
+        let most = config.max_connections;
+        let reason = format!("{most} sessions are connected to it (mcp.{name}.max_connections)");
+        self.shared.down.lock().clone_from(&reason);
+        self.set(ServerState::Down(reason), None);
+        // The semaphore is never closed.
+        permits.acquire().await.ok()
     }
 
-    fn start_timeout(&self) -> Duration {
-        self.config.start_timeout
-    }
-
-    async fn run(&self, observer: RequestObserver) {
-        *self.shared.observer.lock() = Some(observer);
-        let _closed = self.closed.clone().drop_guard();
+    /// Keeps the server connected until it is to end.
+    async fn keep_connected(&self) {
         let mut reconnect = Reconnect::default();
+        let mut draining: Vec<AbortOnDropHandle<()>> = Vec::new();
         while !self.closing.is_cancelled() {
             let mut connected = None;
-            let reason = self.connect_and_serve(&mut connected).await;
+            let end = self.connect_and_serve(&mut connected).await;
             let wait = reconnect.handle_end(connected.map(|since| since.elapsed()));
-            let reason = self.shared.secrets.lock().redact(&reason).into_owned();
+            let reason = self.shared.secrets.lock().redact(&end.reason).into_owned();
             self.shared.down.lock().clone_from(&reason);
             self.set(ServerState::Down(reason), None);
+            draining.retain(|connection| !connection.is_finished());
+            draining.extend(end.draining.map(drained));
             tokio::select! {
                 () = self.closing.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
             }
         }
     }
+}
 
-    async fn close(&self) {
+impl Drop for McpServer {
+    fn drop(&mut self) {
+        if let Some(session) = &self.session {
+            self.sessions.remove(session, &self.shared);
+        }
+    }
+}
+
+#[async_trait]
+impl ToolServer for McpServer {
+    fn name(&self) -> &str {
+        &self.definition.name
+    }
+
+    fn start_timeout(&self) -> Duration {
+        self.definition.config.start_timeout
+    }
+
+    fn for_host(self: Arc<Self>) -> Arc<dyn ToolServer> {
+        Arc::new(Self::for_all(Arc::clone(&self.definition)))
+    }
+
+    fn is_per_session(&self) -> bool {
+        self.definition.config.share == McpShare::Session
+    }
+
+    fn for_session(&self, session: Option<&SessionId>) -> Option<Arc<dyn ToolServer>> {
+        if !self.is_per_session() {
+            return None;
+        }
+        let (definition, sessions) = (Arc::clone(&self.definition), Arc::clone(&self.sessions));
+        let own = Self::unconnected(definition, sessions, session.cloned());
+        if let Some(session) = session {
+            self.sessions.insert(session, &own.shared, own.status.subscribe());
+        }
+        Some(Arc::new(own))
+    }
+
+    async fn run(&self, observer: RequestObserver) {
+        *self.shared.observer.lock() = Some(observer);
+        let _closed = self.closed.clone().drop_guard();
+        let _permit = tokio::select! {
+            permit = self.permit() => permit,
+            () = self.closing.cancelled() => return,
+        };
+        Box::pin(self.keep_connected()).await;
+    }
+
+    fn end(&self) {
         self.closing.cancel();
+    }
+
+    async fn ended(&self) {
         self.closed.cancelled().await;
     }
 
@@ -300,18 +360,24 @@ impl ToolServer for McpServer {
         let schema = InputSchema::parse(definition.input_schema.clone());
         let schema = schema.map_err(|error| error.to_string())?;
         let mut spec = ToolSpec::with_schema(&definition.name, &definition.description, schema);
-        if self.config.trust == McpTrust::Annotations {
+        let config = &self.definition.config;
+        if config.trust == McpTrust::Annotations {
             policy::apply_annotations(&mut spec, definition.annotations.as_ref());
         }
-        super::overrides::apply_override(&mut spec, &self.config.policy);
-        spec.timeout = Some(self.config.max_timeout);
+        super::overrides::apply_override(&mut spec, &config.policy);
+        spec.timeout = Some(config.max_timeout);
+        spec.waits_for_server = self.is_per_session();
         Ok(Arc::new(McpTool {
             spec,
-            server: self.name.clone(),
+            server: self.definition.name.clone(),
             tool: definition.server_name.clone(),
             output_schema: output_schema(definition),
-            timeout: self.config.timeout,
-            shared: Arc::clone(&self.shared),
+            start_timeout: config.start_timeout,
+            timeout: config.timeout,
+            connection: match config.share {
+                McpShare::Host => ToolConnection::Shared(Arc::clone(&self.shared)),
+                McpShare::Session => ToolConnection::PerSession(Arc::clone(&self.sessions)),
+            },
         }))
     }
 }

@@ -1,0 +1,198 @@
+//! The connections to servers of tools: one for each server, or one for each session. Each is run by an actor
+//! below the host's.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+
+use super::agent::Agent;
+use super::host_ref::HostRef;
+use super::message::{HostMessage, ServerAudience, SessionMessage};
+use super::tool_servers::{OwnConnection, ToolServers, UsedServer};
+use crate::event::{ServerToolsChange, ToolListChange};
+use crate::tool::{RequestObserver, ServerListing, ServerState, ServerStatus, ToolServer};
+use crate::types::SessionId;
+
+/// Wait before a server whose task panicked runs again.
+const RESTART_WAIT: Duration = Duration::from_secs(1);
+
+impl ToolServers {
+    /// Connects a session to the servers that its agent names and that sessions do not share. The connections
+    /// end when what this returns is dropped.
+    pub(super) fn open_own(
+        &self,
+        link: &HostRef,
+        agent: &Agent,
+        (id, session): (&SessionId, &ActorRef<SessionMessage>),
+    ) -> Vec<OwnConnection> {
+        let named = self.servers.iter().filter(|server| agent.names_server(&***server));
+        let opened: Vec<_> = named.filter_map(|server| server.for_session(Some(id))).collect();
+        if !opened.is_empty() {
+            let mut own = self.own.lock();
+            own.retain(|_, servers| servers.iter().any(|server| server.strong_count() > 0));
+            own.insert(id.clone(), opened.iter().map(Arc::downgrade).collect());
+        }
+        let audience = ServerAudience::Session(session.clone());
+        opened.into_iter().map(|server| begin(link, server, audience.clone())).collect()
+    }
+
+    /// Returns the servers with one of these names as a session sees them. To servers that sessions do not
+    /// share, a session that has no connection, or no session at all, gets one for as long as it holds what
+    /// this returns.
+    pub(super) fn used_by(
+        &self,
+        link: &HostRef,
+        session: Option<&SessionId>,
+        is_used: impl Fn(&dyn ToolServer) -> bool,
+    ) -> Vec<UsedServer> {
+        let own = session.and_then(|session| self.own.lock().get(session).cloned());
+        let own: Vec<_> = own.iter().flatten().filter_map(Weak::upgrade).collect();
+        let used = self.servers.iter().filter(|server| is_used(&***server)).map(|server| {
+            if !server.is_per_session() {
+                return UsedServer { server: Arc::clone(server), _opened: None };
+            }
+            if let Some(own) = own.iter().find(|own| own.name() == server.name()) {
+                return UsedServer { server: Arc::clone(own), _opened: None };
+            }
+            let server = server.for_session(None).unwrap_or_else(|| Arc::clone(server));
+            let opened = begin(link, Arc::clone(&server), ServerAudience::Nobody);
+            UsedServer { server, _opened: Some(opened) }
+        });
+        used.collect()
+    }
+
+    /// Logs the changes of a server's state, tells its audience of changes of its list, and stores each new
+    /// list.
+    async fn follow(&self, server: &dyn ToolServer, link: &HostRef, audience: &ServerAudience) {
+        let mut status = server.status();
+        let mut logged = None;
+        let mut last = self.last_listing(server.name());
+        loop {
+            let now = Arc::clone(&status.borrow_and_update());
+            if logged.as_ref() != Some(&now.state) {
+                log_state(server.name(), &now);
+                logged = Some(now.state.clone());
+            }
+            if let Some(listing) = &now.listing {
+                if let Some(last) = last.replace(Arc::clone(listing))
+                    && last.tools != listing.tools
+                {
+                    list_changed(server.name(), &last, listing, link, audience);
+                }
+                self.keep_listing(server.name(), listing).await;
+            }
+            if status.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+}
+
+/// Has the host run a connection of one session.
+fn begin(link: &HostRef, server: Arc<dyn ToolServer>, audience: ServerAudience) -> OwnConnection {
+    // A host that is gone ends its servers with it.
+    let _ = link.host.cast(HostMessage::BeginServer { server: Arc::clone(&server), audience });
+    OwnConnection(server)
+}
+
+/// Logs a change of a server's list, and tells its audience.
+fn list_changed(
+    server: &str,
+    last: &ServerListing,
+    now: &ServerListing,
+    link: &HostRef,
+    audience: &ServerAudience,
+) {
+    let change = ToolListChange::between(&last.tools, &now.tools, |tool| &tool.name);
+    let ToolListChange { added, removed, changed } = &change;
+    tracing::info!(server, ?added, ?removed, ?changed, "tools_changed");
+    let change = Arc::new(ServerToolsChange { server: server.to_owned(), change });
+    let tell = |session: &ActorRef<SessionMessage>| {
+        // A session that has ended needs to know nothing.
+        let _ = session.cast(SessionMessage::ServerToolsChanged { change: Arc::clone(&change) });
+    };
+    match audience {
+        ServerAudience::Sessions => {
+            link.shared.all_awake().iter().for_each(|(_, session)| tell(&session.actor));
+        }
+        ServerAudience::Session(session) => tell(session),
+        ServerAudience::Nobody => {}
+    }
+}
+
+/// Keeps a server connected, and its last list stored. A panic of the server ends this actor, and the
+/// host starts another one.
+#[derive(Debug)]
+pub(super) struct ToolServerActor;
+
+impl Actor for ToolServerActor {
+    type Msg = ();
+    type State = Option<ToolServerArguments>;
+    type Arguments = ToolServerArguments;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<()>,
+        arguments: ToolServerArguments,
+    ) -> Result<Option<ToolServerArguments>, ActorProcessingErr> {
+        Ok(Some(arguments))
+    }
+
+    async fn post_start(
+        &self,
+        myself: ActorRef<()>,
+        state: &mut Option<ToolServerArguments>,
+    ) -> Result<(), ActorProcessingErr> {
+        let Some(ToolServerArguments { server, link, audience, observer, wait }) = state.take()
+        else {
+            return Ok(());
+        };
+        if wait {
+            tokio::time::sleep(RESTART_WAIT).await;
+        }
+        tokio::select! {
+            () = server.run(observer) => {}
+            () = link.shared.tool_servers.follow(&*server, &link, &audience) => {}
+        }
+        myself.stop(None);
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _: ActorRef<()>,
+        _: SupervisionEvent,
+        _: &mut Option<ToolServerArguments>,
+    ) -> Result<(), ActorProcessingErr> {
+        Ok(())
+    }
+}
+
+/// The arguments of a [`ToolServerActor`].
+pub(super) struct ToolServerArguments {
+    pub(super) server: Arc<dyn ToolServer>,
+    pub(super) link: HostRef,
+    pub(super) audience: ServerAudience,
+    pub(super) observer: RequestObserver,
+    /// True if the last actor of the server died.
+    pub(super) wait: bool,
+}
+
+fn log_state(server: &str, status: &ServerStatus) {
+    match &status.state {
+        ServerState::Starting => {}
+        ServerState::Up => {
+            let listing = status.listing.as_deref();
+            let tools = listing.map_or(0, |listing| listing.tools.len());
+            tracing::info!(server, tools, "tool_server_up");
+            for (tool, reason) in listing.iter().flat_map(|listing| &listing.left_out) {
+                tracing::warn!(server, tool, error = reason, "tool_not_offered");
+            }
+            for (tool, difference) in listing.iter().flat_map(|listing| &listing.warnings) {
+                tracing::warn!(server, tool, difference, "tool_not_as_accepted");
+            }
+        }
+        ServerState::Down(reason) => tracing::warn!(server, error = reason, "tool_server_down"),
+    }
+}

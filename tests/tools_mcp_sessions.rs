@@ -1,0 +1,237 @@
+//! MCP servers that sessions do not share: `share = "session"`. The process of a server is this test's own
+//! binary, which runs [`server_process`].
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
+
+#[path = "mcp/folder.rs"]
+mod folder;
+
+use std::io::{BufRead as _, Write as _};
+use std::time::Duration;
+
+use callsheet::events::FeedItem;
+use callsheet::model::ModelReply;
+use callsheet::testing::FakeModel;
+use folder::{Folder, calling, result, wait_until};
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+
+/// The process of a server that counts its calls, if the variable `MCP_MODE` is set.
+#[test]
+fn server_process() {
+    let Ok(mode) = std::env::var("MCP_MODE") else { return };
+    let folder = std::env::var("TEST_FOLDER").unwrap();
+    let mut calls = 0;
+    for line in std::io::stdin().lock().lines() {
+        let message: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        let id = &message["id"];
+        let result = match message["method"].as_str().unwrap_or_default() {
+            "initialize" => {
+                while mode == "held" && std::path::Path::new(&folder).join("hold").exists() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                json!({
+                    "protocolVersion": "2025-11-25", "capabilities": {"tools": {"listChanged": true}},
+                    "serverInfo": {"name": "counter", "version": "1"},
+                })
+            }
+            "tools/list" => {
+                let mut names = vec!["count"];
+                names.extend((calls > 1).then_some("late"));
+                let schema = json!({"type": "object"});
+                let tool =
+                    |name| json!({"name": name, "description": "Does it.", "inputSchema": schema});
+                json!({"tools": names.into_iter().map(tool).collect::<Vec<_>>()})
+            }
+            "tools/call" => {
+                calls += 1;
+                if calls == 2 {
+                    println!(
+                        r#"{{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}}"#
+                    );
+                }
+                json!({"content": [{"type": "text", "text": calls.to_string()}]})
+            }
+            _ if id.is_null() => continue,
+            _ => {
+                let error = json!({"code": -32601, "message": "no"});
+                println!("{}", json!({"jsonrpc": "2.0", "id": id, "error": error}));
+                continue;
+            }
+        };
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{}", json!({"jsonrpc": "2.0", "id": id, "result": result})).unwrap();
+        out.flush().unwrap();
+    }
+    std::process::exit(0);
+}
+
+fn server(folder: &Folder, mode: &str, keys: &str) -> String {
+    let binary = std::env::current_exe().unwrap().display().to_string();
+    let command = [&*binary, "--exact", "server_process", "--nocapture"];
+    let environment = format!("MCP_MODE = {mode:?}");
+    folder.server("test", &command, &environment) + "share = \"session\"\n" + keys
+}
+
+const COUNT: &str = "test__count";
+
+/// Returns a model that counts once in each of so many runs.
+fn counting<const N: usize>() -> FakeModel {
+    calling([(); N].map(|()| (COUNT, json!({}))))
+}
+
+/// Returns the offered tools of all requests.
+fn offered(model: &FakeModel) -> Vec<String> {
+    let names = |request: &callsheet::model::ModelRequest| {
+        request.tools.iter().map(|tool| tool.name.clone()).collect::<Vec<_>>().join(" ")
+    };
+    model.requests().iter().map(names).collect()
+}
+
+#[tokio::test]
+async fn each_session_has_a_process_while_it_is_awake() {
+    let folder = Folder::new("own");
+    let model = counting::<6>();
+    let host = folder.host(&server(&folder, "plain", ""), &model).await;
+    let (one, two) =
+        (host.open_session("one").await.unwrap(), host.open_session("two").await.unwrap());
+    assert_eq!(folder.processes(), 0, "nothing is started before a session needs it");
+    for (session, expected) in [(&one, "1"), (&one, "2"), (&two, "1")] {
+        let report = session.run("go").await.unwrap();
+        assert_eq!(result(&report), ("success", expected));
+    }
+    let both = folder.processes();
+    // A session that sleeps has none, and the other one keeps its own.
+    wait_until(|| {
+        one.hibernate();
+        folder.processes() == both / 2
+    })
+    .await;
+    assert_eq!(result(&two.run("go").await.unwrap()), ("success", "2"));
+    // It wakes with the same list, and a new process.
+    assert_eq!(result(&one.run("go").await.unwrap()), ("success", "1"));
+    assert_eq!(folder.processes(), both);
+    assert!(offered(&model).iter().all(|names| names == COUNT), "{:?}", offered(&model));
+    one.close().await.unwrap();
+    wait_until(|| folder.processes() == both / 2).await;
+    assert_eq!(result(&two.run("go").await.unwrap()), ("success", "3"));
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn a_call_of_a_session_that_has_woken_waits_for_its_server() {
+    let folder = Folder::new("waits");
+    let model = counting::<2>();
+    let host = folder.host(&server(&folder, "held", ""), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    session.run("go").await.unwrap();
+    wait_until(|| {
+        session.hibernate();
+        folder.processes() == 0
+    })
+    .await;
+    let hold = folder.path.join("hold");
+    std::fs::write(&hold, "").unwrap();
+    let mut events = session.watch(callsheet::events::EventId::default()).await.unwrap();
+    let run = session.start_run("go").await.unwrap();
+    let mut is_waiting = false;
+    while let Some(item) = events.next().await {
+        let FeedItem::Event(event) = item else { panic!("{item:?}") };
+        let texts: Vec<_> = event.public().map(|event| event.json).collect();
+        let text = texts.join("\n");
+        if text.contains(r#""waiting_for":"server""#) {
+            assert!(text.contains(r#""type":"tool_use""#) && text.contains(COUNT), "{text}");
+            is_waiting = true;
+            std::fs::remove_file(&hold).unwrap();
+        }
+        if text.contains("stream_end") && event.run == run.run_id {
+            break;
+        }
+    }
+    assert!(is_waiting);
+    assert_eq!(result(&run.report.await.unwrap()), ("success", "1"));
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn more_sessions_than_max_connections_are_answered_that_the_server_is_down() {
+    let folder = Folder::new("most");
+    let model = counting::<1000>();
+    let host = folder.host(&server(&folder, "plain", "max_connections = 1\n"), &model).await;
+    let (one, two) =
+        (host.open_session("one").await.unwrap(), host.open_session("two").await.unwrap());
+    assert_eq!(result(&one.run("go").await.unwrap()), ("success", "1"));
+    let report = two.run("go").await.unwrap();
+    let (status, text) = result(&report);
+    assert_eq!(status, "error");
+    assert!(text.contains("1 sessions are connected to it (mcp.test.max_connections)"), "{text}");
+    one.close().await.unwrap();
+    let connected = async {
+        loop {
+            let report = two.run("go").await.unwrap();
+            if result(&report) == ("success", "1") {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), connected).await.unwrap();
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn a_change_of_the_list_is_told_to_the_session_of_the_connection_only() {
+    let folder = Folder::new("told");
+    let model = counting::<4>();
+    let host = folder.host(&server(&folder, "plain", ""), &model).await;
+    let (one, two) =
+        (host.open_session("one").await.unwrap(), host.open_session("two").await.unwrap());
+    two.run("go").await.unwrap();
+    let (mut of_one, mut of_two) = (one.subscribe().await.unwrap(), two.subscribe().await.unwrap());
+    one.run("go").await.unwrap();
+    one.run("go").await.unwrap();
+    let told = async {
+        while let Some(FeedItem::Event(event)) = of_one.next().await {
+            if let Some(event) = event.public().find(|event| event.kind == "tools_changed") {
+                return event.json;
+            }
+        }
+        panic!("no event")
+    };
+    let told = tokio::time::timeout(Duration::from_secs(30), told).await.unwrap();
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((&told["server"], &told["added"]), (&json!("test"), &json!(["test__late"])));
+    assert_eq!((&told["removed"], &told["changed"]), (&json!([]), &json!([])));
+    // The other session has seen all of its events by then.
+    two.close().await.unwrap();
+    while let Some(item) = of_two.next().await {
+        let FeedItem::Event(event) = item else { break };
+        assert!(event.public().all(|event| event.kind != "tools_changed"), "{event:?}");
+    }
+    let change = one.refresh_tools().await.unwrap();
+    assert_eq!(change.added, ["test__late"]);
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn the_list_is_read_through_a_process_of_its_own_that_ends() {
+    let folder = Folder::new("listed");
+    let text = server(&folder, "plain", "");
+    let (succeeded, printed) = folder.tools(&text, &["list"]);
+    assert!(succeeded && printed.contains(COUNT), "{printed}");
+    folder.empty().await;
+    let (succeeded, printed) = folder.tools(&text, &["call", COUNT]);
+    assert!(succeeded && printed.contains('1'), "{printed}");
+    folder.empty().await;
+    // A refreshment by a session that sleeps.
+    let model = FakeModel::replies([ModelReply::text("hello")]);
+    let host = folder.host(&text, &model).await;
+    let session = host.open_session("one").await.unwrap();
+    assert_eq!(session.refresh_tools().await.unwrap().added, [COUNT]);
+    folder.empty().await;
+    host.shutdown().await;
+}
