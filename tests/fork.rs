@@ -7,7 +7,7 @@ mod support;
 
 use callsheet::config::{Config, RunOverrides};
 use callsheet::record::{JournalEntry, Record, Seq};
-use callsheet::session::{RunNext, RunStage, Session, StoredSession};
+use callsheet::session::{RunNext, RunStage, RunTerms, Session, StoredSession};
 use callsheet::types::RunEnd;
 use host_directory::{HostDirectory, HostServer, decision};
 use serde_json::{Value, json};
@@ -54,12 +54,12 @@ async fn session_with_all_records() -> (HostDirectory, HostServer) {
     (directory, served)
 }
 
-fn limits(_: &RunOverrides) -> callsheet::config::Limits {
-    Config::default().agents["default"].limits.clone()
+fn terms(_: &RunOverrides) -> RunTerms {
+    Config::default().agents["default"].limits.clone().into()
 }
 
 fn stored(entries: &[JournalEntry]) -> Session {
-    StoredSession::read(entries, &limits).unwrap().session
+    StoredSession::read(entries, &terms).unwrap().session
 }
 
 fn displayed(session: &Session) -> Value {

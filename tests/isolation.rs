@@ -79,7 +79,7 @@ impl StepsResult {
     fn results(&self) -> Vec<&str> {
         let results = self.report.run_messages().iter().filter_map(|message| match &**message {
             Message::Tool { content, .. } => Some(&**content),
-            Message::User { .. } | Message::Assistant { .. } => None,
+            Message::User { .. } | Message::Summary { .. } | Message::Assistant(_) => None,
             _ => None,
         });
         results.collect()

@@ -144,6 +144,12 @@ impl RunProgress {
                 }
                 Some(ScreenItem::Line(format!("! {limit}: {value} of at most {maximum}: {action}")))
             }
+            Event::ContextCompacted { kind, tokens_before, tokens_after, upto: _ } => {
+                let kind = kind.as_str();
+                Some(ScreenItem::Line(format!(
+                    "- context {kind}: about {tokens_before} tokens, now {tokens_after}"
+                )))
+            }
             Event::RunEnded { end, stats, text, .. } => {
                 self.open.clear();
                 let is_empty = *end == RunEnd::Answered && text.is_empty();
@@ -242,6 +248,7 @@ impl RunProgress {
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
             | Event::LimitReached { .. }
+            | Event::ContextCompacted { .. }
             | Event::TurnEnded { .. }
             | Event::HistoryRepaired { .. } => {}
         }

@@ -163,7 +163,7 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     let caller = move |request: ModelRequest| {
         let reply = match request.messages.last().map(|message| &**message) {
             Some(Message::Tool { content, .. }) => ModelReply::text(content.to_string()),
-            Some(Message::User { .. } | Message::Assistant(_)) | None => {
+            Some(Message::User { .. } | Message::Summary { .. } | Message::Assistant(_)) | None => {
                 ModelReply::call(name.clone(), given.get().cloned().unwrap_or_default())
             }
         };

@@ -205,6 +205,8 @@ pub struct ToolOverride {
     pub idempotent: Option<bool>,
     /// True if identical calls of one response each run.
     pub repeatable: Option<bool>,
+    /// True if its results are never cleared from the context.
+    pub keep: Option<bool>,
     /// True if calls run on a thread of the blocking pool.
     pub blocking: Option<bool>,
     /// The time limit of a call.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::initial_history::InitialHistory;
 use super::pairing::{are_paired, repair_pairing};
+use super::tokens::estimate_message;
 use crate::message::{Message, MessageList, ResultContent};
 use crate::record::ResponseMessage;
 use crate::types::{
@@ -30,6 +31,28 @@ pub struct History {
     /// The last of the initial messages, if its calls have no results yet. Its calls are the
     /// session's first turn.
     initial_calls: Option<Arc<ResponseMessage>>,
+    estimate: Estimate,
+}
+
+/// The tokens of the first messages, by estimate. It follows from the messages, so it is no part of what is
+/// compared.
+#[derive(Clone, Copy, Debug, Default)]
+struct Estimate {
+    /// Number of messages that are counted.
+    messages: usize,
+    tokens: u64,
+}
+
+impl PartialEq for Estimate {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Estimate {}
+
+impl std::hash::Hash for Estimate {
+    fn hash<H: std::hash::Hasher>(&self, _: &mut H) {}
 }
 
 impl History {
@@ -115,11 +138,40 @@ impl History {
         if !self.messages.get(last).is_some_and(|last| matches!(**last, Message::Tool { .. })) {
             return;
         }
+        if self.estimate.messages > last {
+            self.estimate = Estimate::default();
+        }
         if let Some(Message::Tool { content, .. }) = self.messages.get_mut(last) {
             let between = if self.has_note { "\n" } else { "\n\n" };
             content.append(&[between, note].concat());
             self.has_note = true;
         }
+    }
+
+    /// Returns the text of the last message of a model.
+    #[must_use]
+    pub fn last_text(&self) -> String {
+        let text = |message: &Arc<Message>| match &**message {
+            Message::Assistant(response) => Some(response.text.clone()),
+            Message::User { .. } | Message::Summary { .. } | Message::Tool { .. } => None,
+        };
+        self.messages.iter().rev().find_map(text).unwrap_or_default()
+    }
+
+    /// Replaces all messages by those that a change of the context leaves.
+    pub fn replace(&mut self, messages: MessageList) {
+        self.messages = messages;
+        (self.paired_len, self.estimate) = (0, Estimate::default());
+        self.check_pairing();
+    }
+
+    /// Returns about the number of tokens of the messages. Counts only those that it has not counted before.
+    pub fn estimated_tokens(&mut self) -> u64 {
+        let new = self.messages.get(self.estimate.messages..).unwrap_or_default();
+        let tokens: u64 = new.iter().map(|message| estimate_message(message)).sum();
+        self.estimate.tokens += tokens;
+        self.estimate.messages = self.messages.len();
+        self.estimate.tokens
     }
 
     /// Returns the messages in order.

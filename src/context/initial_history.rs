@@ -55,7 +55,7 @@ impl InitialHistory {
                 parse_message(value, &mut calls).map_err(|problem| problem.in_message(index))?;
             match &message {
                 Message::Tool { .. } => {}
-                Message::User { .. } => {
+                Message::User { .. } | Message::Summary { .. } => {
                     calls.check_results()?;
                     calls = PrecedingCalls::default();
                 }

@@ -2,6 +2,7 @@
 //! changes them.
 #![warn(clippy::indexing_slicing)]
 
+pub mod compaction;
 mod history;
 mod initial_history;
 mod pairing;

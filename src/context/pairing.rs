@@ -38,7 +38,7 @@ fn repair(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
                 }
                 None => repairs += 1,
             },
-            Message::User { .. } => {
+            Message::User { .. } | Message::Summary { .. } => {
                 repairs += add_missing_results(&mut open, &mut repaired);
                 repaired.push(Arc::clone(message));
             }
@@ -117,7 +117,7 @@ mod tests {
         let seen: Vec<String> = repaired
             .iter()
             .map(|message| match message.as_ref() {
-                Message::User { .. } => "user".to_owned(),
+                Message::User { .. } | Message::Summary { .. } => "user".to_owned(),
                 Message::Assistant { .. } => "assistant".to_owned(),
                 Message::Tool { call_id, .. } => call_id.to_string(),
             })

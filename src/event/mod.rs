@@ -26,8 +26,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::types::{
-    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, RunEnd, RunError,
-    ToolResult, Usage, VariableName, Verdict,
+    ApprovalPhase, CallKey, CompactionKind, Content, Execution, FinishReason, ProviderError,
+    RunEnd, RunError, ToolResult, Usage, VariableName, Verdict,
 };
 
 /// One observable fact.
@@ -274,6 +274,17 @@ pub enum Event {
         /// The action that follows.
         action: String,
     },
+    /// The context was made smaller.
+    ContextCompacted {
+        /// The kind of the change.
+        kind: CompactionKind,
+        /// The tokens of the next request before it, by estimate.
+        tokens_before: u64,
+        /// The tokens of the next request after it, by estimate.
+        tokens_after: u64,
+        /// The last turn of which something was replaced.
+        upto: u32,
+    },
     /// A request was repaired to satisfy the pairing rule. This is a bug of the host.
     HistoryRepaired {
         /// Number of messages that were added or removed.
@@ -308,6 +319,7 @@ impl Event {
             | Self::CallEnded { .. }
             | Self::TurnEnded { .. }
             | Self::LimitReached { .. }
+            | Self::ContextCompacted { .. }
             | Self::RunEnded { .. } => true,
             Self::InputQueued { .. }
             | Self::RunSteered { .. }

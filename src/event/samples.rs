@@ -9,9 +9,9 @@ use super::{
     TurnTimes, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, ProviderError, ProviderErrorKind,
-    ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage,
-    Verdict,
+    ApprovalPhase, CallKey, CompactionKind, Execution, FinishKind, FinishReason, ProviderError,
+    ProviderErrorKind, ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome,
+    ToolResult, Usage, Verdict,
 };
 
 /// Publishes the event in turn 3 of the run `run_1` of the session `s1`.
@@ -144,7 +144,7 @@ kinds! {
     CallDetected ArgumentsAnomalyFound CallWaiting CallStarted CallProgressed ApprovalAsked
     ApprovalGiven ConflictFound CallDiscarded CallEnded ServiceCallChanged OutcomeLate
     ResultReleased ResponseEnded AttemptEnded AttemptStarted AttemptVoided TurnEnded LimitReached
-    HistoryRepaired RunEnded
+    ContextCompacted HistoryRepaired RunEnded
 }
 
 #[test]
@@ -263,6 +263,12 @@ pub(crate) fn every() -> Vec<Event> {
             value: 11,
             maximum: 10,
             action: "asked for a final answer".into(),
+        },
+        Event::ContextCompacted {
+            kind: CompactionKind::Cleared,
+            tokens_before: 120_000,
+            tokens_after: 60_000,
+            upto: 7,
         },
         Event::HistoryRepaired { repairs: 1 },
         run_ended(RunEnd::Answered, None),

@@ -88,7 +88,7 @@ fn check_messages(messages: &[Arc<Message>], text: &str) -> Result<usize, Answer
     let (mut called, mut open) = (0, [].iter());
     for message in messages {
         match &**message {
-            Message::User { .. } => unanswered(open.next())?,
+            Message::User { .. } | Message::Summary { .. } => unanswered(open.next())?,
             Message::Assistant(response) => {
                 unanswered(open.next())?;
                 called += response.calls.len();

@@ -32,6 +32,12 @@ pub enum Message {
         /// Text and images.
         content: Content,
     },
+    /// A summary of the messages before it, which a model wrote on request. Models read it as a user's
+    /// message.
+    Summary {
+        /// The text.
+        content: Content,
+    },
     /// A model's message.
     Assistant(Arc<ResponseMessage>),
     /// The result of one call.
@@ -74,6 +80,11 @@ pub struct ResponseMessage {
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     #[doc(hidden)]
     pub parts: Vec<MessagePart>,
+    /// Number of bytes at the beginning of the text that are a hint for the model. `None` if the host did not
+    /// write the message as the log of a run.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[doc(hidden)]
+    pub hint_bytes: Option<usize>,
 }
 
 impl ResponseMessage {
@@ -115,16 +126,23 @@ impl Serialize for Message {
                 map.serialize_entry("role", "user")?;
                 map.serialize_entry("content", content)?;
             }
+            Self::Summary { content } => {
+                map.serialize_entry("role", "user")?;
+                map.serialize_entry("content", content)?;
+                map.serialize_entry("metadata", &SummaryNote { summary: true })?;
+            }
             Self::Assistant(message) => {
-                let ResponseMessage { text, reasoning, calls, .. } = &**message;
+                let ResponseMessage { text, reasoning, calls, hint_bytes, .. } = &**message;
                 map.serialize_entry("role", "assistant")?;
                 let content = Some(text).filter(|text| !text.is_empty() || calls.is_empty());
                 map.serialize_entry("content", &content)?;
                 if !calls.is_empty() {
                     map.serialize_entry("tool_calls", &ToolCallsJson(calls))?;
                 }
-                if !reasoning.is_empty() {
-                    map.serialize_entry("metadata", &ReasoningNote { reasoning })?;
+                let reasoning = Some(reasoning.as_str()).filter(|text| !text.is_empty());
+                if reasoning.is_some() || hint_bytes.is_some() {
+                    let note = ResponseNote { reasoning, hint_size: *hint_bytes };
+                    map.serialize_entry("metadata", &note)?;
                 }
             }
             Self::Tool { call_id, name: _, content, metadata } => {
@@ -141,8 +159,16 @@ impl Serialize for Message {
 }
 
 #[derive(Serialize)]
-struct ReasoningNote<'a> {
-    reasoning: &'a str,
+struct SummaryNote {
+    summary: bool,
+}
+
+#[derive(Serialize)]
+struct ResponseNote<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint_size: Option<usize>,
 }
 
 struct ToolCallsJson<'a>(&'a [ToolCall]);

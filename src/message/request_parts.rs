@@ -120,6 +120,7 @@ mod tests {
             reasoning: "hm".into(),
             calls: vec![call(0), call(2)],
             origin: Some(Arc::new(origin("m"))),
+            hint_bytes: None,
             parts: vec![
                 MessagePart::Reasoning { bytes: 2, members: Some("{\"s\":1}".into()) },
                 MessagePart::Text { bytes: 3, members: None },

@@ -10,7 +10,7 @@ impl Message {
     #[must_use]
     pub fn approximate_bytes(&self) -> usize {
         match self {
-            Self::User { content } => content_bytes(content),
+            Self::User { content } | Self::Summary { content } => content_bytes(content),
             Self::Assistant(message) => message.approximate_bytes(),
             Self::Tool { content, metadata, .. } => {
                 content.len() + content.parts().map_or(0, content_bytes) + json_bytes(metadata)

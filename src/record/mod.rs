@@ -3,6 +3,7 @@
 //! A session is rebuilt by applying its records in order. Watchers receive past events that are made
 //! from them.
 
+mod context_change;
 mod entry;
 mod past;
 mod size;
@@ -14,6 +15,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 pub use crate::message::ResponseMessage;
+pub use context_change::ContextChange;
 pub use entry::{JournalEntry, RECORD_VERSION, UnreadableRecord};
 pub use past::{DisplayedText, PastEvents, RunningText, displayed_text, part_after};
 
@@ -367,6 +369,20 @@ pub enum Record {
     ToolsFrozen {
         /// The SHA-256 of the list of definitions, in hex digits. The journal has the list under this key.
         sha256: Arc<str>,
+    },
+    /// The context was made smaller. The records before this one hold what is replaced.
+    Compacted {
+        /// The replacement.
+        change: Box<ContextChange>,
+        /// The last turn of which something is replaced.
+        upto: u32,
+        /// The tokens of the next request before the change, by estimate.
+        tokens_before: u64,
+        /// The tokens of the next request after it, by estimate.
+        tokens_after: u64,
+        /// The usage of the request for the summary.
+        #[serde(default)]
+        usage: Usage,
     },
     /// The session was closed.
     SessionClosed,

@@ -30,6 +30,7 @@ impl JournalEntry {
             }
             Record::ApprovalAsked { request } => json_bytes(&request.arguments),
             Record::RunEnded { text, .. } => text.len(),
+            Record::Compacted { change, .. } => change.approximate_bytes(),
             Record::SessionForked { .. }
             | Record::AttemptStarted { .. }
             | Record::AttemptFailed { .. }

@@ -12,7 +12,10 @@ use crate::config::{
     AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolLoading, ToolOverride,
     ToolPattern,
 };
-use crate::message::MessageList;
+use crate::context::compaction::SUMMARY_REQUEST;
+use crate::context::tokens::{estimate_text, estimate_tool};
+use crate::message::{Message, MessageList};
+use crate::session::RunTerms;
 use crate::telemetry::Telemetry;
 use crate::tool::{
     FrozenList, RESERVED_NAMES, RegisteredKind, RegisteredTool, Tool, ToolDescription,
@@ -21,7 +24,7 @@ use crate::tool::{
 #[cfg(feature = "server")]
 use crate::tool::{ListedTool, definition_tokens, list_tools};
 use crate::turn::TurnRules;
-use crate::types::Secrets;
+use crate::types::{Secrets, Wire};
 use crate::wire::{ToolChoice, ToolDefinition};
 
 /// The number of tools above which `tool_loading = "auto"` offers them by a search.
@@ -96,6 +99,7 @@ impl Agent {
                 .servers()
                 .iter()
                 .any(|server| names_server(&agent.tools, &**server)),
+            fixed_tokens: fixed_tokens(&blank),
             context: agent.context.clone(),
             models: Arc::new(plans),
         };
@@ -278,7 +282,13 @@ impl Agent {
             }
         }
         let (tools, definitions) = offer(offered, &self.patterns, search);
-        let rules = TurnRules { tools: specs(&tools), search, ..TurnRules::clone(&self.rules) };
+        let blank = ModelRequest { tools: definitions, ..self.blank.clone() };
+        let rules = TurnRules {
+            tools: specs(&tools),
+            search,
+            fixed_tokens: fixed_tokens(&blank),
+            ..TurnRules::clone(&self.rules)
+        };
         Self {
             name: Arc::clone(&self.name),
             models: Arc::clone(&self.models),
@@ -287,7 +297,7 @@ impl Agent {
             allow_overrides: self.allow_overrides,
             loading: self.loading,
             patterns: Arc::clone(&self.patterns),
-            blank: ModelRequest { tools: definitions, ..self.blank.clone() },
+            blank,
             tools: Arc::new(tools),
             registry: Arc::new(registry),
         }
@@ -354,6 +364,24 @@ impl Agent {
         &self.rules.limits
     }
 
+    /// Returns the terms of its runs.
+    pub(super) fn terms(&self) -> RunTerms {
+        RunTerms::from(&*self.rules)
+    }
+
+    /// Returns the model request for a summary of the messages. The tools stay listed, so that the service
+    /// finds the beginning of the request in its cache. Where a choice of tools would change that beginning,
+    /// the model may call them; the calls are dropped.
+    pub(super) fn summary_request(&self, messages: MessageList) -> ModelRequest {
+        let mut messages = messages;
+        messages.push(Message::user(SUMMARY_REQUEST));
+        let tool_choice = match self.rules.models.first().origin.wire {
+            Wire::AnthropicMessages | Wire::OllamaChat => ToolChoice::Auto,
+            Wire::OpenaiChat | Wire::OpenaiResponses | Wire::GeminiGenerate => ToolChoice::None,
+        };
+        ModelRequest { messages, tool_choice, ..self.blank.clone() }
+    }
+
     /// Returns the model request of a turn.
     pub(super) fn request(&self, messages: MessageList, last: bool) -> ModelRequest {
         ModelRequest {
@@ -362,6 +390,12 @@ impl Agent {
             ..self.blank.clone()
         }
     }
+}
+
+/// Returns the tokens of tools and system text in each request, by estimate.
+fn fixed_tokens(blank: &ModelRequest) -> u64 {
+    let system = blank.system.as_deref().map_or(0, estimate_text);
+    system + blank.tools.iter().map(estimate_tool).sum::<u64>()
 }
 
 /// The rules of the runs of each configured agent, without a running host.

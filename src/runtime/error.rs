@@ -47,6 +47,12 @@ pub enum HostError {
          of an earlier position"
     )]
     SessionTooLarge(u64),
+    /// The context has nothing that a summary could replace, or a summary would not be shorter.
+    #[error("nothing to compact: the history is short, or a summary would not be a third shorter")]
+    NothingToCompact,
+    /// No model has answered the request for a summary.
+    #[error("no model has answered the request for a summary; the log says why")]
+    SummaryFailed,
     /// The session has a run already.
     #[error("run in progress")]
     RunInProgress,
@@ -172,6 +178,7 @@ impl HostError {
             | Self::UnknownModel { .. }
             | Self::EmptyInput
             | Self::SessionTooLarge(_)
+            | Self::NothingToCompact
             | Self::KeyReused => ErrorKind::InvalidRequest,
             Self::NoSuchSession(_)
             | Self::NoSuchRecord { .. }
@@ -185,7 +192,7 @@ impl HostError {
             | Self::Suspended
             | Self::NotSuspended
             | Self::Approval(_) => ErrorKind::Conflict,
-            Self::Full(_) | Self::QueueFull(_) => ErrorKind::Busy,
+            Self::Full(_) | Self::QueueFull(_) | Self::SummaryFailed => ErrorKind::Busy,
             Self::Journal(_) | Self::Rebuild(_) => ErrorKind::Journal,
             Self::ShuttingDown => ErrorKind::Closed,
         }
@@ -227,6 +234,8 @@ impl HostError {
             Self::NoSuchRecord { .. } => "no_such_record",
             Self::Suspended => "run_suspended",
             Self::NotSuspended => "not_suspended",
+            Self::NothingToCompact => "nothing_to_compact",
+            Self::SummaryFailed => "summary_failed",
             Self::KeyReused => "idempotency_key_reused",
             Self::Journal(_) => "journal_failed",
             Self::Rebuild(_) => "journal_broken",

@@ -15,6 +15,7 @@ use super::error::HostError;
 use super::host_ref::{HostRef, REQUEST_TRIES_MAX};
 use super::ids;
 use super::message::{RunAccepted, SessionMessage};
+use super::report::CompactionReport;
 use super::report::RunReport;
 use super::request::RunRequest;
 use super::run_events::{ApprovalQuestion, RunEvent, RunEventReader};
@@ -394,6 +395,20 @@ impl SessionHandle {
         let (change, live) = self.link.request(&self.id, refresh).await?;
         self.wait_stored(live.log.last_seq(), &live).await?;
         change
+    }
+
+    /// Replaces the first messages of the history by a summary, which a model of the agent writes. The
+    /// records keep all messages.
+    ///
+    /// # Errors
+    /// If a run is in progress, there is nothing to replace, no model answers, or the journal cannot be
+    /// written.
+    #[doc(hidden)]
+    pub async fn compact(&self) -> Result<CompactionReport, HostError> {
+        let compact = |reply| SessionMessage::Compact { reply };
+        let (report, live) = self.link.request(&self.id, compact).await?;
+        self.wait_stored(live.log.last_seq(), &live).await?;
+        report
     }
 
     /// Returns a snapshot of the session, durable or not.

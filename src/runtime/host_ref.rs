@@ -183,8 +183,8 @@ fn read_stored(shared: &HostState, id: &SessionId) -> Result<StoredSession, Host
         )));
     };
     let own = shared.agents.get(agent).ok_or_else(|| HostError::AgentGone(agent.clone()))?;
-    let limits = |overrides: &_| own.with_recorded(overrides).limits().clone();
-    let stored = StoredSession::read(&entries, &limits)
+    let terms_of = |overrides: &_| own.with_recorded(overrides).terms();
+    let stored = StoredSession::read(&entries, &terms_of)
         .map_err(|error| HostError::Rebuild(format!("session {id}: {error}")))?;
     if stored.session.is_closed() { Err(HostError::NoSuchSession(id.clone())) } else { Ok(stored) }
 }

@@ -15,7 +15,7 @@ use super::error::HostError;
 use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
 use super::models::Model;
-use super::report::RunReport;
+use super::report::{CompactionReport, RunReport};
 use super::request::RunRequest;
 use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
@@ -26,12 +26,13 @@ use crate::event::{ApprovalRequest, ServerToolsChange, ToolListChange};
 use crate::journal::JournalError;
 use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
+use crate::session::SummaryReply;
 use crate::tool::{Extensions, ToolServer};
 use crate::turn::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason, PermitReply,
     StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
 };
-use crate::types::{CallKey, Content, RunId, RunTrace, ToolCall, TraceContext};
+use crate::types::{CallKey, Content, ProviderError, RunId, RunTrace, ToolCall, TraceContext};
 use crate::wire::Delta;
 
 /// A message to the actor that supervises the sessions.
@@ -101,6 +102,13 @@ pub(super) enum SessionMessage {
     ServerToolsChanged { change: Arc<ServerToolsChange> },
     /// Replace the frozen list of the servers' tools. Reply with the difference.
     RefreshTools { tools: Arc<FrozenTools>, reply: RpcReplyPort<Result<ToolListChange, HostError>> },
+    /// Make the context smaller. Reply with what was done.
+    Compact { reply: CompactReply },
+    /// A model has answered the request for a summary, or none will.
+    SummaryMade { reply: SummaryReply },
+    /// The request of the current turn was larger than the window of its model. The turn waits for
+    /// [`AccumulatorMessage::ContextReduced`].
+    ContextOverflowed { epoch: u64, error: ProviderError },
     /// Return the actors of runs: stream, accumulator, tool supervisor.
     #[cfg(test)]
     NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },
@@ -116,8 +124,12 @@ pub(super) struct RunAccepted {
     pub(super) report: Option<tokio::sync::oneshot::Receiver<ReportResult>>,
 }
 
-/// The report of a run for its caller, and the sequence number of the run's last record.
-pub(super) type ReportResult = Result<(RunReport, Seq), HostError>;
+/// Receives the result of a request to make the context smaller.
+pub(super) type CompactReply = RpcReplyPort<Result<CompactionReport, HostError>>;
+
+/// The report of a run for its caller, and the sequence number of the run's last record. `None` if only the
+/// journal has all messages of the run.
+pub(super) type ReportResult = Result<(Option<RunReport>, Seq), HostError>;
 
 /// A message to the stream actor.
 pub(super) enum StreamMessage {
@@ -180,6 +192,8 @@ pub(super) enum AccumulatorMessage {
     TimerFired,
     /// Cancel the turn.
     Cancel { reason: CancelReason },
+    /// The context is smaller: this is the turn's request from now on. `None` if it is as large as before.
+    ContextReduced { request: Option<Arc<ModelRequest>> },
     /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
 }

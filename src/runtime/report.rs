@@ -13,6 +13,19 @@ use crate::types::{
     Verdict,
 };
 
+/// What was done to make the context of a session smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+#[doc(hidden)]
+pub struct CompactionReport {
+    /// `cleared`, `formatted` or `summarised`.
+    pub kind: &'static str,
+    /// The tokens of the next request before, by estimate.
+    pub tokens_before: u64,
+    /// The tokens of the next request now, by estimate.
+    pub tokens_after: u64,
+}
+
 /// A run that is over.
 ///
 /// ```

@@ -245,6 +245,7 @@ impl RunEventReader {
             | Event::AttemptEnded { .. }
             | Event::TurnEnded { .. }
             | Event::LimitReached { .. }
+            | Event::ContextCompacted { .. }
             | Event::HistoryRepaired { .. }
             | Event::RunEnded { .. } => None,
         }

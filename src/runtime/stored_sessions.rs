@@ -44,7 +44,10 @@ pub(super) async fn await_report(
     let Some(receiver) = receiver else { return report(session, run).await };
     let (report, upto) = receiver.await.unwrap_or_else(|_| Err(session.link.shared.gone()))?;
     log.wait_durable(upto).await?;
-    Ok(report)
+    match report {
+        Some(report) => Ok(report),
+        None => self::report(session, run).await,
+    }
 }
 
 /// Returns the report of a run that another caller started.
@@ -75,10 +78,9 @@ async fn ended(
     let past = link.read(move || {
         let entries = shared.journal.read(&id, Seq(0))?;
         let own = shared.agents.get(agent_name(&entries, &id)?);
-        let limits = |overrides: &_| {
-            own.map(|own| own.with_recorded(overrides).limits().clone()).unwrap_or_default()
-        };
-        past_run(&entries, &run, &limits).map_err(|error| HostError::Rebuild(error.to_string()))
+        let terms_of =
+            |overrides: &_| own.map(|own| own.with_recorded(overrides).terms()).unwrap_or_default();
+        past_run(&entries, &run, &terms_of).map_err(|error| HostError::Rebuild(error.to_string()))
     });
     Ok(past.await??.map(as_told))
 }
@@ -206,9 +208,9 @@ async fn prefix(
             let agent = agent_name(&entries, &source)?;
             let own = shared.agents.get(agent).cloned();
             let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
-            let limits = |overrides: &_| own.with_recorded(overrides).limits().clone();
+            let terms_of = |overrides: &_| own.with_recorded(overrides).terms();
             let now = crate::journal::unix_ms();
-            let rebuilt = StoredSession::fork(&mut entries, source, at, now, &limits)
+            let rebuilt = StoredSession::fork(&mut entries, source, at, now, &terms_of)
                 .map_err(|error| HostError::Rebuild(error.to_string()))?;
             Ok((rebuilt, entries))
         })

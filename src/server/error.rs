@@ -85,7 +85,10 @@ impl HostError {
     /// Returns the HTTP status of the API's answer.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        if *self == Self::KeyReused {
+        if *self == Self::SummaryFailed {
+            return StatusCode::BAD_GATEWAY;
+        }
+        if matches!(self, Self::KeyReused | Self::NothingToCompact) {
             return StatusCode::UNPROCESSABLE_ENTITY;
         }
         if matches!(self, Self::SessionTooLarge(_)) {
@@ -192,6 +195,8 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::NoSuchRecord { .. }
         | HostError::NotSuspended
         | HostError::KeyReused
+        | HostError::NothingToCompact
+        | HostError::SummaryFailed
         | HostError::Journal(_)
         | HostError::Rebuild(_)
         | HostError::SessionClosed

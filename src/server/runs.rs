@@ -111,6 +111,11 @@ pub(super) async fn refresh_tools(PathSession(session): PathSession) -> Result<R
     Ok(Json(session.refresh_tools().await?).into_response())
 }
 
+/// Makes the context smaller.
+pub(super) async fn compact(PathSession(session): PathSession) -> Result<Response, ApiError> {
+    Ok(Json(session.compact().await?).into_response())
+}
+
 pub(super) async fn steer(
     PathSession(session): PathSession,
     KeyedBody(SteerRunRequest { input }, request): KeyedBody<SteerRunRequest>,

@@ -30,11 +30,21 @@ impl Session {
         match &mut run.stage {
             RunStage::Ready(plan) => {
                 let (plan, rules) = (*plan, rules_of(&run.overrides));
+                let is_cancelled = run.cancel.is_some();
                 if self.needs_tools(&rules) {
                     return self.request_tools();
                 }
                 // A cancelled run does not wait any longer.
                 self.waits_for_tools = false;
+                if is_cancelled {
+                    self.forget_summary();
+                } else if self.stops_before_turn() {
+                    self.forget_summary();
+                    let text = self.history.last_text();
+                    return self.record_run_end(now, Vec::new(), RunEnd::Stopped, text, None);
+                } else if self.shrink_before_turn(&rules) {
+                    return;
+                }
                 match self.initial_calls(&rules) {
                     Some(calls) => {
                         let batch = self.initial_calls_records(&run_id(self), calls);
@@ -47,6 +57,9 @@ impl Session {
                 if let Some(origin) = turn.hand_out.take() {
                     let (plan, rules) = (turn.plan, rules_of(&run.overrides));
                     self.hand_out_turn(now, plan, origin, rules);
+                } else if turn.overflow.is_some() {
+                    let rules = rules_of(&run.overrides);
+                    self.shrink_overflow(&rules);
                 }
             }
             RunStage::FollowUp(FollowUp { limits, next }) => {
@@ -65,6 +78,11 @@ impl Session {
 
     /// Starts the next queued run, or closes the session if that was requested.
     fn advance_idle(&mut self, rules_of: RulesOf<'_>) {
+        if self.lifecycle != Lifecycle::Open || self.shutting_down {
+            self.forget_summary();
+        } else if self.shrink_idle(rules_of) {
+            return;
+        }
         match self.queue.front().cloned() {
             Some(queued) if self.shutting_down => self.record_interrupted_run(&queued, rules_of),
             Some(queued) => self.record_run_start(&queued, None, rules_of),
@@ -146,6 +164,12 @@ impl Session {
         rules.has_servers && self.frozen_tools.is_none() && !is_cancelled
     }
 
+    /// Returns true if the run was to stop after its turn, and the next turn only waits for a summary.
+    fn stops_before_turn(&self) -> bool {
+        let stops = |run: &super::OpenRun| run.stops_after_turn && run.machine.turns() > 1;
+        self.expects_summary() && self.run.as_deref().is_some_and(stops)
+    }
+
     fn request_tools(&mut self) {
         if !std::mem::replace(&mut self.waits_for_tools, true) {
             self.outbox.push_back(SessionEffect::ReadTools);
@@ -215,7 +239,11 @@ impl Session {
             last_request: plan.final_answer_request,
             budget: run.machine.budget(),
             began: elapsed,
-            run_time_left: run.limits.run_timeout.map(|timeout| timeout.saturating_sub(working)),
+            run_time_left: run
+                .terms
+                .limits
+                .run_timeout
+                .map(|timeout| timeout.saturating_sub(working)),
             variables: self.variables.clone(),
             seed: 0,
             run: run.id.clone(),
@@ -256,6 +284,7 @@ impl Session {
             error: error.clone(),
             stats,
             first_message: run.first_message,
+            is_compacted: run.is_compacted,
         };
         let record = Record::RunEnded {
             run_id: run.id.clone(),

@@ -39,6 +39,7 @@ pub fn open_approvals<'a>(
             | Record::SessionForked { .. }
             | Record::SessionClosed
             | Record::ToolsFrozen { .. }
+            | Record::Compacted { .. }
             | Record::InputQueued { .. }
             | Record::RunStarted { .. }
             | Record::RunEnded { .. }

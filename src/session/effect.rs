@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use crate::config::RunOverrides;
 use crate::event::{Event, RunStats};
+use crate::message::MessageList;
 use crate::record::{Record, RequestKey, Seq};
 use crate::turn::{CancelReason, TurnSpec};
-use crate::types::{Content, RunEnd, RunError, RunId, TraceContext};
+use crate::types::{Content, RunEnd, RunError, RunId, TraceContext, Usage};
 
 /// A request to start a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -62,6 +63,8 @@ pub enum SessionRefusal {
     QueueFull(usize),
     /// The records of the session would be larger than this maximum of bytes.
     TooLarge(u64),
+    /// The context has nothing that could be replaced.
+    NothingToCompact,
 }
 
 /// The limits that a session's next input must keep.
@@ -93,6 +96,14 @@ pub enum SessionEffect {
     ReadTools,
     /// Begin or continue a turn.
     BeginTurn(Box<TurnBegin>),
+    /// Ask a model for a summary, and answer by
+    /// [`Session::handle_summary`](super::Session::handle_summary). No turn begins before.
+    RequestSummary(Box<SummaryRequest>),
+    /// Hand the turn whose request was too large the context as it is now.
+    ContextReduced {
+        /// True if it is smaller than before.
+        reduced: bool,
+    },
     /// End the current turn now.
     CancelTurn(CancelReason),
     /// A run has ended: send its report to the caller that waits for it.
@@ -108,6 +119,31 @@ pub enum SessionEffect {
     ReleaseSlot,
     /// The session is closed: delete its records.
     Close,
+}
+
+/// A request for a summary of messages.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SummaryRequest {
+    /// The run that waits for it, or the last one.
+    pub run_id: Option<RunId>,
+    /// The overrides of the run that waits for it.
+    pub overrides: RunOverrides,
+    /// The messages. [`SUMMARY_REQUEST`](crate::context::compaction::SUMMARY_REQUEST) follows them.
+    pub messages: MessageList,
+}
+
+/// The answer to a request for a summary.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SummaryReply {
+    /// The summary.
+    Text {
+        /// The text, which is not blank.
+        text: String,
+        /// The usage of the request.
+        usage: Usage,
+    },
+    /// No model has answered, or the answer was blank.
+    Failed,
 }
 
 /// A record of the session machine with its events.
@@ -173,4 +209,6 @@ pub struct RunSummary {
     pub stats: RunStats,
     /// The index of the run's first message in the history.
     pub first_message: usize,
+    /// True if some of its messages were replaced. Its records have them all.
+    pub is_compacted: bool,
 }

@@ -119,7 +119,7 @@ impl Session {
         let reason = run.cancel.unwrap_or(CancelReason::Stop);
         let record = self.run_record(&run.id, Record::StopAsked { mode }, Vec::new());
         self.record(vec![record]);
-        if mode == StopMode::Now && !self.suspended && !self.waits_for_tools {
+        if mode == StopMode::Now && !self.suspended && !self.waits_before_turn() {
             self.outbox.push_back(SessionEffect::CancelTurn(reason));
         }
     }
@@ -164,9 +164,10 @@ impl Session {
             let (run_id, reason) = (queued.run_id.clone(), SessionRefusal::ShuttingDown);
             self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
         }
+        let waits = self.waits_before_turn();
         let Some(run) = self.run.as_deref_mut().filter(|_| !self.suspended) else { return };
         let reason = *run.cancel.get_or_insert(CancelReason::Shutdown);
-        let may_cancel = now && !self.waits_for_tools;
+        let may_cancel = now && !waits;
         // A turn that waits only for approvals may not end before the host.
         if may_cancel || run.turn().is_some_and(super::OpenTurn::is_resting) {
             self.outbox.push_back(SessionEffect::CancelTurn(reason));
@@ -193,10 +194,7 @@ impl Session {
     /// # Errors
     /// If a run is in progress, or the session is closed.
     pub fn handle_tools_refreshed(&mut self, sha256: Arc<str>) -> Result<(), SessionRefusal> {
-        self.check_open()?;
-        if self.run.is_some() || !self.queue.is_empty() {
-            return Err(SessionRefusal::RunInProgress);
-        }
+        self.check_idle()?;
         if self.frozen_tools.as_ref() != Some(&sha256) {
             let (run_id, turn, events) = (None, self.turn, Vec::new());
             let record = Record::ToolsFrozen { sha256 };
@@ -267,7 +265,8 @@ impl Session {
             Some(run) if !self.suspended => {
                 run.cancel.is_none() && run.turn().is_some_and(super::OpenTurn::is_resting)
             }
-            Some(_) | None => self.queue.is_empty(),
+            Some(_) => self.queue.is_empty(),
+            None => self.queue.is_empty() && !self.expects_summary(),
         };
         rests && self.lifecycle == Lifecycle::Open && !self.shutting_down
     }
@@ -277,6 +276,21 @@ impl Session {
             Lifecycle::New | Lifecycle::Open => Ok(()),
             Lifecycle::Closing | Lifecycle::Closed => Err(SessionRefusal::Closed),
         }
+    }
+
+    /// Checks that the session is open and no run is in progress or waits.
+    pub(super) fn check_idle(&self) -> Result<(), SessionRefusal> {
+        self.check_open()?;
+        if self.run.is_some() || !self.queue.is_empty() {
+            return Err(SessionRefusal::RunInProgress);
+        }
+        Ok(())
+    }
+
+    /// Returns true if no turn has begun, because the run waits for tools or for a summary.
+    fn waits_before_turn(&self) -> bool {
+        let has_turn = self.run.as_ref().is_some_and(|run| run.turn().is_some());
+        self.waits_for_tools || (self.expects_summary() && !has_turn)
     }
 
     fn check_room(&self, inputs_max: usize) -> Result<(), SessionRefusal> {

@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::context_state::ContextState;
 use super::effect::{RecordedAt, SessionEffect, SessionRecord, TurnOrigin};
 use super::idempotency_keys::{IdempotencyKeys, RequestEffect};
-use super::open_run::{OpenRun, OpenTurn, QueuedRun, RunStage};
-use crate::config::{Limits, RunOverrides};
+use super::open_run::{OpenRun, OpenTurn, QueuedRun, RunStage, RunTerms};
+use crate::config::RunOverrides;
 use crate::context::{History, InitialHistory, Variables};
 use crate::record::{Record, StopMode};
 use crate::turn::TurnRecord;
 use crate::types::{RunId, Usage};
 
-/// Returns the limits of a run with these overrides.
-pub type LimitsOf<'a> = &'a dyn Fn(&RunOverrides) -> Limits;
+/// Returns the terms of a run with these overrides.
+pub type TermsOf<'a> = &'a dyn Fn(&RunOverrides) -> RunTerms;
 
 /// A session: its history, its variables, its runs and its queue.
 ///
@@ -42,6 +43,7 @@ pub struct Session {
     pub(super) queue: VecDeque<QueuedRun>,
     pub(super) keys: IdempotencyKeys,
     pub(super) run: Option<Box<OpenRun>>,
+    pub(super) context: ContextState,
     /// The SHA-256 of the frozen list of the tools that servers offer.
     pub(super) frozen_tools: Option<Arc<str>>,
     /// The list was requested and has not arrived.
@@ -88,6 +90,7 @@ impl Session {
             queue: VecDeque::new(),
             keys: IdempotencyKeys::default(),
             run: None,
+            context: ContextState::default(),
             frozen_tools: None,
             waits_for_tools: false,
             suspended: false,
@@ -173,7 +176,7 @@ impl Session {
         &mut self,
         at: RecordedAt,
         record: &Record,
-        limits_of: LimitsOf<'_>,
+        terms_of: TermsOf<'_>,
     ) -> Result<(), String> {
         match record {
             Record::SessionOpened { agent, messages } => {
@@ -216,7 +219,7 @@ impl Session {
                 }
                 self.start_run(
                     at,
-                    limits_of(overrides),
+                    terms_of(overrides),
                     QueuedRun {
                         run_id: run_id.clone(),
                         input: input.clone(),
@@ -234,11 +237,13 @@ impl Session {
                 if *after_turn > last {
                     run.skip_follow_up();
                 }
+                self.note_input();
                 self.history.steer(*after_turn, input.clone());
             }
             Record::StopAsked { mode } => self.open_run()?.stop(*mode),
             Record::LimitReached { limit, note, .. } => {
                 self.open_run()?.limit_recorded(limit);
+                self.note_limit(limit);
                 note.iter().for_each(|note| self.history.add_note(note));
             }
             Record::RunEnded { run_id, .. } => {
@@ -246,14 +251,26 @@ impl Session {
                 if run.id != *run_id {
                     return Err(format!("run {} goes on, and it is the end of {run_id}", run.id));
                 }
+                let first_message = run.first_message;
                 self.run = None;
                 self.waits_for_tools = false;
                 self.history.end_run();
+                self.note_ended_run(run_id.clone(), first_message);
             }
             Record::ToolsFrozen { sha256 } => self.frozen_tools = Some(Arc::clone(sha256)),
+            Record::Compacted { change, usage, .. } => {
+                self.apply_change(change);
+                self.usage += *usage;
+                if let Some(run) = &mut self.run {
+                    run.add_usage(*usage);
+                }
+            }
             Record::SessionClosed => self.lifecycle = Lifecycle::Closed,
+            Record::AttemptFailed { turn, error, .. } => {
+                self.learn_window(error);
+                self.apply_turn_record(*turn)?;
+            }
             Record::AttemptStarted { turn, .. }
-            | Record::AttemptFailed { turn, .. }
             | Record::ResponseEnded { turn, .. }
             | Record::TurnCommitted { turn, .. } => self.apply_turn_record(*turn)?,
             Record::CallIntended { call, .. } => self.apply_turn_record(call.key.turn)?,
@@ -269,16 +286,20 @@ impl Session {
     /// Commits a turn to the history and decides what follows. Returns false if the session does
     /// not wait for this turn.
     pub fn handle_turn_committed(&mut self, record: &TurnRecord) -> bool {
-        let Some(run) = self.run.as_deref_mut() else { return false };
+        let Some(run) = self.run.as_deref() else { return false };
         if run.turn().is_none() || record.number != self.turn {
             return false;
         }
-        let (message, bytes_max) = (record.message.as_ref(), run.limits.max_result_bytes);
+        let (message, bytes_max) = (record.message.as_ref(), run.terms.limits.max_result_bytes);
+        self.count_request(record.request_tokens);
+        self.forget_summary();
         let steered = self.history.pending_inputs() > 0;
         self.history.commit(record.number, message, &record.results, bytes_max);
         record.results.iter().for_each(|result| self.variables.apply(&result.writes));
         self.usage += record.usage;
-        run.commit(record, steered);
+        if let Some(run) = &mut self.run {
+            run.commit(record, steered);
+        }
         true
     }
 
@@ -291,12 +312,13 @@ impl Session {
         self.run.as_deref_mut().ok_or_else(|| "no run goes on".to_owned())
     }
 
-    fn start_run(&mut self, at: RecordedAt, limits: Limits, queued: QueuedRun) {
+    fn start_run(&mut self, at: RecordedAt, terms: RunTerms, queued: QueuedRun) {
+        self.note_input();
         self.queue.retain(|other| other.run_id != queued.run_id);
         let has_initial_calls = self.history.initial_calls().is_some();
         let first_message = self.history.messages().len();
         self.history.begin_run(queued.input.clone());
-        let run = OpenRun::start(queued, at, limits, has_initial_calls, first_message);
+        let run = OpenRun::start(queued, at, terms, has_initial_calls, first_message);
         self.run = Some(Box::new(run));
     }
 

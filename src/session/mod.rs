@@ -11,6 +11,7 @@
 //! | idempotency keys of client requests (`Idempotency-Key`) | `idempotency_keys` |
 //! | the next turn, the records that follow a turn, the next queued run | `advance` |
 //! | end of a run after a turn: `max_turns`, `max_failed_turns`, token budget, request for a final answer | `run` |
+//! | size of the context: clearing of results, compact history, summary, overflow, learnt window | `context` |
 //! | use of a limit, and the note when half of it is used | `meter` |
 //! | loop detection (`repeat_limit`) | `loop_detection` |
 //! | stage, usage and time of the current run, `run_timeout` | `open_run` |
@@ -24,6 +25,8 @@
 
 mod advance;
 mod approvals;
+mod context;
+mod context_state;
 mod effect;
 #[cfg(test)]
 mod explorer;
@@ -44,11 +47,11 @@ pub use advance::RulesOf;
 pub use approvals::{OpenApproval, open_approvals};
 pub use effect::{
     InputLimits, RecordedAt, RunAdmission, RunInput, RunSummary, SessionEffect, SessionRecord,
-    SessionRefusal, TurnBegin, TurnOrigin,
+    SessionRefusal, SummaryReply, SummaryRequest, TurnBegin, TurnOrigin,
 };
 pub use idempotency_keys::{IDEMPOTENCY_KEYS_MAX, IdempotencyKeys, RequestEffect, SeenRequest};
-pub use machine::{LimitsOf, Session};
-pub use open_run::{OpenRun, OpenTurn, QueuedRun, RunStage};
+pub use machine::{Session, TermsOf};
+pub use open_run::{OpenRun, OpenTurn, QueuedRun, RunStage, RunTerms};
 pub use past_run::{PastRun, past_run};
 pub use replay::{Replayed, replay};
 pub use run::{FollowUp, Run, RunNext, TurnPlan};

@@ -7,8 +7,8 @@ use super::run::{FollowUp, Run, RunNext, TurnPlan};
 use crate::config::{Limits, RunOverrides};
 use crate::event::RunStats;
 use crate::record::{Seq, StopMode};
-use crate::turn::{CancelReason, TurnRecord};
-use crate::types::{Content, RunId, TraceContext};
+use crate::turn::{CancelReason, TurnRecord, TurnRules};
+use crate::types::{Content, RunId, TraceContext, Usage};
 
 /// An input that waits for the current run to end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -43,7 +43,9 @@ pub struct OpenRun {
     /// The reason why the current turn, or the next one, is cancelled.
     pub cancel: Option<CancelReason>,
     pub(super) machine: Run,
-    pub(super) limits: Limits,
+    pub(super) terms: RunTerms,
+    /// True if some of its messages were replaced.
+    pub is_compacted: bool,
     pub(super) stops_after_turn: bool,
     /// The sums over committed turns. Turns and duration are set at the end of the run.
     pub(super) stats: RunStats,
@@ -52,6 +54,27 @@ pub struct OpenRun {
     /// The duration of all committed turns.
     pub(super) turns_duration: Duration,
     clock: RunClock,
+}
+
+/// The terms of a run that are the same for all of its turns.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RunTerms {
+    /// The limits.
+    pub limits: Limits,
+    /// The tokens of tools and system text in each request, by estimate.
+    pub fixed_tokens: u64,
+}
+
+impl From<Limits> for RunTerms {
+    fn from(limits: Limits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+}
+
+impl From<&TurnRules> for RunTerms {
+    fn from(rules: &TurnRules) -> Self {
+        Self { limits: rules.limits.clone(), fixed_tokens: rules.fixed_tokens }
+    }
 }
 
 /// The next step of a run.
@@ -72,10 +95,23 @@ pub struct OpenTurn {
     pub(super) plan: TurnPlan,
     /// Set while no accumulator owns the turn: it has to be handed out.
     pub(super) hand_out: Option<TurnOrigin>,
+    /// Set while the context is made smaller, because a request of the turn was too large.
+    pub(super) overflow: Option<Overflow>,
     /// Since when people are all that the turn waits for, on the session's clock.
     rests_since: Option<Duration>,
     /// The time that people were all that the turn waited for, before that.
     rested: Duration,
+}
+
+/// A request that was too large for its model. It may be made smaller once in a turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Overflow {
+    /// The tokens of the request, by estimate.
+    pub(super) tokens: u64,
+    /// Results were cleared, or none can be.
+    pub(super) is_cleared: bool,
+    /// A summary was asked for, or none can be.
+    pub(super) is_summarised: bool,
 }
 
 /// Counts the time of a run. No time passes while no host runs it.
@@ -88,7 +124,7 @@ struct RunClock {
 
 impl OpenTurn {
     pub(super) fn new(plan: TurnPlan, hand_out: Option<TurnOrigin>) -> Self {
-        Self { plan, hand_out, rests_since: None, rested: Duration::ZERO }
+        Self { plan, hand_out, overflow: None, rests_since: None, rested: Duration::ZERO }
     }
 
     /// Returns true while people are all that the turn waits for.
@@ -113,11 +149,11 @@ impl OpenRun {
     pub(super) fn start(
         queued: QueuedRun,
         at: RecordedAt,
-        limits: Limits,
+        terms: RunTerms,
         has_initial_calls: bool,
         first_message: usize,
     ) -> Self {
-        let mut machine = Run::new(&limits);
+        let mut machine = Run::new(&terms.limits);
         let plan = if has_initial_calls { Run::plan_of_initial_calls() } else { machine.begin() };
         Self {
             id: queued.run_id,
@@ -129,7 +165,8 @@ impl OpenRun {
             stage: RunStage::Ready(plan),
             cancel: None,
             machine,
-            limits,
+            terms,
+            is_compacted: false,
             stops_after_turn: false,
             stats: RunStats::default(),
             people: Duration::ZERO,
@@ -179,6 +216,12 @@ impl OpenRun {
                 self.machine.handle_stop_after_turn();
             }
         }
+    }
+
+    /// Adds the usage of a request for a summary.
+    pub(super) fn add_usage(&mut self, usage: Usage) {
+        self.machine.add_tokens(usage);
+        self.stats.usage += usage;
     }
 
     /// Adds a committed turn to the sums and decides what follows it.

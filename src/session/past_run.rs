@@ -1,6 +1,6 @@
 //! The report of a run that has ended, read from the journal.
 
-use super::machine::LimitsOf;
+use super::machine::TermsOf;
 use super::stored::{RebuildError, SessionReader};
 use crate::event::StatsReport;
 use crate::message::MessageList;
@@ -37,9 +37,9 @@ pub struct PastRun {
 pub fn past_run(
     entries: &[JournalEntry],
     id: &RunId,
-    limits_of: LimitsOf<'_>,
+    terms_of: TermsOf<'_>,
 ) -> Result<Option<PastRun>, RebuildError> {
-    let mut reader = SessionReader::new(limits_of);
+    let mut reader = SessionReader::new(terms_of).with_all_messages();
     let mut calls = Vec::new();
     for entry in entries {
         let run = reader.session().run().filter(|run| run.id == *id);

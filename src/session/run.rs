@@ -4,7 +4,7 @@ use super::loop_detection::{LoopDetector, LoopVerdict};
 use super::meter::Meter;
 use crate::config::Limits;
 use crate::turn::{Budget, CancelReason, LimitHit, MAX_CALLS, MAX_TOKENS, TurnEnd, TurnRecord};
-use crate::types::{RunEnd, RunError, ToolStatus};
+use crate::types::{RunEnd, RunError, ToolStatus, Usage};
 
 /// The final text of a run that ended because turn after turn failed.
 const ALL_FAILED: &str = "All tool calls failed. Please check the error messages and try again.";
@@ -97,6 +97,11 @@ impl Run {
     /// Ends the run after the current turn.
     pub fn handle_stop_after_turn(&mut self) {
         self.stop_after_turn = true;
+    }
+
+    /// Counts the tokens of a request outside of turns.
+    pub fn add_tokens(&mut self, usage: Usage) {
+        self.tokens.add(usage.total());
     }
 
     /// Returns the budget that is left for the next turn.
@@ -263,6 +268,7 @@ mod tests {
             dropped_calls: Vec::new(),
             finish_reason: None,
             usage: Usage::default(),
+            request_tokens: 0,
             times: TurnTimes::default(),
         }
     }

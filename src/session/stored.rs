@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::effect::RecordedAt;
-use super::machine::{LimitsOf, Session};
+use super::machine::{Session, TermsOf};
 use super::open_run::{OpenRun, RunStage};
 use crate::record::{JournalEntry, Record, Seq, StopMode};
 use crate::transcript::Transcript;
@@ -38,20 +38,24 @@ pub struct RebuildError {
 }
 
 impl StoredSession {
-    /// Reads a session from all of its records. `limits_of` returns the limits of a run with its
+    /// Reads a session from all of its records. `terms_of` returns the limits of a run with its
     /// overrides.
     ///
     /// # Errors
     /// If a record contradicts the ones before it.
-    pub fn read(entries: &[JournalEntry], limits_of: LimitsOf<'_>) -> Result<Self, RebuildError> {
-        let mut reader = SessionReader::new(limits_of);
-        for entry in entries {
-            reader.read(entry)?;
-        }
-        if reader.last.0 == 0 {
-            return Err(wrong(Seq(1), NOT_OPENED));
-        }
-        Ok(reader.finish())
+    pub fn read(entries: &[JournalEntry], terms_of: TermsOf<'_>) -> Result<Self, RebuildError> {
+        SessionReader::new(terms_of).read_all(entries)
+    }
+
+    /// Reads a session with everything that was said, also what records have replaced in its context.
+    ///
+    /// # Errors
+    /// If a record contradicts the ones before it.
+    pub fn read_uncompacted(
+        entries: &[JournalEntry],
+        terms_of: TermsOf<'_>,
+    ) -> Result<Self, RebuildError> {
+        SessionReader::new(terms_of).with_all_messages().read_all(entries)
     }
 
     /// Forks the session `from` behind the record `at`, at the Unix time `time` in milliseconds.
@@ -64,12 +68,12 @@ impl StoredSession {
         from: SessionId,
         at: Seq,
         time: u64,
-        limits_of: LimitsOf<'_>,
+        terms_of: TermsOf<'_>,
     ) -> Result<Self, RebuildError> {
         entries.retain(|entry| entry.seq <= at);
         let record = Record::SessionForked { from, at };
         entries.push(JournalEntry { seq: Seq(at.0 + 1), time, displayed_bytes: 0, record });
-        Self::read(entries, limits_of)
+        Self::read(entries, terms_of)
     }
 }
 
@@ -83,12 +87,14 @@ const NOT_OPENED: &str = "a session begins with the record that it was opened";
 /// the journal.
 pub(super) struct SessionReader<'a> {
     session: Session,
-    limits_of: LimitsOf<'a>,
+    terms_of: TermsOf<'a>,
     last: Seq,
     bytes: u64,
     /// The records of the turn in progress.
     turn: Option<Vec<JournalEntry>>,
     kept_back: Option<CommittedTurn>,
+    /// Messages stay that records replace.
+    has_all_messages: bool,
 }
 
 /// A committed turn that the session may not have received yet.
@@ -99,9 +105,32 @@ struct CommittedTurn {
 }
 
 impl<'a> SessionReader<'a> {
-    pub(super) fn new(limits_of: LimitsOf<'a>) -> Self {
+    pub(super) fn new(terms_of: TermsOf<'a>) -> Self {
         let session = Session::blank();
-        Self { session, limits_of, last: Seq(0), bytes: 0, turn: None, kept_back: None }
+        Self {
+            session,
+            terms_of,
+            last: Seq(0),
+            bytes: 0,
+            turn: None,
+            kept_back: None,
+            has_all_messages: false,
+        }
+    }
+
+    /// Keeps the messages that records replace, so that the history has everything that was said.
+    pub(super) fn with_all_messages(self) -> Self {
+        Self { has_all_messages: true, ..self }
+    }
+
+    fn read_all(mut self, entries: &[JournalEntry]) -> Result<StoredSession, RebuildError> {
+        for entry in entries {
+            self.read(entry)?;
+        }
+        if self.last.0 == 0 {
+            return Err(wrong(Seq(1), NOT_OPENED));
+        }
+        Ok(self.finish())
     }
 
     /// Reads the next record. Returns the turn that it commits.
@@ -174,7 +203,9 @@ impl<'a> SessionReader<'a> {
                 self.commit_kept_back(|_| true);
             }
             Record::SessionOpened { .. } | Record::RunStarted { .. } => {}
-            Record::ToolsFrozen { .. } => self.commit_kept_back(is_ready),
+            Record::ToolsFrozen { .. } | Record::Compacted { .. } => {
+                self.commit_kept_back(is_ready)
+            }
             Record::AttemptStarted { .. }
             | Record::AttemptFailed { .. }
             | Record::ResponseEnded { .. }
@@ -189,7 +220,9 @@ impl<'a> SessionReader<'a> {
             }
         }
         let at = RecordedAt { seq: entry.seq, time: entry.time, now: Duration::ZERO };
-        self.session.apply(at, record, self.limits_of)?;
+        if !(self.has_all_messages && matches!(record, Record::Compacted { .. })) {
+            self.session.apply(at, record, self.terms_of)?;
+        }
         self.gather(entry)
     }
 

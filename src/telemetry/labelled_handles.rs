@@ -33,8 +33,12 @@ impl<K: Copy + PartialEq> PerValue<K> {
     }
 
     pub(super) fn increment(&self, value: K) {
+        self.add(value, 1);
+    }
+
+    pub(super) fn add(&self, value: K, count: u64) {
         if let Some((_, counter)) = self.0.iter().find(|(known, _)| *known == value) {
-            counter.increment(1);
+            counter.increment(count);
         }
     }
 }

@@ -99,6 +99,10 @@ pub fn log(published: &PublishedEvent) {
                 line!(warn, of, limit, value, maximum, action, "limit_reached");
             }
         }
+        Event::ContextCompacted { kind, tokens_before, tokens_after, upto } => {
+            let kind = kind.as_str();
+            line!(info, of, kind, tokens_before, tokens_after, upto, "context_compacted");
+        }
         Event::HistoryRepaired { repairs } => line!(error, of, repairs, "history_repaired"),
     }
 }
@@ -190,6 +194,7 @@ fn call(of: &PublishedEvent) {
         | Event::AttemptVoided { .. }
         | Event::TurnEnded { .. }
         | Event::LimitReached { .. }
+        | Event::ContextCompacted { .. }
         | Event::HistoryRepaired { .. }
         | Event::ApprovalAsked { .. }
         | Event::ApprovalGiven { .. }

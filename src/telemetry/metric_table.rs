@@ -471,6 +471,8 @@ metric_table! {
             "Tool calls whose arguments were truncated, invalid, encoded twice or changed after the seal.";
         LIMITS_REACHED: Counter, Count, ["limit"], "callsheet_limits_reached_total",
             "Limits that were reached, by configuration key.";
+        CONTEXT_TOKENS_SAVED: Counter, Count, ["kind"], "callsheet_context_tokens_saved_total",
+            "Tokens that changes of contexts saved in the next request, by estimate: cleared, formatted or summarised.";
         RUNS: Counter, Count, ["run_end"], "callsheet_runs_total",
             "Runs that ended, by run end.";
         SESSIONS: Gauge, Count, ["state"], "callsheet_sessions",

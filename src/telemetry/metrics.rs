@@ -16,8 +16,8 @@ use crate::config::Limits;
 use crate::event::{ArgumentsAnomaly, Event, RunStats, ServiceCallStatus, TurnSummary};
 use crate::turn::BreakerState;
 use crate::types::{
-    FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult,
-    Usage, Verdict,
+    CompactionKind, FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState,
+    ToolResult, Usage, Verdict,
 };
 
 /// The metrics of one host. [`Metrics::record`] translates events. Gauges of the host's current
@@ -37,6 +37,7 @@ pub struct Metrics {
     anomalies: PerValue<ArgumentsAnomaly>,
     run_ends: PerValue<RunEnd>,
     approvals: PerValue<Verdict>,
+    tokens_saved: PerValue<CompactionKind>,
 }
 
 const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
@@ -109,6 +110,13 @@ impl Metrics {
                 "verdict",
                 &Verdict::ALL,
                 Verdict::as_str,
+            ),
+            tokens_saved: PerValue::new(
+                &recorder,
+                table::CONTEXT_TOKENS_SAVED,
+                "kind",
+                &CompactionKind::ALL,
+                CompactionKind::as_str,
             ),
             recorder,
         }
@@ -184,6 +192,9 @@ impl Metrics {
                     });
                     handle.increment(1);
                 }
+            }
+            Event::ContextCompacted { kind, tokens_before, tokens_after, upto: _ } => {
+                self.tokens_saved.add(*kind, tokens_before.saturating_sub(*tokens_after));
             }
             Event::HistoryRepaired { repairs } => {
                 self.runs.history_repairs.increment(u64::from(*repairs))

@@ -26,6 +26,7 @@ pub(super) fn apply_override(spec: &mut ToolSpec, tool_override: &ToolOverride) 
     spec.destructive = tool_override.destructive.unwrap_or(spec.destructive);
     spec.exclusive = tool_override.exclusive.unwrap_or(spec.exclusive);
     spec.idempotent = tool_override.idempotent.unwrap_or(spec.idempotent);
+    spec.keep = tool_override.keep.unwrap_or(spec.keep);
     spec.repeatable = tool_override.repeatable.unwrap_or(spec.repeatable);
     spec.blocking = tool_override.blocking.unwrap_or(spec.blocking);
     spec.timeout = tool_override.timeout.or(spec.timeout);
@@ -78,6 +79,7 @@ mod tests {
             exclusive: Some(true),
             idempotent: Some(true),
             repeatable: Some(true),
+            keep: Some(true),
             blocking: Some(true),
             timeout: Some(Duration::from_secs(2)),
             approval: Some(ApprovalPolicy::AFTER),
@@ -98,6 +100,7 @@ mod tests {
             .exclusive()
             .idempotent()
             .repeatable()
+            .keep()
             .blocking()
             .timeout(Duration::from_secs(2))
             .max_concurrent(4)

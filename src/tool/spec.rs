@@ -60,6 +60,8 @@ pub struct ToolSpec {
     pub breaker_open_for: Duration,
     /// Maximum number of bytes of a result that the model sees; the agent's `max_result_bytes` if `None`.
     pub max_result_bytes: Option<NonZeroUsize>,
+    /// True if its results are never cleared from the context.
+    pub keep: bool,
 }
 
 impl ToolSpec {
@@ -104,6 +106,7 @@ impl ToolSpec {
             breaker_failures: 0,
             breaker_open_for: BREAKER_OPEN_FOR,
             max_result_bytes: None,
+            keep: false,
         }
     }
 
@@ -200,6 +203,14 @@ impl ToolSpec {
     #[must_use]
     pub fn breaker(mut self, failures: u32, open_for: Duration) -> Self {
         (self.breaker_failures, self.breaker_open_for) = (failures, open_for);
+        self
+    }
+
+    /// Declares that its results are needed as long as the session lasts: they are never cleared from the
+    /// context.
+    #[must_use]
+    pub fn keep(mut self) -> Self {
+        self.keep = true;
         self
     }
 

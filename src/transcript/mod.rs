@@ -31,7 +31,7 @@ use serde_json::Value;
 
 use crate::config::RunOverrides;
 use crate::event::{StatsReport, TurnSummary};
-use crate::record::{StopMode, TurnEnd};
+use crate::record::{ContextChange, StopMode, TurnEnd};
 use crate::types::{
     CallKey, Content, Execution, RunEnd, RunError, RunId, Seq, SessionId, ToolCall, Usage,
 };
@@ -65,6 +65,8 @@ pub struct Transcript<'a> {
     pub opening: Option<SessionOpening<'a>>,
     /// The frozen lists of the servers' tools: the records, and the SHA-256 of each list.
     pub tool_lists: Vec<(RecordLocation, &'a str)>,
+    /// The changes that made the context smaller.
+    pub compactions: Vec<(RecordLocation, &'a ContextChange)>,
     /// The forks: the records before a fork are those of another session.
     pub forks: Vec<SessionFork<'a>>,
     /// The inputs that waited for an earlier run to end.

@@ -197,6 +197,13 @@ impl<'a> Transcript<'a> {
                 }
             }
             Record::ToolsFrozen { sha256 } => self.tool_lists.push((at, sha256)),
+            Record::Compacted { change, upto, .. } => {
+                if *upto > self.last_turn {
+                    let what = format!("it replaces parts of turn {upto}, which does not exist");
+                    self.breach(at, Invariant::Turn, what);
+                }
+                self.compactions.push((at, change));
+            }
             Record::SessionClosed => {
                 self.closed.get_or_insert(at);
             }

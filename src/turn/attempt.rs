@@ -15,6 +15,9 @@ use crate::record::{Record, ResponseDisposition};
 use crate::response::{DisplayOrder, ResponseAssembler, ResponseLimits};
 use crate::types::{FinishReason, ProviderError, RunError, ToolStatus};
 
+/// The code of the error of a run whose context is larger than the window of its models.
+const CONTEXT_OVERFLOW: &str = "CONTEXT_OVERFLOW";
+
 /// The state of the current attempt. Its calls are in [`Turn`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Attempt {
@@ -33,6 +36,18 @@ pub(super) struct Attempt {
     pub(super) call_limit_recorded: bool,
     /// The finish reason, after the response has ended.
     pub(super) finish_reason: Option<FinishReason>,
+}
+
+/// The attempt to make the context of the turn smaller, at most one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) enum ContextReduction {
+    /// No request was too large.
+    #[default]
+    Unused,
+    /// A request was refused with this error, and the session makes its context smaller.
+    Awaited(ProviderError),
+    /// It was made smaller, or could not be.
+    Used,
 }
 
 impl Attempt {
@@ -172,6 +187,39 @@ impl Turn {
         }
         let is_displayed = !self.attempt.display_order.is_empty();
         self.void_attempt();
+        if self.reduction == ContextReduction::Unused
+            && error.is_context_overflow()
+            && !self.is_out_of_tokens()
+        {
+            self.reduction = ContextReduction::Awaited(error.clone());
+            self.effects.perform(TurnAction::ReduceContext(error));
+            return;
+        }
+        self.follow_up_failure(error, is_displayed);
+    }
+
+    /// Handles that the context is smaller than that of the last request, or could not be made smaller.
+    pub fn handle_context_reduced(&mut self, now: Duration, reduced: bool) {
+        self.clock.advance(now);
+        let reduction = std::mem::replace(&mut self.reduction, ContextReduction::Used);
+        let ContextReduction::Awaited(error) = reduction else {
+            self.reduction = reduction;
+            return;
+        };
+        if self.stage != TurnStage::AwaitingResponse {
+            return;
+        }
+        if reduced {
+            let plan = self.retry.same_model();
+            self.request_again(plan, error.message);
+        } else {
+            self.follow_up_failure(error, false);
+        }
+        self.advance();
+    }
+
+    /// Makes another attempt after one that is void, or ends the turn.
+    fn follow_up_failure(&mut self, error: ProviderError, is_displayed: bool) {
         let next = self.retry.after_error(&error, self.attempt.plan.streamed);
         let is_out_of_tokens = self.is_out_of_tokens();
         if is_displayed && (next.is_none() || is_out_of_tokens) {
@@ -193,7 +241,8 @@ impl Turn {
     fn fail(&mut self, error: ProviderError) {
         self.stage = TurnStage::Finished;
         let error = RunError {
-            code: "provider_error".to_owned(),
+            code: if error.is_context_overflow() { CONTEXT_OVERFLOW } else { "provider_error" }
+                .to_owned(),
             transient: error.is_transient(),
             message: error.message,
         };

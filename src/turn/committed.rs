@@ -24,6 +24,8 @@ pub struct TurnRecord {
     pub finish_reason: Option<FinishReason>,
     /// The usage of the turn, all attempts together.
     pub usage: Usage,
+    /// The input tokens of the last attempt, as its service counted them; 0 if it did not.
+    pub request_tokens: u64,
     /// The times of the turn.
     pub times: TurnTimes,
 }
@@ -71,6 +73,7 @@ impl TurnRecord {
                 .to_vec(),
             finish_reason: commit.summary.finish_reason.clone(),
             usage: commit.summary.usage,
+            request_tokens: turn.response().map_or(0, |response| response.usage.input_tokens),
             times: commit.summary.times,
         })
     }

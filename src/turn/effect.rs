@@ -9,7 +9,7 @@ use super::started_calls::CallStartState;
 use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
-use crate::types::{ApprovalPhase, CallKey, Judgement, ToolCall, Verdict};
+use crate::types::{ApprovalPhase, CallKey, Judgement, ProviderError, ToolCall, Verdict};
 
 pub use crate::record::{CancelReason, TurnEnd};
 
@@ -29,6 +29,9 @@ pub enum Effect {
 pub enum TurnAction {
     /// Request a response from the model, after the plan's wait.
     Request(AttemptPlan),
+    /// Make the context smaller, because the model has refused the request as too large. The answer is
+    /// [`handle_context_reduced`](super::Turn::handle_context_reduced).
+    ReduceContext(ProviderError),
     /// Drop the open exchange, also while it waits to be sent.
     Disconnect,
     /// Request a permit of the call's tool, whose concurrency is limited by the host. The answer is

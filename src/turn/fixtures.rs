@@ -74,6 +74,7 @@ pub(crate) fn rules(execution: Execution) -> TurnRules {
         early_start: true,
         search: false,
         has_servers: false,
+        fixed_tokens: 0,
         context: ContextPolicy::default(),
         models: Arc::new(ModelPlans::new(model("m", 3), Vec::new())),
     }

@@ -16,6 +16,7 @@
 //! | variables: snapshot, conflict, rerun, two writers of one variable, `max_variables_bytes` | `isolation` |
 //! | approval, approval timeout (`approval_timeout`), expiry | `approval` |
 //! | attempt, void attempt, reuse of pure results | `attempt` |
+//! | request larger than the context window (`CONTEXT_OVERFLOW`), once made smaller | `attempt` |
 //! | retry, backoff, jitter, `Retry-After`, fallback model | `retry` |
 //! | circuit breaker, probe | `breaker` |
 //! | end of a response without a finish reason | `response::finish_reason` |
@@ -94,7 +95,7 @@ use crate::response::{ExchangeEnd, ResponseAssembler, classify_ending};
 use crate::types::{CallKey, ToolOutcome, Usage};
 use crate::wire::Delta;
 use approval::Approvals;
-use attempt::Attempt;
+use attempt::{Attempt, ContextReduction};
 use call::{CallPhase, TurnCall};
 #[cfg(test)]
 pub(crate) use call_end::call_ended_record;
@@ -102,7 +103,7 @@ use clock::TurnClock;
 use effect::{DeferredEffect, EffectQueue};
 use isolation::VisibleVariables;
 use reassembly::Reassembly;
-use retry::RetryPolicy;
+pub(crate) use retry::RetryPolicy;
 
 /// One model response and the tool calls in it: the machine that decides everything about them.
 ///
@@ -125,6 +126,7 @@ pub struct Turn {
     usage: Usage,
     reassembly: Reassembly,
     clock: TurnClock,
+    reduction: ContextReduction,
     effects: EffectQueue,
 }
 
@@ -367,6 +369,7 @@ impl Turn {
             usage: Usage::default(),
             reassembly: Reassembly::default(),
             clock: TurnClock::default(),
+            reduction: ContextReduction::default(),
             effects: EffectQueue::default(),
             spec: Arc::new(spec),
         }

@@ -221,6 +221,7 @@ impl Turn {
             calls: kept.map(|call| call.call.clone()).collect(),
             origin: Some(Arc::clone(&self.retry.model().origin)),
             parts: self.attempt.response.parts().to_vec(),
+            hint_bytes: None,
         };
         message.drop_parts_without_calls();
         match ending {

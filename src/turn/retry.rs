@@ -37,7 +37,7 @@ const BROKEN_STREAMS_MAX: u32 = 2;
 
 /// The attempts that a turn has made, and the decision about the next one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct RetryPolicy {
+pub(crate) struct RetryPolicy {
     models: Arc<ModelPlans>,
     /// Seed of the jitter.
     seed: u64,
@@ -56,7 +56,7 @@ pub(super) struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    pub(super) fn new(models: Arc<ModelPlans>, seed: u64) -> Self {
+    pub(crate) fn new(models: Arc<ModelPlans>, seed: u64) -> Self {
         Self {
             models,
             seed,
@@ -89,12 +89,17 @@ impl RetryPolicy {
     }
 
     /// Plans the first attempt of the turn, or the first one after a crash.
-    pub(super) fn first(&mut self) -> AttemptPlan {
+    pub(crate) fn first(&mut self) -> AttemptPlan {
+        self.next_attempt(Duration::ZERO)
+    }
+
+    /// Plans another attempt with the same model, whose request is another one.
+    pub(super) fn same_model(&mut self) -> AttemptPlan {
         self.next_attempt(Duration::ZERO)
     }
 
     /// Plans the attempt after one that failed with `error`. Returns `None` if no attempt is left.
-    pub(super) fn after_error(
+    pub(crate) fn after_error(
         &mut self,
         error: &ProviderError,
         was_streamed: bool,

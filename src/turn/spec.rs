@@ -73,6 +73,8 @@ pub struct TurnRules {
     pub early_start: bool,
     /// True if servers may offer some of the tools. Their lists are frozen before the session's first turn.
     pub has_servers: bool,
+    /// The tokens of tools and system text in each request, by estimate.
+    pub fixed_tokens: u64,
     /// The rules that keep the context small.
     pub context: ContextPolicy,
     /// The models. Each turn starts with the first one.

@@ -22,6 +22,7 @@ impl ToolOverride {
             exclusive: section.read("exclusive", values::switch),
             idempotent: section.read("idempotent", values::switch),
             repeatable: section.read("repeatable", values::switch),
+            keep: section.read("keep", values::switch),
             approval: section.read("approval", |value| values::word(value, &ApprovalPolicy::WORDS)),
             approval_timeout: section.read("approval_timeout", values::time),
             max_concurrent: section.read("max_concurrent", values::count).and_then(NonZeroU32::new),

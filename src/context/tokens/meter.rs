@@ -76,6 +76,15 @@ impl TokenMeter {
         self.ratio_milli = ratio.clamp(RATIO_MILLI_MIN, RATIO_MILLI_MAX);
     }
 
+    /// Handles that messages with this estimate are no part of the next request.
+    pub fn handle_removal(&mut self, estimated: u64) {
+        let tokens = scale(estimated, self.ratio_milli);
+        if let Some(last) = &mut self.last {
+            last.estimated = last.estimated.saturating_sub(estimated);
+            last.tokens = last.tokens.saturating_sub(tokens);
+        }
+    }
+
     /// Returns about the number of tokens of a request, from its estimate.
     #[must_use]
     pub fn tokens(&self, estimated_request: u64) -> u64 {

@@ -22,7 +22,7 @@ const OPAQUE_BYTES: u64 = 5;
 #[must_use]
 pub fn estimate_message(message: &Message) -> u64 {
     let tokens = match message {
-        Message::User { content } => estimate_content(content),
+        Message::User { content } | Message::Summary { content } => estimate_content(content),
         Message::Assistant(message) => estimate_response(message),
         Message::Tool { name, content, .. } => {
             let content = match content.parts() {

@@ -114,6 +114,16 @@ impl PublishedEvent {
                 &LimitView { limit, value: *value, maximum: *maximum, action },
                 limit.len() + action.len(),
             ),
+            Event::ContextCompacted { kind, tokens_before, tokens_after, upto } => self.single(
+                "context_compacted",
+                &ContextCompactedView {
+                    kind: kind.as_str(),
+                    tokens_before: *tokens_before,
+                    tokens_after: *tokens_after,
+                    upto: *upto,
+                },
+                96,
+            ),
             Event::RunEnded { agent: _, end, text, error, stats } => {
                 self.run_ended(*end, text, error.as_ref(), stats)
             }
@@ -382,6 +392,14 @@ struct LimitView<'a> {
 }
 
 #[derive(Serialize)]
+struct ContextCompactedView {
+    kind: &'static str,
+    tokens_before: u64,
+    tokens_after: u64,
+    upto: u32,
+}
+
+#[derive(Serialize)]
 struct StreamEndView<'a> {
     run_end: RunEnd,
     text: &'a str,
@@ -581,6 +599,10 @@ mod tests {
         next(&[(
             "limit_reached",
             json!({"limit": "max_turns", "value": 11, "maximum": 10, "action": "asked for a final answer"}),
+        )]);
+        next(&[(
+            "context_compacted",
+            json!({"kind": "cleared", "tokens_before": 120_000, "tokens_after": 60_000, "upto": 7}),
         )]);
         next(&[]); // HistoryRepaired
         let stats = json!({

@@ -20,7 +20,7 @@ pub use timeline::{TimelineStyle, timeline};
 use super::JournalEntry;
 use crate::config::Limits;
 use crate::context::History;
-use crate::session::{RebuildError, StoredSession};
+use crate::session::{RebuildError, RunTerms, StoredSession};
 use crate::types::{ApprovalPhase, Content, ContentPart, Usage};
 
 /// Formats an entry as a line with one JSON object: `seq, time, type` and the record's own fields.
@@ -56,7 +56,8 @@ pub fn openai(entries: &[JournalEntry]) -> Result<String, RebuildError> {
 /// Returns the history that a host rebuilds from these records, with whole results.
 pub(super) fn whole_history(entries: &[JournalEntry]) -> Result<History, RebuildError> {
     let limits = Limits { max_result_bytes: usize::MAX, ..Limits::default() };
-    Ok(StoredSession::read(entries, &|_| limits.clone())?.session.history().clone())
+    let terms = RunTerms::from(limits);
+    Ok(StoredSession::read_uncompacted(entries, &|_| terms.clone())?.session.history().clone())
 }
 
 /// Formats a Unix time in milliseconds for people, in UTC.

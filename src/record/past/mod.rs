@@ -189,6 +189,14 @@ impl PastEvents {
                     action: action.clone(),
                 }
             }
+            Record::Compacted { change, upto, tokens_before, tokens_after, usage: _ } => {
+                Event::ContextCompacted {
+                    kind: change.kind(),
+                    tokens_before: *tokens_before,
+                    tokens_after: *tokens_after,
+                    upto: *upto,
+                }
+            }
             Record::RunEnded { run_id: _, end, text, error, stats, waiting: _ } => {
                 self.release_held(out);
                 Event::RunEnded {

@@ -135,6 +135,10 @@ impl AccumulatorSetup {
                 current.next_request = None;
                 let _ = self.stream.cast(StreamMessage::Disconnect);
             }
+            TurnAction::ReduceContext(error) => {
+                let epoch = self.epoch;
+                let _ = self.session.cast(SessionMessage::ContextOverflowed { epoch, error });
+            }
             TurnAction::RequestToolPermit { key, tool } => {
                 let permit = self.request_tool_permit(key, &tool, current, myself);
                 current.turn.handle_tool_permit(current.began.elapsed(), key, permit);

@@ -285,6 +285,15 @@ impl AccumulatorState {
                 let Some((current, now)) = self.now() else { return };
                 current.turn.handle_cancel(now, reason);
             }
+            AccumulatorMessage::ContextReduced { request } => {
+                let Some((current, now)) = self.now() else { return };
+                let reduced = request.is_some();
+                // A turn that is over needs no request.
+                if current.request.is_some() && reduced {
+                    current.request = request;
+                }
+                current.turn.handle_context_reduced(now, reduced);
+            }
             AccumulatorMessage::Decide { key, decision, reply } => {
                 let Some((current, now)) = self.now() else { return };
                 let accepted = current.turn.handle_approval(now, key, decision);

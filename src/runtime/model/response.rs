@@ -83,6 +83,7 @@ impl ModelResponse {
             calls: calls.collect(),
             origin: self.origin.clone(),
             parts: self.parts.clone(),
+            hint_bytes: None,
         };
         message.drop_parts_without_calls();
         message

@@ -114,6 +114,8 @@ impl SessionActorState {
             activity,
             close_replies: Vec::new(),
             snapshot_replies: Vec::new(),
+            summary: None,
+            compact_replies: Vec::new(),
             _awake: awake,
         };
         state.activity.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);

@@ -8,6 +8,7 @@
 //! | `snapshot` | the public view of the session, approvals |
 //! | `recovery` | the replacement of an actor of a run that died |
 //! | `hibernate` | hibernation: the end of the actor of an idle session |
+//! | `summary` | summaries of the context, on request or because it is too large |
 //! | `tools` | the tools of servers: read for the first run, or again on request |
 //! | `end` | the end of the actor by deletion of the session or failure of its journal |
 
@@ -18,6 +19,7 @@ mod perform;
 mod recovery;
 mod run;
 mod snapshot;
+mod summary;
 mod tools;
 
 use std::collections::HashMap;
@@ -37,13 +39,15 @@ use super::gauge::CountGuard;
 use super::host_ref::HostRef;
 use super::host_state::HostState;
 use super::message::{
-    AccumulatorMessage, AccumulatorRef, DecisionReply, RunAccepted, SessionMessage,
+    AccumulatorMessage, AccumulatorRef, CompactReply, DecisionReply, RunAccepted, SessionMessage,
 };
 use super::publish::Publisher;
 use super::request::RunRequest;
 use super::run_actors::RunActors;
 use super::snapshot::SessionSnapshot;
+use super::task::OwnedTask;
 use super::tool_servers::OwnConnection;
+use crate::config::RunOverrides;
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq};
 use crate::session::{RunAdmission, RunInput, Session, SessionRefusal};
@@ -91,6 +95,10 @@ pub(super) struct SessionActorState {
     close_replies: Vec<RpcReplyPort<Result<(), HostError>>>,
     /// The callers that wait for a snapshot.
     snapshot_replies: Vec<RpcReplyPort<SessionSnapshot>>,
+    /// Asks a model for a summary, while the session waits for one.
+    summary: Option<OwnedTask>,
+    /// The clients that asked for a smaller context.
+    compact_replies: Vec<CompactReply>,
     /// Counts the session as awake.
     _awake: CountGuard,
 }
@@ -188,6 +196,15 @@ impl Actor for SessionActor {
                 state.server_tools_changed(change);
                 return Ok(());
             }
+            SessionMessage::Compact { reply } => state.compact(reply),
+            SessionMessage::SummaryMade { reply } => state.summary_made(reply),
+            SessionMessage::ContextOverflowed { epoch, error } => {
+                if epoch == state.epoch {
+                    let agents = &state.agents;
+                    let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
+                    state.session.handle_overflow(&error, &rules_of);
+                }
+            }
             SessionMessage::RefreshTools { tools, reply } => {
                 let change = state.refresh_tools(tools);
                 state.perform(&myself).await;
@@ -235,6 +252,7 @@ impl SessionActorState {
     /// Performs what follows from an input, and answers the callers that can be answered now.
     async fn proceed(&mut self, myself: &ActorRef<SessionMessage>) {
         self.perform(myself).await;
+        self.drop_unneeded_summary();
         if self.session.is_closed() && self.lingering.is_empty() {
             myself.stop(None);
         }
@@ -382,6 +400,7 @@ impl From<SessionRefusal> for HostError {
             SessionRefusal::EmptyInput => Self::EmptyInput,
             SessionRefusal::QueueFull(max) => Self::QueueFull(max),
             SessionRefusal::TooLarge(max) => Self::SessionTooLarge(max),
+            SessionRefusal::NothingToCompact => Self::NothingToCompact,
         }
     }
 }

@@ -15,7 +15,9 @@ use crate::runtime::error::HostError;
 use crate::runtime::ids;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage, TurnStart};
 use crate::runtime::report::{Messages, RunReport};
-use crate::session::{RecordedAt, RunSummary, SessionEffect, SessionRecord, TurnBegin, TurnOrigin};
+use crate::session::{
+    RecordedAt, RunSummary, RunTerms, SessionEffect, SessionRecord, TurnBegin, TurnOrigin,
+};
 use crate::telemetry::SourceRecord;
 use crate::turn::TurnSpec;
 use crate::types::SessionId;
@@ -47,6 +49,8 @@ impl SessionActorState {
                     self.begin_turn(*begin);
                 }
                 SessionEffect::ReadTools => self.read_tools(myself),
+                SessionEffect::RequestSummary(request) => self.request_summary(*request, myself),
+                SessionEffect::ContextReduced { reduced } => self.context_reduced(reduced),
                 SessionEffect::CancelTurn(reason) => {
                     self.tell_accumulator(AccumulatorMessage::Cancel { reason });
                 }
@@ -81,8 +85,8 @@ impl SessionActorState {
         {
             let at = RecordedAt { seq: Seq(seq), time, now: self.now() };
             let agents = &self.agents;
-            let limits_of = |overrides: &RunOverrides| agents.rules(overrides).limits.clone();
-            if let Err(error) = self.session.apply(at, &record, &limits_of) {
+            let terms_of = |overrides: &RunOverrides| RunTerms::from(&*agents.rules(overrides));
+            if let Err(error) = self.session.apply(at, &record, &terms_of) {
                 tracing::error!(session = %self.id, seq, error, "session_record_contradicts");
             }
             self.record_appended(&record, Seq(seq), ends);
@@ -120,6 +124,7 @@ impl SessionActorState {
                 }
             }
             Record::RunEnded { .. } => self.drop_ended_callers(),
+            Record::Compacted { .. } => self.context_compacted(record),
             Record::RunStarted { .. }
             | Record::SessionForked { .. }
             | Record::AttemptStarted { .. }
@@ -192,7 +197,14 @@ impl SessionActorState {
             return;
         }
         let ActiveRun { calls, report, .. } = *run;
-        let RunSummary { run_id, end, text, error, stats, first_message } = summary;
+        let RunSummary { run_id, end, text, error, stats, first_message, is_compacted } = summary;
+        if is_compacted {
+            // The caller reads the report from the journal, which has all messages.
+            if let Some(report) = report {
+                let _ = report.send(Ok((None, last)));
+            }
+            return;
+        }
         let report_of_run = RunReport {
             run_id,
             run_end: end,
@@ -209,7 +221,7 @@ impl SessionActorState {
         };
         if let Some(report) = report {
             // The caller may be gone.
-            let _ = report.send(Ok((report_of_run, last)));
+            let _ = report.send(Ok((Some(report_of_run), last)));
         }
     }
 

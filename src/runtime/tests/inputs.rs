@@ -41,7 +41,7 @@ impl Moment {
 
 fn contents(messages: &[Arc<Message>]) -> Vec<String> {
     let contents = messages.iter().map(|message| match message.as_ref() {
-        Message::User { content } => content.text().into_owned(),
+        Message::User { content } | Message::Summary { content } => content.text().into_owned(),
         Message::Tool { content, .. } => content.to_string(),
         Message::Assistant(message) => message.text.clone(),
     });
@@ -51,8 +51,8 @@ fn contents(messages: &[Arc<Message>]) -> Vec<String> {
 /// Returns the history of a session as its records describe it.
 fn folded(journal: &dyn Journal, session: &SessionHandle) -> Vec<Arc<Message>> {
     let entries = entries(journal, session.id());
-    let limits = |_: &RunOverrides| Limits { max_result_bytes: 65_536, ..Limits::default() };
-    StoredSession::read(&entries, &limits).unwrap().session.history().messages().to_vec()
+    let terms = |_: &RunOverrides| Limits { max_result_bytes: 65_536, ..Limits::default() }.into();
+    StoredSession::read(&entries, &terms).unwrap().session.history().messages().to_vec()
 }
 
 async fn answering() -> Provider {

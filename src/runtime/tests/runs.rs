@@ -96,7 +96,7 @@ async fn each_message_names_the_model_that_wrote_it() {
         Message::Assistant(expected) => {
             Some((expected.text.clone(), expected.origin.clone().unwrap()))
         }
-        Message::User { .. } | Message::Tool { .. } => None,
+        Message::User { .. } | Message::Summary { .. } | Message::Tool { .. } => None,
     });
     let models: Vec<_> = expected
         .map(|(text, origin)| {

@@ -1,5 +1,6 @@
 //! The inputs of a session, and the records of its turns, in any order.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::world::{HeldTurn, World, request_key};
@@ -9,7 +10,7 @@ use crate::record::{
     Record, RequestKey, ResponseDisposition, ResponseMessage, Seq, StopMode, TurnEnd,
 };
 use crate::session::machine::Lifecycle;
-use crate::session::{InputLimits, RunAdmission, RunInput, SessionRefusal};
+use crate::session::{InputLimits, RunAdmission, RunInput, SessionRefusal, SummaryReply};
 use crate::types::{
     ApprovalPhase, CallKey, Content, ResultNotes, RunId, SessionId, ToolCall, ToolOutcome,
     ToolResult, TraceContext, Usage, Verdict, WriteSet,
@@ -51,6 +52,10 @@ pub(super) enum Action {
     ReadTools,
     /// The list is read again on request.
     RefreshTools,
+    /// The summary arrives, or none with false.
+    Summarise(bool),
+    /// A client asks for a smaller context.
+    Compact,
 }
 
 impl World {
@@ -76,6 +81,9 @@ impl World {
         may(left.forks, &[Action::Fork]);
         may(left.refreshes, &[Action::RefreshTools]);
         may(u32::from(self.reads_tools), &[Action::ReadTools]);
+        let awaits = u32::from(session.expects_summary());
+        may(awaits, &[Action::Summarise(true), Action::Summarise(false)]);
+        may(left.compactions, &[Action::Compact]);
         if left.crashes > 0 {
             let prefixes = (self.batch_from + 1).min(self.log.len())..=self.log.len();
             actions.extend(prefixes.map(Action::Crash));
@@ -255,6 +263,20 @@ impl World {
                 let is_open = self.session.lifecycle == Lifecycle::Open;
                 let refreshed = self.session.handle_tools_refreshed("second".into());
                 assert_eq!(refreshed.is_ok(), is_idle && is_open, "{refreshed:?}");
+            }
+            Action::Summarise(is_made) => {
+                let (text, usage) = ("s".to_owned(), Usage::default());
+                let made = SummaryReply::Text { text, usage };
+                let reply = if is_made { made } else { SummaryReply::Failed };
+                let rules = self.rules();
+                self.session.handle_summary(reply, &|_| Arc::clone(&rules));
+            }
+            Action::Compact => {
+                self.left.compactions -= 1;
+                let is_idle = self.session.run.is_none() && self.session.queue.is_empty();
+                let rules = self.rules();
+                let compacted = self.session.handle_compact_request(&|_| Arc::clone(&rules));
+                assert!(compacted.is_err() || is_idle, "{compacted:?}");
             }
             Action::Close => {
                 self.left.closes -= 1;

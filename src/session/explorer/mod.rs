@@ -155,3 +155,16 @@ fn initial_calls() {
     };
     explore("initial calls", &scenario);
 }
+
+#[test]
+fn small_windows() {
+    let one = Scenario { starts: 1, window: 20, max_turns: 2, ..Scenario::default() };
+    let scenario = Scenario { stops: 1, crashes: 1, ..one };
+    explore("a small window, a stop, a crash", &scenario);
+    let scenario = Scenario { steers: 1, shutdowns: 1, losses: 1, ..one };
+    explore("a small window, steering, a shutdown, a lost turn", &scenario);
+    let two = Scenario { starts: 2, window: 20, max_turns: 1, ..Scenario::default() };
+    let scenario = Scenario { compactions: 1, crashes: 1, hibernations: 1, ..two };
+    explore("a small window, a request to compact, a crash, hibernation", &scenario);
+    explore("a small window, a fork, deletion", &Scenario { forks: 1, closes: 1, ..two });
+}

@@ -5,14 +5,16 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{Limits, RunOverrides};
+use crate::config::{ContextPolicy, HistoryForm, Limits, RunOverrides};
+use crate::context::repair_pairing;
 use crate::event::Event;
 use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::session::{
-    RecordedAt, Session, SessionEffect, SessionRecord, StoredSession, TurnBegin, TurnOrigin,
+    RecordedAt, RunTerms, Session, SessionEffect, SessionRecord, StoredSession, TurnBegin,
+    TurnOrigin,
 };
-use crate::turn::fixtures::rules;
-use crate::turn::{CancelReason, TurnRecord, TurnRules};
+use crate::turn::fixtures::{model, rules};
+use crate::turn::{CancelReason, ModelPlan, ModelPlans, TurnRecord, TurnRules};
 use crate::types::{Execution, RunId, ToolCall};
 
 /// The budget of a run, which no run of a scenario uses half of.
@@ -40,6 +42,10 @@ pub(super) struct Scenario {
     pub(super) servers: bool,
     /// The list of tools may be read again on request.
     pub(super) refreshes: u32,
+    /// The window of the model, in tokens; 0 if it is not known. Messages have five to ten tokens.
+    pub(super) window: u64,
+    /// Clients may ask for a smaller context so many times.
+    pub(super) compactions: u32,
     /// Interrupted runs wait for a manual resume.
     pub(super) manual: bool,
     pub(super) max_turns: u32,
@@ -106,14 +112,15 @@ pub(super) fn record_turn(record: &Record) -> Option<u32> {
         | Record::LimitReached { .. }
         | Record::RunEnded { .. }
         | Record::ToolsFrozen { .. }
+        | Record::Compacted { .. }
         | Record::SessionClosed => None,
     }
 }
 
 /// Returns the rules of all runs. They are made once, because tools are costly to make.
-pub(super) fn rules_with(max_turns: u32, has_servers: bool) -> Arc<TurnRules> {
+pub(super) fn rules_with(max_turns: u32, has_servers: bool, window: u64) -> Arc<TurnRules> {
     thread_local! {
-        static RULES: RefCell<HashMap<(u32, bool), Arc<TurnRules>>> = RefCell::default();
+        static RULES: RefCell<HashMap<(u32, bool, u64), Arc<TurnRules>>> = RefCell::default();
     }
     let make = || {
         let max_turns = Some(max_turns);
@@ -124,10 +131,20 @@ pub(super) fn rules_with(max_turns: u32, has_servers: bool) -> Arc<TurnRules> {
             max_tokens_per_run: Some(TOKENS_MAX),
             ..Limits::default()
         };
-        Arc::new(TurnRules { limits, has_servers, ..rules(Execution::Sequential) })
+        let history = if window > 0 { HistoryForm::Compact } else { HistoryForm::Full };
+        let policy = ContextPolicy { history, keep_turns: 1, ..ContextPolicy::default() };
+        let context_window = Some(window).filter(|window| *window > 0);
+        let model = ModelPlan { context_window, ..model("m", 3) };
+        Arc::new(TurnRules {
+            limits,
+            has_servers,
+            context: policy,
+            models: Arc::new(ModelPlans::new(model, Vec::new())),
+            ..rules(Execution::Sequential)
+        })
     };
     RULES.with_borrow_mut(|rules| {
-        Arc::clone(rules.entry((max_turns, has_servers)).or_insert_with(make))
+        Arc::clone(rules.entry((max_turns, has_servers, window)).or_insert_with(make))
     })
 }
 
@@ -171,13 +188,13 @@ impl World {
     }
 
     pub(super) fn rules(&self) -> Arc<TurnRules> {
-        rules_with(self.left.max_turns, self.left.servers)
+        rules_with(self.left.max_turns, self.left.servers, self.left.window)
     }
 
     pub(super) fn read(&self, upto: usize) -> StoredSession {
-        let limits = self.rules().limits.clone();
-        let limits_of = |_: &RunOverrides| limits.clone();
-        StoredSession::read(&entries(&self.log[..upto]), &limits_of).unwrap()
+        let terms = RunTerms::from(&*self.rules());
+        let terms_of = |_: &RunOverrides| terms.clone();
+        StoredSession::read(&entries(&self.log[..upto]), &terms_of).unwrap()
     }
 
     pub(super) fn progress(&self, number: u32) -> TurnProgress {
@@ -238,9 +255,14 @@ impl World {
             let Some(effect) = self.session.poll(Duration::ZERO, &rules_of) else { return };
             assert!(!self.deleted, "{effect:?} after the session was closed");
             match effect {
-                SessionEffect::Record(batch) => self.append(batch, &rules.limits),
+                SessionEffect::Record(batch) => self.append(batch, &(&*rules).into()),
                 // A run may ask again before the list has arrived that a stopped run asked for.
                 SessionEffect::ReadTools => self.reads_tools = true,
+                SessionEffect::RequestSummary(request) => {
+                    assert_eq!(repair_pairing(&request.messages).1, 0, "the request is paired");
+                    assert!(self.session.expects_summary());
+                }
+                SessionEffect::ContextReduced { .. } => panic!("no request is too large"),
                 SessionEffect::BeginTurn(begin) => self.begin_turn(*begin),
                 SessionEffect::CancelTurn(reason) => {
                     let turn = self.turn.as_mut().expect("a turn is in progress");
@@ -262,7 +284,7 @@ impl World {
         }
     }
 
-    fn append(&mut self, batch: Vec<SessionRecord>, limits: &Limits) {
+    fn append(&mut self, batch: Vec<SessionRecord>, terms: &RunTerms) {
         assert!(!batch.is_empty());
         let ends = batch.iter().any(|of| matches!(of.record, Record::RunEnded { .. }));
         for SessionRecord { record, events, .. } in batch {
@@ -285,7 +307,7 @@ impl World {
             self.log.push(record.clone());
             let seq = Seq(self.log.len() as u64);
             let at = RecordedAt { seq, time: seq.0, now: Duration::ZERO };
-            self.session.apply(at, &record, &|_| limits.clone()).unwrap();
+            self.session.apply(at, &record, &|_| terms.clone()).unwrap();
         }
     }
 

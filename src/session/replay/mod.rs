@@ -10,8 +10,8 @@ mod session;
 
 use std::sync::Arc;
 
-use super::{Session, StoredSession};
-use crate::config::{Limits, RunOverrides};
+use super::{RunTerms, Session, StoredSession};
+use crate::config::RunOverrides;
 use crate::context::Variables;
 use crate::record::JournalEntry;
 use crate::turn::TurnRules;
@@ -46,11 +46,11 @@ pub fn replay(
 ) -> Result<Replayed, Box<Difference>> {
     let recording = Recording::new(entries);
     let (replayed, end) = SessionReplay::new(&recording, &rules_of).play()?;
-    let limits_of = |overrides: &RunOverrides| match rules_of(&end.agent, overrides, None) {
-        Ok(rules) => rules.limits.clone(),
-        Err(_) => Limits::default(),
+    let terms_of = |overrides: &RunOverrides| match rules_of(&end.agent, overrides, None) {
+        Ok(rules) => RunTerms::from(&*rules),
+        Err(_) => RunTerms::default(),
     };
-    let stored = StoredSession::read(entries, &limits_of);
+    let stored = StoredSession::read(entries, &terms_of);
     compare(&stored.map_err(|error| differs(error.to_string()))?.session, &end)?;
     Ok(Replayed { records: entries.len(), ..replayed })
 }

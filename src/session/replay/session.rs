@@ -8,7 +8,9 @@ use std::time::Duration;
 use super::Replayed;
 use crate::config::RunOverrides;
 use crate::record::Record;
-use crate::session::{InputLimits, RecordedAt, RunInput, Session, SessionEffect, TurnBegin};
+use crate::session::{
+    InputLimits, RecordedAt, RunInput, RunTerms, Session, SessionEffect, TurnBegin,
+};
 use crate::turn::replay::{Difference, Mismatch, Recording, ReplayEnd, TurnReplay, same};
 use crate::turn::{TurnRecord, TurnRules};
 use crate::types::RunEnd;
@@ -95,9 +97,10 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                     self.session.handle_tools_refreshed(Arc::clone(sha256)).err()
                 }
             }
-            // The machine makes neither: a fork happens to a stored session, and the request to
-            // close an idle session has no record of its own.
-            Record::SessionForked { .. } | Record::SessionClosed => {
+            // The machine makes none of these here: a fork happens to a stored session, the request to
+            // close an idle session has no record of its own, and whether a context is too large
+            // depends on the services.
+            Record::SessionForked { .. } | Record::SessionClosed | Record::Compacted { .. } => {
                 self.apply(record)?;
                 return self.perform();
             }
@@ -171,6 +174,8 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                 Some(SessionEffect::BeginTurn(begin)) => return Ok(Some(begin)),
                 Some(
                     SessionEffect::ReadTools
+                    | SessionEffect::RequestSummary(_)
+                    | SessionEffect::ContextReduced { .. }
                     | SessionEffect::CancelTurn(_)
                     | SessionEffect::RunEnded(_)
                     | SessionEffect::RunRefused { .. }
@@ -199,9 +204,9 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
     fn apply(&mut self, record: &Record) -> Result<()> {
         let Some(entry) = self.recording.entry(self.at) else { return Ok(()) };
         let at = RecordedAt { seq: entry.seq, time: entry.time, now: Duration::ZERO };
-        let limits = self.rules.as_ref().map(|(_, _, rules)| rules.limits.clone());
-        let limits_of = |_: &RunOverrides| limits.clone().unwrap_or_default();
-        let applied = self.session.apply(at, record, &limits_of);
+        let terms = self.rules.as_ref().map(|(_, _, rules)| RunTerms::from(&**rules));
+        let terms_of = |_: &RunOverrides| terms.clone().unwrap_or_default();
+        let applied = self.session.apply(at, record, &terms_of);
         applied.map_err(|reason| self.differs(&reason, None))?;
         self.at += 1;
         Ok(())

@@ -109,7 +109,7 @@ impl Life {
 
     /// Wakes the session from the first records of a journal.
     fn wake(script: Script, log: &[JournalEntry]) -> Self {
-        let stored = StoredSession::read(log, &move |_| limits(script.max_turns)).unwrap();
+        let stored = StoredSession::read(log, &move |_| limits(script.max_turns).into()).unwrap();
         let mut life = Self::new(script, stored.session, log.to_vec());
         life.session.handle_wake(Duration::ZERO, false);
         life
@@ -168,7 +168,9 @@ impl Life {
                         self.append(made.record.clone());
                         let seq = Seq(self.log.len() as u64);
                         let at = RecordedAt { seq, time: 0, now: Duration::ZERO };
-                        self.session.apply(at, &made.record, &|_| limits(max_turns)).unwrap();
+                        self.session
+                            .apply(at, &made.record, &|_| limits(max_turns).into())
+                            .unwrap();
                     }
                 }
                 SessionEffect::BeginTurn(begin) => self.begin_turn(*begin),
@@ -184,6 +186,9 @@ impl Life {
                     messages: self.session.history().messages().clone(),
                 }),
                 SessionEffect::ReadTools => self.reads_tools = true,
+                SessionEffect::RequestSummary(_) | SessionEffect::ContextReduced { .. } => {
+                    panic!("the window of the script's model is not known")
+                }
                 SessionEffect::CancelTurn(_)
                 | SessionEffect::RunRefused { .. }
                 | SessionEffect::ReleaseSlot
@@ -204,7 +209,8 @@ impl Life {
             }
             TurnOrigin::Recorded | TurnOrigin::Stored => {
                 let max_turns = self.script.max_turns;
-                let stored = StoredSession::read(&self.log, &move |_| limits(max_turns)).unwrap();
+                let stored =
+                    StoredSession::read(&self.log, &move |_| limits(max_turns).into()).unwrap();
                 Turn::resume(spec, &stored.turn_entries, 0, begin.cancel)
             }
         };
@@ -281,7 +287,9 @@ impl Life {
                     }
                     TurnAction::Commit(record) => committed = Some(record),
                     TurnAction::Disconnect | TurnAction::Abort(_) => {}
-                    TurnAction::RequestToolPermit { .. } | TurnAction::ReleaseToolPermit(_) => {
+                    TurnAction::ReduceContext(_)
+                    | TurnAction::RequestToolPermit { .. }
+                    | TurnAction::ReleaseToolPermit(_) => {
                         panic!("no tool of the script has a permit")
                     }
                 },
@@ -348,9 +356,9 @@ fn unknown_outcomes(log: &[JournalEntry]) -> BTreeSet<String> {
 }
 
 fn check_past_runs(life: &Life) {
-    let limits_of = |_: &RunOverrides| limits(life.script.max_turns);
+    let terms_of = |_: &RunOverrides| limits(life.script.max_turns).into();
     for run in &life.ended {
-        let past = past_run(&life.log, &run.id, &limits_of).unwrap().unwrap();
+        let past = past_run(&life.log, &run.id, &terms_of).unwrap().unwrap();
         // A run may have calls of an earlier life.
         let own = past.calls.len() - run.calls.len();
         let calls = past.calls[own..].to_vec();
@@ -414,13 +422,13 @@ fn a_replay_accepts_a_fork_between_turns() {
     let whole = Life::open(script).run();
     for at in 1..=whole.log.len() {
         // Within a turn a fork is also a stop of the host, which `TurnReplay` has to infer.
-        let stored = StoredSession::read(&whole.log[..at], &|_| limits(script.max_turns));
+        let stored = StoredSession::read(&whole.log[..at], &|_| limits(script.max_turns).into());
         if !stored.unwrap().turn_entries.is_empty() {
             continue;
         }
         let (mut log, of) = (whole.log.clone(), SessionId::parse("s").unwrap());
-        let limits_of = |_: &RunOverrides| limits(script.max_turns);
-        StoredSession::fork(&mut log, of, Seq(at as u64), 0, &limits_of).unwrap();
+        let terms_of = |_: &RunOverrides| limits(script.max_turns).into();
+        StoredSession::fork(&mut log, of, Seq(at as u64), 0, &terms_of).unwrap();
         let fork = Life::wake(script, &log).run();
         check_replay(&fork, &format!("forked at {at}: {:?}", whole.log[at - 1].record));
     }
@@ -451,8 +459,8 @@ fn a_replay_accepts_a_failed_run_and_a_queued_run_that_a_shutdown_interrupts() {
         assert_eq!(ends.count(), 2, "the queued run has ended too");
         // The keys of the requests are those of the forked session: both runs start again.
         let (last, of) = (Seq(life.log.len() as u64), SessionId::parse("s").unwrap());
-        let limits_of = |_: &RunOverrides| limits(script.max_turns);
-        StoredSession::fork(&mut life.log, of, last, 0, &limits_of).unwrap();
+        let terms_of = |_: &RunOverrides| limits(script.max_turns).into();
+        StoredSession::fork(&mut life.log, of, last, 0, &terms_of).unwrap();
         let next = Life::wake(script, &life.log).run();
         check_replay(&next, &format!("given up in turn {turn}"));
     }

@@ -57,7 +57,7 @@ impl Recorded {
         let entry = JournalEntry { seq, time: 0, displayed_bytes: 0, record: record.clone() };
         self.log.push(entry);
         let at = RecordedAt { seq, time: 0, now };
-        self.session.apply(at, record, &|_| limits()).unwrap();
+        self.session.apply(at, record, &|_| limits().into()).unwrap();
     }
 
     fn perform(&mut self, now: Duration) {
@@ -70,6 +70,8 @@ impl Recorded {
                 SessionEffect::CancelTurn(reason) => self.cancels.push(reason),
                 SessionEffect::RunEnded(_)
                 | SessionEffect::ReadTools
+                | SessionEffect::RequestSummary(_)
+                | SessionEffect::ContextReduced { .. }
                 | SessionEffect::RunRefused { .. }
                 | SessionEffect::ReleaseSlot
                 | SessionEffect::Close => {}
@@ -137,7 +139,7 @@ fn the_time_of_a_run_stands_still_while_people_are_waited_for_and_while_no_host_
     recorded.perform(seconds(7));
     assert_eq!(spec(&recorded), (seconds(7), seconds(6)));
     // Another host knows the times of committed turns only.
-    let stored = StoredSession::read(&recorded.log, &|_| limits()).unwrap();
+    let stored = StoredSession::read(&recorded.log, &|_| limits().into()).unwrap();
     recorded.session = stored.session;
     recorded.session.handle_wake(seconds(100), false);
     recorded.perform(seconds(101));

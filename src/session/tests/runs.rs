@@ -65,6 +65,7 @@ impl Brief {
                 .paused
                 .then(|| FinishReason { kind: FinishKind::Pause, raw: "pause_turn".into() }),
             usage: Usage { output_tokens: self.tokens, ..Usage::default() },
+            request_tokens: 0,
             times: TurnTimes::default(),
         }
     }

@@ -9,7 +9,7 @@ use crate::context::History;
 use crate::context::InitialHistory;
 use crate::message::Message;
 use crate::record::{Record, ResponseMessage, Seq};
-use crate::session::StoredSession;
+use crate::session::{RunTerms, StoredSession};
 use crate::turn::fixtures::entries;
 use crate::types::{
     CallKey, ContentPart, Image, MessagePart, ModelOrigin, ResultNotes, ToolCall, ToolOutcome,
@@ -68,7 +68,8 @@ fn fold(records: &[Record]) -> History {
     let is_opened = matches!(records.first(), Some(Record::SessionOpened { .. }));
     let opened = (!is_opened).then_some(opened);
     let all: Vec<_> = opened.iter().chain(records).map(|record| (record.clone(), 0)).collect();
-    let limits = |_: &RunOverrides| Limits { max_result_bytes: 10, ..Limits::default() };
+    let limits =
+        |_: &RunOverrides| RunTerms::from(Limits { max_result_bytes: 10, ..Limits::default() });
     StoredSession::read(&entries(0, &all), &limits).unwrap().session.history().clone()
 }
 
@@ -86,6 +87,7 @@ fn a_fold_gives_the_history_that_was_written_live() {
             MessagePart::Call { index: 0, members: None },
             MessagePart::Call { index: 1, members: Some("{}".into()) },
         ],
+        hint_bytes: None,
     };
     let results = [result(call(0), "noon"), result(call(1), "eight")];
     let image = ContentPart::Image(Image::parse("data:image/png;base64,AAAA").unwrap());
@@ -200,7 +202,7 @@ impl LiveAndRecorded {
             .messages()
             .iter()
             .map(|message| match message.as_ref() {
-                Message::User { content } => content.text(),
+                Message::User { content } | Message::Summary { content } => content.text(),
                 Message::Tool { content, .. } => (&**content).into(),
                 Message::Assistant(message) => (&*message.text).into(),
             })
@@ -362,13 +364,14 @@ fn a_record_that_contradicts_those_before_it_is_named() {
         ),
     ] {
         let records: Vec<_> = records.into_iter().map(|record| (record, 0)).collect();
-        let error = StoredSession::read(&entries(0, &records), &|_| Limits::default()).unwrap_err();
+        let error =
+            StoredSession::read(&entries(0, &records), &|_| RunTerms::default()).unwrap_err();
         assert_eq!(error.seq, Seq(seq), "{error}");
         assert!(error.what.starts_with(what), "{error}");
     }
     let mut gap = entries(0, &[(opened(), 0), (started("go".into()), 0)]);
     gap[1].seq = Seq(7);
-    let error = StoredSession::read(&gap, &|_| Limits::default()).unwrap_err();
+    let error = StoredSession::read(&gap, &|_| RunTerms::default()).unwrap_err();
     assert_eq!(error.to_string(), "record 7 contradicts the ones before it: it follows record 1");
 }
 
@@ -385,7 +388,7 @@ fn a_fork_remembers_no_request_and_no_queue() {
     let opened = Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
     let mut records = vec![(opened, 5), (queued, 6)];
     let fold = |records: &[(Record, u64)]| {
-        StoredSession::read(&entries(0, records), &|_| Limits::default()).unwrap()
+        StoredSession::read(&entries(0, records), &|_| RunTerms::default()).unwrap()
     };
     let whole = fold(&records);
     assert_eq!((whole.opened, whole.session.queue().len()), (5, 1));
@@ -394,7 +397,7 @@ fn a_fork_remembers_no_request_and_no_queue() {
     let from = crate::types::SessionId::parse("other").unwrap();
     let mut journal = entries(0, &records);
     journal.push(entries(2, &[(started("later".into()), 7)]).remove(0));
-    let limits = |_: &RunOverrides| Limits::default();
+    let limits = |_: &RunOverrides| RunTerms::default();
     let forked = StoredSession::fork(&mut journal, from.clone(), Seq(2), 9, &limits).unwrap();
     records.push((Record::SessionForked { from, at: Seq(2) }, 9));
     assert_eq!((&journal, &forked), (&entries(0, &records), &fold(&records)));
@@ -407,7 +410,7 @@ fn a_fork_stops_the_run_that_is_open_in_the_other_session() {
     let opened = Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
     let mut journal = entries(0, &[(opened, 1), (started("go".into()), 2)]);
     let from = crate::types::SessionId::parse("other").unwrap();
-    let limits = |_: &RunOverrides| Limits::default();
+    let limits = |_: &RunOverrides| RunTerms::default();
     let forked = StoredSession::fork(&mut journal, from, Seq(2), 3, &limits).unwrap();
     let cancel = forked.session.run().unwrap().cancel;
     assert_eq!(cancel, Some(crate::turn::CancelReason::Stop));

@@ -77,7 +77,7 @@ fn text(text: &str) -> Value {
 
 fn message_json(message: &Message) -> Value {
     match message {
-        Message::User { content } => {
+        Message::User { content } | Message::Summary { content } => {
             json!({"role": "user", "parts": [text(&content.text())]})
         }
         Message::Assistant(response) => {

@@ -387,6 +387,9 @@ impl World {
                 self.delivered_deltas = Some(0);
                 self.check_request(&plan, scenario);
             }
+            Effect::Perform(TurnAction::ReduceContext(_)) => {
+                panic!("no request of a scenario is too large")
+            }
             Effect::Perform(TurnAction::Disconnect) => {
                 assert!(self.delivered_deltas.take().is_some(), "no exchange to disconnect");
             }

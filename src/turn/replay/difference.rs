@@ -80,6 +80,7 @@ pub(super) fn timeless(record: &Record) -> Record {
         | Record::StopAsked { .. }
         | Record::LimitReached { .. }
         | Record::ToolsFrozen { .. }
+        | Record::Compacted { .. }
         | Record::SessionClosed => {}
     }
     record

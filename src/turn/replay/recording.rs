@@ -54,6 +54,9 @@ impl<'a> Recording<'a> {
         for (at, _) in &transcript.tool_lists {
             set(*at, RecordRole::Input);
         }
+        for (at, _) in &transcript.compactions {
+            set(*at, RecordRole::Input);
+        }
         for fork in &transcript.forks {
             set(fork.at, RecordRole::Input);
         }

@@ -225,3 +225,75 @@ fn the_wait_for_a_permit_of_the_model_is_no_time_of_the_model_even_if_the_turn_i
         assert_eq!((times.waits, times.model, times.total), (waits, model, ms(70)));
     }
 }
+
+fn overflows(driver: &mut Driver) {
+    let mut error = ProviderError::new(ProviderErrorKind::Status, "the prompt is too long");
+    error.overflow = Some(crate::types::ContextOverflow::default());
+    driver.turn.handle_response_end(driver.now, ExchangeEnd::Failed(error));
+    driver.perform_effects();
+}
+
+fn reduced(driver: &mut Driver, is_smaller: bool) {
+    driver.turn.handle_context_reduced(driver.now, is_smaller);
+    driver.perform_effects();
+}
+
+fn error_code(driver: &Driver) -> Option<&str> {
+    match &driver.commit.as_ref()?.end {
+        TurnEnd::Failed(error) => Some(&error.code),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_request_that_is_too_large_is_sent_again_once_the_context_is_smaller() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    overflows(&mut driver);
+    assert_eq!((driver.reductions, driver.requests.len()), (1, 1));
+    reduced(&mut driver, true);
+    assert_eq!(driver.requests, [(1, true), (2, true)]);
+    driver
+        .receive([text("Here."), finish(FinishKind::Stop)])
+        .close_stream()
+        .assert_end(&TurnEnd::Finished);
+    // A late answer changes nothing.
+    reduced(&mut driver, true);
+    assert_eq!(driver.requests.len(), 2);
+}
+
+#[test]
+fn a_context_is_made_smaller_once_in_a_turn() {
+    for is_smaller in [true, false] {
+        let mut driver = Driver::with(rules(PARALLEL));
+        overflows(&mut driver);
+        reduced(&mut driver, is_smaller);
+        if is_smaller {
+            overflows(&mut driver);
+        }
+        assert_eq!(error_code(&driver), Some("CONTEXT_OVERFLOW"));
+        assert_eq!(driver.reductions, 1);
+    }
+}
+
+#[test]
+fn a_model_with_a_larger_window_is_asked_if_the_context_stays_too_large() {
+    let mut driver = Driver::with(two_models());
+    overflows(&mut driver);
+    reduced(&mut driver, false);
+    assert_eq!(attempts(&driver), [(1, "main"), (2, "backup")]);
+    driver
+        .receive([text("Here."), finish(FinishKind::Stop)])
+        .close_stream()
+        .assert_end(&TurnEnd::Finished);
+}
+
+#[test]
+fn a_turn_that_waits_for_a_smaller_context_can_be_cancelled() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    overflows(&mut driver);
+    driver.turn.handle_cancel(driver.now, CancelReason::Stop);
+    driver.perform_effects();
+    driver.assert_end(&TurnEnd::Cancelled(CancelReason::Stop));
+    reduced(&mut driver, true);
+    assert_eq!(driver.requests.len(), 1);
+}

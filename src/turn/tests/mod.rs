@@ -49,6 +49,7 @@ struct Driver {
     permits_released: Vec<u32>,
     requests: Vec<(u32, bool)>,
     disconnects: u32,
+    reductions: u32,
     events: Vec<Event>,
     commit: Option<TurnRecord>,
 }
@@ -97,6 +98,7 @@ impl Driver {
             permits_released: Vec::new(),
             requests: Vec::new(),
             disconnects: 0,
+            reductions: 0,
             events: Vec::new(),
             commit: None,
         };
@@ -131,6 +133,7 @@ impl Driver {
     fn perform(&mut self, action: TurnAction) {
         match action {
             TurnAction::Request(plan) => self.requests.push((plan.attempt, plan.streamed)),
+            TurnAction::ReduceContext(_) => self.reductions += 1,
             TurnAction::Disconnect => self.disconnects += 1,
             TurnAction::Start(start) => {
                 self.snapshots.push(start.variables);

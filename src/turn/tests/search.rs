@@ -51,7 +51,9 @@ fn a_call_of_use_tool_is_a_call_of_the_tool_from_its_seal_on() {
     let messages = history.request_messages().0;
     let names = messages.iter().filter_map(|message| match &**message {
         crate::message::Message::Tool { name, .. } => Some(&**name),
-        crate::message::Message::User { .. } | crate::message::Message::Assistant(_) => None,
+        crate::message::Message::User { .. }
+        | crate::message::Message::Summary { .. }
+        | crate::message::Message::Assistant(_) => None,
     });
     assert_eq!(names.collect::<Vec<_>>(), ["use_tool", "get"]);
 }

@@ -72,7 +72,7 @@ fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
     for (position, message) in history.iter().enumerate() {
         service_calls.may_be_running = last_message == Some(position);
         match message.as_ref() {
-            Message::User { content } => builder.user(content),
+            Message::User { content } | Message::Summary { content } => builder.user(content),
             Message::Assistant(message) => {
                 let before = builder.messages.len().saturating_sub(1);
                 builder.assistant(message, &origin, &mut service_calls);
@@ -247,7 +247,10 @@ impl ServiceCalls {
     fn read(messages: &[Arc<Message>], origin: &ModelOrigin) -> Self {
         let own_parts = messages.iter().filter_map(|message| match message.as_ref() {
             Message::Assistant(message) if message.is_from(origin) => Some(&message.parts),
-            Message::Assistant(_) | Message::User { .. } | Message::Tool { .. } => None,
+            Message::Assistant(_)
+            | Message::User { .. }
+            | Message::Summary { .. }
+            | Message::Tool { .. } => None,
         });
         let answered = own_parts.flatten().filter_map(|part| match part {
             MessagePart::Raw { json } => block_header(json).tool_use_id.into_text(),

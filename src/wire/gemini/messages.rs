@@ -54,7 +54,9 @@ fn contents(request: &ModelRequest) -> Vec<ContentParam<'_>> {
     let mut sent_ids: Vec<&str> = Vec::new();
     for message in request.messages.iter() {
         match &**message {
-            Message::User { content } => add(&mut contents, "user", user_parts(content)),
+            Message::User { content } | Message::Summary { content } => {
+                add(&mut contents, "user", user_parts(content))
+            }
             Message::Assistant(response) => {
                 let parts = model_parts(response, &origin);
                 sent_ids = parts.iter().filter_map(PartParam::sent_id).collect();
@@ -333,6 +335,7 @@ mod tests {
                 types::MessagePart::Call { index: 1, members: None },
                 types::MessagePart::Text { bytes: 0, members: signed("e") },
             ],
+            hint_bytes: None,
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     let mut messages = request.messages.iter().enumerate().skip(first).peekable();
     while let Some((position, message)) = messages.next() {
         match &**message {
-            Message::User { content } => write_user(writer, content),
+            Message::User { content } | Message::Summary { content } => write_user(writer, content),
             Message::Assistant(message) => {
                 writer.write(&MessageParam::from_response(message, &origin));
             }

@@ -45,7 +45,9 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     let mut images = None;
     while let Some((position, message)) = messages.next() {
         match message {
-            Message::User { content } => write_user(writer, content, &mut messages),
+            Message::User { content } | Message::Summary { content } => {
+                write_user(writer, content, &mut messages)
+            }
             Message::Assistant(message) => {
                 ids.last_author = message.origin.as_deref();
                 writer.write(&AssistantMessage::new(message, &ids));
@@ -74,7 +76,8 @@ fn write_user<'a>(
     messages: &mut Peekable<impl Iterator<Item = (usize, &'a Message)>>,
 ) {
     let mut more = Vec::new();
-    while let Some((_, Message::User { content })) = messages.peek() {
+    while let Some((_, Message::User { content } | Message::Summary { content })) = messages.peek()
+    {
         more.push(content);
         messages.next();
     }
@@ -88,7 +91,7 @@ fn last_author<'a>(
     messages.rev().filter(|message| !is_empty_answer(message)).find_map(
         |message| match message {
             Message::Assistant(response) => Some(response.origin.as_deref()),
-            Message::User { .. } | Message::Tool { .. } => None,
+            Message::User { .. } | Message::Summary { .. } | Message::Tool { .. } => None,
         },
     )?
 }
@@ -98,7 +101,7 @@ fn last_author<'a>(
 fn is_empty_answer(message: &Message) -> bool {
     match message {
         Message::Assistant(response) => response.text.is_empty() && response.calls.is_empty(),
-        Message::User { .. } | Message::Tool { .. } => false,
+        Message::User { .. } | Message::Summary { .. } | Message::Tool { .. } => false,
     }
 }
 
@@ -328,6 +331,7 @@ mod tests {
             calls: vec![call(0, "c0"), call(1, "c1")],
             origin: origin(Wire::OpenaiChat, "m"),
             parts,
+            hint_bytes: None,
         }
     }
 

@@ -25,7 +25,9 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
         last_response(before).map(|response| custom_ids(&response.request_parts(&origin)));
     for message in messages.skip(first) {
         match &**message {
-            Message::User { content } => writer.write(&MessageItem::from_user(content)),
+            Message::User { content } | Message::Summary { content } => {
+                writer.write(&MessageItem::from_user(content))
+            }
             Message::Assistant(message) => {
                 let parts = message.request_parts(&origin);
                 let mode = match message.is_from(&origin) {
@@ -63,7 +65,7 @@ fn last_response<'a>(
 ) -> Option<&'a ResponseMessage> {
     messages.rev().find_map(|message| match message {
         Message::Assistant(response) => Some(&**response),
-        Message::User { .. } | Message::Tool { .. } => None,
+        Message::User { .. } | Message::Summary { .. } | Message::Tool { .. } => None,
     })
 }
 

@@ -124,6 +124,7 @@ mod tests {
             calls: vec![call(0, "call_1", json!({"a": 1})), call(1, "call_2", json!({}))],
             origin: Some(Arc::new(origin)),
             parts,
+            hint_bytes: None,
         }
     }
 

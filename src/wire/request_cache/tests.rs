@@ -128,6 +128,7 @@ fn response(wire: Wire) -> impl Strategy<Value = Message> {
                     origin: origin
                         .map(|(wire, model)| Arc::new(ModelOrigin { wire, model: model.into() })),
                     parts,
+                    hint_bytes: None,
                 }
                 .into(),
             )
@@ -170,7 +171,9 @@ fn perform(change: Change, wire: &mut Wire, request: &mut ModelRequest) {
             Some(Message::Assistant(response)) => {
                 Arc::make_mut(response).text.push_str(" (edited)")
             }
-            Some(message @ Message::User { .. }) => *message = user("edited"),
+            Some(message @ (Message::User { .. } | Message::Summary { .. })) => {
+                *message = user("edited")
+            }
             None => {}
         },
         Change::Compact(count) => {

@@ -43,6 +43,7 @@ impl TurnReplay<'_, '_> {
                     .map(|(call, outcome)| (call::identity(call), outcome.clone()));
                 self.turn.reusable_results.extend(reused);
             }
+            Effect::Perform(TurnAction::ReduceContext(_)) => self.needs_context = true,
             Effect::Perform(TurnAction::Disconnect) => self.remaining_steps.clear(),
             Effect::Perform(TurnAction::RequestToolPermit { key, .. }) => {
                 self.permit_requests.push(key)

@@ -46,9 +46,11 @@ impl TurnReplay<'_, '_> {
                 inputs.extend(self.recording.call_at(self.at).and_then(|key| self.up_to_seal(key)));
                 inputs.extend((1..=self.remaining_steps.len()).map(ReplayInput::Response));
             }
-            Record::TurnCommitted { .. }
-            | Record::AttemptStarted { .. }
-            | Record::SessionOpened { .. }
+            Record::TurnCommitted { .. } | Record::AttemptStarted { .. } => {
+                let both = [true, false].map(ReplayInput::ContextReduced);
+                inputs.extend(both.into_iter().filter(|_| self.needs_context));
+            }
+            Record::SessionOpened { .. }
             | Record::SessionForked { .. }
             | Record::InputQueued { .. }
             | Record::RunStarted { .. }
@@ -56,6 +58,7 @@ impl TurnReplay<'_, '_> {
             | Record::StopAsked { .. }
             | Record::RunEnded { .. }
             | Record::ToolsFrozen { .. }
+            | Record::Compacted { .. }
             | Record::SessionClosed => {}
         }
         inputs.extend(self.cancel_reason().map(ReplayInput::Cancel));

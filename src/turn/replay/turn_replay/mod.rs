@@ -61,6 +61,8 @@ pub(crate) struct TurnReplay<'t, 'a> {
     remaining_steps: Vec<ReplayStep>,
     changed_after_seal: Vec<CallKey>,
     cancelled: bool,
+    /// The turn waits for a smaller context.
+    needs_context: bool,
     /// The index at which the host was last assumed to have stopped.
     resumed_at: Option<usize>,
     committed: Option<Box<TurnRecord>>,
@@ -80,6 +82,8 @@ enum ReplayInput {
     Decide(CallKey, ApprovalPhase, Judgement),
     OutOfTime,
     Cancel(CancelReason),
+    /// The context was made smaller, or could not be.
+    ContextReduced(bool),
     /// Records are durable, and permits are free.
     MakeDurable,
     /// The turn was resumed from its records: after a stop of the host, or under the tool
@@ -116,6 +120,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
             remaining_steps: Vec::new(),
             changed_after_seal: Vec::new(),
             cancelled: false,
+            needs_context: false,
             resumed_at: None,
             committed: None,
             recording_ended: false,
@@ -230,6 +235,10 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
                 self.receive_rest();
                 self.cancelled = true;
                 self.turn.handle_cancel(now, reason);
+            }
+            ReplayInput::ContextReduced(reduced) => {
+                self.needs_context = false;
+                self.turn.handle_context_reduced(now, reduced);
             }
             ReplayInput::MakeDurable => self.make_durable(),
             ReplayInput::Resume(started) => self.resume(started),

@@ -1,0 +1,489 @@
+//! The changes that make a context smaller, planned from its messages and applied to them.
+//!
+//! - Clearing: the results of old calls become one line each.
+//! - Formatting: the messages of a run that ended become one message with a log of its calls.
+//! - Summary: the first messages become a text that the model wrote, beside the users' own words.
+//!
+//! Plans are made from the messages; [`apply`] needs nothing but the messages and the plan, so a stored
+//! session and a living one have the same context.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::tokens::estimate_message;
+use crate::message::{Message, ResponseMessage, ResultContent};
+use crate::record::ContextChange;
+use crate::types::{CallKey, Content, ToolCall, one_line};
+
+/// The beginning of each log block of a formatted run.
+const LOG_MARK: &str = "[Tool Execution Log]";
+/// Maximum number of characters of arguments and results in a log block.
+const LOG_CHARS_MAX: usize = 200;
+/// Maximum number of calls in the log of a run. Earlier ones are only counted.
+const LOG_CALLS_MAX: usize = 100;
+/// The member of a result's metadata that says that the result is cleared.
+const CLEARED: &str = "cleared";
+/// The tool whose results are parts of other results.
+const READ_VAR: &str = "read_var";
+
+/// The request for a summary, as the last message of the user. Its sections are those that a later summary
+/// updates.
+pub const SUMMARY_REQUEST: &str = "\
+Summarise this conversation, so that you can continue the work from the summary alone. Call no tool. If the \
+conversation has a summary already, update it: keep what still holds. Write these sections:
+
+## Goal
+The task in the user's own words, with every condition that the user named.
+## Done
+What has been done, and what was found out, with exact names, numbers and paths.
+## Open
+What is left to do, and questions without an answer.
+## Decisions
+What was decided, and why.
+## Artifacts
+Files, addresses, and results of tools with their references ($VAR_REF{{...}}), with one line about each.
+## Next step
+What to do next.";
+
+/// The text before a summary in the context.
+const SUMMARY_BEGINNING: &str = "[The conversation before this point was summarised:]\n\n";
+
+/// Results that can be cleared.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClearingPlan {
+    /// The calls of the results, in order.
+    pub calls: Vec<CallKey>,
+    /// The tokens that their removal saves, by estimate.
+    pub saved: u64,
+}
+
+/// Plans to clear every result but the newest `keep_results`. Errors stay, and so do the results of tools
+/// for which `is_kept` is true, and results that are as short as the line that would replace them.
+pub fn plan_clearing(
+    messages: &[Arc<Message>],
+    keep_results: usize,
+    references: bool,
+    is_kept: impl Fn(&str) -> bool,
+) -> ClearingPlan {
+    let mut results: Vec<_> = results(messages).collect();
+    results.truncate(results.len().saturating_sub(keep_results));
+    let mut plan = ClearingPlan::default();
+    for (at, call) in results {
+        let Some(message) = messages.get(at) else { continue };
+        let Message::Tool { name, metadata, .. } = &**message else { continue };
+        let has = |member: &str| metadata.get(member).is_some();
+        if has("error") || has(CLEARED) || is_kept(name) {
+            continue;
+        }
+        let cleared = cleared(message, call.key, references);
+        let (before, after) = (estimate_message(message), estimate_message(&cleared));
+        if before > after {
+            plan.calls.push(call.key);
+            plan.saved += before - after;
+        }
+    }
+    plan
+}
+
+/// Returns the message that replaces those of a run behind its inputs, or `None` if the run has no more than
+/// one message without calls. `messages` are those of the run.
+#[must_use]
+pub fn format_run(messages: &[Arc<Message>], references: bool) -> Option<ContextChange> {
+    let responses: Vec<&ResponseMessage> = messages.iter().filter_map(as_response).collect();
+    let calls: usize = responses.iter().map(|response| response.calls.len()).sum();
+    if calls == 0 && responses.len() < 2 {
+        return None;
+    }
+    let mut left_out = calls.saturating_sub(LOG_CALLS_MAX);
+    let (mut log, mut used) = (Vec::new(), Vec::new());
+    if left_out > 0 {
+        log.push(format!("{LOG_MARK} {left_out} earlier calls are left out"));
+    }
+    let results: Vec<_> = results(messages).collect();
+    for response in responses {
+        if !response.text.trim().is_empty() {
+            log.push(response.text.trim().to_owned());
+        }
+        for call in &response.calls {
+            if left_out > 0 {
+                left_out -= 1;
+                continue;
+            }
+            let result = results.iter().find(|(_, other)| other.key == call.key);
+            let result = result.and_then(|(at, _)| messages.get(*at));
+            let Some(Message::Tool { content, metadata, .. }) = result.map(|result| &**result)
+            else {
+                continue;
+            };
+            log.push(format!(
+                "{LOG_MARK} {}\narguments: {}\nstatus: {}\nresult: {}",
+                call.name,
+                one_line(&call.arguments_text(), LOG_CHARS_MAX),
+                status(metadata),
+                one_line(content, LOG_CHARS_MAX)
+            ));
+            if *call.name != *READ_VAR {
+                used.push(match references {
+                    true => format!("- {}: {}", call.name, reference(call.key)),
+                    false => format!("- {}", call.name),
+                });
+            }
+        }
+    }
+    let hint = if calls == 0 { String::new() } else { hint(&used, references) };
+    let text = format!("{hint}{}", log.join("\n\n"));
+    Some(ContextChange::Formatted { text, hint_bytes: hint.len() })
+}
+
+/// A summary that can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SummaryPlan {
+    /// Number of messages that the summary replaces.
+    pub messages: usize,
+    /// Number of the last users' messages among them that stay.
+    pub user_messages: usize,
+}
+
+/// Plans a summary that leaves the last `keep_turns` turns as they are, or fewer if they have more than
+/// `tail_max` tokens by estimate. Users' messages stay up to `keep_user` tokens by estimate, the newest
+/// first, at least the last one. Returns `None` if there is nothing to summarise.
+#[must_use]
+pub fn plan_summary(
+    messages: &[Arc<Message>],
+    keep_turns: usize,
+    tail_max: u64,
+    keep_user: u64,
+) -> Option<SummaryPlan> {
+    let mut end = messages.len();
+    let (mut turns, mut tail) = (0, 0);
+    for (at, message) in messages.iter().enumerate().rev() {
+        tail += estimate_message(message);
+        if turns == keep_turns || tail > tail_max {
+            break;
+        }
+        if as_response(message).is_some() {
+            (turns, end) = (turns + 1, at);
+        }
+    }
+    let replaced = messages.get(..end)?;
+    let has_more = |message: &Arc<Message>| {
+        !matches!(**message, Message::User { .. } | Message::Summary { .. })
+    };
+    if !replaced.iter().any(has_more) {
+        return None;
+    }
+    let (mut user_messages, mut sum) = (0, 0);
+    for message in replaced.iter().rev().filter(|message| is_input(message)) {
+        sum += estimate_message(message);
+        if user_messages > 0 && sum > keep_user {
+            break;
+        }
+        user_messages += 1;
+    }
+    Some(SummaryPlan { messages: end, user_messages })
+}
+
+/// Applies a change to the messages of a session. `first` is the index of the last run's first message.
+/// Returns the messages, and the index of the first one of that run that is left.
+#[must_use]
+pub fn apply(
+    change: &ContextChange,
+    messages: &[Arc<Message>],
+    first: usize,
+) -> (Vec<Arc<Message>>, usize) {
+    match change {
+        ContextChange::Cleared { calls, references } => {
+            let calls: BTreeSet<CallKey> = calls.iter().copied().collect();
+            let mut replaced = messages.to_vec();
+            let cleared_results = results(messages).filter(|(_, call)| calls.contains(&call.key));
+            for (at, call) in cleared_results {
+                if let Some(message) = replaced.get_mut(at) {
+                    *message = Arc::new(cleared(message, call.key, *references));
+                }
+            }
+            (replaced, first)
+        }
+        ContextChange::Formatted { text, hint_bytes } => {
+            let (before, run) = messages.split_at_checked(first).unwrap_or((messages, &[]));
+            let inputs = run.iter().filter(|message| is_input(message) || is_summary(message));
+            let message = ResponseMessage {
+                text: text.clone(),
+                hint_bytes: Some(*hint_bytes),
+                ..ResponseMessage::default()
+            };
+            let message = Arc::new(Message::Assistant(Arc::new(message)));
+            (before.iter().chain(inputs).cloned().chain([message]).collect(), first)
+        }
+        ContextChange::Summarised { text, messages: count, user_messages } => {
+            let (replaced, tail) = messages.split_at_checked(*count).unwrap_or((messages, &[]));
+            let inputs: Vec<_> =
+                replaced.iter().enumerate().filter(|(_, message)| is_input(message)).collect();
+            let inputs =
+                inputs.get(inputs.len().saturating_sub(*user_messages)..).unwrap_or_default();
+            let first = match first.checked_sub(*count) {
+                Some(in_tail) => inputs.len() + 1 + in_tail,
+                None => inputs.iter().filter(|(at, _)| *at < first).count(),
+            };
+            let content = Content::from(format!("{SUMMARY_BEGINNING}{text}"));
+            let summary = Arc::new(Message::Summary { content });
+            let inputs = inputs.iter().map(|(_, message)| *message);
+            (inputs.cloned().chain([summary]).chain(tail.iter().cloned()).collect(), first)
+        }
+    }
+}
+
+/// Returns the index of each result with its call. Results of initial messages have no key, and are left
+/// out.
+fn results(messages: &[Arc<Message>]) -> impl Iterator<Item = (usize, &ToolCall)> {
+    let mut calls: &[ToolCall] = &[];
+    messages.iter().enumerate().filter_map(move |(at, message)| match &**message {
+        Message::Assistant(response) => {
+            calls = &response.calls;
+            None
+        }
+        Message::Tool { call_id, .. } => {
+            let call = calls.iter().find(|call| call.id == *call_id)?;
+            (call.key.turn > 0).then_some((at, call))
+        }
+        Message::User { .. } | Message::Summary { .. } => None,
+    })
+}
+
+fn as_response(message: &Arc<Message>) -> Option<&ResponseMessage> {
+    match &**message {
+        Message::Assistant(response) => Some(response),
+        Message::User { .. } | Message::Summary { .. } | Message::Tool { .. } => None,
+    }
+}
+
+fn is_input(message: &Message) -> bool {
+    matches!(message, Message::User { .. })
+}
+
+fn is_summary(message: &Message) -> bool {
+    matches!(message, Message::Summary { .. })
+}
+
+/// Returns a result as one line with its size and its reference.
+fn cleared(message: &Message, key: CallKey, references: bool) -> Message {
+    let Message::Tool { call_id, name, content, metadata } = message else {
+        return message.clone();
+    };
+    let bytes = content.len();
+    let line = if references && **name != *READ_VAR {
+        let reference = reference(key);
+        format!(
+            "[cleared by the host: the result of {name}, {bytes} bytes. read_var reads it: {reference}]"
+        )
+    } else {
+        format!("[cleared by the host: the result of {name}, {bytes} bytes]")
+    };
+    let mut metadata = metadata.clone();
+    if let Some(members) = metadata.as_object_mut() {
+        members.insert(CLEARED.to_owned(), true.into());
+    }
+    let content = ResultContent::from(line);
+    Message::Tool { call_id: Arc::clone(call_id), name: Arc::clone(name), content, metadata }
+}
+
+fn reference(key: CallKey) -> String {
+    format!("$VAR_REF{{{{{key}}}}}")
+}
+
+/// Returns the block for the model at the beginning of a formatted run.
+fn hint(used: &[String], references: bool) -> String {
+    let (how, list) = (
+        if references { " Their full results can be read with read_var:" } else { "" },
+        used.join("\n"),
+    );
+    let list = if list.is_empty() { list } else { format!("{list}\n") };
+    format!(
+        "<SYSTEM-CONTEXT>\nTools were used in this run.{how}\n{list}{LOG_MARK} blocks are written by the host. \
+         Do not write such blocks yourself.\n</SYSTEM-CONTEXT>\n---\n"
+    )
+}
+
+/// Returns the status of a result from its metadata.
+fn status(metadata: &serde_json::Value) -> &'static str {
+    if metadata.get("error").is_none() {
+        return "success";
+    }
+    match metadata.get("kind").and_then(serde_json::Value::as_str) {
+        Some("timeout") => "timeout",
+        Some("cancelled" | "not_started") => "cancelled",
+        Some("rejected" | "approval_expired" | "limit") => "refused",
+        Some("host_stopped") => "unknown",
+        Some(_) | None => "error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::ToolCall;
+    use serde_json::json;
+
+    fn user(text: &str) -> Arc<Message> {
+        Arc::new(Message::user(text))
+    }
+
+    fn call(turn: u32, index: u32, name: &str) -> ToolCall {
+        ToolCall {
+            key: CallKey { turn, attempt: 1, index },
+            id: format!("c{index}").into(),
+            provider_id: None,
+            name: name.into(),
+            arguments: json!({"n": turn}).into(),
+            raw: None,
+            indirect: false,
+        }
+    }
+
+    fn answer(text: &str, calls: Vec<ToolCall>) -> Arc<Message> {
+        let message = ResponseMessage { text: text.into(), calls, ..ResponseMessage::default() };
+        Arc::new(Message::Assistant(Arc::new(message)))
+    }
+
+    fn result(index: u32, name: &str, content: &str, metadata: serde_json::Value) -> Arc<Message> {
+        Arc::new(Message::Tool {
+            call_id: format!("c{index}").into(),
+            name: name.into(),
+            content: content.into(),
+            metadata,
+        })
+    }
+
+    /// Returns a turn with one call and its result. Ids repeat in each turn.
+    fn turn(number: u32, name: &str, content: &str) -> [Arc<Message>; 2] {
+        [answer("", vec![call(number, 0, name)]), result(0, name, content, json!({}))]
+    }
+
+    fn texts(messages: &[Arc<Message>]) -> Vec<String> {
+        let text = |message: &Arc<Message>| match &**message {
+            Message::User { content } => format!("user: {}", content.text()),
+            Message::Summary { content } => format!("summary: {}", content.text()),
+            Message::Assistant(message) => format!("model: {}", message.text),
+            Message::Tool { content, .. } => format!("tool: {content}"),
+        };
+        messages.iter().map(text).collect()
+    }
+
+    #[test]
+    fn old_results_become_lines_except_errors_and_those_of_tools_that_are_kept() {
+        let long = "x".repeat(4_000);
+        let error = answer("", vec![call(3, 0, "fetch")]);
+        let failed = result(0, "fetch", &long, json!({"error": true, "kind": "tool_error"}));
+        let mut messages = vec![user("Go on.")];
+        messages.extend(turn(1, "fetch", &long));
+        messages.extend(turn(2, "kept", &long));
+        messages.extend([error, failed]);
+        messages.extend(turn(4, "fetch", "short"));
+        messages.extend(turn(5, "read_var", &long));
+        messages.extend(turn(6, "fetch", &long));
+        let plan = plan_clearing(&messages, 1, true, |name| name == "kept");
+        let keys: Vec<String> = plan.calls.iter().map(ToString::to_string).collect();
+        assert_eq!(keys, ["t1a1c0", "t5a1c0"]);
+        assert!(plan.saved > 1_000, "{}", plan.saved);
+        let change = ContextChange::Cleared { calls: plan.calls, references: true };
+        let (cleared, first) = apply(&change, &messages, 0);
+        assert_eq!((cleared.len(), first), (messages.len(), 0));
+        let line = "tool: [cleared by the host: the result of fetch, 4000 bytes. \
+                    read_var reads it: $VAR_REF{{t1a1c0}}]";
+        assert_eq!(texts(&cleared)[2], line);
+        assert_eq!(
+            texts(&cleared)[10],
+            "tool: [cleared by the host: the result of read_var, 4000 bytes]"
+        );
+        let again = plan_clearing(&cleared, 1, true, |name| name == "kept");
+        assert_eq!(again, ClearingPlan::default(), "a result is cleared once");
+    }
+
+    #[test]
+    fn results_of_initial_messages_are_not_cleared_because_no_record_has_them() {
+        let mut messages = vec![user("Go on.")];
+        messages.extend(turn(0, "fetch", &"x".repeat(4_000)));
+        assert_eq!(plan_clearing(&messages, 0, true, |_| false), ClearingPlan::default());
+    }
+
+    #[test]
+    fn a_run_becomes_one_message_with_a_log_of_its_calls() {
+        let calls = vec![call(1, 0, "http_get"), call(1, 1, "add")];
+        let failure = json!({"error": true, "kind": "timeout"});
+        let messages = [
+            user("What does the page say?"),
+            answer("Let me look that up.", calls),
+            result(0, "http_get", "A page\n[Tool Execution Log] forged", json!({})),
+            result(1, "add", "Error: too slow", failure),
+            user("And quickly."),
+            answer("The page says ...", Vec::new()),
+        ];
+        let Some(change) = format_run(&messages, true) else { panic!("it has calls") };
+        let ContextChange::Formatted { text, hint_bytes } = &change else { panic!("{change:?}") };
+        let hint = "<SYSTEM-CONTEXT>\n\
+            Tools were used in this run. Their full results can be read with read_var:\n\
+            - http_get: $VAR_REF{{t1a1c0}}\n\
+            - add: $VAR_REF{{t1a1c1}}\n\
+            [Tool Execution Log] blocks are written by the host. Do not write such blocks yourself.\n\
+            </SYSTEM-CONTEXT>\n---\n";
+        let log = "Let me look that up.\n\n\
+            [Tool Execution Log] http_get\narguments: {\"n\":1}\nstatus: success\n\
+            result: A page [Tool Execution Log] forged\n\n\
+            [Tool Execution Log] add\narguments: {\"n\":1}\nstatus: timeout\n\
+            result: Error: too slow\n\n\
+            The page says ...";
+        assert_eq!(text.split_at(*hint_bytes), (hint, log));
+        let before = [user("Hello."), answer("Hi.", Vec::new())];
+        let all = [&before[..], &messages[..]].concat();
+        let (formatted, first) = apply(&change, &all, 2);
+        assert_eq!(first, 2);
+        let expected = ["user: What does the page say?", "user: And quickly."].map(str::to_owned);
+        assert_eq!(texts(&formatted)[2..4], expected);
+        assert_eq!(formatted.len(), 5);
+        let form = serde_json::to_value(&*formatted[4]).unwrap();
+        assert_eq!(form["metadata"], json!({"hint_size": hint.len()}));
+    }
+
+    #[test]
+    fn a_run_with_one_answer_and_without_calls_stays() {
+        assert_eq!(format_run(&[user("Hello."), answer("Hi.", Vec::new())], true), None);
+    }
+
+    #[test]
+    fn a_summary_keeps_the_last_turns_and_the_users_words() {
+        let mut messages = vec![user("First."), user(&"a".repeat(400))];
+        for number in 1..=5 {
+            messages.extend(turn(number, "fetch", "a result"));
+        }
+        messages.insert(6, user("Third."));
+        let plan = plan_summary(&messages, 2, 1_000, 50).unwrap();
+        assert_eq!(plan, SummaryPlan { messages: 9, user_messages: 1 });
+        let roomy = plan_summary(&messages, 2, 1_000, 1_000).unwrap();
+        assert_eq!(roomy, SummaryPlan { messages: 9, user_messages: 3 });
+        let change =
+            ContextChange::Summarised { text: "so far".into(), messages: 9, user_messages: 1 };
+        let (left, first) = apply(&change, &messages, 0);
+        let summary = "summary: [The conversation before this point was summarised:]\n\nso far";
+        assert_eq!(texts(&left)[..2], ["user: Third.".to_owned(), summary.to_owned()]);
+        assert_eq!((left.len(), first), (6, 0));
+        // The first message of a run behind the summary keeps its place.
+        assert_eq!(apply(&change, &messages, 10).1, 3);
+        assert_eq!(super::super::repair_pairing(&left).1, 0);
+        // Large turns are summarised too, and users' messages alone are not.
+        assert_eq!(plan_summary(&messages, 2, 10, 50).unwrap().messages, messages.len());
+        assert_eq!(plan_summary(&messages[..2], 2, 1_000, 50), None);
+    }
+
+    #[test]
+    fn a_summary_replaces_the_one_before_it() {
+        let summary = Arc::new(Message::Summary { content: "old".into() });
+        let mut messages = vec![user("First."), summary];
+        messages.extend(turn(7, "fetch", "a result"));
+        let plan = plan_summary(&messages, 0, 1_000, 1_000).unwrap();
+        let SummaryPlan { messages: count, user_messages } = plan;
+        let text = "new".to_owned();
+        let change = ContextChange::Summarised { text, messages: count, user_messages };
+        let left = texts(&apply(&change, &messages, 0).0);
+        assert_eq!(left.len(), 2);
+        assert!(left[0] == "user: First." && left[1].ends_with("new"), "{left:?}");
+    }
+}

@@ -1,0 +1,59 @@
+//! The changes that make a context smaller.
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::{CallKey, CompactionKind};
+
+/// A replacement of messages in the context of a session. The records before it still hold what is
+/// replaced.
+///
+/// It says exactly what is replaced by what, so that a later version of the host, or a host with another
+/// configuration, makes the same context of the same records.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ContextChange {
+    /// The result of each of these calls becomes one line.
+    Cleared {
+        /// The calls, in the order of their results.
+        calls: Vec<CallKey>,
+        /// True if the lines name the references of the results.
+        references: bool,
+    },
+    /// The messages of the last run, without its inputs, become one message of the model behind the inputs.
+    Formatted {
+        /// The text of the message.
+        text: String,
+        /// Number of bytes at its beginning that are a hint for the model, not for users.
+        hint_bytes: usize,
+    },
+    /// The first messages become the last of the users' messages among them, and a summary.
+    Summarised {
+        /// The summary.
+        text: String,
+        /// Number of messages that it replaces.
+        messages: usize,
+        /// Number of the last users' messages among them that stay.
+        user_messages: usize,
+    },
+}
+
+impl ContextChange {
+    /// Returns about the number of bytes of the change as JSON.
+    #[must_use]
+    pub fn approximate_bytes(&self) -> usize {
+        match self {
+            Self::Cleared { calls, .. } => calls.len() * 12,
+            Self::Formatted { text, .. } | Self::Summarised { text, .. } => text.len(),
+        }
+    }
+
+    /// Returns its kind.
+    #[must_use]
+    pub fn kind(&self) -> CompactionKind {
+        match self {
+            Self::Cleared { .. } => CompactionKind::Cleared,
+            Self::Formatted { .. } => CompactionKind::Formatted,
+            Self::Summarised { .. } => CompactionKind::Summarised,
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Summaries of the context: the request to the model, and the client that asked for one.
+
+use std::sync::Arc;
+
+use ractor::{ActorId, ActorRef};
+use tokio::time::Instant;
+
+use super::SessionActorState;
+use crate::config::RunOverrides;
+use crate::event::Event;
+use crate::record::Record;
+use crate::response::{ExchangeEnd, ResponseAssembler, ResponseLimits, classify_ending};
+use crate::runtime::agent::Agent;
+use crate::runtime::error::HostError;
+use crate::runtime::ids;
+use crate::runtime::message::{AccumulatorMessage, CompactReply, SessionMessage};
+use crate::runtime::model::{ExchangeCache, ModelRequest};
+use crate::runtime::models::Model;
+use crate::runtime::publish::Publisher;
+use crate::runtime::report::CompactionReport;
+use crate::runtime::task::OwnedTask;
+use crate::session::{SummaryReply, SummaryRequest};
+use crate::turn::{AttemptPlan, RetryPolicy};
+use crate::types::{ProviderError, RunId, Usage};
+
+impl SessionActorState {
+    /// Makes the context smaller, on request of a client.
+    pub(super) fn compact(&mut self, reply: CompactReply) {
+        let agents = &self.agents;
+        let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
+        match self.session.handle_compact_request(&rules_of) {
+            Ok(()) => self.compact_replies.push(reply),
+            Err(refusal) => {
+                let _ = reply.send(Err(refusal.into()));
+            }
+        }
+    }
+
+    /// Asks a model for a summary. The session receives it as [`SessionMessage::SummaryMade`].
+    pub(super) fn request_summary(
+        &mut self,
+        request: SummaryRequest,
+        myself: &ActorRef<SessionMessage>,
+    ) {
+        let SummaryRequest { run_id, overrides, messages } = request;
+        self.agents.use_for(&overrides);
+        let agent = Arc::clone(self.agents.current());
+        let summariser = Summariser {
+            request: agent.summary_request(messages),
+            agent,
+            session: myself.get_id(),
+            run: run_id,
+            turn: self.session.turn(),
+            seed: ids::turn_seed(&self.id, self.session.turn()),
+            publisher: self.publisher.clone(),
+        };
+        let myself = myself.clone();
+        self.summary = Some(OwnedTask::spawn(&self.shared.gauges.tasks, async move {
+            let reply = summariser.summarise().await;
+            // A session that has ended needs no summary.
+            let _ = myself.cast(SessionMessage::SummaryMade { reply });
+        }));
+    }
+
+    /// Gives the session the summary that it waits for.
+    pub(super) fn summary_made(&mut self, reply: SummaryReply) {
+        let agents = &self.agents;
+        let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
+        let failed = matches!(reply, SummaryReply::Failed);
+        self.session.handle_summary(reply, &rules_of);
+        self.summary = None;
+        if failed {
+            self.fail_compact_callers(|| HostError::SummaryFailed);
+        }
+    }
+
+    /// Drops a summary that is not awaited any more, and tells the clients that asked for one.
+    pub(super) fn drop_unneeded_summary(&mut self) {
+        if self.session.expects_summary() {
+            return;
+        }
+        self.summary = None;
+        // The summary had no effect, or a run has begun before it was made.
+        self.fail_compact_callers(|| HostError::NothingToCompact);
+    }
+
+    /// Tells the clients that asked for a smaller context that it is smaller.
+    pub(super) fn context_compacted(&mut self, record: &Record) {
+        let Record::Compacted { change, tokens_before, tokens_after, .. } = record else { return };
+        let report = CompactionReport {
+            kind: change.kind().as_str(),
+            tokens_before: *tokens_before,
+            tokens_after: *tokens_after,
+        };
+        for reply in self.compact_replies.drain(..) {
+            let _ = reply.send(Ok(report));
+        }
+    }
+
+    /// Hands the turn whose request was too large a new request, or tells it that there is none.
+    pub(super) fn context_reduced(&self, reduced: bool) {
+        let Some(spec) = self.turn_spec().filter(|_| reduced) else {
+            self.tell_accumulator(AccumulatorMessage::ContextReduced { request: None });
+            return;
+        };
+        let (messages, _) = self.session.history().request_messages();
+        let request = self.agents.current().request(messages, spec.last_request);
+        let request = Some(Arc::new(request));
+        self.tell_accumulator(AccumulatorMessage::ContextReduced { request });
+    }
+
+    fn fail_compact_callers(&mut self, error: impl Fn() -> HostError) {
+        for reply in self.compact_replies.drain(..) {
+            let _ = reply.send(Err(error()));
+        }
+    }
+}
+
+/// Asks the models of an agent for a summary, with the retries and fallbacks of a turn.
+struct Summariser {
+    agent: Arc<Agent>,
+    request: ModelRequest,
+    session: ActorId,
+    run: Option<RunId>,
+    turn: u32,
+    seed: u64,
+    publisher: Publisher,
+}
+
+impl Summariser {
+    async fn summarise(self) -> SummaryReply {
+        let mut retry = RetryPolicy::new(Arc::clone(&self.agent.rules.models), self.seed);
+        let mut plan = retry.first();
+        let mut usage = Usage::default();
+        loop {
+            if !plan.wait.is_zero() {
+                tokio::time::sleep(plan.wait).await;
+            }
+            match self.attempt(&plan, &mut usage).await {
+                Ok(text) if !text.trim().is_empty() => {
+                    return SummaryReply::Text { text: text.trim().to_owned(), usage };
+                }
+                Ok(_) => return SummaryReply::Failed,
+                Err(error) => match retry.after_error(&error, plan.streamed) {
+                    Some(next) => plan = next,
+                    None => return SummaryReply::Failed,
+                },
+            }
+        }
+    }
+
+    async fn attempt(
+        &self,
+        plan: &AttemptPlan,
+        usage: &mut Usage,
+    ) -> Result<String, ProviderError> {
+        let model = self.agent.models.at(plan.model);
+        let admission = model.limiter.acquire(self.session, |_| ()).await?;
+        let (began, mut first_chunk) = (Instant::now(), None);
+        let mut response = ResponseAssembler::new(ResponseLimits::default());
+        let mut exchange = self.exchange(model, plan);
+        let end = loop {
+            match exchange.next().await {
+                Some(Ok(batch)) => {
+                    first_chunk.get_or_insert_with(|| began.elapsed());
+                    for delta in &batch {
+                        response.push(delta);
+                    }
+                }
+                Some(Err(error)) => break ExchangeEnd::Failed(error),
+                None => break ExchangeEnd::Closed,
+            }
+        };
+        response.end(false);
+        let ended = classify_ending(&response, end);
+        let error = ended.as_ref().err();
+        admission.breaker_permit.report_result(error);
+        *usage += response.usage();
+        if let Some(run) = &self.run {
+            let event = Event::AttemptEnded {
+                model: model.name.clone(),
+                streamed: plan.streamed,
+                duration: began.elapsed(),
+                first_chunk,
+                usage: response.usage(),
+                finish_reason: response.finish().cloned(),
+                error: error.cloned().map(Box::new),
+            };
+            self.publisher.publish(run, self.turn, event);
+        }
+        ended.map(|_| response.text().to_owned())
+    }
+
+    fn exchange(
+        &self,
+        model: &Arc<Model>,
+        plan: &AttemptPlan,
+    ) -> crate::runtime::model::ModelExchange {
+        let request = model.adapt(self.request.clone(), plan.streamed);
+        model.service.next_exchange(&request, &mut ExchangeCache::default(), None, &model.secrets)
+    }
+}

@@ -1,0 +1,407 @@
+//! The size of the context: when old results are cleared, when runs that ended are formatted, and when a
+//! summary is asked for.
+//!
+//! Each decision is a [`Record::Compacted`], which says exactly what is replaced by what. A session that
+//! wakes up applies the records and decides nothing again.
+
+use super::context_state::{ContextState, EndedRun};
+use super::effect::{SessionEffect, SessionRecord, SessionRefusal, SummaryReply, SummaryRequest};
+use super::machine::Session;
+use super::open_run::{Overflow, RunStage};
+use crate::config::{ContextPolicy, HistoryForm, RunOverrides, Share};
+use crate::context::compaction::{self, SummaryPlan};
+use crate::context::tokens::estimate_message;
+use crate::event::Event;
+use crate::message::Message;
+use crate::record::{ContextChange, Record};
+use crate::turn::TurnRules;
+use crate::types::{ProviderError, RunId, Usage};
+
+/// The key of the limit that a summary without effect reports.
+const COMPACT_AT: &str = "compact_at";
+/// Number of summaries without effect after which none is asked for until the next input.
+const FAILED_SUMMARIES_MAX: u32 = 2;
+/// The share of the window that the turns behind a summary may have: one third.
+const TAIL_DIVISOR: u64 = 3;
+/// The share of the window that is left for the request for a summary and its answer: one tenth.
+const SUMMARY_DIVISOR: u64 = 10;
+
+/// The next step towards a smaller context.
+#[derive(Debug)]
+enum Step {
+    /// A record follows.
+    Change(ContextChange),
+    /// A summary is needed.
+    Summarise(SummaryPlan),
+    /// Nothing is to be done.
+    Done,
+}
+
+impl Session {
+    /// Returns about the number of tokens of the next request with these rules.
+    pub fn request_tokens(&mut self, rules: &TurnRules) -> u64 {
+        self.context.meter.tokens(rules.fixed_tokens + self.history.estimated_tokens())
+    }
+
+    /// Returns the window of the model, in tokens: the configured one, or the one that its service has shown.
+    #[must_use]
+    pub fn window(&self, rules: &TurnRules) -> Option<u64> {
+        rules.models.first().context_window.or(self.context.learnt_window)
+    }
+
+    /// Returns true if the session waits for a summary.
+    #[must_use]
+    pub fn expects_summary(&self) -> bool {
+        self.context.pending_summary.is_some()
+    }
+
+    /// Makes the context smaller, on request.
+    ///
+    /// # Errors
+    /// If a run is in progress, the session is closed, or there is nothing to replace.
+    pub fn handle_compact_request(
+        &mut self,
+        rules_of: super::RulesOf<'_>,
+    ) -> Result<(), SessionRefusal> {
+        self.check_idle()?;
+        let rules = rules_of(&RunOverrides::default());
+        if self.summary_plan(&rules).is_none() || self.context.ended_run.is_none() {
+            return Err(SessionRefusal::NothingToCompact);
+        }
+        self.context.is_requested = true;
+        Ok(())
+    }
+
+    /// Handles the answer to a request for a summary. Ignored if none is pending_summary any more.
+    pub fn handle_summary(&mut self, reply: SummaryReply, rules_of: super::RulesOf<'_>) {
+        let Some(plan) = self.context.pending_summary.take() else { return };
+        let overrides = self.run.as_ref().map(|run| run.overrides.clone()).unwrap_or_default();
+        let rules = rules_of(&overrides);
+        let SummaryPlan { messages, user_messages } = plan;
+        let before = self.request_tokens(&rules);
+        let failure = match reply {
+            SummaryReply::Text { text, usage } => {
+                let change = ContextChange::Summarised { text, messages, user_messages };
+                let (_, after) = self.sizes(&rules, &change);
+                // A summary must save a third, or it does not count.
+                if after <= before / 3 * 2 {
+                    self.record_change(&rules, change, usage);
+                    return;
+                }
+                "summary_has_no_effect"
+            }
+            SummaryReply::Failed => "summary_failed",
+        };
+        self.record_failed_summary(&rules, before, failure);
+    }
+
+    /// Handles that the current turn's request was larger than the window of its model.
+    pub fn handle_overflow(&mut self, error: &ProviderError, rules_of: super::RulesOf<'_>) {
+        self.learn_window(error);
+        let Some(run) = self.run.as_deref() else { return };
+        let rules = rules_of(&run.overrides);
+        let tokens = self.request_tokens(&rules);
+        if let Some(RunStage::Turn(turn)) = self.run.as_deref_mut().map(|run| &mut run.stage) {
+            turn.overflow = Some(Overflow { tokens, ..Overflow::default() });
+        }
+    }
+
+    /// Learns the window of the model from a refusal: its number, or nine tenths of the last accepted
+    /// request.
+    pub(super) fn learn_window(&mut self, error: &ProviderError) {
+        if error.is_context_overflow() {
+            let accepted = self.context.meter.counted().map(|tokens| tokens / 10 * 9);
+            let window = error.overflow.and_then(|overflow| overflow.window);
+            let learnt = window.or(accepted);
+            self.context.learnt_window = learnt.or(self.context.learnt_window);
+        }
+    }
+
+    /// Makes the context smaller before the next turn, if it is too large. Returns false if the turn may
+    /// begin.
+    pub(super) fn shrink_before_turn(&mut self, rules: &TurnRules) -> bool {
+        if self.context.pending_summary.is_some() {
+            return true;
+        }
+        match self.step_before_turn(rules) {
+            Step::Done => return false,
+            Step::Change(change) => self.record_change(rules, change, Usage::default()),
+            Step::Summarise(plan) => self.request_summary(rules, plan),
+        }
+        true
+    }
+
+    fn step_before_turn(&mut self, rules: &TurnRules) -> Step {
+        let Some(window) = self.window(rules) else { return Step::Done };
+        let policy = &rules.context;
+        let tokens = self.request_tokens(rules);
+        let is_above = |share: Share| !share.is_zero() && tokens > share.part_of(window);
+        if is_above(policy.clear_at) {
+            let plan = self.clearing(rules, policy.keep_results);
+            let saved = self.context.meter.part(plan.saved);
+            if saved > 0 && saved >= policy.clear_at_least.part_of(window) {
+                let references = policy.references;
+                return Step::Change(ContextChange::Cleared { calls: plan.calls, references });
+            }
+        }
+        let may_ask = self.context.failed_summaries < FAILED_SUMMARIES_MAX
+            && self.context.summarised_after != Some(self.turn);
+        if is_above(policy.compact_at) && may_ask {
+            return self.summary_plan(rules).map_or(Step::Done, Step::Summarise);
+        }
+        Step::Done
+    }
+
+    /// Makes the context of a turn smaller whose request was too large, and hands the turn on.
+    pub(super) fn shrink_overflow(&mut self, rules: &TurnRules) {
+        let Some(RunStage::Turn(turn)) = self.run.as_deref().map(|run| &run.stage) else { return };
+        let Some(overflow) = turn.overflow.filter(|_| self.context.pending_summary.is_none())
+        else {
+            return;
+        };
+        let (step, next) = self.step_after_overflow(rules, overflow);
+        if let Some(RunStage::Turn(turn)) = self.run.as_deref_mut().map(|run| &mut run.stage) {
+            turn.overflow = next;
+        }
+        match step {
+            Step::Change(change) => self.record_change(rules, change, Usage::default()),
+            Step::Summarise(plan) => self.request_summary(rules, plan),
+            Step::Done => {
+                let reduced = self.request_tokens(rules) < overflow.tokens;
+                self.outbox.push_back(SessionEffect::ContextReduced { reduced });
+            }
+        }
+    }
+
+    fn step_after_overflow(
+        &mut self,
+        rules: &TurnRules,
+        overflow: Overflow,
+    ) -> (Step, Option<Overflow>) {
+        let (mut next, policy) = (overflow, &rules.context);
+        let goal = match self.window(rules) {
+            Some(window) => {
+                let share =
+                    if policy.compact_at.is_zero() { policy.clear_at } else { policy.compact_at };
+                let share = if share.is_zero() { window / 10 * 9 } else { share.part_of(window) };
+                share.min(overflow.tokens / 10 * 9)
+            }
+            None => overflow.tokens / 3 * 2,
+        };
+        let is_small = self.request_tokens(rules) <= goal;
+        if !is_small && !overflow.is_cleared {
+            next.is_cleared = true;
+            for keep_results in [policy.keep_results, 0] {
+                let plan = self.clearing(rules, keep_results);
+                let saved = self.context.meter.part(plan.saved);
+                let is_enough = overflow.tokens.saturating_sub(saved) <= goal;
+                if saved > 0 && (is_enough || keep_results == 0) {
+                    let (calls, references) = (plan.calls, policy.references);
+                    return (
+                        Step::Change(ContextChange::Cleared { calls, references }),
+                        Some(next),
+                    );
+                }
+            }
+        }
+        if !is_small && !overflow.is_summarised {
+            next.is_summarised = true;
+            let may_ask = self.context.failed_summaries < FAILED_SUMMARIES_MAX;
+            if let Some(plan) = self.summary_plan(rules).filter(|_| may_ask) {
+                return (Step::Summarise(plan), Some(next));
+            }
+        }
+        (Step::Done, None)
+    }
+
+    /// Formats the last run, or asks for the summary that a client has requested. Returns false if an idle
+    /// session has nothing to do for its context.
+    pub(super) fn shrink_idle(&mut self, rules_of: super::RulesOf<'_>) -> bool {
+        if self.context.pending_summary.is_some() {
+            return true;
+        }
+        let unformatted = self.context.ended_run.as_mut().filter(|run| !run.is_formatted);
+        if let Some(run) = unformatted {
+            run.is_formatted = true;
+            let first = run.first_message;
+            let rules = rules_of(&RunOverrides::default());
+            let policy = &rules.context;
+            let messages = self.history.messages().get(first..).unwrap_or_default();
+            if policy.history == HistoryForm::Compact
+                && let Some(change) = compaction::format_run(messages, policy.references)
+            {
+                self.record_change(&rules, change, Usage::default());
+                return true;
+            }
+        }
+        if std::mem::take(&mut self.context.is_requested) {
+            let rules = rules_of(&RunOverrides::default());
+            if let Some(plan) = self.summary_plan(&rules) {
+                self.request_summary(&rules, plan);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Forgets a summary that was asked for, because the run that needs it ends.
+    pub(super) fn forget_summary(&mut self) {
+        self.context.pending_summary = None;
+        self.context.is_requested = false;
+    }
+
+    /// Counts the request of a turn that is about to be committed, by the service's number.
+    pub(super) fn count_request(&mut self, input_tokens: u64) {
+        let Some(fixed) = self.run.as_ref().map(|run| run.terms.fixed_tokens) else { return };
+        if input_tokens > 0 {
+            let estimated = fixed + self.history.estimated_tokens();
+            self.context.meter.handle_usage(estimated, input_tokens);
+        }
+    }
+
+    /// Notes the end of the current run.
+    pub(super) fn note_ended_run(&mut self, id: RunId, first_message: usize) {
+        self.context.ended_run = Some(EndedRun { id, first_message, is_formatted: false });
+        self.context.pending_summary = None;
+    }
+
+    /// Notes an input of a user: summaries are asked for again.
+    pub(super) fn note_input(&mut self) {
+        self.context.failed_summaries = 0;
+    }
+
+    /// Notes a limit that was recorded.
+    pub(super) fn note_limit(&mut self, limit: &str) {
+        self.context.failed_summaries += u32::from(limit == COMPACT_AT);
+    }
+
+    /// Replaces messages by a recorded change.
+    pub(super) fn apply_change(&mut self, change: &ContextChange) {
+        let first = self.first_of_last_run();
+        let estimated = self.history.estimated_tokens();
+        let (messages, first) = compaction::apply(change, self.history.messages(), first);
+        self.history.replace(messages.into());
+        self.context
+            .meter
+            .handle_removal(estimated.saturating_sub(self.history.estimated_tokens()));
+        match (&mut self.run, &mut self.context.ended_run) {
+            (Some(run), _) => {
+                run.first_message = first;
+                run.is_compacted = true;
+            }
+            (None, Some(run)) => run.first_message = first,
+            (None, None) => {}
+        }
+        match change {
+            ContextChange::Formatted { .. } => {
+                if let Some(run) = &mut self.context.ended_run {
+                    run.is_formatted = true;
+                }
+            }
+            ContextChange::Summarised { .. } => self.context.failed_summaries = 0,
+            ContextChange::Cleared { .. } => {}
+        }
+    }
+
+    /// Returns the state that records hold.
+    #[cfg(test)]
+    pub(super) fn durable_context(&self) -> ContextState {
+        let mut state = self.context.clone();
+        (state.pending_summary, state.is_requested, state.summarised_after) = (None, false, None);
+        if let Some(run) = &mut state.ended_run {
+            run.is_formatted = false;
+        }
+        state
+    }
+
+    fn clearing(&self, rules: &TurnRules, keep_results: u32) -> compaction::ClearingPlan {
+        let keep = |name: &str| rules.tools.get(name).is_some_and(|tool| tool.keep);
+        let keep_results = usize::try_from(keep_results).unwrap_or(usize::MAX);
+        let references = rules.context.references;
+        compaction::plan_clearing(self.history.messages(), keep_results, references, keep)
+    }
+
+    fn summary_plan(&self, rules: &TurnRules) -> Option<SummaryPlan> {
+        let ContextPolicy { keep_turns, keep_user_tokens, .. } = &rules.context;
+        let window = self.window(rules).unwrap_or(u64::MAX);
+        let keep_turns = usize::try_from(*keep_turns).unwrap_or(usize::MAX);
+        let keep_user = (*keep_user_tokens).min(window / TAIL_DIVISOR);
+        let messages = self.history.messages();
+        compaction::plan_summary(messages, keep_turns, window / TAIL_DIVISOR, keep_user)
+    }
+
+    /// Asks for a summary: of all messages, so that the service reads most of them from its cache, or if
+    /// these are too many, of those that it replaces.
+    fn request_summary(&mut self, rules: &TurnRules, plan: SummaryPlan) {
+        let tokens = self.request_tokens(rules);
+        let fits =
+            self.window(rules).is_none_or(|window| tokens + window / SUMMARY_DIVISOR <= window);
+        let is_overflow = self.run.as_ref().is_some_and(|run| run.turn().is_some());
+        let messages = match fits && !is_overflow {
+            true => self.history.messages().clone(),
+            false => self.history.messages().iter().take(plan.messages).cloned().collect(),
+        };
+        self.context.pending_summary = Some(plan);
+        self.context.summarised_after = Some(self.turn);
+        let overrides = self.run.as_ref().map(|run| run.overrides.clone()).unwrap_or_default();
+        let run_id = self.run_of_context();
+        let request = SummaryRequest { run_id, overrides, messages };
+        self.outbox.push_back(SessionEffect::RequestSummary(Box::new(request)));
+    }
+
+    /// Returns the sizes of the next request in tokens before and after a change, by estimate.
+    fn sizes(&mut self, rules: &TurnRules, change: &ContextChange) -> (u64, u64) {
+        let (before, estimated) = (self.request_tokens(rules), self.history.estimated_tokens());
+        let first = self.first_of_last_run();
+        let (messages, _) = compaction::apply(change, self.history.messages(), first);
+        let left: u64 = messages.iter().map(|message| estimate_message(message)).sum();
+        let meter = &self.context.meter;
+        let saved = meter.part(estimated.saturating_sub(left));
+        (before, before.saturating_sub(saved) + meter.part(left.saturating_sub(estimated)))
+    }
+
+    /// Returns the index of the first message of the run in progress, or of the last one.
+    fn first_of_last_run(&self) -> usize {
+        let ended = self.context.ended_run.as_ref().map(|run| run.first_message);
+        let first = self.run.as_ref().map(|run| run.first_message).or(ended);
+        first.unwrap_or_else(|| self.history.messages().len())
+    }
+
+    fn record_change(&mut self, rules: &TurnRules, change: ContextChange, usage: Usage) {
+        let (tokens_before, tokens_after) = self.sizes(rules, &change);
+        let upto = match &change {
+            ContextChange::Cleared { calls, .. } => calls.last().map_or(self.turn, |key| key.turn),
+            ContextChange::Formatted { .. } => self.turn,
+            ContextChange::Summarised { messages, .. } => {
+                let tail = self.history.messages().get(*messages..).unwrap_or_default();
+                let turns = tail.iter().filter(|m| matches!(***m, Message::Assistant(_)));
+                self.turn.saturating_sub(u32::try_from(turns.count()).unwrap_or(u32::MAX))
+            }
+        };
+        let kind = change.kind();
+        let event = Event::ContextCompacted { kind, tokens_before, tokens_after, upto };
+        let change = Box::new(change);
+        let record = Record::Compacted { change, upto, tokens_before, tokens_after, usage };
+        let (run_id, turn) = (self.run_of_context(), self.turn);
+        self.record(vec![SessionRecord { record, run_id, turn, events: vec![event] }]);
+    }
+
+    /// Records that a summary has no effect. Without a run, the client that asked for it is told.
+    fn record_failed_summary(&mut self, rules: &TurnRules, tokens: u64, action: &str) {
+        let Some(run) = self.run.as_ref().map(|run| run.id.clone()) else { return };
+        let (limit, action) = (COMPACT_AT.to_owned(), action.to_owned());
+        let window = self.window(rules).unwrap_or_default();
+        let (value, maximum) = (tokens, rules.context.compact_at.part_of(window));
+        let event =
+            Event::LimitReached { limit: limit.clone(), value, maximum, action: action.clone() };
+        let record = Record::LimitReached { limit, value, maximum, action, note: None };
+        let record = self.run_record(&run, record, vec![event]);
+        self.record(vec![record]);
+    }
+
+    /// Returns the run that events about the context belong to.
+    fn run_of_context(&self) -> Option<RunId> {
+        let ended = self.context.ended_run.as_ref().map(|run| &run.id);
+        self.run.as_ref().map(|run| &run.id).or(ended).cloned()
+    }
+}

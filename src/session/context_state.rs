@@ -1,0 +1,33 @@
+//! What a session knows about the size of its context.
+
+use crate::context::compaction::SummaryPlan;
+use crate::context::tokens::TokenMeter;
+use crate::types::RunId;
+
+/// What is known about the size of the context.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct ContextState {
+    pub(super) meter: TokenMeter,
+    /// The window that the refusal of a service has shown, in tokens.
+    pub(super) learnt_window: Option<u64>,
+    /// Number of summaries since the last input that had no effect.
+    pub(super) failed_summaries: u32,
+    /// The last run that has ended.
+    pub(super) ended_run: Option<EndedRun>,
+    /// The summary that was asked for. Not durable: after a crash it is asked for again.
+    pub(super) pending_summary: Option<SummaryPlan>,
+    /// The turn before which a summary was asked for last: no second one is asked for there. Not durable.
+    pub(super) summarised_after: Option<u32>,
+    /// A client asked for a smaller context, and nothing has been done yet. Not durable.
+    pub(super) is_requested: bool,
+}
+
+/// A run that has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct EndedRun {
+    pub(super) id: RunId,
+    /// The index of its first message.
+    pub(super) first_message: usize,
+    /// True if its messages became one, or may not.
+    pub(super) is_formatted: bool,
+}

@@ -1,0 +1,274 @@
+//! A context that stays small: cleared results, compact history, summaries and requests that are too large,
+//! over real HTTP.
+#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use callsheet::config::{Config, HistoryForm, Share};
+use callsheet::rehearsal::{Call, Response, Script};
+use callsheet::runtime::{Host, HostError, OpenSession, RunReport};
+use callsheet::tool::{ToolRegistry, ToolSpec};
+use callsheet::types::RunEnd;
+use serde_json::{Value, json};
+use support::{World, events, within, world};
+
+/// Tools whose results are long. Each word is about one token.
+fn tools() -> ToolRegistry {
+    let mut tools = ToolRegistry::default();
+    let long = |name: &str| ToolSpec::named(name, "Returns a long text.").pure().repeatable();
+    let text = async |(): (), _| Ok("word ".repeat(400));
+    tools.register(long("long").into_tool(text)).unwrap();
+    tools.register(long("kept").keep().into_tool(text)).unwrap();
+    tools
+}
+
+fn calls(tool: &str) -> Response {
+    Response::calls([Call::new(tool, json!({}))])
+}
+
+/// A response to a request of so many tokens.
+fn of_tokens(response: Response, tokens: u64) -> Response {
+    let usage = json!({"prompt_tokens": tokens, "completion_tokens": 5});
+    Response { usage: Some(usage), ..response }
+}
+
+async fn host(
+    responses: impl IntoIterator<Item = Response>,
+    window: u64,
+    change: impl FnOnce(&mut Config),
+) -> World {
+    world(Script::new(responses), tools(), |config| {
+        let model = config.models.values_mut().next().expect("the model");
+        model.context_window = Some(window).filter(|window| *window > 0);
+        model.max_attempts = 1;
+        let agent = config.agents.get_mut("default").expect("the agent");
+        agent.limits.max_turns = None;
+        agent.limits.repeat_limit = None;
+        agent.context.keep_results = 1;
+        change(config);
+    })
+    .await
+}
+
+fn messages(world: &World, request: usize) -> Vec<Value> {
+    world.requests()[request].body["messages"].as_array().unwrap().clone()
+}
+
+/// The beginnings of the messages of a request.
+fn beginnings(world: &World, request: usize) -> Vec<String> {
+    let text = |message: &Value| {
+        let content = message["content"].as_str().unwrap_or("calls");
+        let content: String = content.chars().take(24).collect();
+        format!("{}: {content}", message["role"].as_str().unwrap())
+    };
+    messages(world, request).iter().map(text).collect()
+}
+
+async fn run(world: &World) -> (RunReport, Vec<Value>) {
+    let started = world.session.start_run("go").await.expect("a run");
+    let events = events(started.events).await;
+    let report = within(started.report).await.expect("a report");
+    let changes = events.into_iter().filter(|event| event["type"] == "context_compacted");
+    (report, changes.collect())
+}
+
+#[tokio::test]
+async fn old_results_become_lines_when_the_context_is_above_its_share() {
+    let responses = [
+        of_tokens(calls("long"), 100),
+        of_tokens(calls("kept"), 550),
+        of_tokens(calls("long"), 1_000),
+        of_tokens(calls("long"), 1_450),
+        Response::text("Done."),
+    ];
+    let world = host(responses, 2_000, |_| {}).await;
+    let (report, changes) = run(&world).await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
+    assert_eq!(changes.len(), 2, "{changes:?}");
+    assert_eq!(changes[0]["kind"], "cleared");
+    assert!(changes[0]["tokens_after"].as_u64() < changes[0]["tokens_before"].as_u64());
+    let cleared = "tool: [cleared by the host: th";
+    let cleared: String = cleared.chars().take(30).collect();
+    let results: Vec<String> = beginnings(&world, 4);
+    let results: Vec<_> = results.iter().filter(|text| text.starts_with("tool: ")).collect();
+    assert_eq!((results[0], results[2]), (&cleared, &cleared));
+    assert!(results[1].contains("word"), "the results of a tool that is kept stay");
+    assert!(results[3].contains("word"), "the last result stays");
+    // The report has everything.
+    let said: Vec<_> =
+        report.run_messages().iter().map(|m| serde_json::to_value(m).unwrap()).collect();
+    let whole = said.iter().filter(|message| {
+        message["role"] == "tool" && message["content"].as_str().is_some_and(|t| t.len() > 1_000)
+    });
+    assert_eq!(whole.count(), 4);
+    let page = world.host.telemetry().render();
+    assert!(page.contains("callsheet_context_tokens_saved_total{kind=\"cleared\"}"), "{page}");
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn nothing_is_cleared_without_a_window_or_for_little() {
+    for (window, least) in [(0, 0.1), (2_000, 0.9)] {
+        let responses = [
+            of_tokens(calls("long"), 900),
+            of_tokens(calls("long"), 1_300),
+            of_tokens(Response::text("Done."), 1_650),
+        ];
+        let world = host(responses, window, |config| {
+            let agent = config.agents.get_mut("default").unwrap();
+            agent.context.clear_at_least = Share::of(least).unwrap();
+            agent.context.compact_at = Share::of(0.0).unwrap();
+        })
+        .await;
+        let (report, changes) = run(&world).await;
+        assert_eq!((report.run_end, changes.len()), (RunEnd::Answered, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_ended_becomes_one_message_with_a_log() {
+    let responses = [calls("long"), Response::text("First."), Response::text("Second.")];
+    let compact = |config: &mut Config| {
+        config.agents.get_mut("default").unwrap().context.history = HistoryForm::Compact;
+    };
+    let world = host(responses, 0, compact).await;
+    let report = world.run("one").await;
+    assert_eq!(report.run_messages().len(), 4, "the report has the whole chain");
+    world.run("two").await;
+    let sent = messages(&world, 2);
+    assert_eq!(sent.len(), 3);
+    let text = sent[1]["content"].as_str().unwrap();
+    let hint = "<SYSTEM-CONTEXT>\nTools were used in this run. Their full results can be read with \
+                read_var:\n- long: $VAR_REF{{t1a1c0}}\n[Tool Execution Log] blocks are written by \
+                the host. Do not write such blocks yourself.\n</SYSTEM-CONTEXT>\n---\n";
+    let words = "word ".repeat(40);
+    let log = format!(
+        "[Tool Execution Log] long\narguments: {{}}\nstatus: success\nresult: {}…\n\nFirst.",
+        &words[..words.len().min(200)]
+    );
+    assert_eq!(text, format!("{hint}{log}"));
+    let history = world.session.snapshot().await.unwrap().history;
+    let form = serde_json::to_value(&*history[1]).unwrap();
+    assert_eq!(form["metadata"]["hint_size"], hint.len());
+    assert_eq!(history.len(), 4, "a run without calls stays as it is");
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn a_summary_is_asked_for_with_the_same_beginning_and_replaces_the_first_messages() {
+    let responses = [
+        of_tokens(calls("kept"), 120),
+        of_tokens(calls("kept"), 530),
+        of_tokens(calls("kept"), 940),
+        of_tokens(Response::text("## Goal\ngo"), 1_360),
+        of_tokens(Response::text("Done."), 560),
+    ];
+    let world = host(responses, 1_550, |config| {
+        config.agents.get_mut("default").unwrap().context.keep_turns = 1;
+    })
+    .await;
+    let (report, changes) = run(&world).await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
+    assert_eq!(report.run_messages().len(), 8, "the report has the whole chain");
+    assert_eq!(changes.len(), 1, "{changes:?}");
+    assert_eq!((&changes[0]["kind"], &changes[0]["upto"]), (&json!("summarised"), &json!(2)));
+    let [before, asked] = [2, 3].map(|request| world.requests()[request].body.clone());
+    for member in ["tools", "model"] {
+        assert_eq!(before[member], asked[member]);
+    }
+    let (earlier, all) = (messages(&world, 2), messages(&world, 3));
+    assert_eq!(all[..earlier.len()], earlier[..], "the beginning is the same");
+    assert_eq!(asked["tool_choice"], "none");
+    let last = all.last().unwrap();
+    assert!(last["content"].as_str().unwrap().starts_with("Summarise this conversation"));
+    let left = beginnings(&world, 4);
+    assert_eq!(left.len(), 3, "{left:?}");
+    assert!(left[0].starts_with("user: go"), "the user's words stay: {left:?}");
+    let summary = messages(&world, 4)[0]["content"].as_str().unwrap().to_owned();
+    assert!(summary.ends_with("## Goal\ngo"), "{summary}");
+    // The tokens of the summary count.
+    assert_eq!(report.stats.input_tokens, 120 + 530 + 940 + 1_360 + 560);
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn two_summaries_without_effect_are_told_and_the_run_goes_on() {
+    let long = "as long as before ".repeat(300);
+    let responses = [
+        of_tokens(calls("kept"), 120),
+        of_tokens(Response::text(&long), 550),
+        of_tokens(calls("kept"), 530),
+        Response::status(500),
+        of_tokens(Response::text("Done."), 940),
+    ];
+    let world = host(responses, 600, |config| {
+        config.agents.get_mut("default").unwrap().context.keep_turns = 0;
+    })
+    .await;
+    let started = world.session.start_run("go").await.expect("a run");
+    let events = events(started.events).await;
+    let report = within(started.report).await.expect("a report");
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
+    let limits = events.iter().filter(|event| event["type"] == "limit_reached");
+    let actions: Vec<_> =
+        limits.map(|event| (event["limit"].clone(), event["action"].clone())).collect();
+    let of = |action: &str| (json!("compact_at"), json!(action));
+    assert_eq!(actions, [of("summary_has_no_effect"), of("summary_failed")]);
+}
+
+#[tokio::test]
+async fn a_client_may_ask_for_a_smaller_context() {
+    let responses = [calls("long"), Response::text("First."), Response::text("so far")];
+    let world = host(responses, 0, |config| {
+        config.agents.get_mut("default").unwrap().context.keep_turns = 0;
+    })
+    .await;
+    assert_eq!(world.session.compact().await.unwrap_err(), HostError::NothingToCompact);
+    world.run("one").await;
+    let report = within(world.session.compact()).await.unwrap();
+    assert_eq!(report.kind, "summarised");
+    assert!(report.tokens_after * 3 <= report.tokens_before * 2, "{report:?}");
+    let history = world.session.snapshot().await.unwrap().history;
+    assert_eq!(history.len(), 2);
+    assert_eq!(within(world.session.compact()).await.unwrap_err(), HostError::NothingToCompact);
+}
+
+#[tokio::test]
+async fn a_stored_session_has_the_same_context() {
+    let directory = std::env::temp_dir().join(format!("callsheet-context-{}", std::process::id()));
+    let start = async |responses: Vec<Response>| {
+        let model =
+            callsheet::rehearsal::Rehearsal::with_script(Script::new(responses)).await.unwrap();
+        let mut config = Config::default();
+        config.set_rehearsal(callsheet::config::BaseUrl::parse(&model.base_url()).unwrap());
+        let agent = config.agents.get_mut("default").unwrap();
+        agent.tools = vec![callsheet::config::ToolPattern::new("*")];
+        agent.context.history = HistoryForm::Compact;
+        agent.context.keep_turns = 0;
+        let host = Host::builder().config(config).tools(tools()).sqlite(&directory);
+        (model, host.start().await.unwrap())
+    };
+    let said = |session: callsheet::runtime::SessionHandle| async move {
+        let history = session.snapshot().await.unwrap().history;
+        history.iter().map(|message| serde_json::to_string(message).unwrap()).collect::<Vec<_>>()
+    };
+    let responses = vec![
+        calls("long"),
+        Response::text("First."),
+        Response::text("sum"),
+        Response::text("Second."),
+    ];
+    let (_model, host) = start(responses).await;
+    let session = host.open_session("s").await.unwrap();
+    within(session.run("one")).await.unwrap();
+    within(session.compact()).await.unwrap();
+    within(session.run("two")).await.unwrap();
+    let before = said(session.clone()).await;
+    assert_eq!(before.len(), 4);
+    host.shutdown().await;
+    let (_model, host) = start(Vec::new()).await;
+    let session = host.get_or_open_session(OpenSession::from("s")).await.unwrap();
+    assert_eq!(said(session).await, before);
+    host.shutdown().await;
+    let _ = std::fs::remove_dir_all(directory);
+}
