@@ -4,7 +4,7 @@
 //! Each decision is a [`Record::Compacted`], which says exactly what is replaced by what. A session that
 //! wakes up applies the records and decides nothing again.
 
-use super::context_state::{ContextState, EndedRun};
+use super::context_state::EndedRun;
 use super::effect::{SessionEffect, SessionRecord, SessionRefusal, SummaryReply, SummaryRequest};
 use super::machine::Session;
 use super::open_run::{Overflow, RunStage};
@@ -305,7 +305,7 @@ impl Session {
 
     /// Returns the state that records hold.
     #[cfg(test)]
-    pub(super) fn durable_context(&self) -> ContextState {
+    pub(super) fn durable_context(&self) -> super::context_state::ContextState {
         let mut state = self.context.clone();
         (state.pending_summary, state.is_requested, state.summarised_after) = (None, false, None);
         if let Some(run) = &mut state.ended_run {
