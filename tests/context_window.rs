@@ -1,0 +1,177 @@
+//! Long runs with a model whose window is real: it counts the tokens of each request, and refuses those
+//! that are too large.
+#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig};
+use callsheet::message::Message;
+use callsheet::model::{CallDelta, CallKind, Delta, ModelRequest, ModelSource, ModelStream};
+use callsheet::prelude::*;
+use callsheet::types::{
+    ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind, RunEnd, Usage,
+};
+use parking_lot::Mutex;
+use serde_json::json;
+
+const TURNS: usize = 200;
+const BYTES: usize = 50_000;
+const SUMMARY: &str = "## Goal\nread all pages";
+
+/// What the model was sent.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    answers: usize,
+    refusals: usize,
+    summaries: usize,
+    largest: u64,
+}
+
+/// A model with a window. It calls the tool `page` in each turn, and answers after the last one.
+struct Window {
+    tokens: u64,
+    /// The service names its window when it refuses a request.
+    names_window: bool,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Window {
+    fn deltas(&self, request: &ModelRequest) -> Result<Vec<Delta>, ProviderError> {
+        assert_paired(&request.messages);
+        assert!(has_input(&request.messages), "the user's words are in each request");
+        let tokens = tokens(request);
+        let mut seen = self.seen.lock();
+        if tokens > self.tokens {
+            seen.refusals += 1;
+            let mut error = ProviderError::new(ProviderErrorKind::Status, "the prompt is too long");
+            error.status = Some(400);
+            let mut overflow = ContextOverflow::default();
+            overflow.window = Some(self.tokens).filter(|_| self.names_window);
+            error.overflow = Some(overflow);
+            return Err(error);
+        }
+        seen.largest = seen.largest.max(tokens);
+        let asks_summary = match &**request.messages.last().expect("a message") {
+            Message::User { content } => content.text().starts_with("Summarise this conversation"),
+            _ => false,
+        };
+        let usage = Usage { input_tokens: tokens, output_tokens: 20, ..Usage::default() };
+        let usage = Delta::Usage { usage, raw: "{}".into() };
+        let (content, kind) = if asks_summary {
+            seen.summaries += 1;
+            (Delta::Text(SUMMARY.to_owned()), FinishKind::Stop)
+        } else if seen.answers % (TURNS + 1) == TURNS {
+            seen.answers += 1;
+            (Delta::Text("All pages are read.".to_owned()), FinishKind::Stop)
+        } else {
+            seen.answers += 1;
+            let call = CallDelta {
+                index: Some(0),
+                id: Some(format!("call-{}", seen.answers)),
+                name: Some("page".into()),
+                arguments: Some(json!({"number": seen.answers}).to_string()),
+                kind: CallKind::Function,
+                begins: false,
+            };
+            (Delta::Call(call), FinishKind::ToolCalls)
+        };
+        Ok(vec![content, usage, Delta::Finish(FinishReason { kind, raw: "end".into() })])
+    }
+}
+
+impl ModelSource for Window {
+    fn respond(&self, request: ModelRequest) -> ModelStream {
+        Box::pin(futures::stream::once(std::future::ready(self.deltas(&request))))
+    }
+}
+
+/// Four bytes are a token.
+fn tokens(request: &ModelRequest) -> u64 {
+    let messages: usize =
+        request.messages.iter().map(|m| serde_json::to_string(m).unwrap().len()).sum();
+    let tools: usize = request.tools.iter().map(|tool| tool.schema.to_string().len() + 80).sum();
+    ((messages + tools) / 4) as u64
+}
+
+/// Checks that each call has its result directly behind it.
+fn assert_paired(messages: &[Arc<Message>]) {
+    let mut open = Vec::new();
+    for message in messages {
+        match &**message {
+            Message::Tool { call_id, .. } => assert_eq!(open.pop(), Some(call_id.to_string())),
+            Message::Assistant(response) => {
+                assert!(open.is_empty(), "a call without a result");
+                open.extend(response.calls.iter().rev().map(|call| call.id.to_string()));
+            }
+            _ => assert!(open.is_empty(), "a call without a result"),
+        }
+    }
+    assert!(open.is_empty(), "a call without a result");
+}
+
+fn has_input(messages: &[Arc<Message>]) -> bool {
+    messages.iter().any(|message| match &**message {
+        Message::User { content } => content.text() == "Read all pages, and remember 4711.",
+        _ => false,
+    })
+}
+
+async fn host(window: Window, known: Option<u64>) -> Host {
+    let page = ToolSpec::named("page", "Returns a page.").pure().into_tool(
+        async |input: serde_json::Value, _| {
+            Ok(format!("{} {}", input["number"], "word ".repeat(BYTES / 5)))
+        },
+    );
+    let agent = AgentConfig::new("window").tools(["page"]).with(|agent| {
+        agent.limits.max_turns = None;
+        agent.limits.repeat_limit = None;
+        agent.limits.run_timeout = None;
+    });
+    let address = BaseUrl::parse("http://127.0.0.1:9").unwrap();
+    let model = ModelConfig::new(address, "window").with(|model| model.context_window = known);
+    let config = Config::default().with(|config| {
+        config.journal.engine = JournalEngine::Memory;
+        config.agents.insert("default".to_owned(), agent);
+        config.models.insert("window".to_owned(), model);
+    });
+    Host::builder().config(config).model_source("window", window).tool(page).start().await.unwrap()
+}
+
+async fn read_pages(known: Option<u64>, names_window: bool, runs: usize) -> Seen {
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let window = Window { tokens: 60_000, names_window, seen: Arc::clone(&seen) };
+    let host = host(window, known).await;
+    let session = host.open_session("s").await.unwrap();
+    for _ in 0..runs {
+        let run = session.run("Read all pages, and remember 4711.");
+        let report = tokio::time::timeout(Duration::from_secs(120), run).await.unwrap().unwrap();
+        assert_eq!(report.run_end, RunEnd::Answered, "{:?}", report.error);
+        assert_eq!(report.calls.len(), TURNS);
+    }
+    let held = session.snapshot().await.unwrap().history;
+    let bytes: usize = held.iter().map(|m| serde_json::to_string(m).unwrap().len()).sum();
+    assert!(bytes < 300_000, "the history in memory is as large as the window: {bytes}");
+    host.shutdown().await;
+    let seen = *seen.lock();
+    println!("window known: {known:?}, named: {names_window}, {seen:?}");
+    seen
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_is_refused_where_the_window_is_known() {
+    let seen = read_pages(Some(60_000), true, 2).await;
+    assert_eq!(seen.refusals, 0, "{seen:?}");
+    // 12,500 tokens are new in each turn, and clearing leaves the newest eight results.
+    assert!(seen.summaries <= 2 * (2 * TURNS * 12_500 / 60_000), "{seen:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_of_many_large_results_ends_answered() {
+    for names_window in [true, false] {
+        let seen = read_pages(None, names_window, 1).await;
+        // The window is learnt from the first refusal.
+        assert!(seen.refusals <= 1, "{seen:?}");
+        assert!(seen.largest <= 60_000);
+    }
+}
