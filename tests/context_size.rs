@@ -4,9 +4,12 @@
 
 mod support;
 
-use callsheet::config::{Config, HistoryForm, Share};
-use callsheet::rehearsal::{Call, Response, Script};
-use callsheet::runtime::{Host, HostError, OpenSession, RunReport};
+use callsheet::config::{BaseUrl, Config, HistoryForm, RunOverrides, Share, ToolPattern};
+use callsheet::journal::verify;
+use callsheet::record::{Seq, StopMode};
+use callsheet::rehearsal::{At, Call, Response, Script};
+use callsheet::runtime::{AgentRules, Host, HostError, OpenSession, RunReport};
+use callsheet::session::replay;
 use callsheet::tool::{ToolRegistry, ToolSpec};
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
@@ -64,6 +67,28 @@ fn beginnings(world: &World, request: usize) -> Vec<String> {
     messages(world, request).iter().map(text).collect()
 }
 
+/// Checks that the records of the session are valid, have a line of text each, and replay the same.
+async fn check_records(world: &World) {
+    let entries = world.session.records(Seq(0)).await.unwrap();
+    let breaches = verify(world.session.id(), &entries);
+    assert!(breaches.is_empty(), "{breaches:?}");
+    let text: String = callsheet::journal::export::text(&entries).collect();
+    assert!(text.contains("  compacted  ") && !text.contains("misplaced"), "{text}");
+    let mut config = Config::default();
+    config.set_rehearsal(BaseUrl::parse(&world.model.base_url()).unwrap());
+    let agent = config.agents.get_mut("default").unwrap();
+    agent.tools = ["long", "kept"].map(ToolPattern::new).into();
+    agent.limits.max_turns = None;
+    agent.limits.repeat_limit = None;
+    let rules = AgentRules::new(&config, tools()).unwrap();
+    let rules_of = |agent: &str, overrides: &RunOverrides, frozen: Option<&str>| {
+        rules.rules(agent, overrides, frozen).map_err(|error| error.to_string())
+    };
+    if let Err(difference) = replay(&entries, rules_of) {
+        panic!("{difference}\n{text}");
+    }
+}
+
 async fn run(world: &World) -> (RunReport, Vec<Value>) {
     let started = world.session.start_run("go").await.expect("a run");
     let events = events(started.events).await;
@@ -103,6 +128,7 @@ async fn old_results_become_lines_when_the_context_is_above_its_share() {
     assert_eq!(whole.count(), 4);
     let page = world.host.telemetry().render();
     assert!(page.contains("callsheet_context_tokens_saved_total{kind=\"cleared\"}"), "{page}");
+    check_records(&world).await;
     world.assert_paired();
 }
 
@@ -151,6 +177,7 @@ async fn a_run_that_ended_becomes_one_message_with_a_log() {
     let form = serde_json::to_value(&*history[1]).unwrap();
     assert_eq!(form["metadata"]["hint_size"], hint.len());
     assert_eq!(history.len(), 4, "a run without calls stays as it is");
+    check_records(&world).await;
     world.assert_paired();
 }
 
@@ -188,6 +215,7 @@ async fn a_summary_is_asked_for_with_the_same_beginning_and_replaces_the_first_m
     assert!(summary.ends_with("## Goal\ngo"), "{summary}");
     // The tokens of the summary count.
     assert_eq!(report.stats.input_tokens, 120 + 530 + 940 + 1_360 + 560);
+    check_records(&world).await;
     world.assert_paired();
 }
 
@@ -217,6 +245,28 @@ async fn two_summaries_without_effect_are_told_and_the_run_goes_on() {
 }
 
 #[tokio::test]
+async fn a_run_that_waits_for_a_summary_stops() {
+    for mode in [StopMode::Now, StopMode::AfterTurn] {
+        let asked = Response::text("## Goal").hold(At::Headers, "summary");
+        let responses = [of_tokens(calls("kept"), 120), of_tokens(asked, 550)];
+        let world = host(responses, 600, |config| {
+            config.agents.get_mut("default").unwrap().context.keep_turns = 0;
+        })
+        .await;
+        let started = world.session.start_run("go").await.expect("a run");
+        within(world.model.gate_reached("summary")).await;
+        world.session.stop(mode).await.unwrap();
+        let report = within(started.report).await.expect("a report");
+        assert_eq!(report.run_end, RunEnd::Stopped, "{mode:?}");
+        world.model.release("summary");
+        let entries = world.session.records(Seq(0)).await.unwrap();
+        assert!(verify(world.session.id(), &entries).is_empty());
+        assert_eq!(world.requests().len(), 2, "nothing is asked after the stop");
+        world.assert_paired();
+    }
+}
+
+#[tokio::test]
 async fn a_client_may_ask_for_a_smaller_context() {
     let responses = [calls("long"), Response::text("First."), Response::text("so far")];
     let world = host(responses, 0, |config| {
@@ -230,6 +280,7 @@ async fn a_client_may_ask_for_a_smaller_context() {
     assert!(report.tokens_after * 3 <= report.tokens_before * 2, "{report:?}");
     let history = world.session.snapshot().await.unwrap().history;
     assert_eq!(history.len(), 2);
+    check_records(&world).await;
     assert_eq!(within(world.session.compact()).await.unwrap_err(), HostError::NothingToCompact);
 }
 
@@ -240,9 +291,9 @@ async fn a_stored_session_has_the_same_context() {
         let model =
             callsheet::rehearsal::Rehearsal::with_script(Script::new(responses)).await.unwrap();
         let mut config = Config::default();
-        config.set_rehearsal(callsheet::config::BaseUrl::parse(&model.base_url()).unwrap());
+        config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
         let agent = config.agents.get_mut("default").unwrap();
-        agent.tools = vec![callsheet::config::ToolPattern::new("*")];
+        agent.tools = vec![ToolPattern::new("*")];
         agent.context.history = HistoryForm::Compact;
         agent.context.keep_turns = 0;
         let host = Host::builder().config(config).tools(tools()).sqlite(&directory);

@@ -40,6 +40,9 @@ impl Session {
                     self.forget_summary();
                 } else if self.stops_before_turn() {
                     self.forget_summary();
+                    if let Some(run) = &mut self.run {
+                        run.machine.withdraw_turn();
+                    }
                     let text = self.history.last_text();
                     return self.record_run_end(now, Vec::new(), RunEnd::Stopped, text, None);
                 } else if self.shrink_before_turn(&rules) {

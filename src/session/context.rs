@@ -15,10 +15,8 @@ use crate::event::Event;
 use crate::message::Message;
 use crate::record::{ContextChange, Record};
 use crate::turn::TurnRules;
-use crate::types::{ProviderError, RunId, Usage};
+use crate::types::{COMPACT_AT, ProviderError, RunId, Usage};
 
-/// The key of the limit that a summary without effect reports.
-const COMPACT_AT: &str = "compact_at";
 /// Number of summaries without effect after which none is asked for until the next input.
 const FAILED_SUMMARIES_MAX: u32 = 2;
 /// The share of the window that the turns behind a summary may have: one third.
@@ -120,6 +118,9 @@ impl Session {
     /// Makes the context smaller before the next turn, if it is too large. Returns false if the turn may
     /// begin.
     pub(super) fn shrink_before_turn(&mut self, rules: &TurnRules) -> bool {
+        if self.context.is_replayed {
+            return false;
+        }
         if self.context.pending_summary.is_some() {
             return true;
         }
@@ -217,6 +218,9 @@ impl Session {
     /// Formats the last run, or asks for the summary that a client has requested. Returns false if an idle
     /// session has nothing to do for its context.
     pub(super) fn shrink_idle(&mut self, rules_of: super::RulesOf<'_>) -> bool {
+        if self.context.is_replayed {
+            return false;
+        }
         if self.context.pending_summary.is_some() {
             return true;
         }
@@ -263,6 +267,12 @@ impl Session {
     pub(super) fn note_ended_run(&mut self, id: RunId, first_message: usize) {
         self.context.ended_run = Some(EndedRun { id, first_message, is_formatted: false });
         self.context.pending_summary = None;
+    }
+
+    /// Decides nothing about the context: the changes of a replayed session come from its records, because
+    /// they depend on what its services counted.
+    pub(super) fn replay_changes(&mut self) {
+        self.context.is_replayed = true;
     }
 
     /// Notes an input of a user: summaries are asked for again.

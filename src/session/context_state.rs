@@ -18,6 +18,8 @@ pub(super) struct ContextState {
     pub(super) pending_summary: Option<SummaryPlan>,
     /// The turn before which a summary was asked for last: no second one is asked for there. Not durable.
     pub(super) summarised_after: Option<u32>,
+    /// Changes come from records, and none is decided.
+    pub(super) is_replayed: bool,
     /// A client asked for a smaller context, and nothing has been done yet. Not durable.
     pub(super) is_requested: bool,
 }

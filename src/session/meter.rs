@@ -24,6 +24,10 @@ impl Meter {
         self.used = self.used.saturating_add(used);
     }
 
+    pub(super) fn subtract(&mut self, unused: u64) {
+        self.used = self.used.saturating_sub(unused);
+    }
+
     pub(super) fn used(&self) -> u64 {
         self.used
     }

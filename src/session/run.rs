@@ -99,6 +99,11 @@ impl Run {
         self.stop_after_turn = true;
     }
 
+    /// Withdraws the next turn, which has not begun.
+    pub fn withdraw_turn(&mut self) {
+        self.turns.subtract(1);
+    }
+
     /// Counts the tokens of a request outside of turns.
     pub fn add_tokens(&mut self, usage: Usage) {
         self.tokens.add(usage.total());

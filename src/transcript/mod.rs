@@ -66,7 +66,7 @@ pub struct Transcript<'a> {
     /// The frozen lists of the servers' tools: the records, and the SHA-256 of each list.
     pub tool_lists: Vec<(RecordLocation, &'a str)>,
     /// The changes that made the context smaller.
-    pub compactions: Vec<(RecordLocation, &'a ContextChange)>,
+    pub compactions: Vec<RecordedCompaction<'a>>,
     /// The forks: the records before a fork are those of another session.
     pub forks: Vec<SessionFork<'a>>,
     /// The inputs that waited for an earlier run to end.
@@ -103,6 +103,21 @@ pub struct SessionFork<'a> {
     pub from: &'a SessionId,
     /// The last record that was copied from it.
     pub last_copied: Seq,
+}
+
+/// A change that made the context smaller.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordedCompaction<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The change.
+    pub change: &'a ContextChange,
+    /// The tokens of the next request before the change, by estimate.
+    pub tokens_before: u64,
+    /// The tokens of the next request after it, by estimate.
+    pub tokens_after: u64,
+    /// The usage of the request for a summary.
+    pub usage: Usage,
 }
 
 /// An input that waits for an earlier run to end.

@@ -2,9 +2,10 @@
 
 use super::{
     AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, Breach, CallIntent,
-    CallTranscript, Invariant, ReachedLimit, RecordLocation, RecordedDecision, RecordedInput,
-    RecordedOutcome, RecordedQuestion, RecordedReport, RecordedRunEnd, RunStart, RunTranscript,
-    SessionFork, SessionOpening, SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
+    CallTranscript, Invariant, ReachedLimit, RecordLocation, RecordedCompaction, RecordedDecision,
+    RecordedInput, RecordedOutcome, RecordedQuestion, RecordedReport, RecordedRunEnd, RunStart,
+    RunTranscript, SessionFork, SessionOpening, SteeredInput, StopRequest, Transcript, TurnCommit,
+    TurnTranscript,
 };
 use crate::record::{JournalEntry, Record};
 use crate::types::CallKey;
@@ -197,12 +198,20 @@ impl<'a> Transcript<'a> {
                 }
             }
             Record::ToolsFrozen { sha256 } => self.tool_lists.push((at, sha256)),
-            Record::Compacted { change, upto, .. } => {
+            Record::Compacted { change, upto, tokens_before, tokens_after, usage } => {
                 if *upto > self.last_turn {
                     let what = format!("it replaces parts of turn {upto}, which does not exist");
                     self.breach(at, Invariant::Turn, what);
                 }
-                self.compactions.push((at, change));
+                let (tokens_before, tokens_after) = (*tokens_before, *tokens_after);
+                let usage = *usage;
+                self.compactions.push(RecordedCompaction {
+                    at,
+                    change,
+                    tokens_before,
+                    tokens_after,
+                    usage,
+                });
             }
             Record::SessionClosed => {
                 self.closed.get_or_insert(at);

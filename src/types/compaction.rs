@@ -1,5 +1,8 @@
 //! The kinds of changes that make a context smaller.
 
+/// The key of the limit that reports a summary without effect.
+pub const COMPACT_AT: &str = "compact_at";
+
 /// The kind of a change that makes a context smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CompactionKind {

@@ -26,7 +26,7 @@ pub use call::{
     CALLS_MAX, CallKey, FailureKind, InvalidCallKey, ResultNotes, ToolCall, ToolOutcome,
     ToolResult, ToolStatus, metadata,
 };
-pub use compaction::CompactionKind;
+pub use compaction::{COMPACT_AT, CompactionKind};
 pub use content::{Content, ContentPart, Image, InvalidContent};
 pub use indirect_call::{USE_TOOL, used_tool};
 pub use message_part::{MessagePart, ModelOrigin};

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use super::{approval_question, count_with_noun, format_duration, image_count, tokens, when, word};
 use crate::journal::JournalEntry;
-use crate::record::ResponseMessage;
+use crate::record::{ContextChange, ResponseMessage};
 use crate::transcript::{
     AttemptResponse, AttemptStart, AttemptTranscript, CallTranscript, RecordLocation,
-    RecordedOutcome, RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
+    RecordedCompaction, RecordedOutcome, RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
 };
 use crate::types::{
     Content, RunError, ToolCall, ToolOutcome, WriteSet, harmless, metadata, one_line,
@@ -49,6 +49,21 @@ fn describe_misplaced(entry: &JournalEntry) -> Description {
     ("misplaced", vec![brief(&serde_json::to_string(&entry.record).unwrap_or_default())])
 }
 
+fn compaction_lines(compaction: &RecordedCompaction<'_>) -> Vec<String> {
+    let RecordedCompaction { change, tokens_before, tokens_after, .. } = compaction;
+    let (what, text) = match change {
+        ContextChange::Cleared { calls, .. } => {
+            (format!("{} cleared", count_with_noun(calls.len(), "result")), None)
+        }
+        ContextChange::Formatted { text, .. } => ("the run is one message".to_owned(), Some(text)),
+        ContextChange::Summarised { text, messages, .. } => {
+            (format!("{} summarised", count_with_noun(*messages, "message")), Some(text))
+        }
+    };
+    let head = format!("{what}, {tokens_before} tokens before, {tokens_after} after, by estimate");
+    [head].into_iter().chain(text.map(|text| brief(text))).collect()
+}
+
 /// The descriptions of records, by their index.
 #[derive(Default)]
 struct TextLog {
@@ -71,6 +86,9 @@ impl TextLog {
         for (at, sha256) in &transcript.tool_lists {
             let list = sha256.get(..12).unwrap_or(sha256);
             self.add(*at, "tools", vec![format!("of servers are frozen, list {list}")]);
+        }
+        for compaction in &transcript.compactions {
+            self.add(compaction.at, "compacted", compaction_lines(compaction));
         }
         for fork in &transcript.forks {
             let line = format!("from session {}, at its record {}", fork.from, fork.last_copied);

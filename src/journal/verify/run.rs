@@ -140,6 +140,14 @@ impl<'a> Verifier<'_, 'a> {
             calls += u32::try_from(turn.kept_calls().len()).unwrap_or(u32::MAX);
             usage += turn.usage();
         }
+        // Requests for summaries belong to the run in which they were made.
+        let is_within = |of: RecordLocation| {
+            of.is_before(at) && run.start.is_none_or(|start| start.at.is_before(of))
+        };
+        let compactions = self.transcript.compactions.iter();
+        for compaction in compactions.filter(|compaction| is_within(compaction.at)) {
+            usage += compaction.usage;
+        }
         let turns = self.counted_turns(run);
         // A run that the session gave up also counts the turn that had begun or was about to begin.
         let allowed = turns..=turns + u32::from(end.is_given_up());

@@ -44,10 +44,11 @@ pub(super) struct SessionReplay<'t, 'a> {
 
 impl<'t, 'a> SessionReplay<'t, 'a> {
     pub(super) fn new(recording: &'t Recording<'a>, rules_of: ReplayRulesOf<'t>) -> Self {
-        let session = match recording.transcript().opening {
+        let mut session = match recording.transcript().opening {
             Some(opening) => Session::open(opening.agent, opening.messages.to_vec()),
             None => Session::blank(),
         };
+        session.replay_changes();
         let (rules, initial_response) = (None, None);
         let (at, runs, calls) = (0, 0, 0);
         Self { recording, rules_of, at, session, rules, initial_response, runs, calls }
@@ -100,7 +101,12 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             // The machine makes none of these here: a fork happens to a stored session, the request to
             // close an idle session has no record of its own, and whether a context is too large
             // depends on the services.
-            Record::SessionForked { .. } | Record::SessionClosed | Record::Compacted { .. } => {
+            Record::SessionForked { .. }
+            | Record::SessionClosed
+            | Record::Compacted { .. }
+            | Record::LimitReached { .. }
+                if self.recording.is_input(self.at) =>
+            {
                 self.apply(record)?;
                 return self.perform();
             }
@@ -114,6 +120,9 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             | Record::ApprovalAsked { .. }
             | Record::ApprovalGiven { .. }
             | Record::TurnCommitted { .. }
+            | Record::SessionForked { .. }
+            | Record::SessionClosed
+            | Record::Compacted { .. }
             | Record::LimitReached { .. }
             | Record::RunEnded { .. } => return Err(self.differs("no run is open here", None)),
         };

@@ -9,7 +9,7 @@ use crate::transcript::{
 };
 use crate::turn::CancelReason;
 use crate::turn::effect::TurnEnd;
-use crate::types::{CallKey, FailureKind, ReadSet};
+use crate::types::{COMPACT_AT, CallKey, FailureKind, ReadSet};
 
 /// The records of a session, read only. An `at` is the index of a record.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ impl<'a> Recording<'a> {
         for (at, _) in &transcript.tool_lists {
             set(*at, RecordRole::Input);
         }
-        for (at, _) in &transcript.compactions {
-            set(*at, RecordRole::Input);
+        for compaction in &transcript.compactions {
+            set(compaction.at, RecordRole::Input);
         }
         for fork in &transcript.forks {
             set(fork.at, RecordRole::Input);
@@ -63,6 +63,8 @@ impl<'a> Recording<'a> {
         for run in &transcript.runs {
             let steers = run.steers.iter().map(|steer| steer.at);
             let inputs = steers.chain(run.stops.iter().map(|stop| stop.at));
+            let summaries = run.limits.iter().filter(|limit| limit.limit == COMPACT_AT);
+            let inputs = inputs.chain(summaries.map(|limit| limit.at));
             inputs.for_each(|at| set(at, RecordRole::Input));
             for attempt in run.turns.iter().flat_map(|turn| &turn.attempts) {
                 for (key, call) in &attempt.calls {
