@@ -6,8 +6,9 @@
 //! without CA certificates, although plain HTTP works there.
 
 use std::error::Error;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
+use parking_lot::Mutex;
 use reqwest::{Client, ClientBuilder};
 use rustls::crypto::CryptoProvider;
 use rustls::{ClientConfig, RootCertStore};
@@ -30,12 +31,13 @@ pub struct TlsClientError(Box<dyn Error + Send + Sync>);
 /// # Errors
 /// If the settings are invalid, or the process's provider supports no version of TLS.
 pub fn client(settings: ClientBuilder) -> Result<Client, TlsClientError> {
-    let config = with_system_certificates().or_else(|error| {
-        let config = without_certificates()?;
-        tracing::warn!(%error, "no CA certificates: HTTPS will fail");
-        Ok::<_, TlsClientError>(config)
-    })?;
-    build(settings, config)
+    match with_system_certificates() {
+        Ok(config) => build(settings, ClientConfig::clone(&config)),
+        Err(error) => {
+            tracing::warn!(%error, "no CA certificates: HTTPS will fail");
+            build(settings, without_certificates()?)
+        }
+    }
 }
 
 fn build(settings: ClientBuilder, mut config: ClientConfig) -> Result<Client, TlsClientError> {
@@ -43,11 +45,22 @@ fn build(settings: ClientBuilder, mut config: ClientConfig) -> Result<Client, Tl
     settings.tls_backend_preconfigured(config).build().map_err(|error| TlsClientError(error.into()))
 }
 
-fn with_system_certificates() -> Result<ClientConfig, rustls::Error> {
-    let config = ClientConfig::builder_with_provider(provider())
+/// Returns the configuration with the machine's CA certificates, which are read once for each provider.
+fn with_system_certificates() -> Result<Arc<ClientConfig>, rustls::Error> {
+    static LAST: Mutex<Option<(Arc<CryptoProvider>, Arc<ClientConfig>)>> = Mutex::new(None);
+    let provider = provider();
+    let mut last = LAST.lock();
+    if let Some((of, config)) = &*last
+        && Arc::ptr_eq(of, &provider)
+    {
+        return Ok(Arc::clone(config));
+    }
+    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()?
         .with_platform_verifier()?;
-    Ok(config.with_no_client_auth())
+    let config = Arc::new(config.with_no_client_auth());
+    *last = Some((provider, Arc::clone(&config)));
+    Ok(config)
 }
 
 fn without_certificates() -> Result<ClientConfig, TlsClientError> {
@@ -58,9 +71,9 @@ fn without_certificates() -> Result<ClientConfig, TlsClientError> {
 }
 
 fn provider() -> Arc<CryptoProvider> {
-    CryptoProvider::get_default()
-        .cloned()
-        .unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()))
+    static RING: LazyLock<Arc<CryptoProvider>> =
+        LazyLock::new(|| Arc::new(rustls::crypto::ring::default_provider()));
+    CryptoProvider::get_default().cloned().unwrap_or_else(|| Arc::clone(&RING))
 }
 
 #[cfg(test)]
@@ -72,6 +85,14 @@ mod tests {
         for _ in 0..2 {
             client(Client::builder().no_proxy()).unwrap();
         }
+    }
+
+    #[test]
+    fn the_certificates_are_read_once() {
+        let (one, two) = (with_system_certificates(), with_system_certificates());
+        // A machine without certificates has nothing to keep.
+        let same = one.ok().zip(two.ok()).is_none_or(|(one, two)| Arc::ptr_eq(&one, &two));
+        assert!(same);
     }
 
     #[test]

@@ -138,6 +138,8 @@ async fn five_hundred_tools_are_read_from_all_pages_and_pages_without_end_are_no
             names.filter(|name| name.as_str().unwrap().starts_with("test__")).collect();
         assert_eq!(names.len(), expected, "{mode}");
         assert_eq!(names[499], "test__t00499");
+        let says_more = printed.contains("only its first 2000 tools are read");
+        assert_eq!(says_more, mode == "endless", "{printed}");
     }
 }
 

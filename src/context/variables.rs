@@ -98,9 +98,9 @@ impl VariablesTransaction {
         Ok(())
     }
 
-    /// Discards the writes, because the call begins again.
-    pub fn discard_writes(&mut self) {
-        (self.used.writes, self.written_bytes) = (WriteSet::default(), 0);
+    /// Discards what the call has written and read, because it begins again with the same values.
+    pub fn begin_again(&mut self) {
+        (self.used, self.written_bytes) = (VariablesUse::default(), 0);
     }
 
     /// Ends the transaction and returns its reads and writes. Later writes fail.
@@ -174,6 +174,19 @@ mod tests {
         // Later writes of a tool whose call has ended are ignored.
         assert!(view.set("late", json!(1)).is_err());
         assert_eq!(view.take(), VariablesUse::default());
+    }
+
+    #[test]
+    fn a_call_that_begins_again_has_neither_read_nor_written() {
+        let mut view = VariablesTransaction::new(Variables::default(), 10);
+        view.get("x");
+        view.set("y", json!("1234567")).unwrap();
+        view.begin_again();
+        assert_eq!(view.get("y"), None);
+        view.set("z", json!("1234567")).unwrap();
+        let used = view.take();
+        assert_eq!(used.reads, ["y".into()].into());
+        assert_eq!(used.writes, writes(&[("z", json!("1234567"))]));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A configured agent with its models and tools.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::error::HostError;
@@ -91,6 +91,7 @@ impl Agent {
         let rules = TurnRules {
             tools: specs(&tools),
             search,
+            found: found_names(&tools, &agent.tools, search),
             limits: agent.limits.clone(),
             execution: agent.execution,
             multi_tool_calls: agent.multi_tool_calls,
@@ -141,13 +142,17 @@ impl Agent {
             return Ok(Arc::clone(self));
         }
         let (own, may_raise) = (&*self.rules, self.allow_overrides);
-        let (tools, definitions) = match &overrides.tools {
-            None => (Arc::clone(&self.tools), Arc::clone(&self.blank.tools)),
+        let (tools, definitions, found) = match &overrides.tools {
+            None => {
+                let tools = Arc::clone(&self.tools);
+                (tools, Arc::clone(&self.blank.tools), Arc::clone(&own.found))
+            }
             Some(names) => {
                 let patterns: Vec<_> = names.iter().map(ToolPattern::new).collect();
                 let (tools, definitions) =
                     offer(self.subset(&patterns)?, &patterns, self.rules.search);
-                (Arc::new(tools), definitions)
+                let found = found_names(&tools, &patterns, own.search);
+                (Arc::new(tools), definitions, found)
             }
         };
         let multi_tool_calls = overrides.multi_tool_calls(own.multi_tool_calls, may_raise)?;
@@ -165,6 +170,7 @@ impl Agent {
         }
         let rules = TurnRules {
             tools: specs,
+            found,
             limits: overrides.limits.apply(&own.limits, may_raise)?,
             execution: overrides.execution(own.execution, may_raise)?,
             multi_tool_calls,
@@ -286,6 +292,7 @@ impl Agent {
         let rules = TurnRules {
             tools: specs(&tools),
             search,
+            found: found_names(&tools, &self.patterns, search),
             fixed_tokens: fixed_tokens(&blank),
             ..TurnRules::clone(&self.rules)
         };
@@ -484,6 +491,16 @@ fn needs_search<T>(
 fn is_searched(name: &str, patterns: &[ToolPattern]) -> bool {
     let mut matching = patterns.iter().filter(|pattern| pattern.matches(name)).peekable();
     matching.peek().is_some() && matching.all(|pattern| !pattern.is_name())
+}
+
+/// Returns the names of the tools that are only found by a search.
+fn found_names(
+    tools: &BTreeMap<String, RegisteredTool>,
+    patterns: &[ToolPattern],
+    search: bool,
+) -> Arc<BTreeSet<String>> {
+    let found = tools.keys().filter(|name| search && is_searched(name, patterns));
+    Arc::new(found.cloned().collect())
 }
 
 /// Returns the tools that may be called, and the definitions for the model, sorted by name.

@@ -55,7 +55,7 @@ impl ToolAttempts {
                 }
             };
             tokio::select! {
-                () = next => self.context.discard_writes(),
+                () = next => self.context.begin_again(),
                 () = self.context.cancelled() => return (Err(error), attempts),
             }
         }

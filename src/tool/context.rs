@@ -210,8 +210,8 @@ impl ToolContext {
     }
 
     /// Discards what the call has written, because it begins again.
-    pub(crate) fn discard_writes(&self) {
-        self.parts.variables.lock().discard_writes();
+    pub(crate) fn begin_again(&self) {
+        self.parts.variables.lock().begin_again();
     }
 
     /// Publishes a progress text to live watchers. It is bounded in size and never journaled.

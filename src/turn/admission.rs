@@ -118,6 +118,10 @@ pub(super) fn parse_call_arguments(
     if call.arguments_error.is_none() && rules.is_use_tool(&call.call.name) {
         anomaly = resolve_used_tool(call, raw, rules).or(anomaly);
     }
+    if call.arguments_error.is_none() && rules.found.contains(&*call.call.name) {
+        // The history shows it as a call of `use_tool`, because no request defines the tool.
+        (call.call.indirect, call.call.raw) = (true, None);
+    }
     if call.arguments_error.is_none()
         && let Some(tool) = &call.tool
         && let Some(violation) = tool.input.first_violation(&call.call.arguments)

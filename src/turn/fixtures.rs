@@ -73,6 +73,7 @@ pub(crate) fn rules(execution: Execution) -> TurnRules {
         multi_tool_calls: true,
         early_start: true,
         search: false,
+        found: Arc::default(),
         has_servers: false,
         fixed_tokens: 0,
         context: ContextPolicy::default(),

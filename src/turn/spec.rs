@@ -63,6 +63,8 @@ pub struct TurnRules {
     pub tools: BTreeMap<String, Arc<ToolSpec>>,
     /// True if the model finds tools with a search and calls them with `use_tool`.
     pub search: bool,
+    /// The tools that only a search finds: no request defines them.
+    pub found: Arc<BTreeSet<String>>,
     /// The limits.
     pub limits: Limits,
     /// The execution of calls.

@@ -353,11 +353,18 @@ pub(super) fn drained(mut connection: Connection) -> AbortOnDropHandle<()> {
     })
 }
 
-/// Lists the tools, page after page, as the server describes them.
+/// The tools as a server describes them.
+pub(super) struct ListedTools {
+    pub(super) tools: Vec<Value>,
+    /// True if the server has more tools than are read.
+    pub(super) is_cut: bool,
+}
+
+/// Lists the tools, page after page.
 ///
 /// # Errors
 /// The reason, for people.
-pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<Vec<Value>, String> {
+pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<ListedTools, String> {
     let (mut tools, mut cursor, mut pages) = (Vec::new(), None::<String>, 0);
     loop {
         let params = PaginatedRequestParams::default().with_cursor(cursor.clone());
@@ -380,11 +387,9 @@ pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<Vec<Value>, St
         pages += 1;
         let next = answer["nextCursor"].as_str().map(str::to_owned);
         if next.is_none() || next == cursor || pages == PAGES_MAX || tools.len() >= TOOLS_MAX {
-            if tools.len() > TOOLS_MAX || (next.is_some() && next != cursor) {
-                tracing::warn!(read = TOOLS_MAX.min(tools.len()), "mcp_list_too_long");
-            }
+            let is_cut = tools.len() > TOOLS_MAX || (next.is_some() && next != cursor);
             tools.truncate(TOOLS_MAX);
-            return Ok(tools);
+            return Ok(ListedTools { tools, is_cut });
         }
         cursor = next;
     }

@@ -34,7 +34,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rmcp::service::{Peer, RoleClient};
-use serde_json::Value;
 use tokio::sync::{SemaphorePermit, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -48,7 +47,7 @@ use super::{InputSchema, LOCK_FILE, Tool, ToolLock, ToolSpec};
 use crate::config::{McpConfig, McpPin, McpShare, McpTrust};
 use crate::types::SessionId;
 use call::McpTool;
-use connection::{Connection, Endpoint, drained, list_tools};
+use connection::{Connection, Endpoint, ListedTools, drained, list_tools};
 use listing::{Pins, ToolFilter, listing};
 use reconnect::Reconnect;
 use shared::{SessionConnections, SharedConnection, ToolConnection};
@@ -193,22 +192,27 @@ impl McpServer {
     }
 
     /// Makes the list of tools, and notes which of them have changed since they were accepted.
-    fn listing(&self, tools: &[Value]) -> ServerListing {
+    fn listing(&self, listed: &ListedTools) -> ServerListing {
         let Definition { name, filter, pins, .. } = &*self.definition;
-        let listing = listing(name, tools, filter, pins.as_ref());
+        let mut listing = listing(name, &listed.tools, filter, pins.as_ref());
+        if listed.is_cut {
+            let read = listed.tools.len();
+            let reason = format!("the list goes on, but only its first {read} tools are read");
+            listing.left_out.push(("(more tools)".to_owned(), reason));
+        }
         if pins.as_ref().is_some_and(|pins| pins.required) {
             *self.shared.refused.lock() = listing.left_out.iter().cloned().collect();
         }
         listing
     }
 
-    async fn list_tools(&self, peer: &Peer<RoleClient>) -> Result<Vec<Value>, String> {
+    async fn list_tools(&self, peer: &Peer<RoleClient>) -> Result<ListedTools, String> {
         let list = list_tools(peer);
         self.shared.observe("tools/list", list, |_| "failed").await
     }
 
-    async fn serve(&self, mut connection: Connection, tools: &[Value]) -> ConnectionEnd {
-        let list = |tools: &[Value]| Some(Arc::new(self.listing(tools)));
+    async fn serve(&self, mut connection: Connection, tools: &ListedTools) -> ConnectionEnd {
+        let list = |tools: &ListedTools| Some(Arc::new(self.listing(tools)));
         *self.shared.open.lock() = Some(connection.open().clone());
         self.set(ServerState::Up, list(tools));
         let changes = connection.follow_list(Arc::clone(&self.shared));
@@ -240,7 +244,7 @@ impl McpServer {
     }
 
     /// Lists the tools of a server that is connected.
-    async fn list_again(&self, peer: &Peer<RoleClient>) -> Result<Vec<Value>, String> {
+    async fn list_again(&self, peer: &Peer<RoleClient>) -> Result<ListedTools, String> {
         let listed = self.list_tools(peer);
         let limit = self.definition.config.start_timeout;
         let listed = tokio::time::timeout(limit, listed).await;

@@ -59,6 +59,26 @@ fn a_call_of_use_tool_is_a_call_of_the_tool_from_its_seal_on() {
 }
 
 #[test]
+fn a_call_by_the_name_of_a_tool_that_no_request_defines_is_shown_as_one_of_use_tool() {
+    let found = std::sync::Arc::new(["pure".to_owned(), "idempotent".to_owned()].into());
+    let mut driver = Driver::with(TurnRules { found, ..searching(PARALLEL) });
+    let twice = r#""{\"n\": 1}""#;
+    driver.receive([call(0, "pure", r#"{"n": 7}"#), call(1, "idempotent", twice)]);
+    driver.receive([call(2, "pure", r#"{"n": "seven"}"#), call(3, "get", "{}")]);
+    driver.end_well();
+    driver.finish_call(0, "found").finish_call(1, "done").finish_call(3, "got");
+    let record = driver.commit.as_ref().unwrap();
+    let calls = &record.message.as_ref().unwrap().calls;
+    let indirect: Vec<_> = calls.iter().map(|call| call.indirect).collect();
+    assert_eq!(indirect, [true, true, true, false]);
+    assert_eq!(record.results[2].outcome.kind, Some(FailureKind::InvalidArguments));
+    let (history, _) = crate::turn::fixtures::committed(&driver.log, &rules(PARALLEL).limits);
+    let text = serde_json::to_string(&history.request_messages().0[..2]).unwrap();
+    assert_eq!(text.matches("\"use_tool\"").count(), 3, "{text}");
+    assert!(!text.contains(r#""name":"pure""#), "{text}");
+}
+
+#[test]
 fn effects_approvals_and_duplicates_are_those_of_the_tool() {
     let mut driver = Driver::with(searching(PARALLEL));
     driver.receive([used(0, "effect", "{}"), used(1, "effect", "{}"), used(2, "asked", "{}")]);
