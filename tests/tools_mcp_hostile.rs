@@ -357,7 +357,8 @@ async fn a_new_connection_after_a_list_that_failed_loses_no_other_call() {
     let model = calling([act.clone()]);
     let others = calling([(); 100].map(|()| act.clone()));
     let text = format!("[mcp.test]\nurl = \"http://{address}/mcp\"\n");
-    let host = folder.host_with(&text, &[("fake", &model), ("others", &others)]).await;
+    let host =
+        folder.host_with(&text, &[("fake", Arc::new(model)), ("others", Arc::new(others))]).await;
     let slow = host.open_session("slow").await.unwrap();
     let slow = slow.start_run("go").await.unwrap();
     wait_until(|| service.calls.load(Ordering::SeqCst) == 1).await;

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -42,11 +43,15 @@ impl Folder {
 
     /// Starts a host with these servers, whose agent has all of their tools.
     pub(crate) async fn host(&self, text: &str, model: &FakeModel) -> Host {
-        self.host_with(text, &[("fake", model)]).await
+        self.host_with(text, &[("fake", Arc::new(model.clone()))]).await
     }
 
     /// Starts a host with these servers and models. The agent asks the first one.
-    pub(crate) async fn host_with(&self, text: &str, models: &[(&str, &FakeModel)]) -> Host {
+    pub(crate) async fn host_with(
+        &self,
+        text: &str,
+        models: &[(&str, Arc<dyn ModelSource>)],
+    ) -> Host {
         callsheet::launcher::use_binary(env!("CARGO_BIN_EXE_callsheet"));
         let file = self.path.join("callsheet.toml").display().to_string();
         let mut config = Config::parse(text, &file, &|name| std::env::var(name).ok()).unwrap();
@@ -59,8 +64,8 @@ impl Folder {
         let mut registry = ToolRegistry::new();
         registry.register_configured(&config).unwrap();
         let host = Host::builder().config(config).tools(registry);
-        let with = |host: HostBuilder, (name, model): &(&str, &FakeModel)| {
-            host.model_source(*name, (*model).clone())
+        let with = |host: HostBuilder, (name, model): &(&str, Arc<dyn ModelSource>)| {
+            host.model_source(*name, Arc::clone(model))
         };
         models.iter().fold(host, with).start().await.unwrap()
     }
