@@ -167,7 +167,8 @@ async fn server_is_killed(keys: &str, sessions: usize, time: Duration) {
             outcomes
         });
     }
-    let (mut seed, mut kills) = (11, 0);
+    // Many sessions need more time between two kills.
+    let (pause, mut seed, mut kills) = (200 + sessions as u64 / 2, 11, 0);
     let mut outcomes = Vec::new();
     loop {
         tokio::select! {
@@ -175,7 +176,7 @@ async fn server_is_killed(keys: &str, sessions: usize, time: Duration) {
                 Some(done) => outcomes.extend(done.unwrap()),
                 None => break,
             },
-            () = tokio::time::sleep(Duration::from_millis(200 + random(&mut seed, 1500))) => {
+            () = tokio::time::sleep(Duration::from_millis(pause + random(&mut seed, 1500))) => {
                 let pid = std::fs::read_to_string(folder.path.join("pid"));
                 if let Ok(pid) = pid.unwrap_or_default().parse() {
                     kill(pid);
