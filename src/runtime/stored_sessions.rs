@@ -143,27 +143,19 @@ fn decided_question<'a>(
 ) -> Option<Result<(), ApprovalError>> {
     let mut asked = None;
     for record in records {
-        match record {
-            Record::ApprovalAsked { request } if request.call.key == key => {
-                asked = request
-                    .question
-                    .as_ref()
-                    .filter(|_| decision.matches_sha256(&request.arguments_sha256));
-            }
-            Record::ApprovalGiven {
-                key: of,
-                phase: ApprovalPhase::Input,
-                verdict,
-                content,
-                ..
-            } if *of == key => {
-                let Some(question) = asked.take() else { continue };
-                return Some(question.check_content(decision).and_then(|answer| {
-                    let is_same = answer == *content && decision.judgement.verdict == *verdict;
-                    if is_same { Ok(()) } else { Err(ApprovalError::Decided(*verdict)) }
-                }));
-            }
-            _ => {}
+        if let Record::ApprovalAsked { request } = record
+            && request.call.key == key
+        {
+            let is_meant = decision.matches_sha256(&request.arguments_sha256);
+            asked = request.question.as_ref().filter(|_| is_meant);
+        } else if let Record::ApprovalGiven { key: of, phase, verdict, content, .. } = record
+            && (*of, *phase) == (key, ApprovalPhase::Input)
+            && let Some(question) = asked.take()
+        {
+            return Some(question.check_content(decision).and_then(|answer| {
+                let is_same = answer == *content && decision.judgement.verdict == *verdict;
+                if is_same { Ok(()) } else { Err(ApprovalError::Decided(*verdict)) }
+            }));
         }
     }
     None
