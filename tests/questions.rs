@@ -24,9 +24,11 @@ fn form() -> Value {
 async fn book(_: (), context: ToolContext) -> Result<String, ToolError> {
     let seats = context.ask(Question::form("How many seats?", form())).await?;
     let signed = context.ask(Question::url("Sign in.", "https://example.com/in")).await?;
-    let text = |answer: Answer| match answer {
-        Answer::Accepted(content) => content.to_string(),
-        other => format!("{other:?}"),
+    let text = |answer: Answer| {
+        if let Answer::Accepted(content) = answer {
+            return content.to_string();
+        }
+        format!("{answer:?}")
     };
     Ok(format!("{} {}", text(seats), text(signed)))
 }

@@ -179,11 +179,11 @@ fn received(folder: &Folder) -> Vec<Value> {
 /// Returns the next question of a run.
 async fn question(run: &mut StartedRun) -> ApprovalQuestion {
     loop {
-        match run.next_event().await.unwrap().unwrap() {
-            RunEvent::ApprovalRequested(question) => return question,
-            RunEvent::CallEnded(call) => panic!("no question: {call:?}"),
-            _ => {}
+        let event = run.next_event().await.unwrap().unwrap();
+        if let RunEvent::ApprovalRequested(question) = event {
+            return question;
         }
+        assert!(!matches!(event, RunEvent::CallEnded(_)), "no question: {event:?}");
     }
 }
 
@@ -377,7 +377,7 @@ fn a_question_without_a_terminal_is_declined_with_the_reason() {
 }
 
 /// A service of an earlier protocol: the event streams of its calls, by the ids of its questions.
-type OpenCalls = Arc<Mutex<HashMap<Value, (Value, mpsc::UnboundedSender<Value>)>>>;
+type OpenCalls = Arc<Mutex<HashMap<Value, (Value, mpsc::Sender<Value>)>>>;
 
 /// Answers as a service of an earlier protocol, which asks in the event stream of the call.
 async fn answer(State(calls): State<OpenCalls>, Json(message): Json<Value>) -> Response {
@@ -386,14 +386,14 @@ async fn answer(State(calls): State<OpenCalls>, Json(message): Json<Value>) -> R
         "initialize" => initialized(),
         "tools/list" => json!({"tools": tools()}),
         "tools/call" => {
-            let (events, receiver) = mpsc::unbounded_channel();
+            let (events, receiver) = mpsc::channel(4);
             let question = json!(format!("ask {id}"));
             let text = format!("How many, {}?", message["params"]["arguments"]["who"]);
             let ask = json!({
                 "jsonrpc": "2.0", "id": question, "method": "elicitation/create",
                 "params": seats(&text),
             });
-            events.send(ask).unwrap();
+            events.try_send(ask).unwrap();
             calls.lock().insert(question, (id, events));
             let events = stream::unfold(receiver, async |mut receiver| {
                 Some((receiver.recv().await?, receiver))
@@ -405,7 +405,7 @@ async fn answer(State(calls): State<OpenCalls>, Json(message): Json<Value>) -> R
         "" => {
             let (call, events) = calls.lock().remove(&id).unwrap();
             let result = completed(&message["result"]);
-            events.send(json!({"jsonrpc": "2.0", "id": call, "result": result})).unwrap();
+            events.try_send(json!({"jsonrpc": "2.0", "id": call, "result": result})).unwrap();
             return StatusCode::ACCEPTED.into_response();
         }
         _ if id.is_null() => return StatusCode::ACCEPTED.into_response(),

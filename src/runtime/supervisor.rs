@@ -87,7 +87,7 @@ struct RunningCall {
     slot: OutcomeSlot,
     /// The number of questions of this start, and the open one.
     questions: u32,
-    question: Option<OpenQuestion>,
+    question: Option<SupervisedQuestion>,
     /// The time of the questions that are not open any more.
     question_wait: Duration,
     /// The call's use of variables, which survives its actor.
@@ -104,7 +104,7 @@ struct RunningCall {
 }
 
 /// A question whose answer a tool waits for.
-struct OpenQuestion {
+struct SupervisedQuestion {
     number: u32,
     question: Arc<Question>,
     asked: Instant,
@@ -370,7 +370,7 @@ impl ToolSupervisorState {
         running.questions += 1;
         let number = running.state.questions().saturating_add(running.questions);
         let question = Arc::new(question);
-        running.question = Some(OpenQuestion {
+        running.question = Some(SupervisedQuestion {
             number,
             question: Arc::clone(&question),
             asked: Instant::now(),
@@ -484,7 +484,7 @@ impl RunningCall {
     }
 
     /// Removes the open question. Its time does not count as time of the tool.
-    fn close_question(&mut self) -> Option<OpenQuestion> {
+    fn close_question(&mut self) -> Option<SupervisedQuestion> {
         let open = self.question.take()?;
         self.question_wait += open.asked.elapsed();
         Some(open)

@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::connection::{error_chain, http_cause};
 use super::questions::{Asker, InputRequired, ROUNDS_MAX};
 use super::result::output;
-use super::running_call::RunningCall;
+use super::server_call::ServerCall;
 use super::shared::{OpenCalls, OpenConnection, SharedConnection, ToolConnection};
 use super::stdio::SendError;
 use crate::tool::redaction::redacted;
@@ -150,7 +150,7 @@ impl McpTool {
             return Err(self.down("the connection has ended"));
         };
         let id = handle.id.clone();
-        let running = RunningCallGuard::new(&calls, &handle, asker);
+        let running = ServerCallGuard::new(&calls, &handle, asker);
         let call = &running.call;
         let answer = handle.await_response();
         tokio::pin!(answer);
@@ -296,22 +296,22 @@ async fn cancel(peer: &Peer<RoleClient>, id: RequestId, reason: &str) {
 }
 
 /// Passes progress and questions on to a call until it is dropped.
-struct RunningCallGuard<'a> {
+struct ServerCallGuard<'a> {
     calls: &'a OpenCalls,
     token: ProgressToken,
-    call: RunningCall,
+    call: ServerCall,
 }
 
-impl<'a> RunningCallGuard<'a> {
+impl<'a> ServerCallGuard<'a> {
     fn new(calls: &'a OpenCalls, handle: &RequestHandle<RoleClient>, asker: &Asker) -> Self {
-        let call = RunningCall::new(asker.clone(), handle.id.clone());
+        let call = ServerCall::new(asker.clone(), handle.id.clone());
         let token = handle.progress_token.clone();
         calls.running.lock().insert(token.clone(), call.clone());
         Self { calls, token, call }
     }
 }
 
-impl Drop for RunningCallGuard<'_> {
+impl Drop for ServerCallGuard<'_> {
     fn drop(&mut self) {
         self.calls.remove(&self.token);
     }

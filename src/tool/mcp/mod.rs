@@ -12,7 +12,7 @@
 //! | `http.rs` | the HTTP client of a service |
 //! | `stdio.rs` | messages over the standard input and output of a process |
 //! | `call.rs` | the tool: one call |
-//! | `running_call.rs` | a call whose answer is awaited |
+//! | `server_call.rs` | a call whose answer is awaited |
 //! | `questions.rs` | questions of a server (elicitation) |
 //! | `naming.rs` | the names under which tools are offered |
 //! | `listing.rs` | the list of tools, from the results of `tools/list` |
@@ -29,7 +29,7 @@ mod policy;
 mod questions;
 mod reconnect;
 mod result;
-mod running_call;
+mod server_call;
 mod shared;
 mod stdio;
 

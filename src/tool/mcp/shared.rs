@@ -11,7 +11,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::running_call::RunningCall;
+use super::server_call::ServerCall;
 use super::stdio::Noise;
 use crate::tool::server::{RequestObserver, ServerState, ServerStatus};
 use crate::types::{Secrets, SessionId};
@@ -73,7 +73,7 @@ pub(super) struct OpenCalls {
     /// Has a token of each call.
     pub(super) tracker: TaskTracker,
     /// The calls that run, by the tokens of their progress.
-    pub(super) running: Mutex<HashMap<ProgressToken, RunningCall>>,
+    pub(super) running: Mutex<HashMap<ProgressToken, ServerCall>>,
     /// The calls in whose event streams questions of a service came, by the ids of the questions.
     askers: Mutex<HashMap<RequestId, RequestId>>,
 }
@@ -88,7 +88,7 @@ impl OpenCalls {
     ///
     /// # Errors
     /// The reason why it belongs to none, for the log.
-    pub(super) fn asking_call(&self, question: &RequestId) -> Result<RunningCall, &'static str> {
+    pub(super) fn asking_call(&self, question: &RequestId) -> Result<ServerCall, &'static str> {
         let noted = self.askers.lock().remove(question);
         let running = self.running.lock();
         if let Some(call) = noted {

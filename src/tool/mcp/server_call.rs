@@ -14,7 +14,7 @@ use crate::types::SessionId;
 
 /// A call whose answer is awaited.
 #[derive(Clone)]
-pub(super) struct RunningCall {
+pub(super) struct ServerCall {
     asker: Asker,
     id: RequestId,
     began: Instant,
@@ -24,7 +24,7 @@ pub(super) struct RunningCall {
     asking: Arc<AtomicUsize>,
 }
 
-impl RunningCall {
+impl ServerCall {
     pub(super) fn new(asker: Asker, id: RequestId) -> Self {
         let (began, arrived, asking) = (Instant::now(), Arc::default(), Arc::default());
         Self { asker, id, began, arrived, asking }
@@ -60,10 +60,10 @@ impl RunningCall {
 }
 
 /// Counts a question while it is open.
-struct AskingGuard<'a>(&'a RunningCall);
+struct AskingGuard<'a>(&'a ServerCall);
 
 impl<'a> AskingGuard<'a> {
-    fn new(call: &'a RunningCall) -> Self {
+    fn new(call: &'a ServerCall) -> Self {
         call.asking.fetch_add(1, Ordering::Relaxed);
         call.arrived.notify_one();
         Self(call)
