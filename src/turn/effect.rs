@@ -11,9 +11,7 @@ use super::started_calls::CallStartState;
 use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
-use crate::types::{
-    Answer, ApprovalPhase, CallKey, Judgement, ProviderError, ToolCall, Verdict,
-};
+use crate::types::{Answer, ApprovalPhase, CallKey, Judgement, ProviderError, ToolCall, Verdict};
 
 pub use crate::record::{CancelReason, TurnEnd};
 
