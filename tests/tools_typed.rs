@@ -226,6 +226,7 @@ async fn the_values_of_a_run_survive_its_hibernation() {
     let decision = ApprovalDecision {
         phase: Some(ApprovalPhase::Before),
         judgement: Judgement { verdict: Verdict::Approved, message: None },
+        content: None,
         arguments_sha256: asked.arguments_sha256,
     };
     within(session.decide(asked.tool_id.parse().unwrap(), decision)).await.unwrap();

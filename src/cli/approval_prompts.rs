@@ -1,17 +1,20 @@
-//! Approvals of calls during `callsheet run`: requested in the terminal, or decided by a flag.
+//! Approvals of calls during `callsheet run`, and questions of their tools: asked in the terminal, or decided
+//! by a flag.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal as _};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
+use serde_json::Value;
 use tokio::sync::mpsc::{Receiver, channel};
 
+use super::form_prompt::FormPrompt;
 use super::output;
 use super::progress::approval_question;
 use crate::event::{ApprovalRequest, Event};
-use crate::runtime::SessionHandle;
-use crate::turn::ApprovalDecision;
-use crate::types::{ApprovalPhase, CallKey, Judgement, Verdict};
+use crate::runtime::{HostError, SessionHandle};
+use crate::turn::{ApprovalDecision, ApprovalError};
+use crate::types::{ApprovalPhase, CallKey, Judgement, QuestionKind, Verdict};
 
 /// The way in which approvals are decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,23 +39,49 @@ impl ApprovalMode {
             Self::Ask
         }
     }
+
+    /// Returns the way in which questions of tools are answered on a screen. No flag answers them.
+    pub(super) fn for_questions() -> Self {
+        match Self::from_flags(false, false) {
+            Self::Ask => Self::Ask,
+            Self::Approve | Self::Reject(_) => Self::Reject("no terminal: nobody can be asked"),
+        }
+    }
 }
 
 /// The approvals that a run waits for. Asks for one at a time.
 #[derive(Debug)]
 pub(super) struct ApprovalPrompts {
     mode: ApprovalMode,
+    questions: ApprovalMode,
     pending: VecDeque<ApprovalRequest>,
     /// The run is being stopped; no more prompts are printed.
     closed: bool,
     /// The approval whose prompt is on the screen.
     prompted: Option<(CallKey, ApprovalPhase)>,
+    /// The form of the prompted question, while it is filled in.
+    form: Option<FormPrompt>,
     lines: Option<StdinLines>,
 }
 
 impl ApprovalPrompts {
-    pub(super) fn new(mode: ApprovalMode) -> Self {
-        Self { mode, pending: VecDeque::new(), closed: false, prompted: None, lines: None }
+    pub(super) fn new(mode: ApprovalMode, questions: ApprovalMode) -> Self {
+        Self {
+            mode,
+            questions,
+            pending: VecDeque::new(),
+            closed: false,
+            prompted: None,
+            form: None,
+            lines: None,
+        }
+    }
+
+    fn mode_of(&self, request: &ApprovalRequest) -> ApprovalMode {
+        match request.phase {
+            ApprovalPhase::Before | ApprovalPhase::After => self.mode,
+            ApprovalPhase::Input => self.questions,
+        }
     }
 
     /// Updates the pending approvals from an event.
@@ -76,27 +105,34 @@ impl ApprovalPrompts {
         }
     }
 
-    /// Decides all pending approvals if the mode does not ask.
+    /// Decides all pending approvals whose mode does not ask.
     pub(super) async fn decide_without_asking(&mut self, session: &SessionHandle) {
-        let judgement = match self.mode {
-            ApprovalMode::Ask => return,
-            ApprovalMode::Approve => Judgement { verdict: Verdict::Approved, message: None },
-            ApprovalMode::Reject(reason) => rejection(Some(reason.to_owned())),
-        };
-        while let Some(request) = self.pending.pop_front() {
-            decide(session, request, judgement.clone()).await;
+        for request in std::mem::take(&mut self.pending) {
+            let judgement = match self.mode_of(&request) {
+                ApprovalMode::Ask => {
+                    self.pending.push_back(request);
+                    continue;
+                }
+                ApprovalMode::Approve => Judgement { verdict: Verdict::Approved, message: None },
+                ApprovalMode::Reject(reason) => rejection(Some(reason.to_owned())),
+            };
+            decide(session, &request, judgement, None).await;
         }
     }
 
     /// Returns the prompt for the next pending approval and starts to read its answer.
     pub(super) fn next_prompt(&mut self) -> Option<String> {
-        if self.mode != ApprovalMode::Ask {
+        let request = self.pending.front()?;
+        if self.mode_of(request) != ApprovalMode::Ask {
             return None;
         }
-        let request = self.pending.front()?;
+        let prompt = match self.form.as_ref().and_then(FormPrompt::prompt) {
+            Some(field) => field,
+            None => approval_question(request) + " [y/N] ",
+        };
         self.prompted = Some((request.call.key, request.phase));
         self.lines.get_or_insert_with(StdinLines::new).request_line();
-        Some(approval_question(request) + " [y/N] ")
+        Some(prompt)
     }
 
     /// Returns true while a prompt is on the screen.
@@ -121,10 +157,50 @@ impl ApprovalPrompts {
         let Some(line) = line else {
             output::to_stderr("\n");
             self.mode = ApprovalMode::Reject("no approval is possible: standard input has ended");
+            self.questions = ApprovalMode::Reject("nobody can be asked: standard input has ended");
             return;
         };
-        if let Some(request) = self.pending.pop_front() {
-            decide(session, request, parse_answer(&line)).await;
+        let Some(request) = self.pending.pop_front() else { return };
+        let Some(form) = form_of(&request) else {
+            decide(session, &request, parse_answer(&line), None).await;
+            return;
+        };
+        let entered = match (&mut self.form, parse_answer(&line).verdict) {
+            (Some(filled), _) => {
+                filled.enter(&line);
+                filled
+            }
+            (None, Verdict::Approved) => self.form.insert(FormPrompt::new(form)),
+            // The whole answer as JSON, or a rejection.
+            (None, _) => match serde_json::from_str(&line) {
+                Ok(content @ Value::Object(_)) => {
+                    return self.send_form(session, request, content).await;
+                }
+                Ok(_) | Err(_) => {
+                    decide(session, &request, parse_answer(&line), None).await;
+                    return;
+                }
+            },
+        };
+        if entered.prompt().is_some() {
+            self.pending.push_front(request);
+        } else {
+            let content = entered.content();
+            self.send_form(session, request, content).await;
+        }
+    }
+
+    /// Answers a form. Asks again if the answer does not fit.
+    async fn send_form(
+        &mut self,
+        session: &SessionHandle,
+        request: ApprovalRequest,
+        content: Value,
+    ) {
+        self.form = None;
+        let accepted = Judgement { verdict: Verdict::Approved, message: None };
+        if !decide(session, &request, accepted, Some(content)).await {
+            self.pending.push_front(request);
         }
     }
 
@@ -137,17 +213,38 @@ impl ApprovalPrompts {
 
     /// Notes on the screen that the current prompt needs no answer.
     fn void_prompt(&mut self) {
+        self.form = None;
         if self.prompted.take().is_some() {
             output::to_stderr("(no answer is needed any more)\n");
         }
     }
 }
 
-async fn decide(session: &SessionHandle, request: ApprovalRequest, judgement: Judgement) {
+/// Returns the form of a question.
+fn form_of(request: &ApprovalRequest) -> Option<&Value> {
+    match &request.question.as_ref()?.kind {
+        QuestionKind::Form(form) => Some(form),
+        QuestionKind::Url(_) => None,
+    }
+}
+
+/// Sends a decision. Returns false if the content of an answer does not fit its form, so that the question is
+/// still open.
+async fn decide(
+    session: &SessionHandle,
+    request: &ApprovalRequest,
+    judgement: Judgement,
+    content: Option<Value>,
+) -> bool {
     let ApprovalRequest { call, phase, arguments_sha256, .. } = request;
-    let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
-    if let Err(error) = session.decide(call.key, decision).await {
-        output::error(&error.to_string());
+    let arguments_sha256 = arguments_sha256.clone();
+    let decision = ApprovalDecision { phase: Some(*phase), judgement, arguments_sha256, content };
+    match session.decide(call.key, decision).await {
+        Ok(()) => true,
+        Err(error) => {
+            output::error(&error.to_string());
+            !matches!(error, HostError::Approval(ApprovalError::Content(_)))
+        }
     }
 }
 
@@ -215,6 +312,7 @@ mod tests {
                 arguments: serde_json::json!({"amount": index}).into(),
                 arguments_sha256: "h".to_owned(),
                 output_summary: None,
+                question: None,
             }),
         }
     }
@@ -246,7 +344,7 @@ mod tests {
 
     #[test]
     fn an_approval_that_is_decided_elsewhere_is_not_prompted() {
-        let mut prompts = ApprovalPrompts::new(ApprovalMode::Ask);
+        let mut prompts = ApprovalPrompts::new(ApprovalMode::Ask, ApprovalMode::Ask);
         prompts.handle_event(&request(0, ApprovalPhase::Before));
         prompts.handle_event(&request(1, ApprovalPhase::Before));
         prompts.handle_event(&given(1));

@@ -18,6 +18,7 @@
 //! | `watch.rs` | `run`: follows the run's events until its end, on a screen or as JSON lines |
 //! | `progress.rs` | `run`: turns events into lines, and keeps the state of open calls |
 //! | `screen.rs` | `run`: writes the answer to stdout and redraws the open calls on stderr |
+//! | `form_prompt.rs` | `run`: a question's form, filled in field by field |
 //! | `approval_prompts.rs` | `run`: asks for approvals in the terminal, or decides by a flag |
 //! | `images.rs` | `run --image`: reads images |
 //! | `sessions.rs` | `callsheet sessions`: lists, shows and verifies stored sessions |
@@ -34,6 +35,7 @@
 mod approval_prompts;
 pub mod decode;
 mod error;
+mod form_prompt;
 mod images;
 mod import;
 mod load;

@@ -8,8 +8,8 @@ use crate::event::{
     ApprovalRequest, CallLabel, Event, RunStats, ServiceCall, ServiceCallStatus, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, RunEnd, ToolOutcome, ToolResult, ToolStatus, VariableName, Verdict,
-    excerpt, harmless, printable,
+    ApprovalPhase, CallKey, Question, QuestionKind, RunEnd, ToolOutcome, ToolResult, ToolStatus,
+    VariableName, Verdict, excerpt, harmless, printable,
 };
 
 /// Maximum number of characters of a call's name, arguments or result on its line.
@@ -328,17 +328,36 @@ pub(super) fn approval_question(request: &ApprovalRequest) -> String {
             let output = printable(request.output_summary.as_deref().unwrap_or_default());
             format!("? {name} {input} answered: {output}\n  may the model see it?")
         }
+        ApprovalPhase::Input => input_question(&name, request.question.as_deref()),
+    }
+}
+
+/// Formats the question of a tool. A form is filled in after it is accepted.
+fn input_question(name: &str, question: Option<&Question>) -> String {
+    let Some(question) = question else { return format!("? {name} asks") };
+    let message = printable(&question.message);
+    match &question.kind {
+        QuestionKind::Form(_) => {
+            format!(
+                "? {name} asks: {message}\n  answer it (y: field by field, or one JSON object)?"
+            )
+        }
+        QuestionKind::Url(url) => {
+            let url = printable(url);
+            format!("? {name} asks: {message}\n  open {url} yourself; may the call go on?")
+        }
     }
 }
 
 fn approval_line(name: &str, phase: ApprovalPhase, verdict: Verdict) -> String {
     let mark = match verdict {
         Verdict::Approved => "+",
-        Verdict::Rejected | Verdict::Expired => "-",
+        Verdict::Rejected | Verdict::Expired | Verdict::Withdrawn => "-",
     };
     let subject = match phase {
         ApprovalPhase::Before => "",
         ApprovalPhase::After => "'s result",
+        ApprovalPhase::Input => "'s question",
     };
     format!("{mark} {}{subject} {}", short(name), verdict.as_str())
 }
@@ -408,7 +427,7 @@ fn short(text: &str) -> String {
 
 /// Replaces control characters and writes invisible ones out, so that the text is one line that shows what
 /// it holds.
-fn clean(text: &str) -> String {
+pub(super) fn clean(text: &str) -> String {
     harmless(&text.replace(char::is_control, " "))
 }
 
@@ -483,6 +502,7 @@ mod tests {
             arguments: json!({"text": format!("{}\u{9b}", "long ".repeat(100))}).into(),
             arguments_sha256: String::new(),
             output_summary: None,
+            question: None,
         };
         let text = approval_question(&request);
         assert!(text.len() > 500 && text.ends_with("\\u{9b}\"}: may it run?"), "{text}");

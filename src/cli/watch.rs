@@ -116,7 +116,7 @@ impl RunView {
         Self {
             screen: Screen::new(stdout, out_is_terminal, stderr, line_output, columns),
             progress: RunProgress::default(),
-            prompts: ApprovalPrompts::new(mode),
+            prompts: ApprovalPrompts::new(mode, ApprovalMode::for_questions()),
             started: Instant::now(),
             pending: Vec::new(),
             complete: true,
@@ -170,7 +170,8 @@ pub(super) async fn as_json(
     signals: &mut Signals,
 ) -> Result<RunReport, CommandError> {
     let StartedRun { mut events, report, .. } = run;
-    let mut prompts = ApprovalPrompts::new(mode);
+    let questions = ApprovalMode::Reject("--json cannot ask");
+    let mut prompts = ApprovalPrompts::new(mode, questions);
     let mut has_more_events = true;
     let mut stopping = false;
     tokio::pin!(report);

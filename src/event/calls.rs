@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::types::{ApprovalPhase, CallKey};
+use crate::types::{ApprovalPhase, CallKey, Question};
 
 /// The identification of a call for clients.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -96,7 +96,7 @@ impl ConflictResolution {
     }
 }
 
-/// A request for approval of a call.
+/// A request for approval of a call, or a question of its tool.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApprovalRequest {
@@ -106,12 +106,16 @@ pub struct ApprovalRequest {
     pub phase: ApprovalPhase,
     /// The arguments, a JSON object.
     pub arguments: Arc<Value>,
-    /// The SHA-256 of the arguments as compact JSON with sorted keys, in hex digits. A decision
-    /// must repeat it, so that it applies to exactly these arguments.
+    /// The SHA-256 of the arguments as compact JSON with sorted keys, in hex digits: of the question
+    /// and its number in the call, if there is a question. A decision must repeat it, so that it
+    /// applies to exactly these arguments, or this question.
     pub arguments_sha256: String,
     /// The first 200 characters of the result, if there is one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub output_summary: Option<String>,
+    /// The question of the running tool.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub question: Option<Arc<Question>>,
 }
 
 /// An anomaly of received arguments.

@@ -140,7 +140,7 @@ pub enum Event {
         /// The tool's message.
         text: String,
     },
-    /// A call needs approval and waits for it.
+    /// A call needs approval, or its tool asks for input, and waits for it.
     ApprovalAsked {
         /// The request.
         request: Box<ApprovalRequest>,

@@ -213,6 +213,7 @@ pub(crate) fn every() -> Vec<Event> {
                 arguments: serde_json::json!({"zone": "Asia/Tokyo"}).into(),
                 arguments_sha256: "5f70".into(),
                 output_summary: None,
+                question: None,
             }),
         },
         Event::ApprovalGiven {

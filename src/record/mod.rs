@@ -262,7 +262,7 @@ pub enum Record {
         #[serde(skip_serializing_if = "WriteSet::is_empty", default)]
         writes: WriteSet,
     },
-    /// A call needs approval.
+    /// A call needs approval, or its tool asks for input.
     ApprovalAsked {
         /// The request.
         #[serde(rename = "asked")]
@@ -279,6 +279,9 @@ pub enum Record {
         /// The message of the decision.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         message: Option<String>,
+        /// The answer to a form, with its defaults.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        content: Option<Arc<Value>>,
     },
     /// A call ended: it has its outcome.
     CallEnded {

@@ -2,7 +2,7 @@
 
 use super::{JournalEntry, Record};
 use crate::message::{content_bytes, json_bytes};
-use crate::types::{ResultPart, ToolOutcome};
+use crate::types::{Question, QuestionKind, ResultPart, ToolOutcome};
 
 /// Bytes of a record besides its texts: names, numbers and times.
 const FRAME_BYTES: usize = 160;
@@ -28,13 +28,18 @@ impl JournalEntry {
                 let written = writes.0.values().map(|value| json_bytes(value));
                 outcome_bytes(outcome) + written.sum::<usize>()
             }
-            Record::ApprovalAsked { request } => json_bytes(&request.arguments),
+            Record::ApprovalAsked { request } => {
+                let question = request.question.as_deref().map_or(0, question_bytes);
+                json_bytes(&request.arguments) + question
+            }
+            Record::ApprovalGiven { content, .. } => {
+                content.as_ref().map_or(0, |content| json_bytes(content))
+            }
             Record::RunEnded { text, .. } => text.len(),
             Record::Compacted { change, .. } => change.approximate_bytes(),
             Record::SessionForked { .. }
             | Record::AttemptStarted { .. }
             | Record::AttemptFailed { .. }
-            | Record::ApprovalGiven { .. }
             | Record::TurnCommitted { .. }
             | Record::StopAsked { .. }
             | Record::LimitReached { .. }
@@ -51,4 +56,12 @@ fn outcome_bytes(outcome: &ToolOutcome) -> usize {
         full.content.iter().map(ResultPart::bytes).sum::<usize>() + structured
     });
     outcome.content.len() + full
+}
+
+fn question_bytes(question: &Question) -> usize {
+    let kind = match &question.kind {
+        QuestionKind::Form(form) => json_bytes(form),
+        QuestionKind::Url(url) => url.len(),
+    };
+    question.message.len() + kind
 }

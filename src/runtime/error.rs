@@ -179,6 +179,7 @@ impl HostError {
             | Self::EmptyInput
             | Self::SessionTooLarge(_)
             | Self::NothingToCompact
+            | Self::Approval(ApprovalError::Content(_))
             | Self::KeyReused => ErrorKind::InvalidRequest,
             Self::NoSuchSession(_)
             | Self::NoSuchRecord { .. }
@@ -230,6 +231,7 @@ impl HostError {
             Self::Approval(ApprovalError::Stale) => "stale_approval",
             Self::Approval(ApprovalError::Decided(_)) => "already_decided",
             Self::Approval(ApprovalError::WhichPhase) => "phase_needed",
+            Self::Approval(ApprovalError::Content(_)) => "invalid_content",
             Self::NoSuchSession(_) => "no_such_session",
             Self::NoSuchRecord { .. } => "no_such_record",
             Self::Suspended => "run_suspended",

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ractor::{ActorId, ActorRef, RpcReplyPort};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::agent::Agent;
@@ -32,7 +33,9 @@ use crate::turn::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason, PermitReply,
     StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
 };
-use crate::types::{CallKey, Content, ProviderError, RunId, RunTrace, ToolCall, TraceContext};
+use crate::types::{
+    Answer, CallKey, Content, ProviderError, Question, RunId, RunTrace, ToolCall, TraceContext,
+};
 use crate::wire::Delta;
 
 /// A message to the actor that supervises the sessions.
@@ -182,6 +185,10 @@ pub(super) enum AccumulatorMessage {
     },
     /// A waiting call has received the permit of its tool.
     ToolPermitGranted { key: CallKey },
+    /// The tool of a running call asks a question, which is the call's question of this number.
+    QuestionAsked { key: CallKey, number: u32, question: Arc<Question> },
+    /// The tool does not wait for the answer to its question any longer.
+    QuestionWithdrawn { key: CallKey, number: u32 },
     /// Calls have ended. Their completions are in the accumulator's [`CompletionQueue`].
     ToolsFinished,
     /// Stop: the tool supervisor has ended and no other turn begins.
@@ -210,6 +217,10 @@ pub(super) enum ToolSupervisorMessage {
         resumed_turn: Option<u32>,
         reply: RpcReplyPort<StartedCalls>,
     },
+    /// Ask a question of a running call's tool.
+    Ask { key: CallKey, question: Question, reply: oneshot::Sender<Answer> },
+    /// Withdraw the question of a call: its tool does not wait for the answer any longer.
+    WithdrawQuestion { key: CallKey },
     /// The grace period of a cancelled call is over.
     GraceOver { call: ActorId },
     /// Abort all calls, and stop when none is left.
@@ -227,6 +238,8 @@ pub(super) type CompletionQueue = Arc<Mutex<Vec<(CallKey, ToolCompletion)>>>;
 pub(super) enum ToolCommand {
     /// Start it.
     Start(Box<StartTool>),
+    /// Pass the answer to its question of this number on.
+    Answer { key: CallKey, number: u32, answer: Answer },
     /// Cancel it, and kill it after its grace period.
     Abort(CallKey),
 }

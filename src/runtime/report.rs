@@ -246,7 +246,7 @@ fn approval(notes: &ResultNotes) -> Option<Verdict> {
 
 fn reason(judgement: &Judgement) -> Option<String> {
     match judgement.verdict {
-        Verdict::Approved | Verdict::Rejected => judgement.message.clone(),
+        Verdict::Approved | Verdict::Rejected | Verdict::Withdrawn => judgement.message.clone(),
         Verdict::Expired => Some("no decision arrived in time".to_owned()),
     }
 }

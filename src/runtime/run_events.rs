@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use futures::StreamExt as _;
+use serde_json::Value;
 
 use super::error::HostError;
 use super::handle::SessionHandle;
@@ -72,7 +73,7 @@ pub enum RunEvent {
         /// The tool's message.
         text: String,
     },
-    /// A tool call waits for a decision. The run waits until the question is answered or expires.
+    /// A tool call waits for a decision, or for the answer to a question of its tool. The run waits until the question is answered or expires.
     ApprovalRequested(ApprovalQuestion),
     /// A tool call has its result.
     CallEnded(Box<CallReport>),
@@ -113,27 +114,43 @@ impl ApprovalQuestion {
         Some(Self { approval, key, session })
     }
 
-    /// Allows the call, or its result.
+    /// Allows the call, or its result. Consents to a question with a URL.
     ///
     /// # Errors
     /// If another decision was made before, or the session is closed.
     pub async fn approve(&self) -> Result<(), HostError> {
-        self.decide(Verdict::Approved, None).await
+        self.decide(Verdict::Approved, None, None).await
     }
 
-    /// Rejects the call, or its result. The model reads the reason.
+    /// Rejects the call, or its result, or declines to answer the tool's question. The model reads the reason.
     ///
     /// # Errors
     /// If another decision was made before, or the session is closed.
     pub async fn reject(&self, reason: impl Into<String>) -> Result<(), HostError> {
-        self.decide(Verdict::Rejected, Some(reason.into())).await
+        self.decide(Verdict::Rejected, Some(reason.into()), None).await
     }
 
-    async fn decide(&self, verdict: Verdict, message: Option<String>) -> Result<(), HostError> {
+    /// Answers the question of a running tool (phase `input`) with an object that fits its form. Defaults of
+    /// the form are filled in. A question with a URL is answered by [`Self::approve`].
+    ///
+    /// # Errors
+    /// If the content does not fit the form (the question stays open then), the question was answered
+    /// before or has ended, or the session is closed.
+    pub async fn answer(&self, content: Value) -> Result<(), HostError> {
+        self.decide(Verdict::Approved, None, Some(content)).await
+    }
+
+    async fn decide(
+        &self,
+        verdict: Verdict,
+        message: Option<String>,
+        content: Option<Value>,
+    ) -> Result<(), HostError> {
         let decision = ApprovalDecision {
             phase: Some(self.approval.phase),
             judgement: Judgement { verdict, message },
             arguments_sha256: self.approval.arguments_sha256.clone(),
+            content,
         };
         self.session.decide(self.key, decision).await
     }

@@ -10,7 +10,7 @@ use crate::context::Variables;
 use crate::event::{ApprovalRequest, WaitingFor};
 use crate::message::Message;
 use crate::record::Seq;
-use crate::types::{ApprovalPhase, Content, RunId, SessionId, SessionState, Usage};
+use crate::types::{ApprovalPhase, Content, Question, RunId, SessionId, SessionState, Usage};
 
 /// A snapshot of a session.
 ///
@@ -91,7 +91,7 @@ pub struct CurrentRun {
     pub results: Vec<CallReport>,
 }
 
-/// A call that waits for a decision.
+/// A call that waits for a decision, or for the answer to a question of its tool.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -122,17 +122,21 @@ pub struct PendingApproval {
     pub phase: ApprovalPhase,
     /// The arguments that the tool will receive, or received: a JSON object.
     pub input: Arc<Value>,
-    /// The SHA-256 of the arguments. A decision has to repeat it.
+    /// The SHA-256 of the arguments, or of the question. A decision has to repeat it.
     pub arguments_sha256: String,
     /// The first 200 characters of the result, if there is one.
     pub output_summary: Option<String>,
+    /// The question of the running tool: `message`, and `form` or `url`.
+    #[serde(flatten)]
+    pub question: Option<Question>,
     /// The time of the request: Unix time in milliseconds.
     pub asked_at: u64,
 }
 
 impl PendingApproval {
     pub(super) fn new(request: ApprovalRequest, asked_at: u64) -> Self {
-        let ApprovalRequest { call, phase, arguments, arguments_sha256, output_summary } = request;
+        let ApprovalRequest { call, phase, arguments, arguments_sha256, output_summary, question } =
+            request;
         Self {
             tool_id: call.key.to_string(),
             tool_name: call.name.to_string(),
@@ -140,6 +144,7 @@ impl PendingApproval {
             input: arguments,
             arguments_sha256,
             output_summary,
+            question: question.map(Arc::unwrap_or_clone),
             asked_at,
         }
     }

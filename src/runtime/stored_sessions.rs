@@ -20,7 +20,7 @@ use crate::record::{JournalEntry, Record, Seq};
 use crate::session::{PastRun, StoredSession, past_run};
 use crate::telemetry::FeedItem;
 use crate::turn::{ApprovalDecision, ApprovalError};
-use crate::types::{CallKey, RunId, SessionId};
+use crate::types::{ApprovalPhase, CallKey, RunId, SessionId};
 
 impl SessionHandle {
     /// Returns the stored records after a position, in order.
@@ -113,9 +113,14 @@ pub(super) async fn decided(
 ) -> Result<(), HostError> {
     let entries = session.records(Seq(0)).await?;
     let records = || entries.iter().map(|entry| &entry.record);
+    if let Some(result) = decided_question(records(), key, &decision) {
+        return Ok(result?);
+    }
     let given = records().rev().find_map(|record| {
         let Record::ApprovalGiven { key: of, phase, verdict, .. } = record else { return None };
-        let is_meant = *of == key && decision.phase.is_none_or(|decided| decided == *phase);
+        let is_meant = *of == key
+            && *phase != ApprovalPhase::Input
+            && decision.phase.is_none_or(|decided| decided == *phase);
         is_meant.then_some(*verdict)
     });
     let Some(given) = given else { return Err(ApprovalError::NotAsked.into()) };
@@ -127,6 +132,33 @@ pub(super) async fn decided(
         return Err(ApprovalError::Stale.into());
     }
     Ok(decision.check_repeat(given)?)
+}
+
+/// Answers a decision about a question of a call that is not of the running turn. Returns `None` if the decision
+/// is about no question.
+fn decided_question<'a>(
+    records: impl Iterator<Item = &'a Record>,
+    key: CallKey,
+    decision: &ApprovalDecision,
+) -> Option<Result<(), ApprovalError>> {
+    let mut asked = None;
+    for record in records {
+        if let Record::ApprovalAsked { request } = record
+            && request.call.key == key
+        {
+            let is_meant = decision.matches_sha256(&request.arguments_sha256);
+            asked = request.question.as_ref().filter(|_| is_meant);
+        } else if let Record::ApprovalGiven { key: of, phase, verdict, content, .. } = record
+            && (*of, *phase) == (key, ApprovalPhase::Input)
+            && let Some(question) = asked.take()
+        {
+            return Some(question.check_content(decision).and_then(|answer| {
+                let is_same = answer == *content && decision.judgement.verdict == *verdict;
+                if is_same { Ok(()) } else { Err(ApprovalError::Decided(*verdict)) }
+            }));
+        }
+    }
+    None
 }
 
 /// Deletes a session whose slot is reserved for deletion.

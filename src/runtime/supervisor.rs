@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, SupervisionEvent};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -26,16 +27,21 @@ use super::tool_attempts::ToolAttempts;
 use super::tool_limiter::ToolLimiters;
 use crate::context::VariablesTransaction;
 use crate::event::Event;
-use crate::tool::{ProgressCallback, SharedVariableView, ToolContext, ToolContextParts};
-use crate::turn::{CallStartState, StartedCall, StartedCalls, ToolCompletion};
+use crate::tool::{
+    AskCallback, ProgressCallback, SharedVariableView, ToolContext, ToolContextParts,
+};
+use crate::turn::{CallStartState, StartedCall, StartedCalls, StartedQuestion, ToolCompletion};
 use crate::types::{
-    CallKey, FailureKind, FullResult, RunId, Secrets, SessionId, ToolOutcome, VariablesUse, excerpt,
+    Answer, CallKey, FailureKind, FullResult, Question, RunId, Secrets, SessionId, ToolOutcome,
+    VariablesUse, excerpt,
 };
 
 /// The number of progress texts that one call may send; further ones are dropped.
 const PROGRESS_PER_CALL_MAX: u32 = 1000;
 /// The largest length of a progress text, in characters.
 const PROGRESS_CHARS_MAX: usize = 500;
+/// The number of questions that one call may ask; further ones are declined.
+const QUESTIONS_PER_CALL_MAX: u32 = 100;
 
 /// The actor that starts and stops calls, and alone determines their outcomes.
 #[derive(Debug)]
@@ -79,6 +85,11 @@ struct RunningCall {
     state: CallStartState,
     actor: ActorCell,
     slot: OutcomeSlot,
+    /// The number of questions of this start, and the open one.
+    questions: u32,
+    question: Option<SupervisedQuestion>,
+    /// The time of the questions that are not open any more.
+    question_wait: Duration,
     /// The call's use of variables, which survives its actor.
     view: SharedVariableView,
     cancellation: CancellationToken,
@@ -90,6 +101,14 @@ struct RunningCall {
     /// Kills the call after the grace period.
     kill_timer: Option<OwnedTask>,
     killed: bool,
+}
+
+/// A question whose answer a tool waits for.
+struct SupervisedQuestion {
+    number: u32,
+    question: Arc<Question>,
+    asked: Instant,
+    reply: oneshot::Sender<Answer>,
 }
 
 impl Actor for ToolSupervisor {
@@ -131,6 +150,9 @@ impl Actor for ToolSupervisor {
                 for command in commands {
                     match command {
                         ToolCommand::Start(start) => Box::pin(state.start(start, &myself)).await,
+                        ToolCommand::Answer { key, number, answer } => {
+                            state.answer(key, number, answer);
+                        }
                         ToolCommand::Abort(key) => state.abort(key, &myself),
                     }
                 }
@@ -140,6 +162,8 @@ impl Actor for ToolSupervisor {
                 // The accumulator may have died.
                 let _ = reply.send(started);
             }
+            ToolSupervisorMessage::Ask { key, question, reply } => state.ask(key, question, reply),
+            ToolSupervisorMessage::WithdrawQuestion { key } => state.withdraw_question(key),
             ToolSupervisorMessage::GraceOver { call } => {
                 let is_it = |running: &&mut RunningCall| running.actor.get_id() == call;
                 if let Some(running) = state.running.iter_mut().find(is_it) {
@@ -232,6 +256,7 @@ impl ToolSupervisorState {
         let context = ToolContext::new(ToolContextParts {
             session: self.session.clone(),
             progress: self.progress(&run, key, &slot, &cancellation),
+            ask: ask_callback(myself, key),
             run,
             agent: Arc::clone(&agent.name),
             tool: call.name,
@@ -268,6 +293,9 @@ impl ToolSupervisorState {
                     state,
                     actor: actor.get_cell(),
                     slot,
+                    questions: 0,
+                    question: None,
+                    question_wait: Duration::ZERO,
                     view,
                     _over: cancellation.clone().drop_guard(),
                     cancellation,
@@ -317,11 +345,63 @@ impl ToolSupervisorState {
             return;
         }
         running.cancellation.cancel();
+        running.close_question();
         let (supervisor, grace, call) = (myself.clone(), running.grace, running.actor.get_id());
         running.kill_timer = Some(OwnedTask::spawn(&self.gauges.tasks, async move {
             tokio::time::sleep(grace).await;
             let _ = supervisor.cast(ToolSupervisorMessage::GraceOver { call });
         }));
+    }
+
+    /// Passes a question of a running call on to the turn.
+    fn ask(&mut self, key: CallKey, question: Question, reply: oneshot::Sender<Answer>) {
+        let running = self.running.iter_mut().find(|running| running.key == key);
+        let Some(running) = running.filter(|running| !running.cancellation.is_cancelled()) else {
+            // The tool receives that the call is cancelled, because the sender is dropped.
+            return;
+        };
+        if running.questions == QUESTIONS_PER_CALL_MAX {
+            let reason = format!("a call may ask at most {QUESTIONS_PER_CALL_MAX} questions");
+            let _ = reply.send(Answer::Declined(Some(reason)));
+            return;
+        }
+        let question = question.redacted(&self.secrets);
+        running.close_question();
+        running.questions += 1;
+        let number = running.state.questions().saturating_add(running.questions);
+        let question = Arc::new(question);
+        running.question = Some(SupervisedQuestion {
+            number,
+            question: Arc::clone(&question),
+            asked: Instant::now(),
+            reply,
+        });
+        if let Some((accumulator, _)) = &self.accumulator {
+            // The next accumulator receives it when it attaches, if this one is dead.
+            let _ = accumulator.cast(AccumulatorMessage::QuestionAsked { key, number, question });
+        }
+    }
+
+    fn answer(&mut self, key: CallKey, number: u32, answer: Answer) {
+        let running = self.running.iter_mut().find(|running| running.key == key);
+        let Some(running) = running.filter(|running| running.is_asking(number)) else { return };
+        if let Some(open) = running.close_question() {
+            // The tool may have withdrawn it.
+            let _ = open.reply.send(answer);
+        }
+    }
+
+    fn withdraw_question(&mut self, key: CallKey) {
+        let running = self.running.iter_mut().find(|running| running.key == key);
+        // A later question is not meant.
+        let is_withdrawn = |running: &&mut RunningCall| {
+            running.question.as_ref().is_some_and(|open| open.reply.is_closed())
+        };
+        let closed = running.filter(is_withdrawn).and_then(RunningCall::close_question);
+        if let (Some(open), Some((accumulator, _))) = (closed, &self.accumulator) {
+            let number = open.number;
+            let _ = accumulator.cast(AccumulatorMessage::QuestionWithdrawn { key, number });
+        }
     }
 
     /// Reports the end of a call whose actor has ended. An empty slot means that the actor died.
@@ -385,14 +465,76 @@ impl ToolSupervisorState {
 impl RunningCall {
     /// Returns the call as an accumulator that attaches needs it.
     fn as_started(&self, completion: Option<ToolCompletion>) -> StartedCall {
-        StartedCall { state: self.state.clone(), elapsed: self.started.elapsed(), completion }
+        let asking = self.question.as_ref().map_or(Duration::ZERO, |open| open.asked.elapsed());
+        let waited = self.question_wait + asking;
+        let question = self.question.as_ref().map(|open| StartedQuestion {
+            number: open.number,
+            question: Arc::clone(&open.question),
+        });
+        StartedCall {
+            state: self.state.clone(),
+            elapsed: self.started.elapsed().saturating_sub(waited),
+            question: question.filter(|_| completion.is_none()),
+            completion,
+        }
+    }
+
+    fn is_asking(&self, number: u32) -> bool {
+        self.question.as_ref().is_some_and(|open| open.number == number)
+    }
+
+    /// Removes the open question. Its time does not count as time of the tool.
+    fn close_question(&mut self) -> Option<SupervisedQuestion> {
+        let open = self.question.take()?;
+        self.question_wait += open.asked.elapsed();
+        Some(open)
     }
 }
 
 /// Returns a call that could not be started, with its outcome.
 fn not_started(state: CallStartState, outcome: ToolOutcome) -> StartedCall {
     let completion = ToolCompletion { outcome, variables: VariablesUse::default() };
-    StartedCall { state, elapsed: Duration::ZERO, completion: Some(completion) }
+    StartedCall { state, elapsed: Duration::ZERO, question: None, completion: Some(completion) }
+}
+
+/// Returns the callback by which a call asks questions.
+fn ask_callback(supervisor: &ToolSupervisorRef, key: CallKey) -> AskCallback {
+    let supervisor = supervisor.clone();
+    Box::new(move |question| {
+        let (reply, answer) = oneshot::channel();
+        // A supervisor that has ended drops the sender.
+        let _ = supervisor.cast(ToolSupervisorMessage::Ask { key, question, reply });
+        let mut awaited =
+            AwaitedAnswer { supervisor: supervisor.clone(), key, answer: Some(answer) };
+        Box::pin(async move { awaited.receive().await })
+    })
+}
+
+/// An answer that a tool waits for. Dropping it withdraws the question.
+struct AwaitedAnswer {
+    supervisor: ToolSupervisorRef,
+    key: CallKey,
+    /// `None` once the answer has arrived.
+    answer: Option<oneshot::Receiver<Answer>>,
+}
+
+impl AwaitedAnswer {
+    async fn receive(&mut self) -> Answer {
+        let Some(answer) = &mut self.answer else { return Answer::Cancelled };
+        let answer = answer.await;
+        self.answer = None;
+        answer.unwrap_or(Answer::Cancelled)
+    }
+}
+
+impl Drop for AwaitedAnswer {
+    fn drop(&mut self) {
+        // The supervisor sees that the receiver is gone.
+        if self.answer.take().is_some() {
+            let key = self.key;
+            let _ = self.supervisor.cast(ToolSupervisorMessage::WithdrawQuestion { key });
+        }
+    }
 }
 
 /// Returns a result without the host's secrets, if it has one.

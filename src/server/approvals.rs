@@ -1,9 +1,11 @@
-//! `POST /v1/sessions/{id}/approvals/{tool_id}`: a person's decision about a call that waits.
+//! `POST /v1/sessions/{id}/approvals/{tool_id}`: a person's decision about a call that waits, or the answer to a
+//! question of its tool.
 
 use axum::Json;
 use axum::extract::{Path, rejection::PathRejection};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::error::ApiError;
 use super::extract::JsonBody;
@@ -21,6 +23,8 @@ pub(super) struct ApprovalDecisionRequest {
     decision: ApprovalChoice,
     message: Option<String>,
     arguments_sha256: Option<String>,
+    /// The answer to a question of the tool.
+    content: Option<Value>,
     /// Needed only if the call waited for an approval before and after it ran.
     phase: Option<ApprovalPhase>,
 }
@@ -47,7 +51,7 @@ pub(super) async fn decide(
     path: Result<Path<(String, String)>, PathRejection>,
     JsonBody(request): JsonBody<ApprovalDecisionRequest>,
 ) -> Result<Response, ApiError> {
-    let ApprovalDecisionRequest { decision, message, arguments_sha256, phase } = request;
+    let ApprovalDecisionRequest { decision, message, arguments_sha256, content, phase } = request;
     // A text that is not a call key cannot name a call that waits.
     let key: CallKey = path
         .ok()
@@ -68,6 +72,7 @@ pub(super) async fn decide(
         ApprovalChoice::Reject => Verdict::Rejected,
     };
     let judgement = Judgement { verdict, message };
-    session.decide(key, ApprovalDecision { phase, judgement, arguments_sha256 }).await?;
+    let answer = ApprovalDecision { phase, judgement, arguments_sha256, content };
+    session.decide(key, answer).await?;
     Ok(Json(ApprovalDecisionResponse { tool_id: key.to_string(), phase, decision }).into_response())
 }

@@ -336,7 +336,7 @@ metric_table! {
         turn_overhead: Histogram(SHORT), Seconds, "callsheet_turn_overhead_seconds",
             "Time of a turn in which no model request was open, no tool ran, no call waited for a permit of its tool, and the turn did not wait for approvals alone.";
         approval_wait: Histogram(LONG), Seconds, "callsheet_approval_wait_seconds",
-            "Time that tool calls waited for an approval decision.";
+            "Time that tool calls waited for an approval decision, or for an answer to a question.";
         tool_panics: Counter, Count, "callsheet_tool_panics_total",
             "Tool calls that ended in a panic of the tool.";
         late_outcomes: Counter, Count, "callsheet_late_outcomes_total",
@@ -464,7 +464,7 @@ metric_table! {
         VARIABLE_CONFLICTS: Counter, Count, ["tool", "resolution"], "callsheet_variable_conflicts_total",
             "Tool calls that read variables which an earlier call of the turn then wrote. They ran again, lost their writes, or had written nothing.";
         APPROVALS: Counter, Count, ["verdict"], "callsheet_approvals_total",
-            "Approval requests by verdict.";
+            "Approval requests, and questions of tools, by verdict; `withdrawn`: the tool stopped waiting.";
         ATTEMPTS: Counter, Count, ["outcome"], "callsheet_attempts_total",
             "Model requests by outcome: ok, or the kind of error.";
         ARGUMENTS_ANOMALIES: Counter, Count, ["oddity"], "callsheet_arguments_odd_total",

@@ -1,10 +1,12 @@
-//! The context of one tool call: its arguments, identity, deadline, cancellation, progress,
+//! The context of one tool call: its arguments, identity, deadline, cancellation, progress, questions,
 //! variables and the values of the embedding program.
 
 use std::any::type_name;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,13 +15,19 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::extensions::MissingExtension;
-use super::{Extensions, ToolError};
+use super::{Extensions, InputSchema, ToolError};
 use crate::config::ToolEffect;
 use crate::context::VariablesTransaction;
-use crate::types::{CallKey, RunId, SessionId, TraceContext};
+use crate::types::{Answer, CallKey, Question, QuestionKind, RunId, SessionId, TraceContext};
 
 /// Receives the progress texts of a call. The caller that provides it bounds their number and size.
 pub(crate) type ProgressCallback = Box<dyn Fn(String) + Send + Sync>;
+
+/// Asks the people who watch the run of a call, and returns their answer. One question at a time is asked.
+pub(crate) type AskCallback = Box<dyn Fn(Question) -> BoxFuture<'static, Answer> + Send + Sync>;
+
+/// The largest size of a question, in bytes of JSON.
+const QUESTION_BYTES_MAX: usize = 64 << 10;
 
 /// A call's view of the session's variables. The runtime keeps the other reference and collects
 /// the call's writes from it.
@@ -40,6 +48,7 @@ pub(crate) struct ToolContextParts {
     pub(crate) extensions: Extensions,
     pub(crate) cancellation: CancellationToken,
     pub(crate) progress: ProgressCallback,
+    pub(crate) ask: AskCallback,
     pub(crate) variables: SharedVariableView,
 }
 
@@ -48,11 +57,32 @@ pub(crate) struct ToolContextParts {
 #[derive(Clone)]
 pub struct ToolContext {
     parts: Arc<ToolContextParts>,
+    questions: Arc<Questions>,
+}
+
+/// The questions of a call: one is open at a time.
+#[derive(Default)]
+struct Questions {
+    open: tokio::sync::Mutex<()>,
+    /// The time for which the call has waited for answers.
+    waited: Mutex<Duration>,
+}
+
+/// Adds the time of a question to that of its call, also if the tool does not wait for the answer.
+struct QuestionTimer<'a> {
+    began: Instant,
+    waited: &'a Mutex<Duration>,
+}
+
+impl Drop for QuestionTimer<'_> {
+    fn drop(&mut self) {
+        *self.waited.lock() += self.began.elapsed();
+    }
 }
 
 impl ToolContext {
     pub(crate) fn new(parts: ToolContextParts) -> Self {
-        Self { parts: Arc::new(parts) }
+        Self { parts: Arc::new(parts), questions: Arc::default() }
     }
 
     /// Returns the id of the session.
@@ -110,10 +140,15 @@ impl ToolContext {
 
     /// Returns the time at which the call times out: after its tool's `timeout`, or else the
     /// agent's `tool_timeout`. `None` if the call has no time limit. The call can be cancelled
-    /// earlier, for example at the end of its run.
+    /// earlier, for example at the end of its run. The time of [questions](Self::ask) does not count.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.parts.deadline
+        self.parts.deadline?.checked_add(self.question_wait())
+    }
+
+    /// Returns the time for which the call has waited for answers to its questions.
+    pub(crate) fn question_wait(&self) -> Duration {
+        *self.questions.waited.lock()
     }
 
     /// Returns a value that the embedding program gave with the run or the session, by its type. A
@@ -194,6 +229,55 @@ impl ToolContext {
     #[must_use]
     pub fn trace(&self) -> Option<&TraceContext> {
         self.parts.trace.as_ref()
+    }
+
+    /// Asks the people who watch the run, and waits for their answer. They receive the question like an
+    /// approval, with the phase `input`. Where nobody can be asked, it is declined at once.
+    ///
+    /// The call's timeout stands still while its question is open, and the tool's `approval_timeout`
+    /// counts instead. A tool that drops the future withdraws the question. A call asks one question at a
+    /// time; another one waits for its turn.
+    ///
+    /// The host keeps the question and the answer in its journal: do not ask for secrets.
+    ///
+    /// # Errors
+    /// If the form is not a JSON schema, or the question is too large.
+    ///
+    /// ```
+    /// use callsheet::tool::{Answer, Question, ToolContext, ToolError};
+    /// use serde_json::json;
+    ///
+    /// async fn run(context: ToolContext) -> Result<String, ToolError> {
+    ///     let form = json!({ "type": "object", "properties": { "seats": { "type": "integer" } } });
+    ///     match context.ask(Question::form("How many seats?", form)).await? {
+    ///         Answer::Accepted(answer) => Ok(format!("booked {}", answer["seats"])),
+    ///         _ => Err(ToolError::new("not booked: nobody answered")),
+    ///     }
+    /// }
+    /// ```
+    pub async fn ask(&self, question: Question) -> Result<Answer, ToolError> {
+        if let QuestionKind::Form(form) = &question.kind {
+            InputSchema::parse((**form).clone()).map_err(|invalid| {
+                ToolError::new(format!("the form of the question: {invalid}"))
+            })?;
+        }
+        let bytes = serde_json::to_string(&question)?.len();
+        if bytes > QUESTION_BYTES_MAX {
+            let message =
+                format!("the question has {bytes} bytes; at most {QUESTION_BYTES_MAX} are allowed");
+            return Err(ToolError::new(message));
+        }
+        let asked = async {
+            let _open = self.questions.open.lock().await;
+            let waited = &self.questions.waited;
+            let _timer = QuestionTimer { began: Instant::now(), waited };
+            (self.parts.ask)(question).await
+        };
+        tokio::select! {
+            biased;
+            () = self.cancelled() => Ok(Answer::Cancelled),
+            answer = asked => Ok(answer),
+        }
     }
 
     /// Waits until the call is cancelled, because its deadline has passed or its run was stopped.

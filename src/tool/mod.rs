@@ -114,13 +114,14 @@ use crate::types::SessionId;
 #[cfg(feature = "tools")]
 pub use builtin::{BuiltinError, BuiltinOptions, builtin};
 
+pub use crate::types::{Answer, Question, QuestionKind};
 #[cfg(feature = "tools")]
 #[doc(hidden)]
 pub use builtin::{
     Calculator, Clock, GetVariable, HttpGet, HttpGetOptions, READ_BYTES_MAX, ReadFile, SetVariable,
 };
 pub use context::ToolContext;
-pub(crate) use context::{ProgressCallback, SharedVariableView, ToolContextParts};
+pub(crate) use context::{AskCallback, ProgressCallback, SharedVariableView, ToolContextParts};
 pub(crate) use error::NextAttempt;
 pub use error::ToolError;
 #[doc(hidden)]

@@ -116,6 +116,18 @@ impl ToolOutput {
         }
     }
 
+    /// Adds a note behind what the model reads.
+    #[cfg(feature = "tools")]
+    pub(super) fn with_note(mut self, note: String) -> Self {
+        let shown = self.text().into_owned();
+        let full = self.full_mut();
+        if full.content.is_empty() {
+            // The model reads the structured value only if there is no other content.
+            full.content.push(shown.into());
+        }
+        self.with_part(note)
+    }
+
     /// Replaces secrets.
     #[cfg(feature = "tools")]
     pub(super) fn redacted(mut self, secrets: &Secrets) -> Self {

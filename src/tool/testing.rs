@@ -43,7 +43,7 @@
 //! ```
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +60,7 @@ use super::{Extensions, Tool, ToolContext, ToolContextParts, ToolError, ToolOutp
 use crate::config::Limits;
 use crate::context::Variables;
 use crate::context::VariablesTransaction;
-use crate::types::{CallKey, RunId, SessionId, WriteSet};
+use crate::types::{Answer, CallKey, RunId, SessionId, WriteSet};
 
 /// Runs calls of a tool as a host does: the arguments pass the tool's schema, the variables that a
 /// call has written are there for the next one, and a call is cancelled at its deadline. The
@@ -86,6 +86,7 @@ pub struct ToolTest {
     variables: Variables,
     extensions: Extensions,
     cancel_after: Option<Duration>,
+    answers: Arc<Mutex<VecDeque<Answer>>>,
     calls: u32,
 }
 
@@ -111,6 +112,7 @@ impl ToolTest {
             variables: Variables::default(),
             extensions: Extensions::new(),
             cancel_after: None,
+            answers: Arc::default(),
             calls: 0,
         }
     }
@@ -147,6 +149,14 @@ impl ToolTest {
     #[must_use]
     pub fn cancel_after(self, time: Duration) -> Self {
         Self { cancel_after: Some(time), ..self }
+    }
+
+    /// Adds an answer to a question of the tool. They are given in their order; a question without one is
+    /// declined.
+    #[must_use]
+    pub fn answer(self, answer: Answer) -> Self {
+        self.answers.lock().push_back(answer);
+        self
     }
 
     /// Runs one call. A tool that does not return within the default `cancel_grace` after its
@@ -189,6 +199,7 @@ impl ToolTest {
         // Tasks that the tool has spawned are notified of the end of the call.
         let _over = cancellation.clone().drop_guard();
         let (now, texts) = (Instant::now(), Arc::clone(progress));
+        let answers = Arc::clone(&self.answers);
         let timeout = self.spec.timeout.or(limits.tool_timeout);
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
         let name: Arc<str> = self.spec.name.as_str().into();
@@ -199,6 +210,10 @@ impl ToolTest {
             extensions: self.extensions.clone(),
             cancellation: cancellation.clone(),
             progress: Box::new(move |text| texts.lock().push(text)),
+            ask: Box::new(move |_| {
+                let answer = answers.lock().pop_front().unwrap_or(Answer::Declined(None));
+                Box::pin(std::future::ready(answer))
+            }),
             variables: Arc::clone(&variables),
             ..test_parts(name, key, Arc::new(arguments))
         });
@@ -279,7 +294,7 @@ impl TestedCall {
 }
 
 /// Returns a context for a test that calls [`Tool::run`] itself. It has no time limit, can write no
-/// variables and drops progress texts.
+/// variables, drops progress texts, and its questions are declined.
 #[must_use]
 pub fn tool_context(arguments: impl Into<Arc<Value>>) -> ToolContext {
     let key = CallKey { turn: 1, attempt: 1, index: 0 };
@@ -303,6 +318,7 @@ fn test_parts(tool: Arc<str>, key: CallKey, arguments: Arc<Value>) -> ToolContex
         extensions: Extensions::new(),
         cancellation: CancellationToken::new(),
         progress: Box::new(|_| {}),
+        ask: Box::new(|_| Box::pin(std::future::ready(Answer::Declined(None)))),
         variables: Arc::default(),
     }
 }

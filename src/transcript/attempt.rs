@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::RecordLocation;
 use crate::event::{ApprovalRequest, CallLabel};
 use crate::record::{DisplayedSegment, PartialResponse, ResponseDisposition, ResponseMessage};
 use crate::types::{
-    ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, ReadSet, ResultNotes, ToolCall,
-    ToolOutcome, ToolResult, Usage, Verdict, WriteSet,
+    ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, Question, QuestionKind,
+    ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, Usage, Verdict, WriteSet,
 };
 
 /// An attempt of a turn: one HTTP exchange with a provider.
@@ -83,7 +85,7 @@ pub struct CallTranscript<'a> {
     pub intents: Vec<CallIntent<'a>>,
     /// Results of its tool that are not final: they may be dropped, or need an approval.
     pub reports: Vec<RecordedReport<'a>>,
-    /// Requests for approval.
+    /// Requests for approval, and questions of the tool.
     pub questions: Vec<RecordedQuestion<'a>>,
     /// Decisions about the approvals.
     pub decisions: Vec<RecordedDecision<'a>>,
@@ -118,7 +120,7 @@ pub struct RecordedReport<'a> {
     pub writes: &'a WriteSet,
 }
 
-/// A request to approve a call or its result.
+/// A request to approve a call or its result, or a question of its tool.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedQuestion<'a> {
     /// The record.
@@ -138,6 +140,8 @@ pub struct RecordedDecision<'a> {
     pub verdict: Verdict,
     /// A message for the model or for people.
     pub message: Option<&'a str>,
+    /// The answer to a form.
+    pub content: Option<&'a Arc<Value>>,
 }
 
 /// The outcome of a call, as it was recorded.
@@ -197,11 +201,29 @@ impl RecordedOutcome<'_> {
     }
 }
 
+impl RecordedQuestion<'_> {
+    /// Returns whether it is a question of the tool.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        self.request.phase == ApprovalPhase::Input
+    }
+}
+
 impl RecordedDecision<'_> {
     /// Returns the decision in the form of [`ResultNotes`].
     #[must_use]
     pub fn judgement(&self) -> Judgement {
         Judgement { verdict: self.verdict, message: self.message.map(str::to_owned) }
+    }
+}
+
+impl RecordedDecision<'_> {
+    /// Returns whether the decision has content if and only if it answers a form.
+    #[must_use]
+    pub fn answers(&self, question: &Question) -> bool {
+        let needs_content =
+            self.verdict == Verdict::Approved && matches!(question.kind, QuestionKind::Form(_));
+        self.content.is_some() == needs_content
     }
 }
 
@@ -229,6 +251,34 @@ impl<'a> CallTranscript<'a> {
     #[must_use]
     pub fn outcome(&self) -> Option<&RecordedOutcome<'a>> {
         self.outcomes.last()
+    }
+
+    /// Returns the questions of the tool, each with its decision. A question that was asked before a crash
+    /// has none.
+    pub fn input_questions(
+        &self,
+    ) -> impl Iterator<Item = (&RecordedQuestion<'a>, Option<&RecordedDecision<'a>>)> {
+        let mut asked = self.questions.iter().filter(|question| question.is_input()).peekable();
+        std::iter::from_fn(move || {
+            let question = asked.next()?;
+            let next = asked.peek();
+            let is_before_next = |at: RecordLocation| next.is_none_or(|next| at.is_before(next.at));
+            let decision = self.decisions.iter().find(|decision| {
+                decision.phase == ApprovalPhase::Input
+                    && question.at.is_before(decision.at)
+                    && is_before_next(decision.at)
+            });
+            Some((question, decision))
+        })
+    }
+
+    /// Returns the decision about this question.
+    #[must_use]
+    pub fn decision_about(&self, asked: &RecordedQuestion<'a>) -> Option<&RecordedDecision<'a>> {
+        if !asked.is_input() {
+            return self.decision(asked.request.phase);
+        }
+        self.input_questions().find(|(question, _)| question.at == asked.at)?.1
     }
 
     /// Returns the first decision about the approval of this phase. Only the first one counts.

@@ -132,10 +132,11 @@ impl<'a> Transcript<'a> {
                     call.questions.push(RecordedQuestion { at, request });
                 }
             }
-            Record::ApprovalGiven { key, phase, verdict, message } => {
+            Record::ApprovalGiven { key, phase, verdict, message, content } => {
                 let (phase, verdict, message) = (*phase, *verdict, message.as_deref());
+                let content = content.as_ref();
                 if let Some(call) = self.open_call(at, *key, Invariant::Approval) {
-                    call.decisions.push(RecordedDecision { at, phase, verdict, message });
+                    call.decisions.push(RecordedDecision { at, phase, verdict, message, content });
                 }
             }
             Record::CallEnded {

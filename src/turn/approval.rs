@@ -13,12 +13,15 @@
 //! (`runtime::maintenance` wakes it) and while no host runs.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::call::{CallPhase, QUOTE_CHARS, TurnCall};
 use super::effect::{ApprovalDecision, ApprovalError};
+use super::question::{OpenQuestion, QuestionDecision};
 use super::{Turn, TurnStage, model_messages};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
 use crate::record::{Record, ResponseDisposition};
@@ -46,9 +49,17 @@ impl Turn {
         key: CallKey,
         decision: ApprovalDecision,
     ) -> Result<(), ApprovalError> {
+        if let Some(decided) = self.decide_question(key, &decision) {
+            return decided;
+        }
+        if decision.content.is_some() {
+            let message = "content: only the answer to a question has one (phase \"input\")";
+            return Err(ApprovalError::Content(message.to_owned()));
+        }
         let index = self.position(key);
         let call = index.and_then(|index| self.calls.get(index));
         let pending = call.and_then(TurnCall::pending_approval_phase);
+        let pending = pending.filter(|phase| *phase != ApprovalPhase::Input);
         let decided = |phase| self.approvals.decisions.get(&(key, phase));
         let (before, after) = (decided(ApprovalPhase::Before), decided(ApprovalPhase::After));
         let first = match (decision.phase, pending) {
@@ -72,7 +83,7 @@ impl Turn {
             return decision.check_repeat(first.verdict);
         }
         let Some((index, phase)) = pending else { return Err(ApprovalError::NotAsked) };
-        self.decide_approval(index, phase, decision.judgement);
+        self.decide_approval(index, phase, decision.judgement, None);
         Ok(())
     }
 
@@ -139,13 +150,17 @@ impl Turn {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
             let (CallPhase::AwaitingApproval { until: Some(until) }
-            | CallPhase::AwaitingReview { until: Some(until), .. }) = call.phase
+            | CallPhase::AwaitingReview { until: Some(until), .. }
+            | CallPhase::Running {
+                question: Some(OpenQuestion { until: Some(until), .. }),
+                ..
+            }) = call.phase
             else {
                 continue;
             };
             if let Some(phase) = call.pending_approval_phase().filter(|_| until <= now) {
                 let expired = Judgement { verdict: Verdict::Expired, message: None };
-                self.decide_approval(index, phase, expired);
+                self.decide_approval(index, phase, expired, None);
             }
         }
     }
@@ -154,12 +169,15 @@ impl Turn {
     pub(super) fn waits_for_approval(&self) -> bool {
         matches!(self.stage, TurnStage::ResponseEnded { .. })
             && self.calls.iter().any(|call| call.pending_approval_phase().is_some())
-            && !self.calls.iter().any(TurnCall::holds_permit)
+            && !self
+                .calls
+                .iter()
+                .any(|call| call.holds_permit() && call.pending_approval_phase().is_none())
     }
 
     /// Returns the time at which an approval that is requested now expires. The time that passed
     /// before a resume counts.
-    fn approval_deadline(&self, index: usize, phase: ApprovalPhase) -> Option<Duration> {
+    pub(super) fn approval_deadline(&self, index: usize, phase: ApprovalPhase) -> Option<Duration> {
         let call = self.calls.get(index)?;
         let timeout = call.tool.as_ref()?.approval_timeout;
         match self.approvals.requested_before_resume.get(&(call.key(), phase)) {
@@ -170,7 +188,7 @@ impl Turn {
 
     /// Records and publishes the request for an approval, unless that was done before the turn was
     /// resumed.
-    fn request_approval(&mut self, index: usize, phase: ApprovalPhase) {
+    pub(super) fn request_approval(&mut self, index: usize, phase: ApprovalPhase) {
         let now = self.now();
         let Some(call) = self.calls.get_mut(index) else { return };
         let requested_before = self.approvals.requested_before_resume.remove(&(call.key(), phase));
@@ -192,6 +210,7 @@ impl Turn {
         index: usize,
         phase: ApprovalPhase,
         judgement: Judgement,
+        content: Option<Arc<Value>>,
     ) {
         let Some(call) = self.calls.get(index) else { return };
         let (key, label) = (call.key(), call.label());
@@ -200,8 +219,18 @@ impl Turn {
         let waited = call.approval_wait_before_resume.saturating_add(waited);
         let verdict = judgement.verdict;
         let message = judgement.message.clone();
-        self.record(Record::ApprovalGiven { key, phase, verdict, message });
+        self.record(Record::ApprovalGiven {
+            key,
+            phase,
+            verdict,
+            message,
+            content: content.clone(),
+        });
         self.emit(Event::ApprovalGiven { call: label, phase, verdict, waited });
+        if phase == ApprovalPhase::Input {
+            let decision = QuestionDecision { judgement, content };
+            return self.apply_question_decision(index, decision);
+        }
         self.approvals.decisions.insert((key, phase), judgement.clone());
         self.apply_judgement(index, phase, judgement);
     }
@@ -213,6 +242,7 @@ impl Turn {
         let note = match phase {
             ApprovalPhase::Before => &mut call.notes.before,
             ApprovalPhase::After => &mut call.notes.after,
+            ApprovalPhase::Input => return,
         };
         *note = Some(judgement);
         if let Some(rejection) = rejection {
@@ -241,12 +271,17 @@ fn approval_request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
     } else {
         None
     };
+    let asked = call.questions.last().filter(|_| phase == ApprovalPhase::Input);
     ApprovalRequest {
         call: call.label(),
         phase,
         arguments: call.call.arguments.clone(),
-        arguments_sha256: arguments_sha256(&call.call),
+        arguments_sha256: match asked {
+            Some(asked) => asked.sha256.clone(),
+            None => arguments_sha256(&call.call),
+        },
         output_summary,
+        question: asked.map(|asked| Arc::clone(&asked.question)),
     }
 }
 
@@ -255,7 +290,14 @@ impl ApprovalDecision {
     #[must_use]
     #[doc(hidden)]
     pub fn matches_arguments(&self, call: &ToolCall) -> bool {
-        self.arguments_sha256.eq_ignore_ascii_case(&arguments_sha256(call))
+        self.matches_sha256(&arguments_sha256(call))
+    }
+
+    /// Returns whether the decision is about the arguments or the question with this hash.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn matches_sha256(&self, sha256: &str) -> bool {
+        self.arguments_sha256.eq_ignore_ascii_case(sha256)
     }
 
     /// Compares a repeated decision with the first one.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::question::{AskedQuestion, OpenQuestion};
 use super::started_calls::{CallStartState, LastWriters, StartedCall};
 use crate::event::{CallLabel, WaitingFor};
 use crate::tool::ToolSpec;
@@ -34,8 +35,8 @@ pub(super) enum CallPhase {
     Intended,
     /// The call waits for the approval to run.
     AwaitingApproval { until: Option<Duration> },
-    /// The tool runs.
-    Running { deadline: Option<Duration> },
+    /// The tool runs. While it waits for the answer to a question, its deadline does not count.
+    Running { deadline: Option<Duration>, question: Option<OpenQuestion> },
     /// The tool has answered. The outcome depends on the writes of earlier calls.
     Reported(ReportedOutcome),
     /// The call waits for the approval of its result.
@@ -88,6 +89,10 @@ pub(super) struct TurnCall {
     pub(super) approval_requested_at: Option<Duration>,
     /// The time for which the approval was pending before the turn was resumed.
     pub(super) approval_wait_before_resume: Duration,
+    /// The questions that its tool has asked, in their order.
+    pub(super) questions: Vec<AskedQuestion>,
+    /// The time for which its tool waited for answers since its start.
+    pub(super) question_wait: Duration,
     /// The times in the record of the outcome, if that is older than the resume of the turn.
     pub(super) recorded: Option<RecordedTimes>,
     /// The last writers of the variables in the snapshot with which the call started.
@@ -129,6 +134,8 @@ impl TurnCall {
             answered_at: None,
             approval_requested_at: None,
             approval_wait_before_resume: Duration::ZERO,
+            questions: Vec::new(),
+            question_wait: Duration::ZERO,
             recorded: None,
             snapshot: LastWriters::default(),
             reads: ReadSet::default(),
@@ -217,12 +224,18 @@ impl TurnCall {
             snapshot: self.snapshot.clone(),
             is_early: self.early,
             is_rerun: self.notes.conflict,
+            questions: self.next_question_number().saturating_sub(1),
         }
     }
 
     /// Returns the running call as its supervisor keeps it.
     pub(super) fn as_started(&self) -> StartedCall {
-        StartedCall { state: self.start_state(), elapsed: self.ran_before, completion: None }
+        StartedCall {
+            state: self.start_state(),
+            elapsed: self.ran_before,
+            question: self.started_question(),
+            completion: None,
+        }
     }
 
     /// Returns whether the tool has answered and the outcome is not decided.
@@ -235,13 +248,14 @@ impl TurnCall {
         match self.phase {
             CallPhase::AwaitingApproval { .. } => Some(ApprovalPhase::Before),
             CallPhase::AwaitingReview { .. } => Some(ApprovalPhase::After),
+            CallPhase::Running { question: Some(_), .. } => Some(ApprovalPhase::Input),
             CallPhase::Open
             | CallPhase::Sealed
             | CallPhase::Ready
             | CallPhase::Duplicate { .. }
             | CallPhase::AwaitingPermit { .. }
             | CallPhase::Intended
-            | CallPhase::Running { .. }
+            | CallPhase::Running { question: None, .. }
             | CallPhase::Reported(_)
             | CallPhase::Ended { .. }
             | CallPhase::Dropped => None,
@@ -287,7 +301,10 @@ impl TurnCall {
 
     fn times(&self, began: Duration, ended: Duration) -> RecordedTimes {
         let sealed = self.sealed_at.unwrap_or(ended);
-        let ran = |started| self.answered_at.unwrap_or(ended).saturating_sub(started);
+        let ran = |started: Duration| {
+            let ended = self.answered_at.unwrap_or(ended);
+            ended.saturating_sub(started).saturating_sub(self.question_wait)
+        };
         RecordedTimes {
             started: self.started_at.map(|at| (began + at).saturating_sub(self.ran_before)),
             wait: self.started_at.unwrap_or(ended).saturating_sub(sealed),

@@ -4,7 +4,7 @@
 //! intent is durable, so that a crash cannot hide that it may have run.
 //!
 //! Tool timeout: the `timeout` of the tool, or else `tool_timeout` of the agent. It counts from the
-//! start of the call; waits for a ticket, a permit or an approval do not count. At the deadline
+//! start of the call; waits for a ticket, a permit, an approval or the answer to a question do not count. At the deadline
 //! [`end_timed_out`](Turn::end_timed_out) answers the call as timed out and aborts the tool. The tool
 //! supervisor then cancels the tool, and kills it after `cancel_grace`.
 
@@ -95,7 +95,8 @@ impl Turn {
         let of = u32::try_from(kept).unwrap_or(u32::MAX);
         let deadline = self.tool_deadline(index, Duration::ZERO);
         let Some(call) = self.calls.get_mut(index) else { return };
-        call.phase = CallPhase::Running { deadline };
+        call.phase = CallPhase::Running { deadline, question: None };
+        call.question_wait = Duration::ZERO;
         call.started_at = Some(now);
         call.ran_before = Duration::ZERO;
         call.answered_at = None;
@@ -131,7 +132,7 @@ impl Turn {
     /// Aborts a running call whose deadline has passed, and answers it.
     pub(super) fn end_timed_out(&mut self, index: usize, deadline: Duration) {
         let Some(call) = self.calls.get(index) else { return };
-        let started = call.started_at.unwrap_or(deadline);
+        let started = call.started_at.unwrap_or(deadline) + call.question_wait;
         let timeout = deadline.saturating_sub(started) + call.ran_before;
         let outcome = model_messages::timed_out(call, timeout);
         self.effects.perform(TurnAction::Abort(call.key()));

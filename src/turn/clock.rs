@@ -16,11 +16,11 @@ pub(super) struct TurnClock {
     request_open: bool,
     /// The time of the last request, until it is known when it was sent.
     requested_at: Option<Duration>,
-    /// Returns the number of running tools.
+    /// The number of running tools, without those that wait for the answer to a question.
     running: u32,
     /// True while the turn waits only for approvals.
     waits_for_approval: bool,
-    /// Returns the number of calls that wait for a permit of their tool.
+    /// The number of calls that wait for a permit of their tool.
     queued: u32,
     times: TurnTimes,
 }
@@ -87,6 +87,15 @@ impl TurnClock {
     }
 
     pub(super) fn tool_started(&mut self) {
+        self.running += 1;
+    }
+
+    /// Notes that a running tool waits for the answer to its question.
+    pub(super) fn tool_paused(&mut self) {
+        self.running = self.running.saturating_sub(1);
+    }
+
+    pub(super) fn tool_resumed(&mut self) {
         self.running += 1;
     }
 

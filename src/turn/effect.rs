@@ -4,12 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::committed::TurnRecord;
 use super::started_calls::CallStartState;
 use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
-use crate::types::{ApprovalPhase, CallKey, Judgement, ProviderError, ToolCall, Verdict};
+use crate::types::{Answer, ApprovalPhase, CallKey, Judgement, ProviderError, ToolCall, Verdict};
 
 pub use crate::record::{CancelReason, TurnEnd};
 
@@ -46,6 +48,15 @@ pub enum TurnAction {
     ReleaseToolPermit(CallKey),
     /// Run the call's tool, with the call's permit if it has one.
     Start(CallStart),
+    /// Pass the answer to a question on to the running tool. Ignored if the tool does not wait for it.
+    Answer {
+        /// The call.
+        key: CallKey,
+        /// The number of the question in its call, from 1.
+        number: u32,
+        /// The answer.
+        answer: Answer,
+    },
     /// Cancel the running tool, and kill it after `cancel_grace`. The call has its outcome.
     Abort(CallKey),
     /// Write the finished turn to the context. Only events about late outcomes can follow.
@@ -168,7 +179,8 @@ pub enum PermitReply {
 /// fn approve(pending: &PendingApproval) -> ApprovalDecision {
 ///     let judgement = Judgement { verdict: Verdict::Approved, message: None };
 ///     let arguments_sha256 = pending.arguments_sha256.clone();
-///     ApprovalDecision { phase: Some(ApprovalPhase::Before), judgement, arguments_sha256 }
+///     let phase = Some(ApprovalPhase::Before);
+///     ApprovalDecision { phase, judgement, arguments_sha256, content: None }
 /// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -177,19 +189,21 @@ pub struct ApprovalDecision {
     pub phase: Option<ApprovalPhase>,
     /// The verdict and its message.
     pub judgement: Judgement,
-    /// The SHA-256 of the arguments that the decision is about.
+    /// The SHA-256 of the arguments, or of the question, that the decision is about.
     pub arguments_sha256: String,
+    /// The answer to a question with a form.
+    pub content: Option<Value>,
 }
 
 /// The reason why a decision is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApprovalError {
     /// The call has no such approval.
     #[error("this call does not wait for an approval")]
     NotAsked,
     /// The decision is about other arguments than those of the call.
-    #[error("arguments_sha256 does not match the arguments of the call")]
+    #[error("arguments_sha256 does not match the arguments of the call, or its open question")]
     Stale,
     /// The approval has another decision.
     #[error("the call is already decided: {}", .0.as_str())]
@@ -197,4 +211,7 @@ pub enum ApprovalError {
     /// The call had an approval before it ran too, and the decision does not name its phase.
     #[error("the call waits for its second approval: send \"phase\": \"before\" or \"after\"")]
     WhichPhase,
+    /// The answer to a question does not fit it.
+    #[error("{0}")]
+    Content(String),
 }

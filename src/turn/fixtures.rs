@@ -20,7 +20,8 @@ use crate::wire::{CallDelta, Delta};
 const BOTH: ApprovalPolicy = ApprovalPolicy { before: AskedCalls::All, after: true };
 
 /// Tools of every kind, by name. The names describe the tools: `put` writes a variable, `asked`
-/// needs an approval to run, `reviewed` needs one for its result, `both` needs both.
+/// needs an approval to run, `reviewed` needs one for its result, `both` needs both, and `asking` asks
+/// questions while it runs.
 pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
     let schema = || {
         InputSchema::parse(json!({"type": "object", "properties": {"n": {"type": "integer"}}}))
@@ -57,6 +58,12 @@ pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
         tool("reviewed").approval(ApprovalPolicy::AFTER),
         tool("reviewed_seal").start_on_seal().approval(ApprovalPolicy::AFTER),
         tool("both").approval(BOTH),
+        tool("asking"),
+        tool("asking_idempotent").idempotent(),
+        tool("asking_pure").pure(),
+        tool("asking_seal").start_on_seal(),
+        tool("asking_bump").pure(),
+        tool("asking_both").approval(BOTH),
         tool("bump_capped").pure().max_concurrent(1),
         tool("add_capped").approval(BOTH).max_concurrent(1),
     ]

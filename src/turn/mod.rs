@@ -15,6 +15,7 @@
 //! | outcome of a call, `max_result_bytes` | `call_end` |
 //! | variables: snapshot, conflict, rerun, two writers of one variable, `max_variables_bytes` | `isolation` |
 //! | approval, approval timeout (`approval_timeout`), expiry | `approval` |
+//! | questions of running calls: answer, form, expiry, clock of the tool | `question` |
 //! | attempt, void attempt, reuse of pure results | `attempt` |
 //! | request larger than the context window (`CONTEXT_OVERFLOW`), once made smaller | `attempt` |
 //! | retry, backoff, jitter, `Retry-After`, fallback model | `retry` |
@@ -56,6 +57,7 @@ mod identical_calls;
 mod initial_calls;
 mod isolation;
 mod model_messages;
+mod question;
 mod reassembly;
 pub(crate) mod replay;
 mod response_end;
@@ -87,7 +89,9 @@ pub use replay::Difference;
 pub use run_limits::LimitHit;
 pub(crate) use run_limits::{MAX_CALLS, MAX_TOKENS};
 pub use spec::{Budget, ModelPlan, ModelPlans, TurnRules, TurnSpec};
-pub use started_calls::{CallStartState, StartedCall, StartedCalls, ToolCompletion};
+pub use started_calls::{
+    CallStartState, StartedCall, StartedCalls, StartedQuestion, ToolCompletion,
+};
 
 use crate::event::{CallLabel, Event};
 use crate::record::{ResponseDisposition, ResponseMessage};
@@ -280,7 +284,9 @@ impl Turn {
         self.clock.advance(now);
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { continue };
-            let CallPhase::Running { deadline: Some(deadline) } = call.phase else { continue };
+            let CallPhase::Running { deadline: Some(deadline), question: None } = call.phase else {
+                continue;
+            };
             if deadline <= now {
                 self.end_timed_out(index, deadline);
             }
@@ -337,7 +343,8 @@ impl Turn {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
         let deadlines = self.calls.iter().filter_map(|call| match call.phase {
-            CallPhase::Running { deadline } => deadline,
+            CallPhase::Running { question: Some(question), .. } => question.until,
+            CallPhase::Running { deadline, question: None } => deadline,
             CallPhase::AwaitingApproval { until } | CallPhase::AwaitingReview { until, .. } => {
                 until
             }

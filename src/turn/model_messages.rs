@@ -140,14 +140,14 @@ pub(super) fn host_stopped() -> ToolOutcome {
 /// Returns the answer to a call whose approval was rejected or has expired.
 pub(super) fn rejected(phase: ApprovalPhase, judgement: &Judgement) -> ToolOutcome {
     let kind = match judgement.verdict {
-        Verdict::Approved | Verdict::Rejected => FailureKind::Rejected,
+        Verdict::Approved | Verdict::Rejected | Verdict::Withdrawn => FailureKind::Rejected,
         Verdict::Expired => FailureKind::ApprovalExpired,
     };
     let default = match (phase, judgement.verdict) {
         (ApprovalPhase::Before, Verdict::Expired) => {
             "not run: no decision about the call arrived in time"
         }
-        (ApprovalPhase::Before, _) => "not run: a person rejected the call",
+        (ApprovalPhase::Before | ApprovalPhase::Input, _) => "not run: a person rejected the call",
         (ApprovalPhase::After, Verdict::Expired) => {
             "it ran, but no decision about its result arrived in time"
         }

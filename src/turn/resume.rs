@@ -6,7 +6,7 @@
 //! as if it were new. Approvals stay pending, and their timeouts go on while no host runs.
 //!
 //! If only the owner of the turn died, its tool supervisor still runs the calls. The resumed turn
-//! attaches to them. A call whose start did not reach the supervisor is decided as if it were new,
+//! attaches to them, and to their open questions. A call whose start did not reach the supervisor is decided as if it were new,
 //! even if it has an intent.
 
 use std::borrow::Borrow;
@@ -200,6 +200,9 @@ impl Turn {
             let tool = self.spec.rules.tools.get(&*call.name).cloned();
             let mut restored = TurnCall::restored(call.clone(), tool);
             let transcript = recorded.call(call.key);
+            if let Some(transcript) = transcript {
+                restored.restore_questions(transcript);
+            }
             let report = transcript.and_then(|call| call.reports.last());
             if let Some(ended) = transcript.and_then(CallTranscript::outcome) {
                 restored.restore_outcome(ended);
@@ -284,7 +287,8 @@ impl Turn {
         let deadline = self.tool_deadline(index, started.elapsed);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.notes.conflict |= started.state.is_rerun;
-        call.phase = CallPhase::Running { deadline };
+        call.phase = CallPhase::Running { deadline, question: None };
+        call.question_wait = Duration::ZERO;
         call.started_at = Some(now);
         call.ran_before = started.elapsed;
         call.answered_at = None;
@@ -297,6 +301,8 @@ impl Turn {
                 completion.outcome.clone(),
                 completion.variables.clone(),
             );
+        } else {
+            self.resume_question(index, started.question.as_ref());
         }
     }
 
@@ -349,6 +355,7 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
     fn decisions(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), Judgement)> {
         self.attempt.calls.iter().flat_map(|(key, call)| {
             let decisions = call.decisions.iter();
+            let decisions = decisions.filter(|decision| decision.phase != ApprovalPhase::Input);
             decisions.map(|decision| ((*key, decision.phase), decision.judgement()))
         })
     }

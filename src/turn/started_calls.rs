@@ -2,9 +2,10 @@
 //! the calls.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::types::{CallKey, ToolOutcome, VariableName, VariablesUse};
+use crate::types::{CallKey, Question, ToolOutcome, VariableName, VariablesUse};
 
 /// For each variable that a call of the turn wrote: the index of the last such call.
 pub(super) type LastWriters = BTreeMap<VariableName, u32>;
@@ -27,6 +28,16 @@ pub struct CallStartState {
     pub(super) is_early: bool,
     /// True if it runs again because of a conflict.
     pub(super) is_rerun: bool,
+    /// The number of questions that the call had asked before.
+    pub(super) questions: u32,
+}
+
+impl CallStartState {
+    /// Returns the number of questions that the call had asked before this start.
+    #[must_use]
+    pub fn questions(&self) -> u32 {
+        self.questions
+    }
 }
 
 /// The calls of a turn that its tool supervisor has started, when the turn is resumed under the
@@ -45,8 +56,19 @@ pub struct StartedCalls {
 pub struct StartedCall {
     /// Its state at its start.
     pub state: CallStartState,
-    /// The time since its start, or from its start to its end.
+    /// The time since its start, or from its start to its end, without the time of its questions.
     pub elapsed: Duration,
+    /// The question whose answer its tool waits for.
+    pub question: Option<StartedQuestion>,
     /// Its end. `None` while it runs.
     pub completion: Option<ToolCompletion>,
+}
+
+/// The question of a call that was started before its turn was resumed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StartedQuestion {
+    /// Its number in its call, from 1.
+    pub number: u32,
+    /// The question.
+    pub question: Arc<Question>,
 }

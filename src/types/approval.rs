@@ -1,6 +1,11 @@
-//! Approvals of tool calls: phases and verdicts.
+//! Approvals of tool calls, and questions of tools to people: phases, verdicts and answers.
+
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Secrets;
 
 /// The point at which a call needs approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -10,6 +15,8 @@ pub enum ApprovalPhase {
     Before,
     /// After the call ran, before the model sees its result.
     After,
+    /// While the call runs: its tool asks for input.
+    Input,
 }
 
 impl ApprovalPhase {
@@ -19,6 +26,7 @@ impl ApprovalPhase {
         match self {
             Self::Before => "before",
             Self::After => "after",
+            Self::Input => "input",
         }
     }
 }
@@ -33,11 +41,13 @@ pub enum Verdict {
     Rejected,
     /// No decision arrived in time. The call is treated as rejected.
     Expired,
+    /// The tool did not wait for the answer to its question any longer.
+    Withdrawn,
 }
 
 impl Verdict {
     /// Every verdict.
-    pub const ALL: [Self; 3] = [Self::Approved, Self::Rejected, Self::Expired];
+    pub const ALL: [Self; 4] = [Self::Approved, Self::Rejected, Self::Expired, Self::Withdrawn];
 
     /// Returns the name for clients, logs and metrics.
     #[must_use]
@@ -46,6 +56,7 @@ impl Verdict {
             Self::Approved => "approved",
             Self::Rejected => "rejected",
             Self::Expired => "expired",
+            Self::Withdrawn => "withdrawn",
         }
     }
 }
@@ -58,4 +69,79 @@ pub struct Judgement {
     /// The message of the person who decided. After a rejection the model receives it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub message: Option<String>,
+}
+
+/// A question of a running call to the people who watch its run.
+///
+/// ```
+/// use callsheet::tool::Question;
+/// use serde_json::json;
+///
+/// let date = json!({ "type": "string", "format": "date", "default": "2027-01-01" });
+/// let form = json!({ "type": "object", "properties": { "date": date }, "required": ["date"] });
+/// let question = Question::form("Which day?", form);
+/// assert_eq!(question.message, "Which day?");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Question {
+    /// The text for people.
+    pub message: String,
+    /// The kind of the answer.
+    #[serde(flatten)]
+    pub kind: QuestionKind,
+}
+
+/// The kind of the answer to a question.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QuestionKind {
+    /// An object that is valid for this JSON schema.
+    Form(Arc<Value>),
+    /// The consent to what a person does at this URL, which is shown and never opened. The answer has no
+    /// content.
+    Url(String),
+}
+
+/// The answer to a question.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Answer {
+    /// A person answered: with an object that is valid for the form, or with null to a question with a URL.
+    Accepted(Arc<Value>),
+    /// A person declined to answer, or nobody can be asked. Holds the reason, if one was given.
+    Declined(Option<String>),
+    /// No answer arrived within the tool's `approval_timeout`.
+    Expired,
+    /// The call was cancelled or has ended, so that no answer can arrive.
+    Cancelled,
+}
+
+impl Question {
+    /// Creates a question whose answer is an object that is valid for this JSON schema. The `default` of a
+    /// property is filled in where an answer leaves the property out.
+    #[must_use]
+    pub fn form(message: impl Into<String>, form: Value) -> Self {
+        Self { message: message.into(), kind: QuestionKind::Form(Arc::new(form)) }
+    }
+
+    /// Creates a question whose answer is the consent to what a person does at this URL.
+    #[must_use]
+    pub fn url(message: impl Into<String>, url: impl Into<String>) -> Self {
+        Self { message: message.into(), kind: QuestionKind::Url(url.into()) }
+    }
+
+    /// Replaces secrets.
+    pub(crate) fn redacted(mut self, secrets: &Secrets) -> Self {
+        secrets.redact_in_place(&mut self.message);
+        match &mut self.kind {
+            QuestionKind::Form(form) => {
+                if let Some(redacted) = secrets.redact_json(form) {
+                    *form = Arc::new(redacted);
+                }
+            }
+            QuestionKind::Url(url) => secrets.redact_in_place(url),
+        }
+        self
+    }
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use approval::{ApprovalPhase, Judgement, Verdict};
+pub use approval::{Answer, ApprovalPhase, Judgement, Question, QuestionKind, Verdict};
 pub use call::{
     CALLS_MAX, CallKey, FailureKind, InvalidCallKey, ResultNotes, ToolCall, ToolOutcome,
     ToolResult, ToolStatus, metadata,

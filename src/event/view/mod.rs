@@ -18,8 +18,8 @@ use super::{
     TurnSummary, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, ResultPart, RunEnd, RunError, RunId, SessionId,
-    ToolResult, ToolStatus, Usage,
+    ApprovalPhase, CallKey, Execution, FinishKind, Question, ResultPart, RunEnd, RunError, RunId,
+    SessionId, ToolResult, ToolStatus, Usage,
 };
 use summary::{input_summary, summary};
 
@@ -322,6 +322,8 @@ struct ToolApprovalView<'a> {
     input: &'a Value,
     arguments_sha256: &'a str,
     output_summary: Option<Cow<'a, str>>,
+    #[serde(flatten)]
+    question: Option<&'a Question>,
 }
 
 impl<'a> ToolApprovalView<'a> {
@@ -334,6 +336,7 @@ impl<'a> ToolApprovalView<'a> {
             input: &request.arguments,
             arguments_sha256: &request.arguments_sha256,
             output_summary: request.output_summary.as_deref().map(summary),
+            question: request.question.as_deref(),
         }
     }
 }

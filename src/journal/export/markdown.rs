@@ -135,10 +135,19 @@ impl MarkdownLog {
         for question in &call.questions {
             let name = span(&question.request.call.name);
             let text = approval_question(question.request.phase);
-            self.add(question.at, format!("\n- Approval requested: {text} {name} ({key})\n"));
+            let line = match &question.request.question {
+                Some(question) => {
+                    let message = span(&question.message);
+                    format!("\n- Input requested: {name} ({key}) asks {message}\n")
+                }
+                None => format!("\n- Approval requested: {text} {name} ({key})\n"),
+            };
+            self.add(question.at, line);
         }
         for decision in &call.decisions {
-            let with = decision.message.map(|message| format!(": {}", span(message)));
+            let content = decision.content.map(|content| content.to_string());
+            let with = decision.message.or(content.as_deref());
+            let with = with.map(|with| format!(": {}", span(with)));
             let (verdict, with) = (decision.verdict.as_str(), with.unwrap_or_default());
             let line =
                 format!("\n- {} ({key}) {verdict}{with}\n", approval_question(decision.phase));

@@ -93,6 +93,7 @@ fn approval_question(phase: ApprovalPhase) -> &'static str {
     match phase {
         ApprovalPhase::Before => "may it run?",
         ApprovalPhase::After => "may its result be seen?",
+        ApprovalPhase::Input => "its question:",
     }
 }
 

@@ -184,12 +184,17 @@ impl TextLog {
         }
         for question in &call.questions {
             let (name, arguments) = (&question.request.call.name, &question.request.arguments);
-            let (text, arguments) =
-                (approval_question(question.request.phase), brief(&arguments.to_string()));
-            self.add(question.at, "approval", vec![format!("{text} {key} {name} {arguments}")]);
+            let text = approval_question(question.request.phase);
+            let about = match &question.request.question {
+                Some(question) => brief(&question.message),
+                None => brief(&arguments.to_string()),
+            };
+            self.add(question.at, "approval", vec![format!("{text} {key} {name} {about}")]);
         }
         for decision in &call.decisions {
-            let with = decision.message.map(|message| format!(": {}", brief(message)));
+            let content = decision.content.map(|content| content.to_string());
+            let with = decision.message.or(content.as_deref());
+            let with = with.map(|with| format!(": {}", brief(with)));
             let (verdict, with) = (decision.verdict.as_str(), with.unwrap_or_default());
             let line = format!("{} {key} {verdict}{with}", approval_question(decision.phase));
             self.add(decision.at, "decided", vec![line]);

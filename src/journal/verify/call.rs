@@ -2,8 +2,8 @@
 
 use super::Verifier;
 use crate::transcript::{
-    AttemptTranscript, CallIntent, CallTranscript, Invariant, RecordLocation, RecordedOutcome,
-    RunTranscript,
+    AttemptTranscript, CallIntent, CallTranscript, Invariant, RecordLocation, RecordedDecision,
+    RecordedOutcome, RunTranscript,
 };
 use crate::types::{ApprovalPhase, CallKey, FailureKind, Judgement, ToolStatus, Verdict};
 
@@ -86,7 +86,8 @@ impl<'a> Verifier<'_, 'a> {
     /// Checks the order of approval requests and decisions. A request is repeated after a crash, but
     /// not once it is decided.
     fn check_approvals(&mut self, key: CallKey, call: &CallTranscript<'a>) {
-        for question in &call.questions {
+        self.check_questions(key, call);
+        for question in call.questions.iter().filter(|question| !question.is_input()) {
             let (at, phase) = (question.at, question.request.phase);
             let is_open = verdict_before(call, phase, at).is_none();
             self.require(is_open, at, Invariant::Approval, || {
@@ -99,13 +100,17 @@ impl<'a> Verifier<'_, 'a> {
                 ApprovalPhase::After => {
                     call.reports.first().is_some_and(|report| report.at.is_before(at))
                 }
+                ApprovalPhase::Input => true,
             };
             self.require(is_in_time, at, Invariant::Approval, || match phase {
                 ApprovalPhase::Before => format!("{key} has an approval request after its intent"),
-                ApprovalPhase::After => format!("{key} has an approval request without a result"),
+                ApprovalPhase::After | ApprovalPhase::Input => {
+                    format!("{key} has an approval request without a result")
+                }
             });
         }
-        for decision in &call.decisions {
+        let decisions = call.decisions.iter();
+        for decision in decisions.filter(|decision| decision.phase != ApprovalPhase::Input) {
             let (at, phase) = (decision.at, decision.phase);
             let mut requests =
                 call.questions.iter().filter(|question| question.request.phase == phase);
@@ -118,6 +123,38 @@ impl<'a> Verifier<'_, 'a> {
             let is_first = verdict_before(call, phase, at).is_none();
             self.require(is_first, at, Invariant::Approval, || {
                 format!("{key} has a second decision")
+            });
+        }
+    }
+
+    /// Checks the questions of a call's tool: each decision is the only one about the question before it, and
+    /// only the answer to a form has content.
+    fn check_questions(&mut self, key: CallKey, call: &CallTranscript<'a>) {
+        for asked in &call.questions {
+            let (at, is_input) = (asked.at, asked.is_input());
+            self.require(
+                is_input == asked.request.question.is_some(),
+                at,
+                Invariant::Approval,
+                || format!("{key} has a question if and only if its tool asks for input"),
+            );
+        }
+        let inputs: Vec<_> = call.input_questions().collect();
+        let mut answered = 0;
+        for (asked, decision) in &inputs {
+            let Some(decision) = decision else { continue };
+            answered += 1;
+            let question = asked.request.question.as_deref();
+            let fits = question.is_none_or(|question| decision.answers(question));
+            self.require(fits, decision.at, Invariant::Approval, || {
+                format!("{key} has an answer that does not fit its question")
+            });
+        }
+        let is_input = |decision: &&RecordedDecision<'_>| decision.phase == ApprovalPhase::Input;
+        let decisions: Vec<_> = call.decisions.iter().filter(is_input).collect();
+        if let Some(last) = decisions.last() {
+            self.require(decisions.len() == answered, last.at, Invariant::Approval, || {
+                format!("{key} has a second decision about a question, or one without a question")
             });
         }
     }

@@ -158,6 +158,9 @@ impl AccumulatorSetup {
                 };
                 current.commands.push(ToolCommand::Start(Box::new(start)));
             }
+            TurnAction::Answer { key, number, answer } => {
+                current.commands.push(ToolCommand::Answer { key, number, answer });
+            }
             TurnAction::Abort(key) => current.commands.push(ToolCommand::Abort(key)),
             TurnAction::Commit(record) => {
                 current.request = None;

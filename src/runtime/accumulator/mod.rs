@@ -261,6 +261,14 @@ impl AccumulatorState {
                 let Some((current, now)) = self.now() else { return };
                 current.turn.handle_tool_permit(now, key, PermitReply::Granted);
             }
+            AccumulatorMessage::QuestionAsked { key, number, question } => {
+                let Some((current, now)) = self.now() else { return };
+                current.turn.handle_question(now, key, number, question);
+            }
+            AccumulatorMessage::QuestionWithdrawn { key, number } => {
+                let Some((current, now)) = self.now() else { return };
+                current.turn.handle_question_withdrawn(now, key, number);
+            }
             AccumulatorMessage::ToolsFinished => {
                 let completions = std::mem::take(&mut *self.completions.lock());
                 let Some((current, now)) = self.now() else { return };

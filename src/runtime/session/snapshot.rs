@@ -11,7 +11,7 @@ use crate::runtime::report::CallReport;
 use crate::runtime::snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 use crate::session::open_approvals;
 use crate::turn::{ApprovalDecision, results_so_far};
-use crate::types::{CallKey, Judgement, RunId, SessionState, Verdict};
+use crate::types::{ApprovalPhase, CallKey, Judgement, RunId, SessionState, Verdict};
 
 impl SessionActorState {
     /// Answers the callers that wait for a snapshot, unless the approvals of a resumed turn are
@@ -76,6 +76,8 @@ impl SessionActorState {
     fn recorded_approvals(&self, turn_after: Seq) -> Vec<PendingApproval> {
         let entries = self.log.entries_since(turn_after);
         let open = open_approvals(entries.iter().map(|entry| &**entry)).into_iter();
+        // The tool that has asked a question does not run any more.
+        let open = open.filter(|open| open.request.phase != ApprovalPhase::Input);
         open.map(|open| PendingApproval::new(open.request, open.asked_at)).collect()
     }
 
@@ -112,14 +114,21 @@ impl SessionActorState {
         }
         for approval in &run.approvals {
             let Ok(key) = approval.tool_id.parse::<CallKey>() else { continue };
-            let message = format!(
-                "nobody can be asked: nobody reads the events of this run. Set tools.{}.approval = \"never\", \
-                 or answer approvals: see SessionHandle::start_run",
-                approval.tool_name
-            );
+            let nobody = "nobody can be asked: nobody reads the events of this run";
+            let message = match approval.phase {
+                ApprovalPhase::Input => {
+                    format!("{nobody}. Answer questions: see SessionHandle::start_run")
+                }
+                ApprovalPhase::Before | ApprovalPhase::After => format!(
+                    "{nobody}. Set tools.{}.approval = \"never\", or answer approvals: see \
+                     SessionHandle::start_run",
+                    approval.tool_name
+                ),
+            };
             let judgement = Judgement { verdict: Verdict::Rejected, message: Some(message) };
             let (phase, sha256) = (Some(approval.phase), approval.arguments_sha256.clone());
-            let decision = ApprovalDecision { phase, judgement, arguments_sha256: sha256 };
+            let decision =
+                ApprovalDecision { phase, judgement, arguments_sha256: sha256, content: None };
             let (reply, _) = ractor::concurrency::oneshot();
             self.tell_accumulator(AccumulatorMessage::Decide {
                 key,
@@ -158,7 +167,8 @@ impl SessionActorState {
         let entries = self.log.entries_since(after);
         let recorded = entries.iter().find(|entry| {
             matches!(&entry.record, Record::ApprovalAsked { request: recorded }
-                if recorded.call.key == request.call.key && recorded.phase == request.phase)
+                if recorded.call.key == request.call.key && recorded.phase == request.phase
+                    && recorded.arguments_sha256 == request.arguments_sha256)
         });
         recorded.map_or_else(unix_ms, |entry| entry.time)
     }

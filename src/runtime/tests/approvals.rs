@@ -21,7 +21,7 @@ fn paying(approval: ApprovalPolicy) -> ToolSpec {
 }
 
 /// Waits for the next approval request.
-async fn question(events: &mut Subscription) -> ApprovalRequest {
+pub(super) async fn question(events: &mut Subscription) -> ApprovalRequest {
     let request = timeout(SOON, async {
         while let Some(delivery) = events.next().await {
             let FeedItem::Event(published) = delivery else { panic!("too slow") };
@@ -57,15 +57,16 @@ fn questions(events: &mut Subscription) -> usize {
     request
 }
 
-async fn decide(session: &SessionHandle, request: &ApprovalRequest, verdict: Verdict) {
+pub(super) async fn decide(session: &SessionHandle, request: &ApprovalRequest, verdict: Verdict) {
     let judgement = Judgement { verdict, message: None };
     let arguments_sha256 = request.arguments_sha256.clone();
-    let decision = ApprovalDecision { phase: Some(request.phase), judgement, arguments_sha256 };
+    let phase = Some(request.phase);
+    let decision = ApprovalDecision { phase, judgement, arguments_sha256, content: None };
     session.decide(request.call.key, decision).await.expect("it counts");
 }
 
 /// Advances the host's clock.
-async fn pass(time: Duration) {
+pub(super) async fn pass(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
     tokio::time::resume();

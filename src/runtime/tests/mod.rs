@@ -8,6 +8,7 @@ mod hostile;
 mod inputs;
 mod limits;
 mod provider;
+mod questions;
 mod recovery;
 mod replays;
 mod retries;

@@ -186,6 +186,7 @@ impl World {
                         arguments: call(turn).arguments,
                         arguments_sha256: "0".into(),
                         output_summary: None,
+                        question: None,
                     }),
                 };
                 self.append_turn(vec![response(turn, "", vec![call(turn)]), request]);
@@ -194,7 +195,8 @@ impl World {
             Action::Approve => {
                 let key = call(self.turn.as_ref().unwrap().number).key;
                 let (phase, verdict) = (ApprovalPhase::Before, Verdict::Approved);
-                let given = Record::ApprovalGiven { key, phase, verdict, message: None };
+                let given =
+                    Record::ApprovalGiven { key, phase, verdict, message: None, content: None };
                 self.append_turn(vec![given]);
                 self.session.handle_resting(now, false);
             }

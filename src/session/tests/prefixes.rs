@@ -287,6 +287,7 @@ impl Life {
                     }
                     TurnAction::Commit(record) => committed = Some(record),
                     TurnAction::Disconnect | TurnAction::Abort(_) => {}
+                    TurnAction::Answer { .. } => panic!("no tool of the script asks"),
                     TurnAction::ReduceContext(_)
                     | TurnAction::RequestToolPermit { .. }
                     | TurnAction::ReleaseToolPermit(_) => {
@@ -335,7 +336,8 @@ fn described(messages: &MessageList, unknown: &BTreeSet<String>) -> Vec<Value> {
 fn approve(turn: &mut Turn, key: CallKey, phase: crate::types::ApprovalPhase) {
     let arguments_sha256 = turn.pending_approval(key).unwrap().arguments_sha256;
     let judgement = Judgement { verdict: Verdict::Approved, message: None };
-    let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
+    let phase = Some(phase);
+    let decision = ApprovalDecision { phase, judgement, arguments_sha256, content: None };
     turn.handle_approval(Duration::ZERO, key, decision).unwrap();
 }
 

@@ -1,6 +1,5 @@
 //! One call of a server's tool.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,15 +9,15 @@ use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CancelledNotificationParam, ClientRequest,
     ProgressToken, RequestId, RequestMetaObject,
 };
-use rmcp::service::{Peer, PeerRequestOptions, RoleClient, ServiceError};
+use rmcp::service::{Peer, PeerRequestOptions, RequestHandle, RoleClient, ServiceError};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
-use tokio::sync::Notify;
+use serde_json::Value;
 
 use super::connection::{error_chain, http_cause};
+use super::questions::{Asker, InputRequired, ROUNDS_MAX};
 use super::result::output;
-use super::shared::{
-    OpenCalls, OpenConnection, ProgressReceiver, SharedConnection, ToolConnection,
-};
+use super::server_call::ServerCall;
+use super::shared::{OpenCalls, OpenConnection, SharedConnection, ToolConnection};
 use super::stdio::SendError;
 use crate::tool::redaction::redacted;
 use crate::tool::{InputSchema, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec};
@@ -29,6 +28,9 @@ const IDEMPOTENCY_KEY: &str = "io.callsheet/idempotency-key";
 
 /// Time in which a cancellation is sent. A server that reads nothing keeps it in the queue.
 const CANCEL_WAIT: Duration = Duration::from_secs(1);
+
+/// The first wait before a call is sent again to a server that does not ask for input. It doubles.
+const RETRY_WAIT: Duration = Duration::from_millis(200);
 
 /// A tool of a server.
 pub(super) struct McpTool {
@@ -76,40 +78,99 @@ impl McpTool {
             let message = format!("the tool is refused, and the call was not sent: {reason}");
             return Err(ToolError::new(message).with_kind(FailureKind::ToolChanged).permanent());
         }
+        let secrets = connection.secrets.lock().clone();
+        let asker = Asker::new(context.clone(), secrets);
+        let result = self.rounds(connection, &asker).await;
+        match (asker.note(), result) {
+            (None, result) => result,
+            (Some(note), Ok(output)) => Ok(output.with_note(note)),
+            (Some(note), Err(error)) => Err(error.map_message(|text| format!("{text}\n{note}"))),
+        }
+    }
+
+    /// Sends the call, and again with answers as long as the server needs input.
+    async fn rounds(
+        &self,
+        connection: &SharedConnection,
+        asker: &Asker,
+    ) -> Result<ToolOutput, ToolError> {
+        let context = asker.context();
+        let mut params = self.params(context);
+        for round in 0..ROUNDS_MAX {
+            let answer = self.send(connection, asker, params).await?;
+            let Some(input) = InputRequired::read(&answer) else {
+                return output(&answer, self.output_schema.as_ref());
+            };
+            if !input.has_questions() && !waits_before(round, context).await {
+                return Err(ToolError::new("cancelled"));
+            }
+            let responses = input.responses(asker).await?;
+            if context.is_cancelled() {
+                self.cancel_questions(connection, context, &input).await;
+                return Err(ToolError::new("cancelled"));
+            }
+            params = self.params(context).with_input_responses(responses);
+            params.request_state = input.state;
+        }
+        let message = format!("the server has asked for input {ROUNDS_MAX} times");
+        Err(ToolError::new(message).permanent())
+    }
+
+    /// Tells the server that its questions are cancelled. It does not wait long for the answer.
+    async fn cancel_questions(
+        &self,
+        connection: &SharedConnection,
+        context: &ToolContext,
+        input: &InputRequired,
+    ) {
+        let mut params = self.params(context).with_input_responses(input.cancelled());
+        params.request_state.clone_from(&input.state);
+        let Some(open) = connection.open.lock().clone() else { return };
+        let _open_call = open.calls.tracker.token();
+        let cancelled = async {
+            let handle = request(&open.peer, context, params).await.ok()?;
+            handle.await_response().await.ok()
+        };
+        let _ = tokio::time::timeout(CANCEL_WAIT, cancelled).await;
+    }
+
+    /// Sends the call once, and waits for the answer.
+    async fn send(
+        &self,
+        connection: &SharedConnection,
+        asker: &Asker,
+        params: CallToolRequestParams,
+    ) -> Result<Value, ToolError> {
+        let context = asker.context();
         let open = connection.open.lock().clone();
         let open = open.ok_or_else(|| self.down(&connection.down_reason()))?;
         let OpenConnection { peer, calls } = open;
         let _open_call = calls.tracker.token();
-        let request = ClientRequest::CallToolRequest(CallToolRequest::new(self.params(context)));
-        let mut options = PeerRequestOptions::no_options();
-        options.meta = Some(metadata(context));
-        let Ok(handle) = peer.send_cancellable_request(request, options).await else {
+        let Ok(handle) = request(&peer, context, params).await else {
             return Err(self.down("the connection has ended"));
         };
         let id = handle.id.clone();
-        let progress = ProgressGuard::new(&calls, &handle.progress_token, context);
+        let running = ServerCallGuard::new(&calls, &handle, asker);
+        let call = &running.call;
         let answer = handle.await_response();
         tokio::pin!(answer);
         let answer = loop {
             tokio::select! {
                 answer = &mut answer => break answer,
                 // The time begins again.
-                () = progress.arrived.notified() => {}
+                () = call.arrived.notified() => {}
                 () = context.cancelled() => {
                     cancel(&peer, id, "the call was cancelled").await;
                     return Err(ToolError::new("cancelled"));
                 }
-                () = tokio::time::sleep(self.timeout) => {
+                () = tokio::time::sleep(self.timeout), if !call.is_asking() => {
                     cancel(&peer, id, "the call took too long").await;
                     return Err(self.timed_out());
                 }
             }
         };
         match answer {
-            Ok(answer) => {
-                let answer = serde_json::to_value(answer).unwrap_or_default();
-                output(&answer, self.output_schema.as_ref())
-            }
+            Ok(answer) => Ok(serde_json::to_value(answer).unwrap_or_default()),
             Err(error) => Err(self.failure(&error, context)),
         }
     }
@@ -138,7 +199,7 @@ impl McpTool {
     fn timed_out(&self) -> ToolError {
         let limit = humantime::format_duration(self.timeout);
         let message = format!("no answer within {limit} (mcp.{}.timeout)", self.server);
-        ToolError::new(message).with_status(ToolStatus::TimedOut)
+        ToolError::new(message).with_kind(FailureKind::Timeout).with_status(ToolStatus::TimedOut)
     }
 
     /// Returns the error of a call that was not sent.
@@ -207,30 +268,51 @@ fn metadata(context: &ToolContext) -> RequestMetaObject {
     meta
 }
 
+async fn request(
+    peer: &Peer<RoleClient>,
+    context: &ToolContext,
+    params: CallToolRequestParams,
+) -> Result<RequestHandle<RoleClient>, ServiceError> {
+    let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
+    let mut options = PeerRequestOptions::no_options();
+    options.meta = Some(metadata(context));
+    peer.send_cancellable_request(request, options).await
+}
+
+/// Waits before a call is sent again to a server that does not ask for input. Returns false if the call was
+/// cancelled.
+async fn waits_before(round: usize, context: &ToolContext) -> bool {
+    let doublings = u32::try_from(round).unwrap_or(u32::MAX).min(5);
+    tokio::select! {
+        () = tokio::time::sleep(RETRY_WAIT * 2_u32.pow(doublings)) => true,
+        () = context.cancelled() => false,
+    }
+}
+
 /// Cancels a call on the server. Does not wait for a server that reads nothing, or is gone.
 async fn cancel(peer: &Peer<RoleClient>, id: RequestId, reason: &str) {
     let cancel = CancelledNotificationParam::new(Some(id), Some(reason.to_owned()));
     let _ = tokio::time::timeout(CANCEL_WAIT, peer.notify_cancelled(cancel)).await;
 }
 
-/// Passes progress on to a call until it is dropped.
-struct ProgressGuard<'a> {
+/// Passes progress and questions on to a call until it is dropped.
+struct ServerCallGuard<'a> {
     calls: &'a OpenCalls,
     token: ProgressToken,
-    arrived: Arc<Notify>,
+    call: ServerCall,
 }
 
-impl<'a> ProgressGuard<'a> {
-    fn new(calls: &'a OpenCalls, token: &ProgressToken, context: &ToolContext) -> Self {
-        let arrived = Arc::new(Notify::new());
-        let receiver = ProgressReceiver { context: context.clone(), arrived: Arc::clone(&arrived) };
-        calls.progress.lock().insert(token.clone(), receiver);
-        Self { calls, token: token.clone(), arrived }
+impl<'a> ServerCallGuard<'a> {
+    fn new(calls: &'a OpenCalls, handle: &RequestHandle<RoleClient>, asker: &Asker) -> Self {
+        let call = ServerCall::new(asker.clone(), handle.id.clone());
+        let token = handle.progress_token.clone();
+        calls.running.lock().insert(token.clone(), call.clone());
+        Self { calls, token, call }
     }
 }
 
-impl Drop for ProgressGuard<'_> {
+impl Drop for ServerCallGuard<'_> {
     fn drop(&mut self) {
-        self.calls.progress.lock().remove(&self.token);
+        self.calls.remove(&self.token);
     }
 }

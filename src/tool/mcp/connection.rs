@@ -11,12 +11,15 @@ use http::{HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use reqwest::Url;
 use rmcp::model::{
-    ClientCapabilities, ClientConfig, ClientRequest, Implementation, ListToolsRequest,
-    PaginatedRequestParams, ProgressNotificationParam, ProtocolVersion, SubscriptionFilter,
+    ClientCapabilities, ClientConfig, ClientRequest, CustomRequest, CustomResult,
+    ElicitRequestParams, ElicitResult, ElicitationCapability, ErrorCode, ErrorData,
+    FormElicitationCapability, Implementation, ListToolsRequest, PaginatedRequestParams,
+    ProgressNotificationParam, ProtocolVersion, SubscriptionFilter, UrlElicitationCapability,
 };
 use rmcp::service::{
     ClientInitializeError, ClientLifecycleMode, NotificationContext, Peer, PeerRequestOptions,
-    RoleClient, RunningService, RunningServiceCancellationToken, serve_client_with_lifecycle,
+    RequestContext, RoleClient, RunningService, RunningServiceCancellationToken,
+    serve_client_with_lifecycle,
 };
 use rmcp::transport::common::client_side_sse::{ExponentialBackoff, SseRetryPolicy};
 use rmcp::transport::streamable_http_client::{
@@ -27,6 +30,7 @@ use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::http::ServiceClient;
+use super::questions::{ELICIT, decline};
 use super::shared::{OpenCalls, OpenConnection, SharedConnection};
 use super::stdio::{StdioTransport, keep_tail};
 use crate::config::McpTransport;
@@ -179,7 +183,8 @@ impl Endpoint {
                 let secrets = values.iter().flat_map(|value| with_last_word(value.trim()));
                 *shared.secrets.lock() = Secrets::new(secrets);
                 let client = client.client_for(url).map_err(|error| error.to_string())?.clone();
-                let client = ServiceClient { client, shared: Arc::clone(shared) };
+                let client =
+                    ServiceClient { client, shared: Arc::clone(shared), calls: Arc::clone(&calls) };
                 let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
                     .custom_headers(headers)
                     // A request is never sent again: the server may have acted.
@@ -445,7 +450,7 @@ impl Process {
     }
 }
 
-/// Receives the notifications of a server.
+/// Receives the notifications and the questions of a server.
 #[derive(Clone)]
 pub(super) struct Handler {
     shared: Arc<SharedConnection>,
@@ -456,7 +461,12 @@ impl rmcp::ClientHandler for Handler {
     fn get_info(&self) -> ClientConfig {
         let host = Implementation::new("callsheet", env!("CARGO_PKG_VERSION"));
         // The newest protocol has no handshake, whose version this is.
-        ClientConfig::new(ClientCapabilities::default(), host)
+        let elicitation = ElicitationCapability::new()
+            .with_form(FormElicitationCapability::new())
+            .with_url(UrlElicitationCapability::new());
+        let mut capabilities = ClientCapabilities::default();
+        capabilities.elicitation = Some(elicitation);
+        ClientConfig::new(capabilities, host)
             .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
     }
 
@@ -469,11 +479,59 @@ impl rmcp::ClientHandler for Handler {
         progress: ProgressNotificationParam,
         _: NotificationContext<RoleClient>,
     ) {
-        let call = self.calls.progress.lock().get(&progress.progress_token).cloned();
+        let call = self.calls.running.lock().get(&progress.progress_token).cloned();
         if let Some(call) = call {
             let of = progress.total.map(|total| format!(" of {total}")).unwrap_or_default();
             let numbers = format!("{}{of}", progress.progress);
             call.receive(progress.message.unwrap_or(numbers));
+        }
+    }
+
+    async fn create_elicitation(
+        &self,
+        request: ElicitRequestParams,
+        context: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
+        let params = serde_json::to_value(&request).unwrap_or_default();
+        let result = self.ask(&params, &context).await?;
+        serde_json::from_value(result)
+            .map_err(|error| ErrorData::internal_error(error.to_string(), None))
+    }
+
+    /// Receives the requests that the library does not know: also a question with a form that it does not know.
+    async fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        context: RequestContext<RoleClient>,
+    ) -> Result<CustomResult, ErrorData> {
+        if request.method != ELICIT {
+            return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, request.method, None));
+        }
+        let params = request.params.unwrap_or_default();
+        self.ask(&params, &context).await.map(CustomResult)
+    }
+}
+
+impl Handler {
+    /// Asks a question of the server in the call to which it belongs, until the server withdraws it.
+    async fn ask(
+        &self,
+        params: &Value,
+        context: &RequestContext<RoleClient>,
+    ) -> Result<Value, ErrorData> {
+        let call = match self.calls.asking_call(&context.id) {
+            Ok(call) => call,
+            Err(reason) => {
+                tracing::warn!(reason, "mcp_question_declined");
+                return Ok(decline());
+            }
+        };
+        let withdrawn = || ErrorData::internal_error("the question was withdrawn", None);
+        tokio::select! {
+            result = call.ask(params) => {
+                result.map_err(|error| ErrorData::invalid_params(error.message().to_owned(), None))
+            }
+            () = context.ct.cancelled() => Err(withdrawn()),
         }
     }
 }

@@ -3,15 +3,19 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures::StreamExt as _;
 use http::{HeaderName, HeaderValue};
-use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
+use rmcp::model::{ClientJsonRpcMessage, RequestId, ServerJsonRpcMessage};
 use rmcp::transport::common::client_side_sse::BoxedSseResponse;
 use rmcp::transport::streamable_http_client::{
     StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
     StreamableHttpResponseLimits,
 };
 
-use super::shared::SharedConnection;
+use serde::Deserialize;
+
+use super::questions::ELICIT;
+use super::shared::{OpenCalls, SharedConnection};
 
 type Headers = HashMap<HeaderName, HeaderValue>;
 type ServiceClientError = StreamableHttpError<reqwest::Error>;
@@ -21,6 +25,7 @@ type ServiceClientError = StreamableHttpError<reqwest::Error>;
 pub(super) struct ServiceClient {
     pub(super) client: reqwest::Client,
     pub(super) shared: Arc<SharedConnection>,
+    pub(super) calls: Arc<OpenCalls>,
 }
 
 impl ServiceClient {
@@ -73,10 +78,16 @@ impl StreamableHttpClient for ServiceClient {
             &mut response
             && error.id.is_none()
         {
-            error.id = request;
+            error.id.clone_from(&request);
             self.shared.suspect.notify_one();
         }
-        Ok(response)
+        Ok(match (response, request) {
+            (StreamableHttpPostResponse::Sse(stream, session), Some(call)) => {
+                let stream = note_questions(stream, Arc::clone(&self.calls), call);
+                StreamableHttpPostResponse::Sse(stream, session)
+            }
+            (response, _) => response,
+        })
     }
 
     async fn delete_session(
@@ -121,4 +132,32 @@ impl StreamableHttpClient for ServiceClient {
         );
         self.noted(stream.await)
     }
+}
+
+/// Notes for which call a service asks questions: the one in whose event stream they come.
+fn note_questions(
+    events: BoxedSseResponse,
+    calls: Arc<OpenCalls>,
+    call: RequestId,
+) -> BoxedSseResponse {
+    #[derive(Deserialize)]
+    struct ServiceRequest {
+        id: RequestId,
+        method: String,
+    }
+    let note = move |data: &str| {
+        // Most events are no questions, and are not parsed twice.
+        if let Some(request) = data.contains(ELICIT).then(|| serde_json::from_str(data))
+            && let Ok(ServiceRequest { id, method }) = request
+            && method == ELICIT
+        {
+            calls.note_question(id, call.clone());
+        }
+    };
+    let events = events.inspect(move |event| {
+        if let Ok(event) = event {
+            event.data.as_deref().inspect(|data| note(data));
+        }
+    });
+    events.boxed()
 }

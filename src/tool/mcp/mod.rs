@@ -1,8 +1,8 @@
 //! Tools of servers of the Model Context Protocol: `[mcp.NAME]`. The only module that names the crate `rmcp`.
 //!
 //! One connection serves all sessions of the host, or one session each (`share`). It speaks the protocol of 2026-07-28, or the handshake of
-//! earlier ones if the server does not know it. Roots, sampling and logging are not offered, and questions of
-//! a server are declined.
+//! earlier ones if the server does not know it. Roots, sampling and logging are not offered. A question
+//! of a server is one of the call during which it is asked.
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -12,6 +12,8 @@
 //! | `http.rs` | the HTTP client of a service |
 //! | `stdio.rs` | messages over the standard input and output of a process |
 //! | `call.rs` | the tool: one call |
+//! | `server_call.rs` | a call whose answer is awaited |
+//! | `questions.rs` | questions of a server (elicitation) |
 //! | `naming.rs` | the names under which tools are offered |
 //! | `listing.rs` | the list of tools, from the results of `tools/list` |
 //! | `policy.rs` | the policy of a tool, from its annotations |
@@ -24,8 +26,10 @@ mod http;
 mod listing;
 mod naming;
 mod policy;
+mod questions;
 mod reconnect;
 mod result;
+mod server_call;
 mod shared;
 mod stdio;
 

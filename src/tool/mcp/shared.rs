@@ -5,14 +5,14 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rmcp::model::ProgressToken;
+use rmcp::model::{ProgressToken, RequestId};
 use rmcp::service::{Peer, RoleClient};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use super::server_call::ServerCall;
 use super::stdio::Noise;
-use crate::tool::ToolContext;
 use crate::tool::server::{RequestObserver, ServerState, ServerStatus};
 use crate::types::{Secrets, SessionId};
 
@@ -72,21 +72,44 @@ pub(super) struct OpenConnection {
 pub(super) struct OpenCalls {
     /// Has a token of each call.
     pub(super) tracker: TaskTracker,
-    /// The calls that receive progress.
-    pub(super) progress: Mutex<HashMap<ProgressToken, ProgressReceiver>>,
+    /// The calls that run, by the tokens of their progress.
+    pub(super) running: Mutex<HashMap<ProgressToken, ServerCall>>,
+    /// The calls in whose event streams questions of a service came, by the ids of the questions.
+    askers: Mutex<HashMap<RequestId, RequestId>>,
 }
 
-/// A call that receives progress.
-#[derive(Clone)]
-pub(super) struct ProgressReceiver {
-    pub(super) context: ToolContext,
-    pub(super) arrived: Arc<Notify>,
-}
+impl OpenCalls {
+    /// Notes that a question came in the event stream of this call.
+    pub(super) fn note_question(&self, question: RequestId, call: RequestId) {
+        self.askers.lock().insert(question, call);
+    }
 
-impl ProgressReceiver {
-    pub(super) fn receive(&self, text: String) {
-        self.arrived.notify_one();
-        self.context.progress(text);
+    /// Returns the call to which a question of the server belongs.
+    ///
+    /// # Errors
+    /// The reason why it belongs to none, for the log.
+    pub(super) fn asking_call(&self, question: &RequestId) -> Result<ServerCall, &'static str> {
+        let noted = self.askers.lock().remove(question);
+        let running = self.running.lock();
+        if let Some(call) = noted {
+            let call = running.values().find(|running| *running.id() == call);
+            return call.cloned().ok_or("its call has ended");
+        }
+        let last = running.values().max_by_key(|call| call.began());
+        let last = last.ok_or("no call runs")?;
+        if running.values().any(|call| call.session() != last.session()) {
+            return Err(
+                "calls of several sessions run, and the server does not say for which it asks",
+            );
+        }
+        Ok(last.clone())
+    }
+
+    /// Removes a call that has ended.
+    pub(super) fn remove(&self, token: &ProgressToken) {
+        if let Some(call) = self.running.lock().remove(token) {
+            self.askers.lock().retain(|_, asker| asker != call.id());
+        }
     }
 }
 

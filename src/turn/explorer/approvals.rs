@@ -10,8 +10,14 @@ use crate::types::{ApprovalPhase, Judgement, Verdict};
 /// A call and the phase of its approval.
 pub(super) type ApprovalId = (CallKey, ApprovalPhase);
 
-fn decision(phase: ApprovalPhase, verdict: Verdict, arguments_sha256: String) -> ApprovalDecision {
+pub(super) fn decision(
+    phase: ApprovalPhase,
+    verdict: Verdict,
+    arguments_sha256: String,
+) -> ApprovalDecision {
+    let is_answer = phase == ApprovalPhase::Input && verdict == Verdict::Approved;
     ApprovalDecision {
+        content: is_answer.then(|| serde_json::json!({})),
         phase: Some(phase),
         judgement: Judgement { verdict, message: None },
         arguments_sha256,
@@ -19,7 +25,7 @@ fn decision(phase: ApprovalPhase, verdict: Verdict, arguments_sha256: String) ->
 }
 
 impl World {
-    fn call(&self, key: CallKey) -> &TurnCall {
+    pub(super) fn call(&self, key: CallKey) -> &TurnCall {
         self.turn.calls.iter().find(|call| call.key() == key).unwrap()
     }
 
@@ -28,8 +34,15 @@ impl World {
     }
 
     /// Returns the recorded decision of an approval.
-    fn recorded_decision(&self, (key, phase): ApprovalId, log: &[Record]) -> Option<Verdict> {
-        log.iter().find_map(|record| match record {
+    pub(super) fn recorded_decision(
+        &self,
+        (key, phase): ApprovalId,
+        log: &[Record],
+    ) -> Option<Verdict> {
+        // A call may have several questions, of which the last one is meant.
+        let is_input = phase == ApprovalPhase::Input;
+        let from = self.request_index((key, phase)).filter(|_| is_input).unwrap_or(0);
+        log.iter().skip(from).find_map(|record| match record {
             Record::ApprovalGiven { key: k, phase: p, verdict, .. } if (*k, *p) == (key, phase) => {
                 Some(*verdict)
             }
@@ -40,7 +53,10 @@ impl World {
     /// Returns the index of the recorded request for an approval.
     fn request_index(&self, approval: ApprovalId) -> Option<usize> {
         let is_request = |record: &Record| matches!(record, Record::ApprovalAsked { request } if (request.call.key, request.phase) == approval);
-        self.log.iter().position(is_request)
+        match approval.1 {
+            ApprovalPhase::Input => self.log.iter().rposition(is_request),
+            ApprovalPhase::Before | ApprovalPhase::After => self.log.iter().position(is_request),
+        }
     }
 
     /// Returns the Unix time of the recorded request for an approval, in milliseconds.
@@ -62,7 +78,9 @@ impl World {
     /// expired.
     pub(super) fn check_pending_after_resume(&mut self, is_long: bool) {
         let request = self.log.iter().filter_map(|record| match record {
-            Record::ApprovalAsked { request } => Some((request.call.key, request.phase)),
+            Record::ApprovalAsked { request } if request.phase != ApprovalPhase::Input => {
+                Some((request.call.key, request.phase))
+            }
             _ => None,
         });
         for (key, phase) in request.collect::<Vec<_>>() {
@@ -107,14 +125,17 @@ impl World {
         }
     }
 
-    /// Returns the hash that a decision about the call's arguments must have.
-    fn arguments_hash(&self, key: CallKey) -> String {
+    /// Returns the hash that a decision about the call's arguments must have, or that about its question.
+    fn decision_hash(&self, (key, phase): ApprovalId) -> String {
+        if phase == ApprovalPhase::Input {
+            return self.turn.pending_approval(key).unwrap().arguments_sha256;
+        }
         let hash = Sha256::digest(self.call(key).call.arguments_text());
         hash.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     pub(super) fn decide(&mut self, (key, phase): ApprovalId, verdict: Verdict) {
-        let decision = decision(phase, verdict, self.arguments_hash(key));
+        let decision = decision(phase, verdict, self.decision_hash((key, phase)));
         let applied = self.turn.handle_approval(self.now, key, decision);
         assert_eq!(applied, Ok(()), "a decision of a pending approval was refused");
     }
@@ -128,6 +149,10 @@ impl World {
     ) {
         let index = self.turn.calls.iter().position(|call| call.key() == key).unwrap();
         let call = &self.turn.calls[index];
+        if phase == ApprovalPhase::Input {
+            assert!(self.running.contains(&key), "a question of a call that does not run");
+            return;
+        }
         assert!(!self.running.contains(&key), "an approval of a running call");
         let requested = self.requested_at((key, phase));
         assert_eq!(requested, None, "an approval was requested twice");
@@ -217,7 +242,7 @@ impl World {
     fn waits_for_approval(&self) -> bool {
         matches!(self.turn.stage, TurnStage::ResponseEnded { .. })
             && self.turn.calls.iter().any(|call| call.pending_approval_phase().is_some())
-            && self.running.is_empty()
+            && self.running.len() == self.open_questions()
             && !self.turn.calls.iter().any(awaits_start)
     }
 
@@ -264,7 +289,7 @@ impl World {
         self.check_deadlines(scenario);
         let decided = self.log.iter().filter_map(|record| match record {
             Record::ApprovalGiven { key, phase, verdict, .. }
-                if self.turn.position(*key).is_some() =>
+                if self.turn.position(*key).is_some() && *phase != ApprovalPhase::Input =>
             {
                 Some((*key, *phase, *verdict))
             }
@@ -273,20 +298,21 @@ impl World {
         for (key, phase, verdict) in decided.collect::<Vec<_>>() {
             let stale = decision(phase, verdict, "0".into());
             self.check_unchanged(key, stale, Err(ApprovalError::Stale));
-            let hash = self.arguments_hash(key);
+            let hash = self.decision_hash((key, phase));
             self.check_unchanged(key, decision(phase, verdict, hash.clone()), Ok(()));
             let other =
                 if verdict == Verdict::Approved { Verdict::Rejected } else { Verdict::Approved };
             let refused = Err(ApprovalError::Decided(verdict));
             self.check_unchanged(key, decision(phase, other, hash), refused);
         }
+        self.check_answered_questions();
         for (key, phase) in self.pending_approvals.clone() {
             let stale = decision(phase, Verdict::Approved, "0".into());
             self.check_unchanged(key, stale, Err(ApprovalError::Stale));
         }
     }
 
-    fn check_unchanged(
+    pub(super) fn check_unchanged(
         &mut self,
         key: CallKey,
         decision: ApprovalDecision,
@@ -299,7 +325,8 @@ impl World {
 
     fn check_deadlines(&self, scenario: &Scenario) {
         let of_calls = self.turn.calls.iter().filter_map(|call| match call.phase {
-            CallPhase::Running { deadline } => deadline,
+            CallPhase::Running { question: Some(question), .. } => question.until,
+            CallPhase::Running { deadline, question: None } => deadline,
             CallPhase::AwaitingApproval { until } | CallPhase::AwaitingReview { until, .. } => {
                 until
             }

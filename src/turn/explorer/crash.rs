@@ -1,6 +1,7 @@
 //! A crash of the host, and the death of the actor that owns the turn.
 
 use super::variables::run_tool;
+use super::world::MissedEvent;
 use super::*;
 use crate::turn::TurnAction;
 use crate::turn::effect::DeferredEffect;
@@ -16,15 +17,22 @@ impl World {
         self.log.truncate(kept);
         self.record_times.truncate(kept);
         self.running.clear();
+        self.questions.clear();
         self.started_calls.clear();
         self.resume(StartedCalls::default(), is_long, scenario);
     }
 
     /// Ends the owner of the turn. Another one resumes it from all records under the same tool
-    /// supervisor. The call `ends` ends before the resume.
-    pub(super) fn replace_owner(&mut self, ends: Option<CallKey>, scenario: &Scenario) {
+    /// supervisor. The turn does not receive the event `missed`, which comes before the resume.
+    pub(super) fn replace_owner(&mut self, missed: MissedEvent, scenario: &Scenario) {
         self.owner_deaths += 1;
-        if let Some(key) = ends {
+        match missed {
+            MissedEvent::Nothing | MissedEvent::End(_) => {}
+            MissedEvent::Question(key) => drop(self.supervise_question(key)),
+            MissedEvent::Withdrawal(key) => drop(self.supervise_withdrawal(key)),
+        }
+        if let MissedEvent::End(key) = missed {
+            self.questions.remove(&key);
             let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
             let (content, used) = run_tool(&call.call, self.snapshots[&key].snapshot());
             let completion = ToolCompletion { outcome: ToolOutcome::ok(content), variables: used };
@@ -32,7 +40,7 @@ impl World {
             self.started_calls.get_mut(&key).unwrap().completion = Some(completion);
             self.running.remove(&key);
         }
-        let calls = self.started_calls.clone();
+        let calls = self.started_calls_with_questions();
         self.resume(StartedCalls { calls, is_complete: self.crashes == 0 }, false, scenario);
     }
 

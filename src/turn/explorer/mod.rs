@@ -6,6 +6,7 @@ mod approvals;
 mod budgets;
 mod crash;
 mod invariants;
+mod questions;
 mod random_walks;
 mod tool_permits;
 mod variables;
@@ -55,6 +56,8 @@ struct Scenario {
     cancel: bool,
     timeouts: bool,
     failures: bool,
+    /// The maximum number of questions of a call whose tool asks.
+    questions: u32,
     /// True if records are durable at once, as with the memory engine.
     durable_at_once: bool,
     /// True if no call with effects is between identical calls, so that only one of them runs.
@@ -121,6 +124,7 @@ fn scenario_with(name: &str, rules: TurnRules, names: &[&str]) -> Scenario {
         cancel: false,
         timeouts: false,
         failures: false,
+        questions: 1,
         durable_at_once: false,
         identical_run_once: true,
     }

@@ -48,12 +48,24 @@ const WITH_APPROVALS: [&str; 14] = [
     "asked {}",
 ];
 
+const WITH_QUESTIONS: [&str; 9] = [
+    "asking",
+    "asking_idempotent",
+    "asking_pure",
+    "asking_seal",
+    "asking_bump",
+    "asking_both",
+    "add",
+    "effect",
+    "exclusive",
+];
+
 /// Calls `visit` with the records of many random turns and their execution. A crash loses whole
 /// batches of records.
 pub(crate) fn each_walk(mut visit: impl FnMut(Execution, &[Record])) {
     let endings =
         [FinishKind::ToolCalls, FinishKind::ContentFilter, FinishKind::Length, FinishKind::Error];
-    for names in [&ANY[..], &WITH_VARIABLES, &WITH_APPROVALS] {
+    for names in [&ANY[..], &WITH_VARIABLES, &WITH_APPROVALS, &WITH_QUESTIONS] {
         for ending in endings {
             let change = |scenario: &mut Scenario| {
                 scenario.spec.run_time_left = Some(Duration::from_secs(100));
@@ -94,6 +106,7 @@ fn walk_to(
         scenario.cancel = true;
         scenario.failures = true;
         scenario.timeouts = true;
+        scenario.questions = 2;
         change(&mut scenario);
         let mut world = World::new(&scenario);
         for action_number in 0.. {
@@ -137,6 +150,15 @@ fn random_walks_over_ten_calls_with_variables() {
 fn random_walks_over_ten_calls_with_approvals() {
     walk(&WITH_APPROVALS, |scenario| {
         scenario.torn = true;
+        scenario.spec.run_time_left = Some(Duration::from_secs(100));
+    });
+}
+
+#[test]
+fn random_walks_over_ten_calls_with_questions() {
+    walk(&WITH_QUESTIONS, |scenario| {
+        scenario.torn = true;
+        scenario.owner_deaths = 2;
         scenario.spec.run_time_left = Some(Duration::from_secs(100));
     });
 }

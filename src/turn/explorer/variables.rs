@@ -33,9 +33,8 @@ pub(super) fn run_tool(call: &ToolCall, snapshot: &Variables) -> (String, Variab
         "get" | "get_asked" => (&["x"], vec![]),
         "put" | "set" => (&[], vec![("x", n)]),
         "set_y" => (&[], vec![("y", n)]),
-        "bump" | "bump_reviewed" | "bump_capped" | "add" | "add_both" | "add_capped" => {
-            (&["x"], vec![("x", read("x") * 10 + n)])
-        }
+        "bump" | "asking_bump" | "bump_reviewed" | "bump_capped" | "add" | "add_both"
+        | "add_capped" => (&["x"], vec![("x", read("x") * 10 + n)]),
         "copy" => (&["x"], vec![("y", read("x") * 10 + n)]),
         "swap" => (&["x", "y"], vec![("x", read("y") + n), ("y", read("x") + n)]),
         _ => (&[], vec![]),

@@ -1,6 +1,7 @@
 //! The simulated environment of a turn, and the actions that are possible in it.
 
 use super::approvals::ApprovalId;
+use super::questions::SupervisedQuestions;
 use super::variables::{CallStartSnapshot, run_tool};
 use super::*;
 use crate::types::Verdict;
@@ -58,6 +59,8 @@ pub(super) struct World {
     pub(super) reruns: BTreeSet<CallKey>,
     /// The approvals that clients see as pending.
     pub(super) pending_approvals: BTreeSet<ApprovalId>,
+    /// The questions of the running calls, as the tool supervisor knows them.
+    pub(super) questions: BTreeMap<CallKey, SupervisedQuestions>,
 }
 
 /// An action of the environment.
@@ -81,11 +84,22 @@ pub(super) enum Action {
         kept: usize,
         approvals_expire: bool,
     },
-    /// The owner of the turn (the accumulator) dies, its tool supervisor lives on, and this call ends
-    /// before another owner resumes the turn.
-    OwnerDeath {
-        ended_call: Option<CallKey>,
-    },
+    /// The owner of the turn (the accumulator) dies, its tool supervisor lives on, and this happens before
+    /// another owner resumes the turn.
+    OwnerDeath(MissedEvent),
+    /// A running call asks a question.
+    Ask(CallKey),
+    /// A running call withdraws its question.
+    WithdrawQuestion(CallKey),
+}
+
+/// An event of a running call that no owner of the turn receives.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum MissedEvent {
+    Nothing,
+    End(CallKey),
+    Question(CallKey),
+    Withdrawal(CallKey),
 }
 
 impl World {
@@ -120,6 +134,7 @@ impl World {
             snapshots: BTreeMap::new(),
             reruns: BTreeSet::new(),
             pending_approvals: BTreeSet::new(),
+            questions: BTreeMap::new(),
         };
         world.perform_effects(scenario);
         world
@@ -146,6 +161,8 @@ impl World {
                 actions.push(Action::EndCall(*key, ToolStatus::Failed));
             }
         }
+        actions.extend(self.may_ask(scenario).map(Action::Ask));
+        actions.extend(self.asking().map(Action::WithdrawQuestion));
         for key in &self.awaiting_permit {
             if self.is_permit_free(*key) {
                 actions.push(Action::PermitReply(*key, PermitReply::Granted));
@@ -175,8 +192,11 @@ impl World {
             actions.push(Action::Cancel);
         }
         if self.owner_deaths < scenario.owner_deaths {
-            let ended = std::iter::once(None).chain(self.running.iter().copied().map(Some));
-            actions.extend(ended.map(|ended_call| Action::OwnerDeath { ended_call }));
+            let ended = self.running.iter().copied().map(MissedEvent::End);
+            let asked = self.may_ask(scenario).map(MissedEvent::Question);
+            let withdrawn = self.asking().map(MissedEvent::Withdrawal);
+            let missed = std::iter::once(MissedEvent::Nothing).chain(ended);
+            actions.extend(missed.chain(asked).chain(withdrawn).map(Action::OwnerDeath));
         }
         if self.crashes < scenario.crashes {
             // Each record after the durable ones may be written or lost.
@@ -213,6 +233,7 @@ impl World {
             }
             Action::EndCall(key, status) => {
                 self.running.remove(&key);
+                self.questions.remove(&key);
                 let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
                 let (content, used) = run_tool(&call.call, self.snapshots[&key].snapshot());
                 let outcome = if status == ToolStatus::Ok {
@@ -257,8 +278,10 @@ impl World {
                     return;
                 }
             }
-            Action::OwnerDeath { ended_call } => {
-                self.replace_owner(ended_call, scenario);
+            Action::Ask(key) => self.ask(key),
+            Action::WithdrawQuestion(key) => self.withdraw_question(key),
+            Action::OwnerDeath(missed) => {
+                self.replace_owner(missed, scenario);
                 if self.committed {
                     return;
                 }
@@ -286,7 +309,7 @@ impl World {
             "the turn still had a record"
         );
         assert_eq!(
-            self.turn.clock.running(),
+            self.turn.clock.running() + self.open_questions(),
             self.running.len(),
             "the running calls are miscounted"
         );
@@ -408,8 +431,14 @@ impl World {
                 ..
             })) => {
                 self.check_start(&call.key, scenario);
+                self.questions.insert(call.key, SupervisedQuestions::new(state.questions()));
                 if scenario.owner_deaths > 0 {
-                    let started = StartedCall { state, elapsed: Duration::ZERO, completion: None };
+                    let started = StartedCall {
+                        state,
+                        elapsed: Duration::ZERO,
+                        question: None,
+                        completion: None,
+                    };
                     self.started_calls.insert(call.key, started);
                 }
                 self.check_snapshot(call.key, snapshot);
@@ -417,6 +446,10 @@ impl World {
             Effect::Perform(TurnAction::Abort(key)) => {
                 assert!(self.running.remove(&key), "a call that does not run was aborted");
                 self.started_calls.remove(&key);
+                self.questions.remove(&key);
+            }
+            Effect::Perform(TurnAction::Answer { key, number, answer }) => {
+                self.receive_answer(key, number, &answer);
             }
             Effect::Emit(Event::CallEnded { result, .. }) => {
                 let key = result.call.key;

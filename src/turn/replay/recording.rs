@@ -197,17 +197,18 @@ impl<'a> Recording<'a> {
         call.is_some_and(|call| call.intents.iter().any(|intent| intent.at.index >= at))
     }
 
-    /// Returns the calls that timed out together, from this record on.
+    /// Returns the calls that the machine has timed out together, from this record on. It records the limit after
+    /// the outcome; a tool that times out itself reaches no limit.
     pub(super) fn timed_out(&self, at: usize) -> Vec<CallKey> {
-        let mut keys = Vec::new();
+        let (mut keys, mut ended_now) = (Vec::new(), Vec::new());
         let Some(run) = self.run(at) else { return keys };
         for at in at.. {
             match outcome_at(run, at) {
                 Some(ended) if ended.outcome.kind == Some(FailureKind::Timeout) => {
-                    keys.push(ended.label.key);
+                    ended_now.push(ended.label.key);
                 }
                 Some(_) => break,
-                None if limit_at(run, at) == Some("tool_timeout") => {}
+                None if limit_at(run, at) == Some("tool_timeout") => keys.append(&mut ended_now),
                 None => break,
             }
         }

@@ -22,7 +22,8 @@ fn approve(driver: &mut Driver, index: u32) {
     let request = driver.turn.pending_approval(key(index)).expect("an approval is pending");
     let judgement = Judgement { verdict: Verdict::Approved, message: None };
     let arguments_sha256 = request.arguments_sha256;
-    let decision = ApprovalDecision { phase: Some(request.phase), judgement, arguments_sha256 };
+    let phase = Some(request.phase);
+    let decision = ApprovalDecision { phase, judgement, arguments_sha256, content: None };
     driver
         .turn
         .handle_approval(driver.now, key(index), decision)

@@ -8,6 +8,7 @@ mod differential;
 mod edge_cases;
 mod fallbacks;
 mod interactions;
+mod questions;
 mod response_content;
 mod response_end;
 mod search;
@@ -30,8 +31,8 @@ use crate::event::Event;
 use crate::record::{Record, StopMode};
 use crate::response::ExchangeEnd;
 use crate::types::{
-    CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
-    ToolStatus, VariablesUse, WriteSet,
+    Answer, CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind,
+    ToolOutcome, ToolStatus, VariablesUse, WriteSet,
 };
 use crate::wire::{CallDelta, Delta};
 
@@ -50,6 +51,7 @@ struct Driver {
     requests: Vec<(u32, bool)>,
     disconnects: u32,
     reductions: u32,
+    answers: Vec<(u32, u32, Answer)>,
     events: Vec<Event>,
     commit: Option<TurnRecord>,
 }
@@ -99,6 +101,7 @@ impl Driver {
             requests: Vec::new(),
             disconnects: 0,
             reductions: 0,
+            answers: Vec::new(),
             events: Vec::new(),
             commit: None,
         };
@@ -141,6 +144,9 @@ impl Driver {
             }
             TurnAction::RequestToolPermit { key, .. } => self.permits_requested.push(key.index),
             TurnAction::ReleaseToolPermit(key) => self.permits_released.push(key.index),
+            TurnAction::Answer { key, number, answer } => {
+                self.answers.push((key.index, number, answer));
+            }
             TurnAction::Abort(key) => self.aborted.push(key.index),
             TurnAction::Commit(record) => self.commit = Some(*record),
         }

@@ -6,12 +6,17 @@ use crate::turn::{CallStartState, StartedCall, StartedCalls};
 
 /// Replaces the owner of the turn. Its running calls have run for `elapsed`; `completion` is the end
 /// of the first one that the turn has missed.
-fn replace_owner(driver: &mut Driver, elapsed: Duration, completion: Option<ToolCompletion>) {
+pub(super) fn replace_owner(
+    driver: &mut Driver,
+    elapsed: Duration,
+    completion: Option<ToolCompletion>,
+) {
     let running = driver.turn.calls.iter().filter(|call| call.is_running());
     let live = |(at, call): (usize, &TurnCall)| {
         let state: CallStartState = call.start_state();
         let completion = completion.clone().filter(|_| at == 0);
-        (call.key(), StartedCall { state, elapsed, completion })
+        let question = call.started_question().filter(|_| completion.is_none());
+        (call.key(), StartedCall { state, elapsed, question, completion })
     };
     let calls = running.enumerate().map(live).collect();
     let log: Vec<_> = driver.log.iter().map(|record| (record.clone(), 0)).collect();

@@ -16,7 +16,7 @@ use crate::record::ResponseDisposition;
 use crate::transcript::{
     AttemptTranscript, CallTranscript, RecordedOutcome, RunTranscript, Transcript, TurnTranscript,
 };
-use crate::types::{CallKey, FailureKind, RunId, ToolStatus};
+use crate::types::{ApprovalPhase, CallKey, FailureKind, RunId, ToolStatus};
 use draw::{draw, format_duration, legend};
 
 /// The number of calls of an attempt that have a row each. The others share one.
@@ -172,7 +172,7 @@ impl Rows<'_> {
         let at = first.map_or(self.until, |outcome| outcome.at.time);
         let intended = call.intents.last().map(|intent| intent.at.time);
         let questions = call.questions.iter().map(|question| {
-            let decision = call.decision(question.request.phase);
+            let decision = call.decision_about(question);
             let until = decision.map_or(at, |decision| decision.at.time);
             Bar { from: question.at.time, until, sign: Sign::People }
         });
@@ -187,12 +187,16 @@ impl Rows<'_> {
             } else if let Some(started) = ended.started_ms {
                 // The run's clock stands still while no host runs, so that its time may be too
                 // early.
-                let decided = call.decisions.iter().map(|decision| decision.at.time);
+                let decided = call.decisions.iter();
+                let decided = decided.filter(|decision| decision.phase != ApprovalPhase::Input);
+                let decided = decided.map(|decision| decision.at.time);
                 let earliest = decided.chain(intended).fold(requested_at(attempt), u64::max);
                 let by_clock = self.began.saturating_add(started);
                 let by_end = at.saturating_sub(ended.duration_ms).max(earliest);
                 let from = if by_clock >= earliest { by_clock } else { by_end };
-                let until = from.saturating_add(ended.duration_ms);
+                // The time of its questions is not time of the tool.
+                let has_asked = call.questions.iter().any(|asked| asked.is_input());
+                let until = if has_asked { at } else { from.saturating_add(ended.duration_ms) };
                 bar(from.saturating_sub(ended.wait_ms), from, Sign::Wait);
                 bar(from, until, Sign::Tool);
                 if !is_ok {

@@ -52,7 +52,10 @@ impl TurnReplay<'_, '_> {
                 self.permit_requests.retain(|request| *request != key)
             }
             Effect::Perform(TurnAction::Commit(record)) => self.committed = Some(record),
-            Effect::Perform(TurnAction::Start(_) | TurnAction::Abort(_)) | Effect::Emit(_) => {}
+            Effect::Perform(
+                TurnAction::Start(_) | TurnAction::Answer { .. } | TurnAction::Abort(_),
+            )
+            | Effect::Emit(_) => {}
         }
         Ok(())
     }

@@ -38,11 +38,19 @@ impl TurnReplay<'_, '_> {
                 inputs.extend(self.call_outcome(call.key, outcome));
                 inputs.extend(self.up_to_seal(call.key));
             }
-            Record::ApprovalGiven { key, phase, verdict, message } => {
+            Record::ApprovalGiven { key, verdict: Verdict::Withdrawn, .. } => {
+                inputs.push(ReplayInput::WithdrawQuestion(*key));
+            }
+            Record::ApprovalGiven { key, phase, verdict, message, content } => {
                 let judgement = Judgement { verdict: *verdict, message: message.clone() };
-                inputs.push(ReplayInput::Decide(*key, *phase, judgement));
+                inputs.push(ReplayInput::Decide(*key, *phase, judgement, content.clone()));
             }
             Record::CallIntended { .. } | Record::ApprovalAsked { .. } => {
+                if let Record::ApprovalAsked { request } = record
+                    && let Some(question) = &request.question
+                {
+                    inputs.push(ReplayInput::Ask(request.call.key, Arc::clone(question)));
+                }
                 inputs.extend(self.recording.call_at(self.at).and_then(|key| self.up_to_seal(key)));
                 inputs.extend((1..=self.remaining_steps.len()).map(ReplayInput::Response));
             }
@@ -91,7 +99,7 @@ impl TurnReplay<'_, '_> {
     }
 
     fn tool_outcome(&self, key: CallKey, completion: ToolCompletion) -> Option<ReplayInput> {
-        // Only the machine makes the other outcomes.
+        // Only the machine makes the other outcomes. A tool may time out itself too.
         let is_tool_outcome = match completion.outcome.kind {
             None
             | Some(
@@ -104,11 +112,11 @@ impl TurnReplay<'_, '_> {
                 | FailureKind::HttpStatus
                 | FailureKind::NotSent
                 | FailureKind::ToolChanged
-                | FailureKind::ServerDown,
+                | FailureKind::ServerDown
+                | FailureKind::Timeout,
             ) => true,
             Some(
-                FailureKind::Timeout
-                | FailureKind::Cancelled
+                FailureKind::Cancelled
                 | FailureKind::NotStarted
                 | FailureKind::InvalidArguments
                 | FailureKind::CutOffArguments
@@ -123,13 +131,17 @@ impl TurnReplay<'_, '_> {
         (runs && is_tool_outcome).then_some(ReplayInput::Outcome(key, completion))
     }
 
-    fn call_outcome(&self, key: CallKey, outcome: &ToolOutcome) -> Option<ReplayInput> {
+    fn call_outcome(
+        &self,
+        key: CallKey,
+        outcome: &ToolOutcome,
+    ) -> impl Iterator<Item = ReplayInput> + use<> {
         let runs = self.call(key).is_some_and(TurnCall::is_running);
-        if runs && outcome.kind == Some(FailureKind::Timeout) {
-            return Some(ReplayInput::TimedOut(self.recording.timed_out(self.at)));
-        }
+        let timed_out = (runs && outcome.kind == Some(FailureKind::Timeout))
+            .then(|| ReplayInput::TimedOut(self.recording.timed_out(self.at)));
         let used = VariablesUse::default();
-        self.tool_outcome(key, ToolCompletion { outcome: outcome.clone(), variables: used })
+        let completion = ToolCompletion { outcome: outcome.clone(), variables: used };
+        timed_out.into_iter().chain(self.tool_outcome(key, completion))
     }
 
     pub(super) fn call(&self, key: CallKey) -> Option<&TurnCall> {

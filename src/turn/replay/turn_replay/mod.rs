@@ -10,6 +10,8 @@ mod inputs;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::difference::{Mismatch, same};
 use super::recording::Recording;
 use super::response::{self, ReplayStep};
@@ -23,8 +25,8 @@ use crate::turn::spec::TurnSpec;
 use crate::turn::started_calls::{StartedCalls, ToolCompletion};
 use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
-    ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
-    Verdict,
+    ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, Question, ToolOutcome,
+    VariablesUse, Verdict,
 };
 use crate::wire::Delta;
 
@@ -79,7 +81,10 @@ enum ReplayInput {
     ChangeAfterSeal(CallKey),
     Outcome(CallKey, ToolCompletion),
     TimedOut(Vec<CallKey>),
-    Decide(CallKey, ApprovalPhase, Judgement),
+    /// A tool asks a question, or withdraws it.
+    Ask(CallKey, Arc<Question>),
+    WithdrawQuestion(CallKey),
+    Decide(CallKey, ApprovalPhase, Judgement, Option<Arc<Value>>),
     OutOfTime,
     Cancel(CancelReason),
     /// The context was made smaller, or could not be.
@@ -221,8 +226,17 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
             ReplayInput::ChangeAfterSeal(key) => self.change_after_seal(key),
             ReplayInput::Outcome(key, completion) => self.turn.handle_outcome(now, key, completion),
             ReplayInput::TimedOut(keys) => self.time_out(&keys),
-            ReplayInput::Decide(key, phase, judgement) => {
-                self.decide_approval(key, phase, judgement)
+            ReplayInput::Ask(key, question) => {
+                let number = self.call(key).map_or(1, TurnCall::next_question_number);
+                self.turn.handle_question(now, key, number, question);
+            }
+            ReplayInput::WithdrawQuestion(key) => {
+                let number = self.call(key).and_then(TurnCall::started_question);
+                let number = number.map_or(0, |question| question.number);
+                self.turn.handle_question_withdrawn(now, key, number);
+            }
+            ReplayInput::Decide(key, phase, judgement, content) => {
+                self.decide_approval(key, phase, judgement, content)
             }
             ReplayInput::OutOfTime => {
                 self.receive_rest();
@@ -288,7 +302,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         for key in keys {
             let Some(index) = self.turn.position(*key) else { continue };
             let phase = self.turn.calls.get(index).map(|call| &call.phase);
-            if let Some(CallPhase::Running { deadline: Some(deadline) }) = phase {
+            if let Some(CallPhase::Running { deadline: Some(deadline), .. }) = phase {
                 let deadline = *deadline;
                 self.turn.end_timed_out(index, deadline);
             }
@@ -301,21 +315,29 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         self.turn.advance();
     }
 
-    fn decide_approval(&mut self, key: CallKey, phase: ApprovalPhase, judgement: Judgement) {
+    fn decide_approval(
+        &mut self,
+        key: CallKey,
+        phase: ApprovalPhase,
+        judgement: Judgement,
+        content: Option<Arc<Value>>,
+    ) {
         if judgement.verdict == Verdict::Expired {
             let index = self.turn.position(key);
             let call = index.and_then(|index| self.turn.calls.get(index));
             if call.and_then(TurnCall::pending_approval_phase) == Some(phase)
                 && let Some(index) = index
             {
-                self.turn.decide_approval(index, phase, judgement);
+                self.turn.decide_approval(index, phase, judgement, None);
                 self.turn.advance();
             }
             return;
         }
         let Some(request) = self.turn.pending_approval(key) else { return };
         let arguments_sha256 = request.arguments_sha256;
-        let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
+        let content = content.map(|content| (*content).clone());
+        let decision =
+            ApprovalDecision { phase: Some(phase), judgement, arguments_sha256, content };
         // A refused decision leads to no record.
         let _ = self.turn.handle_approval(Duration::ZERO, key, decision);
     }

@@ -1,0 +1,121 @@
+//! A form that a person fills in on the terminal, one field after the other.
+
+use serde_json::{Map, Value};
+
+use super::progress::clean;
+
+/// The form of a question, and what was entered.
+#[derive(Debug)]
+pub(super) struct FormPrompt {
+    /// The fields that are not entered yet, with their schemas.
+    fields: std::vec::IntoIter<(String, Value)>,
+    required: Vec<String>,
+    content: Map<String, Value>,
+}
+
+impl FormPrompt {
+    pub(super) fn new(form: &Value) -> Self {
+        let properties = form["properties"].as_object();
+        let fields = properties.into_iter().flatten();
+        let fields: Vec<_> = fields.map(|(name, schema)| (name.clone(), schema.clone())).collect();
+        let required = form["required"].as_array().into_iter().flatten();
+        Self {
+            fields: fields.into_iter(),
+            required: required.filter_map(|name| name.as_str().map(str::to_owned)).collect(),
+            content: Map::new(),
+        }
+    }
+
+    /// Returns the prompt for the next field: its title, its choices and its default.
+    pub(super) fn prompt(&self) -> Option<String> {
+        let (name, schema) = self.fields.as_slice().first()?;
+        let title = schema["title"].as_str().unwrap_or(name);
+        let choices = schema["enum"].as_array().map(|choices| {
+            let choices: Vec<_> = choices.iter().map(shown).collect();
+            choices.join(" | ")
+        });
+        let kind = choices.or_else(|| schema["type"].as_str().map(str::to_owned));
+        let kind = kind.map(|kind| format!(" ({kind})")).unwrap_or_default();
+        let default = match schema.get("default") {
+            Some(default) => format!(" [{}]", shown(default)),
+            None if self.required.contains(name) => String::new(),
+            None => " [leave out]".to_owned(),
+        };
+        Some(clean(&format!("  {title}{kind}{default}: ")))
+    }
+
+    /// Enters the next field. An empty line leaves it out, so that its default holds.
+    pub(super) fn enter(&mut self, line: &str) {
+        let Some((name, schema)) = self.fields.next() else { return };
+        let line = line.trim();
+        if !line.is_empty() {
+            self.content.insert(name, value(&schema, line));
+        }
+    }
+
+    /// Returns what was entered.
+    pub(super) fn content(&self) -> Value {
+        Value::Object(self.content.clone())
+    }
+}
+
+fn shown(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Reads the value of a field. A line that is no value of the field's type becomes a string, which the check of
+/// the whole answer refuses.
+fn value(schema: &Value, line: &str) -> Value {
+    let text = || Value::from(line);
+    match schema["type"].as_str() {
+        Some("string") => text(),
+        Some("boolean") => match line.to_ascii_lowercase().as_str() {
+            "y" | "yes" | "true" => true.into(),
+            "n" | "no" | "false" => false.into(),
+            _ => text(),
+        },
+        Some(_) | None => serde_json::from_str(line).unwrap_or_else(|_| text()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn fields_are_entered_one_by_one_with_the_types_of_their_schemas() {
+        let mut form = FormPrompt::new(&json!({
+            "properties": {
+                "a_name": {"type": "string", "title": "Na\u{7}me"},
+                "b_seats": {"type": "integer", "default": 2},
+                "c_class": {"type": "string", "enum": ["first", "second"]},
+                "d_window": {"type": "boolean"},
+                "e_tags": {"type": "array"},
+                "f_pets": {"type": "integer"},
+            },
+            "required": ["a_name"],
+        }));
+        let lines = ["7\n", "\n", "first\n", "Y\n", "[\"x\"]\n", "none\n"];
+        let mut prompts = Vec::new();
+        for line in lines {
+            prompts.extend(form.prompt());
+            form.enter(line);
+        }
+        let expected = [
+            "  Na me (string): ",
+            "  b_seats (integer) [2]: ",
+            "  c_class (first | second) [leave out]: ",
+            "  d_window (boolean) [leave out]: ",
+            "  e_tags (array) [leave out]: ",
+            "  f_pets (integer) [leave out]: ",
+        ];
+        assert_eq!(prompts, expected);
+        assert_eq!(form.prompt(), None);
+        let content = json!({
+            "a_name": "7", "c_class": "first", "d_window": true, "e_tags": ["x"], "f_pets": "none",
+        });
+        assert_eq!(form.content(), content);
+    }
+}

@@ -1,0 +1,336 @@
+//! Questions of running calls: a tool asks the people who watch the run for input (`phase: "input"`).
+//!
+//! A call has at most one open question. While it is open, the timeout of the tool stands still, and the
+//! tool's `approval_timeout` counts. The call keeps its permits. The answer reaches the tool after its record is
+//! durable. A question ends without an answer when it expires, when the tool withdraws it, or with the call.
+//!
+//! Each question has its own hash, also if its text is that of an earlier one: a decision about another
+//! question is refused as outdated. After a crash of the host, a call that runs again asks again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use super::Turn;
+use super::call::{CallPhase, TurnCall};
+use super::effect::{ApprovalDecision, ApprovalError, DeferredEffect, Effect, TurnAction};
+use super::started_calls::StartedQuestion;
+use crate::tool::InputSchema;
+use crate::transcript::CallTranscript;
+use crate::types::{Answer, ApprovalPhase, CallKey, Judgement, Question, QuestionKind, Verdict};
+
+/// A question that a call has asked.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct AskedQuestion {
+    pub(super) question: Arc<Question>,
+    pub(super) sha256: String,
+    /// The decision, if there is one.
+    pub(super) decision: Option<QuestionDecision>,
+}
+
+/// The decision about a question.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct QuestionDecision {
+    pub(super) judgement: Judgement,
+    pub(super) content: Option<Arc<Value>>,
+}
+
+/// The times of an open question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct OpenQuestion {
+    /// The time at which it expires.
+    pub(super) until: Option<Duration>,
+    asked_at: Duration,
+    /// The time that is left to the tool.
+    time_left: Option<Duration>,
+}
+
+impl Turn {
+    /// Handles a question of a running call, which is the call's question of this number. Ignores the
+    /// question of a call that does not run any more.
+    pub fn handle_question(
+        &mut self,
+        now: Duration,
+        key: CallKey,
+        number: u32,
+        question: Arc<Question>,
+    ) {
+        self.clock.advance(now);
+        if let Some(index) = self.position(key)
+            && let Some(call) = self.calls.get(index)
+            && call.is_running()
+            && call.open_question().is_none()
+            && number == call.next_question_number()
+        {
+            self.ask(index, question);
+            self.advance();
+        }
+    }
+
+    /// Handles that the tool of a running call does not wait for the answer to its question any longer.
+    pub fn handle_question_withdrawn(&mut self, now: Duration, key: CallKey, number: u32) {
+        self.clock.advance(now);
+        if let Some(index) = self.position(key)
+            && let Some(call) = self.calls.get(index)
+            && call.open_question().is_some()
+            && number.saturating_add(1) == call.next_question_number()
+        {
+            self.withdraw_question(index);
+            self.advance();
+        }
+    }
+
+    fn withdraw_question(&mut self, index: usize) {
+        let judgement = Judgement { verdict: Verdict::Withdrawn, message: None };
+        self.decide_approval(index, ApprovalPhase::Input, judgement, None);
+    }
+
+    fn ask(&mut self, index: usize, question: Arc<Question>) {
+        let Some(call) = self.calls.get_mut(index) else { return };
+        call.questions.push(AskedQuestion::new(question, call.next_question_number()));
+        // An earlier question of the call is another one.
+        let approval = (call.key(), ApprovalPhase::Input);
+        self.approvals.requested_before_resume.remove(&approval);
+        self.open_question(index);
+    }
+
+    /// Opens the last question of a running call: stops the clock of its tool.
+    fn open_question(&mut self, index: usize) {
+        let now = self.now();
+        let until = self.approval_deadline(index, ApprovalPhase::Input);
+        let Some(call) = self.calls.get_mut(index) else { return };
+        let CallPhase::Running { deadline, question: None } = call.phase else { return };
+        let time_left = deadline.map(|deadline| deadline.saturating_sub(now));
+        let question = Some(OpenQuestion { until, asked_at: now, time_left });
+        call.phase = CallPhase::Running { deadline, question };
+        self.clock.tool_paused();
+        self.request_approval(index, ApprovalPhase::Input);
+    }
+
+    /// Closes the open question of a call, and lets the clock of its tool go on. Returns false if no
+    /// question is open.
+    pub(super) fn close_question(&mut self, index: usize) -> bool {
+        let now = self.now();
+        let Some(call) = self.calls.get_mut(index) else { return false };
+        let Some(OpenQuestion { asked_at, time_left, .. }) = call.open_question() else {
+            return false;
+        };
+        call.question_wait += now.saturating_sub(asked_at);
+        let deadline = time_left.and_then(|left| now.checked_add(left));
+        call.phase = CallPhase::Running { deadline, question: None };
+        self.clock.tool_resumed();
+        true
+    }
+
+    /// Applies the recorded decision of the open question, and passes the answer on to the tool.
+    pub(super) fn apply_question_decision(&mut self, index: usize, decision: QuestionDecision) {
+        if !self.close_question(index) {
+            return;
+        }
+        let Some(call) = self.calls.get_mut(index) else { return };
+        let (key, number) = (call.key(), call.next_question_number().saturating_sub(1));
+        if let Some(asked) = call.questions.last_mut() {
+            asked.decision = Some(decision.clone());
+        }
+        if let Some(answer) = decision.answer() {
+            let answer = TurnAction::Answer { key, number, answer };
+            self.effects.defer(DeferredEffect::Queue(Effect::Perform(answer)));
+        }
+    }
+
+    /// Continues the question of a call that the resumed turn has attached to: asks it, waits for its decision,
+    /// or passes the decision on that the tool may not have received.
+    pub(super) fn resume_question(&mut self, index: usize, started: Option<&StartedQuestion>) {
+        let Some(call) = self.calls.get(index) else { return };
+        let (key, last) = (call.key(), call.questions.last());
+        let last_number = call.next_question_number().saturating_sub(1);
+        match (started, last) {
+            (Some(started), _) if started.number > last_number => {
+                self.ask(index, Arc::clone(&started.question));
+            }
+            (Some(_), Some(AskedQuestion { decision: Some(decision), .. })) => {
+                if let Some(answer) = decision.answer() {
+                    let number = last_number;
+                    self.effects.perform(TurnAction::Answer { key, number, answer });
+                }
+            }
+            (Some(_), Some(AskedQuestion { decision: None, .. })) => self.open_question(index),
+            // The tool has withdrawn it while no turn listened.
+            (None, Some(AskedQuestion { decision: None, .. })) => {
+                self.open_question(index);
+                self.withdraw_question(index);
+            }
+            (Some(_) | None, _) => {}
+        }
+    }
+
+    /// Applies a decision about a question of the call. Returns `None` if the decision is about none.
+    pub(super) fn decide_question(
+        &mut self,
+        key: CallKey,
+        decision: &ApprovalDecision,
+    ) -> Option<Result<(), ApprovalError>> {
+        let index = self.position(key)?;
+        let call = self.calls.get(index)?;
+        let is_about = decision.phase == Some(ApprovalPhase::Input);
+        let is_open = call.open_question().is_some();
+        let mut asked = call.questions.iter().enumerate().rev();
+        let found = asked.find(|(_, asked)| decision.matches_sha256(&asked.sha256));
+        let (at, asked) = match found {
+            Some(found) if is_about || decision.phase.is_none() => found,
+            _ if is_about && call.questions.is_empty() => {
+                return Some(Err(ApprovalError::NotAsked));
+            }
+            _ if is_about => return Some(Err(ApprovalError::Stale)),
+            // A repeated decision about the call itself has the hash of its arguments.
+            _ if decision.phase.is_none() && is_open => {
+                let is_repeat = self.approvals.decisions.keys().any(|(decided, _)| *decided == key)
+                    && decision.matches_arguments(&call.call);
+                return (!is_repeat).then_some(Err(ApprovalError::Stale));
+            }
+            _ => return None,
+        };
+        let content = match asked.question.check_content(decision) {
+            Ok(content) => content,
+            Err(error) => return Some(Err(error)),
+        };
+        if let Some(first) = &asked.decision {
+            let is_same =
+                first.judgement.verdict == decision.judgement.verdict && first.content == content;
+            let decided = ApprovalError::Decided(first.judgement.verdict);
+            return Some(if is_same { Ok(()) } else { Err(decided) });
+        }
+        if !is_open || at + 1 != call.questions.len() {
+            return Some(Err(ApprovalError::NotAsked));
+        }
+        let judgement = decision.judgement.clone();
+        self.decide_approval(index, ApprovalPhase::Input, judgement, content);
+        Some(Ok(()))
+    }
+}
+
+impl TurnCall {
+    /// Returns the open question.
+    pub(super) fn open_question(&self) -> Option<OpenQuestion> {
+        let CallPhase::Running { question, .. } = self.phase else { return None };
+        question
+    }
+
+    /// Returns the number of the next question of the call, from 1.
+    pub(super) fn next_question_number(&self) -> u32 {
+        u32::try_from(self.questions.len()).unwrap_or(u32::MAX).saturating_add(1)
+    }
+
+    /// Restores the recorded questions.
+    pub(super) fn restore_questions(&mut self, recorded: &CallTranscript<'_>) {
+        for (request, decision) in recorded.input_questions() {
+            let Some(question) = request.request.question.clone() else { continue };
+            let sha256 = request.request.arguments_sha256.clone();
+            let decision = decision.map(|decision| QuestionDecision {
+                judgement: decision.judgement(),
+                content: decision.content.cloned(),
+            });
+            self.questions.push(AskedQuestion { question, sha256, decision });
+        }
+    }
+
+    /// Returns the open question as the supervisor of its call keeps it.
+    pub(super) fn started_question(&self) -> Option<StartedQuestion> {
+        self.open_question()?;
+        let question = Arc::clone(&self.questions.last()?.question);
+        Some(StartedQuestion { number: self.next_question_number().saturating_sub(1), question })
+    }
+}
+
+impl AskedQuestion {
+    fn new(question: Arc<Question>, number: u32) -> Self {
+        // The number makes each question of a call another one.
+        let identity = json!({ "question": *question, "number": number });
+        let digest = Sha256::digest(identity.to_string());
+        let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        Self { question, sha256, decision: None }
+    }
+}
+
+impl QuestionDecision {
+    /// Returns the answer for the tool, unless the tool has withdrawn the question.
+    fn answer(&self) -> Option<Answer> {
+        match self.judgement.verdict {
+            Verdict::Approved => Some(Answer::Accepted(self.content.clone().unwrap_or_default())),
+            Verdict::Rejected => Some(Answer::Declined(self.judgement.message.clone())),
+            Verdict::Expired => Some(Answer::Expired),
+            Verdict::Withdrawn => None,
+        }
+    }
+}
+
+impl Question {
+    /// Returns the content of an answer with the defaults of the form.
+    ///
+    /// # Errors
+    /// If the content is missing, does not fit the form, or is given where there is no form.
+    #[doc(hidden)]
+    pub fn check_content(
+        &self,
+        decision: &ApprovalDecision,
+    ) -> Result<Option<Arc<Value>>, ApprovalError> {
+        let is_accepted = decision.judgement.verdict == Verdict::Approved;
+        let error = |message: String| Err(ApprovalError::Content(message));
+        let form = match &self.kind {
+            QuestionKind::Form(form) if is_accepted => form,
+            _ if decision.content.is_none() => return Ok(None),
+            QuestionKind::Form(_) => {
+                return error("content: only an approval has one, not a rejection".to_owned());
+            }
+            QuestionKind::Url(_) => {
+                return error("content: a question with a url has none".to_owned());
+            }
+        };
+        let Some(content) = &decision.content else {
+            return error(format!(
+                "content is missing: send an object that fits the form, such as \
+                 \"content\": {}",
+                example(form)
+            ));
+        };
+        let Value::Object(given) = content else {
+            return error("content must be an object that fits the form".to_owned());
+        };
+        let content = Value::Object(with_defaults(given.clone(), form));
+        let schema = InputSchema::parse((**form).clone());
+        let schema =
+            schema.map_err(|invalid| ApprovalError::Content(format!("form: {invalid}")))?;
+        match schema.first_violation(&content) {
+            Some(violation) => error(format!("content does not fit the form: {violation}")),
+            None => Ok(Some(Arc::new(content))),
+        }
+    }
+}
+
+/// Returns the properties of a form.
+fn properties(form: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    form.get("properties").and_then(Value::as_object).into_iter().flatten()
+}
+
+/// Fills in the defaults of properties that are left out.
+fn with_defaults(mut content: Map<String, Value>, form: &Value) -> Map<String, Value> {
+    for (name, schema) in properties(form) {
+        if let Some(default) = schema.get("default")
+            && !content.contains_key(name)
+        {
+            content.insert(name.clone(), default.clone());
+        }
+    }
+    content
+}
+
+/// Returns the form of an answer, with the type of each property.
+fn example(form: &Value) -> Value {
+    let typed = properties(form).map(|(name, schema)| {
+        let kind = schema.get("type").and_then(Value::as_str).unwrap_or("any");
+        (name.clone(), Value::from(format!("<{kind}>")))
+    });
+    Value::Object(typed.collect())
+}
