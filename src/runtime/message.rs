@@ -21,18 +21,21 @@ use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
 use super::tool_limiter::CallPermit;
 use super::tool_servers::FrozenTools;
-use crate::context::Variables;
+use crate::context::{ReferenceValues, Variables};
 use crate::event::{ApprovalRequest, ServerToolsChange, ToolListChange};
 use crate::journal::JournalError;
 use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
-use crate::session::SummaryReply;
+use crate::session::{RecordRange, SummaryReply};
 use crate::tool::{Extensions, ToolServer};
 use crate::turn::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason, PermitReply,
     StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
 };
-use crate::types::{CallKey, Content, ProviderError, RunId, RunTrace, ToolCall, TraceContext};
+use crate::types::{
+    CallKey, Content, ProviderError, Reference, ReferenceError, RunId, RunTrace, ToolCall,
+    TraceContext,
+};
 use crate::wire::Delta;
 
 /// A message to the actor that supervises the sessions.
@@ -88,8 +91,10 @@ pub(super) enum SessionMessage {
     Snapshot { reply: RpcReplyPort<SessionSnapshot> },
     /// Stop the run, then close the session and delete its records.
     Close { reply: RpcReplyPort<Result<(), HostError>> },
-    /// A turn was committed. Counts only if it comes from the run's current actors.
-    TurnCommitted { epoch: u64, record: Box<TurnRecord> },
+    /// Return the records that hold the value of a reference.
+    Locate { reference: Reference, reply: RpcReplyPort<Result<RecordRange, ReferenceError>> },
+    /// A turn was committed by the record `seq`. Counts only if it comes from the run's current actors.
+    TurnCommitted { epoch: u64, record: Box<TurnRecord>, seq: Seq },
     /// The pending approvals changed. `only_waits`: the turn waits for nothing else.
     ApprovalsChanged { epoch: u64, approvals: Vec<ApprovalRequest>, only_waits: bool },
     /// The rebuilt turn has reported everything that its records contain.
@@ -182,6 +187,8 @@ pub(super) enum AccumulatorMessage {
     },
     /// A waiting call has received the permit of its tool.
     ToolPermitGranted { key: CallKey },
+    /// The values of the references of a call were read.
+    ReferencesRead { key: CallKey, values: Result<ReferenceValues, ReferenceError> },
     /// Calls have ended. Their completions are in the accumulator's [`CompletionQueue`].
     ToolsFinished,
     /// Stop: the tool supervisor has ended and no other turn begins.

@@ -20,6 +20,7 @@ use super::message::{
     ToolSupervisorMessage, ToolSupervisorRef,
 };
 use super::publish::Publisher;
+use super::references::SessionReferences;
 use super::task::OwnedTask;
 use super::tool::{OutcomeSlot, ToolActor, ToolSetup, failed};
 use super::tool_attempts::ToolAttempts;
@@ -29,7 +30,8 @@ use crate::event::Event;
 use crate::tool::{ProgressCallback, SharedVariableView, ToolContext, ToolContextParts};
 use crate::turn::{CallStartState, StartedCall, StartedCalls, ToolCompletion};
 use crate::types::{
-    CallKey, FailureKind, FullResult, RunId, Secrets, SessionId, ToolOutcome, VariablesUse, excerpt,
+    CallKey, FailureKind, FullResult, READ_VAR, RunId, Secrets, SessionId, ToolOutcome,
+    VariablesUse, excerpt,
 };
 
 /// The number of progress texts that one call may send; further ones are dropped.
@@ -50,6 +52,7 @@ pub(super) struct ToolSupervisorSetup {
     pub(super) gauges: Gauges,
     /// The secrets of the host, which are replaced in what tools return.
     pub(super) secrets: Secrets,
+    pub(super) references: Arc<SessionReferences>,
 }
 
 pub(super) struct ToolSupervisorState {
@@ -60,6 +63,7 @@ pub(super) struct ToolSupervisorState {
     tool_limiters: ToolLimiters,
     gauges: Gauges,
     secrets: Secrets,
+    references: Arc<SessionReferences>,
     running: Vec<RunningCall>,
     /// The ends of the calls of the current turn, for an accumulator that attaches later.
     ended: Vec<(CallKey, StartedCall)>,
@@ -102,8 +106,15 @@ impl Actor for ToolSupervisor {
         _: ToolSupervisorRef,
         setup: ToolSupervisorSetup,
     ) -> Result<ToolSupervisorState, ActorProcessingErr> {
-        let ToolSupervisorSetup { session, publisher, pool, tool_limiters, gauges, secrets } =
-            setup;
+        let ToolSupervisorSetup {
+            session,
+            publisher,
+            pool,
+            tool_limiters,
+            gauges,
+            secrets,
+            references,
+        } = setup;
         Ok(ToolSupervisorState {
             session,
             publisher: Arc::new(publisher),
@@ -112,6 +123,7 @@ impl Actor for ToolSupervisor {
             _counted: gauges.actors.increment(),
             gauges,
             secrets,
+            references,
             running: Vec::new(),
             ended: Vec::new(),
             accumulator: None,
@@ -234,6 +246,9 @@ impl ToolSupervisorState {
             progress: self.progress(&run, key, &slot, &cancellation),
             run,
             agent: Arc::clone(&agent.name),
+            max_result_bytes: agent.limits().max_result_bytes,
+            // No other tool needs them, and a tool may keep its context beyond the session's life.
+            references: (*call.name == *READ_VAR).then(|| self.references.clone() as _),
             tool: call.name,
             key,
             arguments: call.arguments,

@@ -200,6 +200,7 @@ impl ToolTest {
             cancellation: cancellation.clone(),
             progress: Box::new(move |text| texts.lock().push(text)),
             variables: Arc::clone(&variables),
+            max_result_bytes: limits.max_result_bytes,
             ..test_parts(name, key, Arc::new(arguments))
         });
         let cancel_at = self.cancel_after.and_then(|time| now.checked_add(time));
@@ -304,6 +305,8 @@ fn test_parts(tool: Arc<str>, key: CallKey, arguments: Arc<Value>) -> ToolContex
         cancellation: CancellationToken::new(),
         progress: Box::new(|_| {}),
         variables: Arc::default(),
+        max_result_bytes: Limits::default().max_result_bytes,
+        references: None,
     }
 }
 

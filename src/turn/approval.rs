@@ -65,7 +65,7 @@ impl Turn {
         if first.is_none() && pending.is_none() {
             return Err(ApprovalError::NotAsked);
         }
-        if call.is_some_and(|call| !decision.matches_arguments(&call.call)) {
+        if call.is_some_and(|call| !decision.is_about(&arguments_sha256(&call.call))) {
             return Err(ApprovalError::Stale);
         }
         if let Some(first) = first {
@@ -251,11 +251,9 @@ fn approval_request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
 }
 
 impl ApprovalDecision {
-    /// Returns whether the decision is about the arguments of this call.
-    #[must_use]
-    #[doc(hidden)]
-    pub fn matches_arguments(&self, call: &ToolCall) -> bool {
-        self.arguments_sha256.eq_ignore_ascii_case(&arguments_sha256(call))
+    /// Returns whether the decision is about arguments with this hash.
+    pub(crate) fn is_about(&self, arguments_sha256: &str) -> bool {
+        self.arguments_sha256.eq_ignore_ascii_case(arguments_sha256)
     }
 
     /// Compares a repeated decision with the first one.

@@ -24,6 +24,8 @@ pub(super) enum CallPhase {
     Open,
     /// The arguments are complete. The call is not admitted yet.
     Sealed,
+    /// The call is sealed and waits for the values of the references in its arguments.
+    AwaitingReferences,
     /// The call is admitted and waits for its ticket or a permit.
     Ready,
     /// The call copies the outcome of an identical call.
@@ -67,6 +69,8 @@ pub(super) struct RecordedTimes {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct TurnCall {
     pub(super) call: ToolCall,
+    /// The arguments as the model made them, if values of references were put into those of `call`.
+    pub(super) made: Option<Arc<Value>>,
     /// The tool, or `None` if no tool has the name.
     pub(super) tool: Option<Arc<ToolSpec>>,
     pub(super) phase: CallPhase,
@@ -116,6 +120,7 @@ impl TurnCall {
                 raw: None,
                 indirect: false,
             },
+            made: None,
             tool,
             phase: CallPhase::Open,
             is_excess: false,
@@ -162,6 +167,12 @@ impl TurnCall {
 
     pub(super) fn key(&self) -> CallKey {
         self.call.key
+    }
+
+    /// Returns the call for the message of its response: with the arguments as the model made them.
+    pub(super) fn recorded(&self) -> ToolCall {
+        let arguments = self.made.as_ref().unwrap_or(&self.call.arguments);
+        ToolCall { arguments: Arc::clone(arguments), ..self.call.clone() }
     }
 
     pub(super) fn label(&self) -> CallLabel {
@@ -217,6 +228,7 @@ impl TurnCall {
             snapshot: self.snapshot.clone(),
             is_early: self.early,
             is_rerun: self.notes.conflict,
+            arguments: self.made.as_ref().map(|_| Arc::clone(&self.call.arguments)),
         }
     }
 
@@ -237,6 +249,7 @@ impl TurnCall {
             CallPhase::AwaitingReview { .. } => Some(ApprovalPhase::After),
             CallPhase::Open
             | CallPhase::Sealed
+            | CallPhase::AwaitingReferences
             | CallPhase::Ready
             | CallPhase::Duplicate { .. }
             | CallPhase::AwaitingPermit { .. }
@@ -275,7 +288,7 @@ impl TurnCall {
         let RecordedTimes { started, wait, duration } =
             self.recorded.unwrap_or_else(|| self.times(began, *at));
         Some(ToolResult {
-            call: self.call.clone(),
+            call: self.recorded(),
             outcome: outcome.clone(),
             notes: self.notes.clone(),
             started,

@@ -2,7 +2,10 @@
 //! the calls.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
+
+use serde_json::Value;
 
 use crate::types::{CallKey, ToolOutcome, VariableName, VariablesUse};
 
@@ -27,6 +30,8 @@ pub struct CallStartState {
     pub(super) is_early: bool,
     /// True if it runs again because of a conflict.
     pub(super) is_rerun: bool,
+    /// Its arguments, if they have values of references.
+    pub(super) arguments: Option<Arc<Value>>,
 }
 
 /// The calls of a turn that its tool supervisor has started, when the turn is resumed under the

@@ -9,6 +9,7 @@ mod inputs;
 mod limits;
 mod provider;
 mod recovery;
+mod references;
 mod replays;
 mod retries;
 mod runs;

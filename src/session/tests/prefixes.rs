@@ -289,8 +289,9 @@ impl Life {
                     TurnAction::Disconnect | TurnAction::Abort(_) => {}
                     TurnAction::ReduceContext(_)
                     | TurnAction::RequestToolPermit { .. }
-                    | TurnAction::ReleaseToolPermit(_) => {
-                        panic!("no tool of the script has a permit")
+                    | TurnAction::ReleaseToolPermit(_)
+                    | TurnAction::ReadReferences { .. } => {
+                        panic!("no call of the script needs a permit or has references")
                     }
                 },
             }
@@ -300,6 +301,7 @@ impl Life {
         batch.into_iter().for_each(|record| self.append(record));
         if let Some(record) = committed {
             assert!(self.session.handle_turn_committed(&record));
+            self.session.handle_commit_recorded(record.number, self.log.last().unwrap().seq);
             let usage = record.usage;
             self.calls.extend(record.results.into_iter().map(|result| (usage, result)));
             return true;

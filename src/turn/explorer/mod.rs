@@ -7,6 +7,7 @@ mod budgets;
 mod crash;
 mod invariants;
 mod random_walks;
+mod references;
 mod tool_permits;
 mod variables;
 mod world;

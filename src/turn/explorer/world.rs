@@ -1,8 +1,10 @@
 //! The simulated environment of a turn, and the actions that are possible in it.
 
 use super::approvals::ApprovalId;
+use super::references;
 use super::variables::{CallStartSnapshot, run_tool};
 use super::*;
+use crate::context::has_references;
 use crate::types::Verdict;
 
 /// The time that passes while an approval is pending.
@@ -21,6 +23,8 @@ pub(super) struct World {
     pub(super) awaiting_permit: BTreeSet<CallKey>,
     /// The calls that hold a permit of their tool and were not started.
     pub(super) holding_permit: BTreeSet<CallKey>,
+    /// The calls that wait for the values of their references.
+    pub(super) awaiting_references: BTreeSet<CallKey>,
     pub(super) ever_started: BTreeSet<CallKey>,
     /// The answers of the tools whose calls ran since the last crash.
     pub(super) tool_outcomes: BTreeMap<CallKey, ToolOutcome>,
@@ -67,6 +71,8 @@ pub(super) enum Action {
     Close,
     Break,
     PermitReply(CallKey, PermitReply),
+    /// The values of a call's references were read, or could not be.
+    ReadReferences(CallKey, bool),
     EndCall(CallKey, ToolStatus),
     /// All records become durable.
     MakeDurable,
@@ -97,6 +103,7 @@ impl World {
             running: BTreeSet::new(),
             awaiting_permit: BTreeSet::new(),
             holding_permit: BTreeSet::new(),
+            awaiting_references: BTreeSet::new(),
             ever_started: BTreeSet::new(),
             tool_outcomes: BTreeMap::new(),
             started_effects: Vec::new(),
@@ -151,6 +158,12 @@ impl World {
                 actions.push(Action::PermitReply(*key, PermitReply::Granted));
             } else {
                 actions.push(Action::PermitReply(*key, PermitReply::Waiting));
+            }
+        }
+        for key in &self.awaiting_references {
+            actions.push(Action::ReadReferences(*key, true));
+            if scenario.failures {
+                actions.push(Action::ReadReferences(*key, false));
             }
         }
         if self.durable < self.log.len() as u64 {
@@ -233,6 +246,10 @@ impl World {
                     self.holding_permit.insert(key);
                 }
                 self.turn.handle_tool_permit(now, key, reply);
+            }
+            Action::ReadReferences(key, is_read) => {
+                self.awaiting_references.remove(&key);
+                self.turn.handle_references(now, key, references::values(is_read));
             }
             Action::MakeDurable => self.make_durable(),
             Action::Timeout => {
@@ -324,6 +341,10 @@ impl World {
             self.turn.handle_tool_permit(self.now, *key, PermitReply::Granted);
             assert_eq!(self.turn.poll(), None, "a permit that no call waits for had an effect");
         }
+        for key in keys.iter().filter(|key| !self.awaiting_references.contains(key)) {
+            self.turn.handle_references(self.now, *key, references::values(true));
+            assert_eq!(self.turn.poll(), None, "values that no call waits for had an effect");
+        }
         let is_awaiting_response = self.turn.stage == TurnStage::AwaitingResponse;
         let after =
             (self.turn.effects.records(), self.turn.effects.deferred().len(), is_awaiting_response);
@@ -393,6 +414,10 @@ impl World {
             Effect::Perform(TurnAction::Disconnect) => {
                 assert!(self.delivered_deltas.take().is_some(), "no exchange to disconnect");
             }
+            Effect::Perform(TurnAction::ReadReferences { key, references, .. }) => {
+                assert_eq!(references, references::references());
+                assert!(self.awaiting_references.insert(key), "{key} requests its values twice");
+            }
             Effect::Perform(TurnAction::RequestToolPermit { key, tool }) => {
                 self.check_permit_request(key, &tool, scenario)
             }
@@ -407,6 +432,7 @@ impl World {
                 state,
                 ..
             })) => {
+                assert!(!has_references(&call.arguments), "a tool was given a reference");
                 self.check_start(&call.key, scenario);
                 if scenario.owner_deaths > 0 {
                     let started = StartedCall { state, elapsed: Duration::ZERO, completion: None };

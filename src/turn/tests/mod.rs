@@ -8,6 +8,7 @@ mod differential;
 mod edge_cases;
 mod fallbacks;
 mod interactions;
+mod references;
 mod response_content;
 mod response_end;
 mod search;
@@ -30,8 +31,8 @@ use crate::event::Event;
 use crate::record::{Record, StopMode};
 use crate::response::ExchangeEnd;
 use crate::types::{
-    CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
-    ToolStatus, VariablesUse, WriteSet,
+    CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, Reference,
+    ToolOutcome, ToolStatus, VariablesUse, WriteSet,
 };
 use crate::wire::{CallDelta, Delta};
 
@@ -42,6 +43,10 @@ struct Driver {
     records: u64,
     log: Log,
     started: Vec<String>,
+    /// The arguments of the started calls, in the same order.
+    started_arguments: Vec<Arc<serde_json::Value>>,
+    /// The references whose values calls wait for.
+    references_requested: Vec<(u32, BTreeSet<Reference>)>,
     /// The snapshots of the started calls, in the same order.
     snapshots: Vec<Variables>,
     aborted: Vec<u32>,
@@ -58,6 +63,8 @@ struct Driver {
 struct Log {
     spec: TurnSpec,
     records: Vec<Record>,
+    /// The records of the session before those of the turn.
+    before: Vec<Record>,
     /// True if the records are replayed.
     is_replayed: bool,
 }
@@ -79,7 +86,7 @@ impl std::ops::DerefMut for Log {
 impl Drop for Log {
     fn drop(&mut self) {
         if self.is_replayed && !std::thread::panicking() {
-            super::replay::check(&self.spec, &self.records);
+            super::replay::check(&self.spec, &self.before, &self.records);
         }
     }
 }
@@ -87,11 +94,18 @@ impl Drop for Log {
 impl Driver {
     fn new(spec: TurnSpec) -> Self {
         let mut driver = Self {
-            log: Log { spec: spec.clone(), records: Vec::new(), is_replayed: true },
+            log: Log {
+                spec: spec.clone(),
+                records: Vec::new(),
+                before: Vec::new(),
+                is_replayed: true,
+            },
             turn: Turn::new(spec),
             now: Duration::ZERO,
             records: 0,
             started: Vec::new(),
+            started_arguments: Vec::new(),
+            references_requested: Vec::new(),
             snapshots: Vec::new(),
             aborted: Vec::new(),
             permits_requested: Vec::new(),
@@ -137,7 +151,11 @@ impl Driver {
             TurnAction::Disconnect => self.disconnects += 1,
             TurnAction::Start(start) => {
                 self.snapshots.push(start.variables);
+                self.started_arguments.push(start.call.arguments);
                 self.started.push(format!("{}#{}", start.call.name, start.call.key.index));
+            }
+            TurnAction::ReadReferences { key, references, .. } => {
+                self.references_requested.push((key.index, references));
             }
             TurnAction::RequestToolPermit { key, .. } => self.permits_requested.push(key.index),
             TurnAction::ReleaseToolPermit(key) => self.permits_released.push(key.index),
