@@ -124,7 +124,7 @@ pub use runtime::{
     ApprovalQuestion, CallReport, CurrentRun, ErrorKind, Host, HostCounts, HostError, OpenSession,
     PendingApproval, QueuedInput, ReportFuture, RunEvent, RunFailed, RunReport, RunRequest,
     SessionHandle, SessionQuery, SessionSnapshot, SessionState, SessionSummary, StartedRun,
-    StatsReport, ToolListChange,
+    StatsReport, StoredResult, ToolListChange,
 };
 pub use telemetry::histogram_bounds;
 #[doc(hidden)]

@@ -202,7 +202,7 @@ async fn a_run_may_lower_its_agents_limits() {
         "max_result_bytes": 5});
     let (report, _) = run_with(&world, json!({"limits": limits})).await;
     assert_eq!((report.run_end, report.calls.len()), (RunEnd::Budget, 1));
-    let expected_result = "done \n[the result is cut here: 5 of 6 bytes are shown]\n\n\
+    let expected_result = "done\n[1 of 6 bytes are left out here; the whole result is $VAR_REF{{t1a1c0}}]\na\n\n\
                  [callsheet: 0 of 1 tool calls are left]";
     assert_eq!(last_result(&world, 1), expected_result, "a note comes after the cut");
     assert_session_continues(&world).await;

@@ -51,7 +51,8 @@ async fn limits_tools_and_stream_are_overridden_for_one_run_only() {
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
     let requests = world.requests();
     let tools = |at: usize| requests[at].body["tools"].as_array().map_or(0, Vec::len);
-    assert_eq!((tools(0), tools(2)), (1, 7));
+    // Each request also has `read_var`.
+    assert_eq!((tools(0), tools(2)), (2, 8));
     assert_ne!(requests[0].body["stream"], true);
     assert_eq!(requests[2].body["stream"], true);
 }
@@ -84,7 +85,7 @@ async fn a_run_may_exceed_its_agent_only_if_overrides_may_raise() {
     let more = json!({"execution": "parallel:5", "tools": ["*"], "limits": {"max_turns": 0}});
     let report = within(world.session.run(request_with(more))).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Answered);
-    assert_eq!(world.requests()[0].body["tools"].as_array().map(Vec::len), Some(7));
+    assert_eq!(world.requests()[0].body["tools"].as_array().map(Vec::len), Some(8));
 }
 
 #[tokio::test]

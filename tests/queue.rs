@@ -116,7 +116,8 @@ async fn overrides_apply_only_to_their_queued_run() {
         within(run.report).await.expect("a report");
     }
     let tools = world.requests().into_iter().map(|r| r.body["tools"].as_array().map(Vec::len));
-    assert_eq!(tools.collect::<Vec<_>>(), [Some(7), Some(1), Some(7)]);
+    // Each request also has `read_var`.
+    assert_eq!(tools.collect::<Vec<_>>(), [Some(8), Some(2), Some(8)]);
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::tokens::estimate_message;
 use crate::message::{Message, ResponseMessage, ResultContent};
 use crate::record::ContextChange;
-use crate::types::{CallKey, Content, ToolCall, one_line};
+use crate::types::{CallKey, Content, READ_VAR, Reference, ToolCall, one_line};
 
 /// The beginning of each log block of a formatted run.
 const LOG_MARK: &str = "[Tool Execution Log]";
@@ -23,8 +23,6 @@ const LOG_CHARS_MAX: usize = 200;
 const LOG_CALLS_MAX: usize = 100;
 /// The member of a result's metadata that says that the result is cleared.
 const CLEARED: &str = "cleared";
-/// The tool whose results are parts of other results.
-const READ_VAR: &str = "read_var";
 
 /// The request for a summary, as the last message of the user. Its sections are those that a later summary
 /// updates.
@@ -287,7 +285,7 @@ fn cleared(message: &Message, key: CallKey, references: bool) -> Message {
 }
 
 fn reference(key: CallKey) -> String {
-    format!("$VAR_REF{{{{{key}}}}}")
+    Reference::Result(key).to_string()
 }
 
 /// Returns the block for the model at the beginning of a formatted run.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::initial_history::InitialHistory;
 use super::pairing::{are_paired, repair_pairing};
+use super::result_cut::{ResultCut, model_content};
 use super::tokens::estimate_message;
-use crate::message::{Message, MessageList, ResultContent};
+use crate::message::{Message, MessageList};
 use crate::record::ResponseMessage;
 use crate::types::{
-    CallKey, Content, ContentPart, ResultNotes, ToolCall, ToolOutcome, ToolResult,
-    floor_char_boundary, metadata,
+    CallKey, Content, Reference, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata,
 };
 
 /// The messages of a session, with the results of each turn in call order. Clones share the
@@ -113,16 +113,16 @@ impl History {
         self.add_pending_inputs();
     }
 
-    /// Commits a turn: adds its message, one result for each call, and the pending inputs. A result
-    /// is shortened to `max_result_bytes`.
+    /// Commits a turn: adds its message, one result for each call, and the pending inputs. A long result
+    /// is cut.
     pub fn commit(
         &mut self,
         turn: u32,
         message: Option<&Arc<ResponseMessage>>,
         results: &[ToolResult],
-        max_result_bytes: usize,
+        cut: ResultCut,
     ) {
-        self.commit_turn(turn, message, max_result_bytes, |key| {
+        self.commit_turn(turn, message, cut, |key| {
             let result = results.iter().find(|result| result.call.key == key)?;
             Some((&result.outcome, &result.notes))
         });
@@ -236,14 +236,14 @@ impl History {
         &mut self,
         turn: u32,
         message: Option<&Arc<ResponseMessage>>,
-        max_result_bytes: usize,
+        cut: ResultCut,
         result_of: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
         self.turns = self.turns.max(turn);
         self.has_note = false;
         self.initial_calls = None;
         if let Some(message) = message.filter(|message| !message.is_blank()) {
-            self.push_response(message, max_result_bytes, result_of);
+            self.push_response(message, cut, result_of);
         }
         self.check_pairing();
         self.add_pending_inputs();
@@ -252,7 +252,7 @@ impl History {
     fn push_response<'a>(
         &mut self,
         message: &Arc<ResponseMessage>,
-        max_result_bytes: usize,
+        cut: ResultCut,
         result_of: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
         self.count_calls(&message.calls);
@@ -265,7 +265,7 @@ impl History {
             self.messages.push(Message::Tool {
                 call_id: call.id.clone(),
                 name: call.name.clone(),
-                content: model_content(outcome, max_result_bytes),
+                content: model_content(outcome, cut, &Reference::Result(call.key)),
                 metadata: metadata(outcome, notes),
             });
         }
@@ -311,41 +311,13 @@ fn as_made(message: &Arc<ResponseMessage>) -> Arc<ResponseMessage> {
     Arc::new(ResponseMessage { calls, ..ResponseMessage::clone(message) })
 }
 
-/// Returns the result of a call for the model.
-fn model_content(outcome: &ToolOutcome, bytes_max: usize) -> ResultContent {
-    let bytes_max = outcome.shown_bytes_max(bytes_max);
-    let text = shorten(&outcome.content, bytes_max);
-    let Some(full) = outcome.full.as_ref().filter(|full| full.has_image()) else {
-        return text.into();
-    };
-    let mut bytes_left = bytes_max;
-    let parts = full.model_parts().map(|part| match part {
-        ContentPart::Text(text) => {
-            let shortened = shorten(&text.into(), bytes_left);
-            bytes_left = bytes_left.saturating_sub(shortened.len());
-            ContentPart::Text(shortened.to_string())
-        }
-        image @ ContentPart::Image(_) => image,
-    });
-    let parts: Vec<ContentPart> = parts.collect();
-    ResultContent::with_images(text, parts.into())
-}
-
-/// Returns the part of a result for the model, with a note about the full size.
-fn shorten(content: &Arc<str>, bytes_max: usize) -> Arc<str> {
-    if content.len() <= bytes_max {
-        return Arc::clone(content);
-    }
-    let (kept, _) = content.split_at(floor_char_boundary(content, bytes_max));
-    let (bytes, total) = (kept.len(), content.len());
-    format!("{kept}\n[the result is cut here: {bytes} of {total} bytes are shown]").into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::types::WriteSet;
     use std::time::Duration;
+
+    const CUT: ResultCut = ResultCut { bytes_max: 1024, references: true };
 
     fn call(index: u32) -> ToolCall {
         ToolCall {
@@ -376,18 +348,11 @@ mod tests {
         let message =
             Arc::new(ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() });
         let mut history = History::new();
-        history.commit(1, Some(&message), &[result(call(0), "eight")], 1024);
+        history.commit(1, Some(&message), &[result(call(0), "eight")], CUT);
         history.add_note("[callsheet: 1]");
         history.add_note("[callsheet: 2]");
         let last = serde_json::to_value(&history.messages()[1]).unwrap();
         assert_eq!(last["content"], "eight\n\n[callsheet: 1]\n[callsheet: 2]");
-    }
-
-    #[test]
-    fn a_long_result_is_truncated() {
-        let shorten = |bytes_max| shorten(&"été".into(), bytes_max);
-        assert_eq!(&*shorten(5), "été");
-        assert_eq!(&*shorten(4), "ét\n[the result is cut here: 3 of 5 bytes are shown]");
     }
 
     #[test]
@@ -398,7 +363,7 @@ mod tests {
         let calls = ids.map(|id| ToolCall { id: id.into(), ..call(0) });
         let message =
             Arc::new(ResponseMessage { calls: calls.into(), ..ResponseMessage::default() });
-        history.commit(1, Some(&message), &[], 10);
+        history.commit(1, Some(&message), &[], CUT);
         assert_eq!(*history.used_call_ids(), BTreeSet::from(["call_4_3".to_owned()]));
     }
 
@@ -413,7 +378,7 @@ mod tests {
                     calls: vec![call.clone()],
                     ..ResponseMessage::default()
                 });
-                history.commit(turn, Some(&message), &[result(call, "noon")], 1024);
+                history.commit(turn, Some(&message), &[result(call, "noon")], CUT);
                 history.steer(turn, "And on.".into());
             }
             assert_eq!(history.split().1.len(), 0, "all messages are checked");
@@ -437,7 +402,7 @@ mod tests {
         });
         let mut history = History::new();
         history.begin_run("Go on.".into());
-        history.commit(1, Some(&message), &[result(call(1), "noon")], 1024);
+        history.commit(1, Some(&message), &[result(call(1), "noon")], CUT);
         for after in 2..4 {
             let (sent, repairs) = history.request_messages();
             assert_eq!((sent.len(), repairs), (2 + after, 1));
@@ -449,7 +414,7 @@ mod tests {
     #[test]
     fn a_turn_with_an_empty_response_adds_no_message() {
         let mut history = History::new();
-        history.commit(3, Some(&Arc::default()), &[], 10);
+        history.commit(3, Some(&Arc::default()), &[], CUT);
         assert_eq!((history.messages().len(), history.turns()), (0, 3));
     }
 
@@ -460,9 +425,9 @@ mod tests {
         let called =
             Arc::new(ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() });
         let mut history = History::new();
-        history.commit(1, Some(&text_only), &[], 10);
-        history.commit(2, Some(&called), &[result(call(0), "")], 10);
-        history.commit(3, Some(&text_only), &[], 10);
+        history.commit(1, Some(&text_only), &[], CUT);
+        history.commit(2, Some(&called), &[result(call(0), "")], CUT);
+        history.commit(3, Some(&text_only), &[], CUT);
         assert_eq!((history.turns(), history.turns_with_calls()), (3, 1));
     }
 }

@@ -1,7 +1,7 @@
 //! A configured agent with its models and tools.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use super::error::HostError;
 use super::gauge::Gauge;
@@ -18,13 +18,13 @@ use crate::message::{Message, MessageList};
 use crate::session::RunTerms;
 use crate::telemetry::Telemetry;
 use crate::tool::{
-    FrozenList, RESERVED_NAMES, RegisteredKind, RegisteredTool, Tool, ToolDescription,
+    FrozenList, RESERVED_NAMES, ReadVar, RegisteredKind, RegisteredTool, Tool, ToolDescription,
     ToolRegistry, ToolServer, ToolSpec, find_tools, use_tool_spec,
 };
 #[cfg(feature = "server")]
 use crate::tool::{ListedTool, definition_tokens, list_tools};
 use crate::turn::TurnRules;
-use crate::types::{Secrets, Wire};
+use crate::types::{READ_VAR, Secrets, Wire};
 use crate::wire::{ToolChoice, ToolDefinition};
 
 /// The number of tools above which `tool_loading = "auto"` offers them by a search.
@@ -79,7 +79,8 @@ impl Agent {
     ) -> Self {
         let tools = matching_tools(registry.iter(), &agent.tools);
         let search = needs_search(agent.tool_loading, &tools, &agent.tools);
-        let (tools, definitions) = offer(tools, &agent.tools, search);
+        let offering = Offering { search, references: agent.context.references };
+        let (tools, definitions) = offer(tools, &agent.tools, offering);
         let plans = models.plans(None);
         let blank = ModelRequest {
             system: Some(agent.system.clone()).filter(|system| !system.is_empty()),
@@ -149,8 +150,8 @@ impl Agent {
             }
             Some(names) => {
                 let patterns: Vec<_> = names.iter().map(ToolPattern::new).collect();
-                let (tools, definitions) =
-                    offer(self.subset(&patterns)?, &patterns, self.rules.search);
+                let offering = Offering::of(own);
+                let (tools, definitions) = offer(self.subset(&patterns)?, &patterns, offering);
                 let found = found_names(&tools, &patterns, own.search);
                 (Arc::new(tools), definitions, found)
             }
@@ -205,7 +206,8 @@ impl Agent {
     /// Returns the agent's patterns that match none of its tools.
     pub(super) fn unmatched_patterns(&self) -> Vec<String> {
         let matches = |pattern: &&ToolPattern| {
-            pattern.text == "*" || self.tools.keys().any(|name| pattern.matches(name))
+            let mut own = self.own_names();
+            pattern.text == "*" || own.any(|name| pattern.matches(name))
         };
         let unmatched = self.patterns.iter().filter(|pattern| !matches(pattern));
         unmatched.map(|pattern| pattern.text.clone()).collect()
@@ -229,6 +231,11 @@ impl Agent {
         let mut tools = BTreeMap::clone(&self.tools);
         tools.retain(|name, _| !RESERVED_NAMES.contains(&&**name));
         tools
+    }
+
+    /// Returns the names of the tools that it may call, without those of the host itself.
+    fn own_names(&self) -> impl Iterator<Item = &str> {
+        self.tools.keys().map(String::as_str).filter(|name| !RESERVED_NAMES.contains(name))
     }
 
     /// Returns the agent with these tools of servers. Leaves out those that cannot be made, such as those
@@ -287,7 +294,8 @@ impl Agent {
                 offered.insert(name, tool.clone());
             }
         }
-        let (tools, definitions) = offer(offered, &self.patterns, search);
+        let offering = Offering { search, ..Offering::of(&self.rules) };
+        let (tools, definitions) = offer(offered, &self.patterns, offering);
         let blank = ModelRequest { tools: definitions, ..self.blank.clone() };
         let rules = TurnRules {
             tools: specs(&tools),
@@ -345,13 +353,13 @@ impl Agent {
             }) {
                 continue;
             }
-            let is_own = self.tools.keys().any(|name| pattern.matches(name));
+            let is_own = self.own_names().any(|name| pattern.matches(name));
             let is_known = self.registry.iter().any(|(name, _)| pattern.matches(name));
             if !is_known {
                 return Err(HostError::UnknownTool(pattern.text.clone()));
             }
             if !is_own && !self.allow_overrides {
-                let highest = self.tools.keys().cloned().collect::<Vec<_>>().join(", ");
+                let highest = self.own_names().collect::<Vec<_>>().join(", ");
                 return Err(OverrideTooHigh {
                     key: "tools",
                     requested: pattern.text.clone(),
@@ -490,7 +498,8 @@ fn needs_search<T>(
 /// Returns whether a tool is found by a search, if there is one: only patterns for several tools match it.
 fn is_searched(name: &str, patterns: &[ToolPattern]) -> bool {
     let mut matching = patterns.iter().filter(|pattern| pattern.matches(name)).peekable();
-    matching.peek().is_some() && matching.all(|pattern| !pattern.is_name())
+    let is_own = RESERVED_NAMES.contains(&name);
+    !is_own && matching.peek().is_some() && matching.all(|pattern| !pattern.is_name())
 }
 
 /// Returns the names of the tools that are only found by a search.
@@ -503,12 +512,31 @@ fn found_names(
     Arc::new(found.cloned().collect())
 }
 
+/// The tools of the host itself that an agent offers.
+#[derive(Clone, Copy, Debug)]
+struct Offering {
+    /// `find_tools` and `use_tool`.
+    search: bool,
+    /// `read_var`.
+    references: bool,
+}
+
+impl Offering {
+    fn of(rules: &TurnRules) -> Self {
+        Self { search: rules.search, references: rules.context.references }
+    }
+}
+
 /// Returns the tools that may be called, and the definitions for the model, sorted by name.
 fn offer(
     mut tools: BTreeMap<String, RegisteredTool>,
     patterns: &[ToolPattern],
-    search: bool,
+    Offering { search, references }: Offering,
 ) -> (BTreeMap<String, RegisteredTool>, Arc<[ToolDefinition]>) {
+    static READ_VAR_TOOL: LazyLock<RegisteredTool> = LazyLock::new(|| RegisteredTool::own(ReadVar));
+    if references {
+        tools.insert(READ_VAR.to_owned(), READ_VAR_TOOL.clone());
+    }
     if !search {
         let definitions = tools.values().map(|tool| definition(&tool.spec)).collect();
         return (tools, definitions);

@@ -98,6 +98,9 @@ pub enum HostError {
         /// The position of the last record.
         last: Seq,
     },
+    /// The session has no such result.
+    #[error("the session has no result {0}")]
+    NoSuchResult(String),
     /// The run waits for a manual resume.
     #[error("the run was interrupted and waits to be resumed or stopped")]
     Suspended,
@@ -183,6 +186,7 @@ impl HostError {
             | Self::KeyReused => ErrorKind::InvalidRequest,
             Self::NoSuchSession(_)
             | Self::NoSuchRecord { .. }
+            | Self::NoSuchResult(_)
             | Self::UnknownEventId { .. }
             | Self::Approval(ApprovalError::NotAsked)
             | Self::SessionClosed => ErrorKind::NotFound,
@@ -234,6 +238,7 @@ impl HostError {
             Self::Approval(ApprovalError::Content(_)) => "invalid_content",
             Self::NoSuchSession(_) => "no_such_session",
             Self::NoSuchRecord { .. } => "no_such_record",
+            Self::NoSuchResult(_) => "no_such_result",
             Self::Suspended => "run_suspended",
             Self::NotSuspended => "not_suspended",
             Self::NothingToCompact => "nothing_to_compact",

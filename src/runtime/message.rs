@@ -22,19 +22,19 @@ use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
 use super::tool_limiter::CallPermit;
 use super::tool_servers::FrozenTools;
-use crate::context::Variables;
+use crate::context::{ReferenceValues, Variables};
 use crate::event::{ApprovalRequest, ServerToolsChange, ToolListChange};
 use crate::journal::JournalError;
 use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
-use crate::session::SummaryReply;
+use crate::session::{RecordRange, SummaryReply};
 use crate::tool::{Extensions, ToolServer};
 use crate::turn::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason, PermitReply,
     StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
 };
 use crate::types::{
-    Answer, CallKey, Content, ProviderError, Question, RunId, RunTrace, ToolCall, TraceContext,
+    Answer, CallKey, Content, ProviderError, Question, Reference, ReferenceError, RunId, RunTrace, ToolCall, TraceContext,
 };
 use crate::wire::Delta;
 
@@ -91,8 +91,10 @@ pub(super) enum SessionMessage {
     Snapshot { reply: RpcReplyPort<SessionSnapshot> },
     /// Stop the run, then close the session and delete its records.
     Close { reply: RpcReplyPort<Result<(), HostError>> },
-    /// A turn was committed. Counts only if it comes from the run's current actors.
-    TurnCommitted { epoch: u64, record: Box<TurnRecord> },
+    /// Return the records that hold the value of a reference.
+    Locate { reference: Reference, reply: RpcReplyPort<Result<RecordRange, ReferenceError>> },
+    /// A turn was committed by the record `seq`. Counts only if it comes from the run's current actors.
+    TurnCommitted { epoch: u64, record: Box<TurnRecord>, seq: Seq },
     /// The pending approvals changed. `only_waits`: the turn waits for nothing else.
     ApprovalsChanged { epoch: u64, approvals: Vec<ApprovalRequest>, only_waits: bool },
     /// The rebuilt turn has reported everything that its records contain.
@@ -189,6 +191,8 @@ pub(super) enum AccumulatorMessage {
     QuestionAsked { key: CallKey, number: u32, question: Arc<Question> },
     /// The tool does not wait for the answer to its question any longer.
     QuestionWithdrawn { key: CallKey, number: u32 },
+    /// The values of the references of a call were read.
+    ReferencesRead { key: CallKey, values: Result<ReferenceValues, ReferenceError> },
     /// Calls have ended. Their completions are in the accumulator's [`CompletionQueue`].
     ToolsFinished,
     /// Stop: the tool supervisor has ended and no other turn begins.

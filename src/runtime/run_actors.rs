@@ -5,11 +5,12 @@ use std::sync::Arc;
 use ractor::{Actor, ActorCell, ActorId, ActorRef, ActorStatus, SpawnErr};
 
 use super::accumulator::{AccumulatorActor, AccumulatorSetup};
-use super::host_state::HostState;
+use super::host_ref::HostRef;
 use super::message::{
     AccumulatorRef, SessionMessage, StreamMessage, ToolSupervisorMessage, ToolSupervisorRef,
 };
 use super::publish::Publisher;
+use super::references::SessionReferences;
 use super::stream::{StreamActor, StreamSetup};
 use super::supervisor::{ToolSupervisor, ToolSupervisorSetup};
 use crate::journal::SessionLog;
@@ -29,10 +30,17 @@ impl RunActors {
         epoch: u64,
         log: &Arc<SessionLog>,
         publisher: &Publisher,
-        host: &HostState,
+        link: &HostRef,
         supervisor: Option<ToolSupervisorRef>,
     ) -> Result<Self, SpawnErr> {
+        let host = &link.shared;
         let (cell, gauges) = (session.get_cell(), &host.gauges);
+        let references = Arc::new(SessionReferences {
+            id: publisher.session().clone(),
+            session: session.clone(),
+            log: Arc::clone(log),
+            link: link.clone(),
+        });
         let setup = StreamSetup { session: session.get_id(), gauges: gauges.clone() };
         let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, cell.clone()).await?;
         let supervisor = match supervisor {
@@ -45,6 +53,7 @@ impl RunActors {
                     tool_limiters: host.tool_limiters.clone(),
                     gauges: gauges.clone(),
                     secrets: host.secrets.clone(),
+                    references: Arc::clone(&references),
                 };
                 Actor::spawn_linked(None, ToolSupervisor, setup, cell.clone()).await?.0
             }
@@ -55,6 +64,7 @@ impl RunActors {
             stream: stream.clone(),
             supervisor: supervisor.clone(),
             log: Arc::clone(log),
+            references,
             publisher: publisher.clone(),
             tool_limiters: host.tool_limiters.clone(),
             gauges: gauges.clone(),

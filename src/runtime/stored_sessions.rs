@@ -124,11 +124,12 @@ pub(super) async fn decided(
         is_meant.then_some(*verdict)
     });
     let Some(given) = given else { return Err(ApprovalError::NotAsked.into()) };
-    let call = records().find_map(|record| {
-        let Record::ResponseEnded { message, .. } = record else { return None };
-        message.calls.iter().find(|call| call.key == key)
+    // The arguments of the request have the values of references.
+    let mut requests = records().filter_map(|record| {
+        let Record::ApprovalAsked { request } = record else { return None };
+        (request.call.key == key).then_some(request)
     });
-    if call.is_some_and(|call| !decision.matches_arguments(call)) {
+    if requests.next().is_some_and(|request| !decision.is_about(&request.arguments_sha256)) {
         return Err(ApprovalError::Stale.into());
     }
     Ok(decision.check_repeat(given)?)

@@ -21,6 +21,7 @@ use super::message::{
     ToolSupervisorMessage, ToolSupervisorRef,
 };
 use super::publish::Publisher;
+use super::references::SessionReferences;
 use super::task::OwnedTask;
 use super::tool::{OutcomeSlot, ToolActor, ToolSetup, failed};
 use super::tool_attempts::ToolAttempts;
@@ -32,7 +33,7 @@ use crate::tool::{
 };
 use crate::turn::{CallStartState, StartedCall, StartedCalls, StartedQuestion, ToolCompletion};
 use crate::types::{
-    Answer, CallKey, FailureKind, FullResult, Question, RunId, Secrets, SessionId, ToolOutcome,
+    Answer, CallKey, FailureKind, FullResult, Question, READ_VAR, RunId, Secrets, SessionId, ToolOutcome,
     VariablesUse, excerpt,
 };
 
@@ -56,6 +57,7 @@ pub(super) struct ToolSupervisorSetup {
     pub(super) gauges: Gauges,
     /// The secrets of the host, which are replaced in what tools return.
     pub(super) secrets: Secrets,
+    pub(super) references: Arc<SessionReferences>,
 }
 
 pub(super) struct ToolSupervisorState {
@@ -66,6 +68,7 @@ pub(super) struct ToolSupervisorState {
     tool_limiters: ToolLimiters,
     gauges: Gauges,
     secrets: Secrets,
+    references: Arc<SessionReferences>,
     running: Vec<RunningCall>,
     /// The ends of the calls of the current turn, for an accumulator that attaches later.
     ended: Vec<(CallKey, StartedCall)>,
@@ -121,8 +124,15 @@ impl Actor for ToolSupervisor {
         _: ToolSupervisorRef,
         setup: ToolSupervisorSetup,
     ) -> Result<ToolSupervisorState, ActorProcessingErr> {
-        let ToolSupervisorSetup { session, publisher, pool, tool_limiters, gauges, secrets } =
-            setup;
+        let ToolSupervisorSetup {
+            session,
+            publisher,
+            pool,
+            tool_limiters,
+            gauges,
+            secrets,
+            references,
+        } = setup;
         Ok(ToolSupervisorState {
             session,
             publisher: Arc::new(publisher),
@@ -131,6 +141,7 @@ impl Actor for ToolSupervisor {
             _counted: gauges.actors.increment(),
             gauges,
             secrets,
+            references,
             running: Vec::new(),
             ended: Vec::new(),
             accumulator: None,
@@ -259,6 +270,9 @@ impl ToolSupervisorState {
             ask: ask_callback(myself, key),
             run,
             agent: Arc::clone(&agent.name),
+            max_result_bytes: agent.limits().max_result_bytes,
+            // No other tool needs them, and a tool may keep its context beyond the session's life.
+            references: (*call.name == *READ_VAR).then(|| self.references.clone() as _),
             tool: call.name,
             key,
             arguments: call.arguments,

@@ -193,6 +193,7 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::Approval(_)
         | HostError::NoSuchSession(_)
         | HostError::NoSuchRecord { .. }
+        | HostError::NoSuchResult(_)
         | HostError::NotSuspended
         | HostError::KeyReused
         | HostError::NothingToCompact

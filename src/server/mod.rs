@@ -40,6 +40,7 @@ mod large_answer;
 mod listener;
 mod mount;
 mod operations;
+mod results;
 mod routes;
 mod runs;
 mod session_page;

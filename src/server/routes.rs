@@ -13,7 +13,7 @@ use super::large_answer::LargeAnswers;
 use super::mount::MountPath;
 use super::operations::{healthz, metrics, readyz};
 use super::state::{ApiState, AppState, ServerOptions};
-use super::{approvals, events, runs, sessions, start_page, tools};
+use super::{approvals, events, results, runs, sessions, start_page, tools};
 use crate::runtime::Host;
 
 /// A method, a path and its handler.
@@ -124,6 +124,7 @@ fn api_routes() -> Vec<Route> {
         ("POST", "/v1/sessions/{id}/tools/refresh", post(runs::refresh_tools)),
         ("POST", "/v1/sessions/{id}/compact", post(runs::compact)),
         ("POST", "/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide)),
+        ("GET", "/v1/sessions/{id}/results/{tool_id}", get(results::show)),
         ("GET", "/v1/tools", get(tools::list)),
     ]
 }

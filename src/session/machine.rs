@@ -9,8 +9,9 @@ use super::context_state::ContextState;
 use super::effect::{RecordedAt, SessionEffect, SessionRecord, TurnOrigin};
 use super::idempotency_keys::{IdempotencyKeys, RequestEffect};
 use super::open_run::{OpenRun, OpenTurn, QueuedRun, RunStage, RunTerms};
+use super::reference_index::ReferenceIndex;
 use crate::config::RunOverrides;
-use crate::context::{History, InitialHistory, Variables};
+use crate::context::{History, InitialHistory, ResultCut, Variables};
 use crate::record::{Record, StopMode};
 use crate::turn::TurnRecord;
 use crate::types::{RunId, Usage};
@@ -44,6 +45,7 @@ pub struct Session {
     pub(super) keys: IdempotencyKeys,
     pub(super) run: Option<Box<OpenRun>>,
     pub(super) context: ContextState,
+    pub(super) references: ReferenceIndex,
     /// The SHA-256 of the frozen list of the tools that servers offer.
     pub(super) frozen_tools: Option<Arc<str>>,
     /// The list was requested and has not arrived.
@@ -91,6 +93,7 @@ impl Session {
             keys: IdempotencyKeys::default(),
             run: None,
             context: ContextState::default(),
+            references: ReferenceIndex::default(),
             frozen_tools: None,
             waits_for_tools: false,
             suspended: false,
@@ -168,7 +171,7 @@ impl Session {
 
     /// Changes the state by a record: one that was just appended, or one of the journal.
     ///
-    /// A `TurnCommitted` changes nothing by itself, see [`Session`].
+    /// A `TurnCommitted` does not change the history by itself, see [`Session`].
     ///
     /// # Errors
     /// If the record contradicts the ones before it.
@@ -253,6 +256,7 @@ impl Session {
                 }
                 let first_message = run.first_message;
                 self.run = None;
+                self.references.add_run_end(run_id, at.seq);
                 self.waits_for_tools = false;
                 self.history.end_run();
                 self.note_ended_run(run_id.clone(), first_message);
@@ -270,9 +274,13 @@ impl Session {
                 self.learn_window(error);
                 self.apply_turn_record(*turn)?;
             }
-            Record::AttemptStarted { turn, .. }
-            | Record::ResponseEnded { turn, .. }
-            | Record::TurnCommitted { turn, .. } => self.apply_turn_record(*turn)?,
+            Record::AttemptStarted { turn, .. } | Record::ResponseEnded { turn, .. } => {
+                self.apply_turn_record(*turn)?
+            }
+            Record::TurnCommitted { turn, .. } => {
+                self.apply_turn_record(*turn)?;
+                self.references.add_commit(*turn, at.seq);
+            }
             Record::CallIntended { call, .. } => self.apply_turn_record(call.key.turn)?,
             Record::CallEnded { call, .. } => self.apply_turn_record(call.key.turn)?,
             Record::CallReported { key, .. } | Record::ApprovalGiven { key, .. } => {
@@ -290,11 +298,15 @@ impl Session {
         if run.turn().is_none() || record.number != self.turn {
             return false;
         }
-        let (message, bytes_max) = (record.message.as_ref(), run.terms.limits.max_result_bytes);
+        let message = record.message.as_ref();
+        let cut = ResultCut {
+            bytes_max: run.terms.limits.max_result_bytes,
+            references: run.terms.references,
+        };
         self.count_request(record.request_tokens);
         self.forget_summary();
         let steered = self.history.pending_inputs() > 0;
-        self.history.commit(record.number, message, &record.results, bytes_max);
+        self.history.commit(record.number, message, &record.results, cut);
         record.results.iter().for_each(|result| self.variables.apply(&result.writes));
         self.usage += record.usage;
         if let Some(run) = &mut self.run {

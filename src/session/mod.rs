@@ -20,6 +20,7 @@
 //! | inputs and effects of the machine | `effect` |
 //! | a session from its journal | `stored` |
 //! | report of a run that has ended, from its records | `past_run` |
+//! | the records that hold the values of references | `reference_index` |
 //! | replay of a session, compared with its records | `replay` |
 #![warn(clippy::indexing_slicing)]
 
@@ -37,6 +38,7 @@ mod machine;
 mod meter;
 mod open_run;
 mod past_run;
+mod reference_index;
 mod replay;
 mod run;
 mod stored;
@@ -53,6 +55,7 @@ pub use idempotency_keys::{IDEMPOTENCY_KEYS_MAX, IdempotencyKeys, RequestEffect,
 pub use machine::{Session, TermsOf};
 pub use open_run::{OpenRun, OpenTurn, QueuedRun, RunStage, RunTerms};
 pub use past_run::{PastRun, past_run};
+pub use reference_index::RecordRange;
 pub use replay::{Replayed, replay};
 pub use run::{FollowUp, Run, RunNext, TurnPlan};
 pub use stored::{RebuildError, StoredSession};

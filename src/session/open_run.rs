@@ -63,6 +63,8 @@ pub struct RunTerms {
     pub limits: Limits,
     /// The tokens of tools and system text in each request, by estimate.
     pub fixed_tokens: u64,
+    /// True if the model can read the rest of a result that was cut.
+    pub references: bool,
 }
 
 impl From<Limits> for RunTerms {
@@ -73,7 +75,11 @@ impl From<Limits> for RunTerms {
 
 impl From<&TurnRules> for RunTerms {
     fn from(rules: &TurnRules) -> Self {
-        Self { limits: rules.limits.clone(), fixed_tokens: rules.fixed_tokens }
+        Self {
+            limits: rules.limits.clone(),
+            fixed_tokens: rules.fixed_tokens,
+            references: rules.context.references,
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use async_trait::async_trait;
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,7 +19,7 @@ use super::extensions::MissingExtension;
 use super::{Extensions, InputSchema, ToolError};
 use crate::config::ToolEffect;
 use crate::context::VariablesTransaction;
-use crate::types::{Answer, CallKey, Question, QuestionKind, RunId, SessionId, TraceContext};
+use crate::types::{Answer, CallKey, Question, QuestionKind, Reference, ReferenceError, ReferencedValue, RunId, SessionId, TraceContext};
 
 /// Receives the progress texts of a call. The caller that provides it bounds their number and size.
 pub(crate) type ProgressCallback = Box<dyn Fn(String) + Send + Sync>;
@@ -32,6 +33,13 @@ const QUESTION_BYTES_MAX: usize = 64 << 10;
 /// A call's view of the session's variables. The runtime keeps the other reference and collects
 /// the call's writes from it.
 pub(crate) type SharedVariableView = Arc<Mutex<VariablesTransaction>>;
+
+/// Reads the values of a session's references. Knows no variables.
+#[async_trait]
+pub(crate) trait ReferenceReader: Send + Sync {
+    /// Returns the value of a reference to a result, to arguments or to an answer.
+    async fn read(&self, reference: &Reference) -> Result<ReferencedValue, ReferenceError>;
+}
 
 /// The values of a [`ToolContext`].
 pub(crate) struct ToolContextParts {
@@ -50,6 +58,10 @@ pub(crate) struct ToolContextParts {
     pub(crate) progress: ProgressCallback,
     pub(crate) ask: AskCallback,
     pub(crate) variables: SharedVariableView,
+    /// The agent's maximum number of bytes of a result that the model sees.
+    pub(crate) max_result_bytes: usize,
+    /// Reads earlier results of the session. `None` outside of a session.
+    pub(crate) references: Option<Arc<dyn ReferenceReader>>,
 }
 
 /// The context of one call. A host makes it for each call; [`ToolTest`](super::testing::ToolTest)
@@ -291,6 +303,34 @@ impl ToolContext {
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.parts.cancellation.is_cancelled()
+    }
+
+    /// Returns the value of a reference. Results of the current turn have none yet.
+    pub(crate) async fn read_reference(
+        &self,
+        reference: &Reference,
+    ) -> Result<ReferencedValue, ReferenceError> {
+        match reference {
+            Reference::Variable(name) => {
+                let value = self.parts.variables.lock().get(name);
+                let value = value.map(|value| ReferencedValue::json(Arc::new(value)));
+                value.ok_or_else(|| ReferenceError::NoSuchVariable(reference.clone()))
+            }
+            Reference::Result(key) | Reference::Arguments(key) if key.turn == self.key().turn => {
+                Err(ReferenceError::SameTurn(reference.clone()))
+            }
+            Reference::Result(_) | Reference::Arguments(_) | Reference::Answer(_) => {
+                match &self.parts.references {
+                    Some(reader) => reader.read(reference).await,
+                    None => Err(ReferenceError::NoSuchResult(reference.clone())),
+                }
+            }
+        }
+    }
+
+    /// Returns the agent's maximum number of bytes of a result that the model sees.
+    pub(crate) fn max_result_bytes(&self) -> usize {
+        self.parts.max_result_bytes
     }
 
     /// Discards what the call has written, because it begins again.

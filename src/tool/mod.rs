@@ -49,6 +49,7 @@
 //! | `extensions.rs` | [`Extensions`]: values of the embedding program for its tools |
 //! | `testing.rs` | [`testing::ToolTest`]: runs a tool without a host |
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
+//! | `read_var.rs` | `read_var`: reads parts of earlier results |
 //! | `search.rs` | search among many tools: `find_tools` |
 //! | `server.rs` | servers of tools: what the host needs of them |
 //! | `listing.rs` | feature `server`: the tools of an agent, for `callsheet tools list` and `GET /v1/tools` |
@@ -88,6 +89,7 @@ mod output;
 mod overrides;
 #[cfg(all(feature = "mcp", target_os = "linux"))]
 mod pinning;
+mod read_var;
 #[cfg(feature = "tools")]
 mod redaction;
 mod registry;
@@ -121,7 +123,7 @@ pub use builtin::{
     Calculator, Clock, GetVariable, HttpGet, HttpGetOptions, READ_BYTES_MAX, ReadFile, SetVariable,
 };
 pub use context::ToolContext;
-pub(crate) use context::{AskCallback, ProgressCallback, SharedVariableView, ToolContextParts};
+pub(crate) use context::{AskCallback, ProgressCallback, ReferenceReader, SharedVariableView, ToolContextParts};
 pub(crate) use error::NextAttempt;
 pub use error::ToolError;
 #[doc(hidden)]
@@ -136,6 +138,7 @@ pub(crate) use listing::{
 pub use output::ToolOutput;
 #[cfg(all(feature = "mcp", target_os = "linux"))]
 pub(crate) use pinning::{LOCK_FILE, PinProblem, PinnedTools, ToolLock};
+pub(crate) use read_var::ReadVar;
 #[doc(hidden)]
 pub use registry::{RegisteredKind, RegisteredTool};
 pub use registry::{RegistryError, ToolRegistry};

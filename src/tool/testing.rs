@@ -215,6 +215,7 @@ impl ToolTest {
                 Box::pin(std::future::ready(answer))
             }),
             variables: Arc::clone(&variables),
+            max_result_bytes: limits.max_result_bytes,
             ..test_parts(name, key, Arc::new(arguments))
         });
         let cancel_at = self.cancel_after.and_then(|time| now.checked_add(time));
@@ -320,6 +321,8 @@ fn test_parts(tool: Arc<str>, key: CallKey, arguments: Arc<Value>) -> ToolContex
         progress: Box::new(|_| {}),
         ask: Box::new(|_| Box::pin(std::future::ready(Answer::Declined(None)))),
         variables: Arc::default(),
+        max_result_bytes: Limits::default().max_result_bytes,
+        references: None,
     }
 }
 

@@ -122,17 +122,26 @@ pub(super) fn parse_call_arguments(
         // The history shows it as a call of `use_tool`, because no request defines the tool.
         (call.call.indirect, call.call.raw) = (true, None);
     }
-    if call.arguments_error.is_none()
-        && let Some(tool) = &call.tool
-        && let Some(violation) = tool.input.first_violation(&call.call.arguments)
-    {
-        // A resumed turn has only the arguments of the tool itself.
-        let raw = if call.call.indirect { &call.call.arguments_text() } else { raw };
-        call.arguments_error = Some(model_messages::invalid_arguments(&violation, raw));
-        anomaly = Some(ArgumentsAnomaly::Invalid);
+    // Arguments with references are checked when the values are put in.
+    if call.arguments_error.is_none() && !call.has_references(rules) {
+        check_schema(call, raw);
+        if call.arguments_error.is_some() {
+            anomaly = Some(ArgumentsAnomaly::Invalid);
+        }
     }
     call.identity = identity(&call.call);
     anomaly
+}
+
+/// Validates the arguments of a call. An error quotes `raw`.
+pub(super) fn check_schema(call: &mut TurnCall, raw: &str) {
+    let violation =
+        call.tool.as_ref().and_then(|tool| tool.input.first_violation(&call.call.arguments));
+    if let Some(violation) = violation {
+        // A resumed turn has only the arguments of the tool itself.
+        let raw = if call.call.indirect { &call.call.arguments_text() } else { raw };
+        call.arguments_error = Some(model_messages::invalid_arguments(&violation, raw));
+    }
 }
 
 /// Makes a call of `use_tool` a call of the tool that it means. If there is none, the call is answered.

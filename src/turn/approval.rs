@@ -76,7 +76,7 @@ impl Turn {
         if first.is_none() && pending.is_none() {
             return Err(ApprovalError::NotAsked);
         }
-        if call.is_some_and(|call| !decision.matches_arguments(&call.call)) {
+        if call.is_some_and(|call| !decision.is_about(&arguments_sha256(&call.call))) {
             return Err(ApprovalError::Stale);
         }
         if let Some(first) = first {
@@ -286,17 +286,8 @@ fn approval_request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
 }
 
 impl ApprovalDecision {
-    /// Returns whether the decision is about the arguments of this call.
-    #[must_use]
-    #[doc(hidden)]
-    pub fn matches_arguments(&self, call: &ToolCall) -> bool {
-        self.matches_sha256(&arguments_sha256(call))
-    }
-
     /// Returns whether the decision is about the arguments or the question with this hash.
-    #[must_use]
-    #[doc(hidden)]
-    pub fn matches_sha256(&self, sha256: &str) -> bool {
+    pub(crate) fn is_about(&self, sha256: &str) -> bool {
         self.arguments_sha256.eq_ignore_ascii_case(sha256)
     }
 

@@ -25,6 +25,8 @@ pub(super) enum CallPhase {
     Open,
     /// The arguments are complete. The call is not admitted yet.
     Sealed,
+    /// The call is sealed and waits for the values of the references in its arguments.
+    AwaitingReferences,
     /// The call is admitted and waits for its ticket or a permit.
     Ready,
     /// The call copies the outcome of an identical call.
@@ -68,6 +70,8 @@ pub(super) struct RecordedTimes {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct TurnCall {
     pub(super) call: ToolCall,
+    /// The arguments as the model made them, if values of references were put into those of `call`.
+    pub(super) made: Option<Arc<Value>>,
     /// The tool, or `None` if no tool has the name.
     pub(super) tool: Option<Arc<ToolSpec>>,
     pub(super) phase: CallPhase,
@@ -121,6 +125,7 @@ impl TurnCall {
                 raw: None,
                 indirect: false,
             },
+            made: None,
             tool,
             phase: CallPhase::Open,
             is_excess: false,
@@ -169,6 +174,12 @@ impl TurnCall {
 
     pub(super) fn key(&self) -> CallKey {
         self.call.key
+    }
+
+    /// Returns the call for the message of its response: with the arguments as the model made them.
+    pub(super) fn recorded(&self) -> ToolCall {
+        let arguments = self.made.as_ref().unwrap_or(&self.call.arguments);
+        ToolCall { arguments: Arc::clone(arguments), ..self.call.clone() }
     }
 
     pub(super) fn label(&self) -> CallLabel {
@@ -225,6 +236,7 @@ impl TurnCall {
             is_early: self.early,
             is_rerun: self.notes.conflict,
             questions: self.next_question_number().saturating_sub(1),
+            arguments: self.made.as_ref().map(|_| Arc::clone(&self.call.arguments)),
         }
     }
 
@@ -251,6 +263,7 @@ impl TurnCall {
             CallPhase::Running { question: Some(_), .. } => Some(ApprovalPhase::Input),
             CallPhase::Open
             | CallPhase::Sealed
+            | CallPhase::AwaitingReferences
             | CallPhase::Ready
             | CallPhase::Duplicate { .. }
             | CallPhase::AwaitingPermit { .. }
@@ -289,7 +302,7 @@ impl TurnCall {
         let RecordedTimes { started, wait, duration } =
             self.recorded.unwrap_or_else(|| self.times(began, *at));
         Some(ToolResult {
-            call: self.call.clone(),
+            call: self.recorded(),
             outcome: outcome.clone(),
             notes: self.notes.clone(),
             started,

@@ -1,6 +1,6 @@
 //! The inputs and effects of a turn.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::started_calls::CallStartState;
 use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
-use crate::types::{Answer, ApprovalPhase, CallKey, Judgement, ProviderError, ToolCall, Verdict};
+use crate::types::{Answer, ApprovalPhase, CallKey, Judgement, ProviderError, Reference, ToolCall, Verdict};
 
 pub use crate::record::{CancelReason, TurnEnd};
 
@@ -36,6 +36,16 @@ pub enum TurnAction {
     ReduceContext(ProviderError),
     /// Drop the open exchange, also while it waits to be sent.
     Disconnect,
+    /// Read the values of the references in the call's arguments. The answer is
+    /// [`handle_references`](super::Turn::handle_references).
+    ReadReferences {
+        /// The call that waits for them.
+        key: CallKey,
+        /// The references. None is to a variable or to a call of this turn.
+        references: BTreeSet<Reference>,
+        /// The maximum number of bytes of all values together.
+        bytes_max: usize,
+    },
     /// Request a permit of the call's tool, whose concurrency is limited by the host. The answer is
     /// [`handle_tool_permit`](super::Turn::handle_tool_permit).
     RequestToolPermit {

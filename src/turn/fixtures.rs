@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{Budget, ModelPlan, ModelPlans, TurnRecord, TurnRules, TurnSpec};
 use crate::config::{AskedCalls, ContextPolicy, Limits};
-use crate::context::{History, Variables};
+use crate::context::{History, ResultCut, Variables};
 use crate::record::{JournalEntry, Record, Seq};
 pub(crate) use crate::response::fixtures::{call, finish, text};
 use crate::tool::{ApprovalPolicy, InputSchema, ToolSpec};
@@ -171,8 +171,8 @@ pub(crate) fn committed(records: &[Record], limits: &Limits) -> (History, Variab
         let [.., (Record::TurnCommitted { .. }, _)] = turn.as_slice() else { continue };
         let entries = entries(0, &std::mem::take(&mut turn));
         let record = TurnRecord::from_records(entries.iter().map(|entry| &entry.record)).unwrap();
-        let (message, bytes_max) = (record.message.as_ref(), limits.max_result_bytes);
-        history.commit(record.number, message, &record.results, bytes_max);
+        let cut = ResultCut { bytes_max: limits.max_result_bytes, references: true };
+        history.commit(record.number, record.message.as_ref(), &record.results, cut);
         record.results.iter().for_each(|result| variables.apply(&result.writes));
     }
     (history, variables)

@@ -34,6 +34,7 @@ pub(super) fn find_identical_call(call: &TurnCall, earlier: &[TurnCall]) -> Opti
             }
             CallPhase::Open
             | CallPhase::Sealed
+            | CallPhase::AwaitingReferences
             | CallPhase::Duplicate { .. }
             | CallPhase::Dropped => false,
         };

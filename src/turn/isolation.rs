@@ -120,6 +120,7 @@ impl Turn {
                 }
                 CallPhase::Open
                 | CallPhase::Sealed
+                | CallPhase::AwaitingReferences
                 | CallPhase::Ready
                 | CallPhase::AwaitingPermit { .. }
                 | CallPhase::Intended

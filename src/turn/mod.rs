@@ -8,6 +8,7 @@
 //! | call kept or dropped: `multi_tool_calls`, `max_tool_calls_per_turn`, `on_excess`, maximum number of calls | `admission` |
 //! | unknown tool, invalid arguments | `admission` |
 //! | identical calls (same name and arguments), `repeatable` | `identical_calls` |
+//! | references in arguments (`$VAR_REF{{..}}`) | `references` |
 //! | call ids: missing, duplicate, reused | `call_id` |
 //! | seal, arguments that change after the seal | `deltas` |
 //! | early start (`early_start`, `start_on_seal`), ticket, `exclusive`, sequential execution, `parallel = N` | `schedule` |
@@ -59,6 +60,7 @@ mod isolation;
 mod model_messages;
 mod question;
 mod reassembly;
+mod references;
 pub(crate) mod replay;
 mod response_end;
 mod resume;
@@ -350,6 +352,7 @@ impl Turn {
             }
             CallPhase::Open
             | CallPhase::Sealed
+            | CallPhase::AwaitingReferences
             | CallPhase::Ready
             | CallPhase::Duplicate { .. }
             | CallPhase::AwaitingPermit { .. }

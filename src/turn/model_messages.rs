@@ -7,7 +7,8 @@ use serde_json::json;
 
 use super::call::{QUOTE_CHARS, TurnCall};
 use crate::types::{
-    ApprovalPhase, FailureKind, Judgement, ToolOutcome, ToolStatus, VariableName, Verdict, excerpt,
+    ApprovalPhase, FailureKind, Judgement, ReferenceError, ToolOutcome, ToolStatus, VariableName,
+    Verdict, excerpt,
 };
 
 /// Returns the answer to a call of an unknown tool.
@@ -58,6 +59,12 @@ pub(super) fn invalid_arguments(violation: &str, raw: &str) -> ToolOutcome {
             excerpt(raw, QUOTE_CHARS)
         ),
     )
+}
+
+/// Returns the answer to a call with references whose values cannot be put in.
+pub(super) fn unresolved_references(error: &ReferenceError) -> ToolOutcome {
+    let text = format!("Error: not run: invalid arguments: {error}");
+    failed(FailureKind::InvalidArguments, text)
 }
 
 /// Returns the answer to a call whose arguments changed after their seal.

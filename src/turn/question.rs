@@ -187,7 +187,7 @@ impl Turn {
             // A repeated decision about the call itself has the hash of its arguments.
             _ if decision.phase.is_none() && is_open => {
                 let is_repeat = self.approvals.decisions.keys().any(|(decided, _)| *decided == key)
-                    && decision.matches_arguments(&call.call);
+                    && decision.is_about(&arguments_sha256(&call.call));
                 return (!is_repeat).then_some(Err(ApprovalError::Stale));
             }
             _ => return None,

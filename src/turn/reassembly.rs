@@ -29,6 +29,7 @@ impl Reassembly {
                 }
                 CallPhase::Open
                 | CallPhase::Sealed
+                | CallPhase::AwaitingReferences
                 | CallPhase::Ready
                 | CallPhase::Duplicate { .. }
                 | CallPhase::AwaitingPermit { .. }

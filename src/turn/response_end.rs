@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::admission;
-use super::call::CallPhase;
+use super::call::{CallPhase, TurnCall};
 use super::effect::{CancelReason, TurnAction};
 use super::{Turn, TurnStage, model_messages};
 use crate::event::{Event, ServiceCallStatus};
@@ -91,6 +91,7 @@ impl Turn {
                 CallPhase::AwaitingPermit { .. } if call.started_at.is_some() => {}
                 CallPhase::Open
                 | CallPhase::Sealed
+                | CallPhase::AwaitingReferences
                 | CallPhase::Ready
                 | CallPhase::AwaitingApproval { .. }
                 | CallPhase::AwaitingPermit { .. } => {
@@ -140,6 +141,7 @@ impl Turn {
                 }
                 CallPhase::Open
                 | CallPhase::Sealed
+                | CallPhase::AwaitingReferences
                 | CallPhase::Ready
                 | CallPhase::AwaitingApproval { .. }
                 | CallPhase::AwaitingPermit { .. }
@@ -218,7 +220,7 @@ impl Turn {
         let mut message = ResponseMessage {
             text,
             reasoning: self.attempt.response.reasoning().to_owned(),
-            calls: kept.map(|call| call.call.clone()).collect(),
+            calls: kept.map(TurnCall::recorded).collect(),
             origin: Some(Arc::clone(&self.retry.model().origin)),
             parts: self.attempt.response.parts().to_vec(),
             hint_bytes: None,

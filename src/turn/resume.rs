@@ -18,7 +18,7 @@ use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::effect::{CancelReason, TurnAction};
 use super::retry::RetryPolicy;
 use super::run_limits::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
-use super::spec::TurnSpec;
+use super::spec::{TurnRules, TurnSpec};
 use super::started_calls::{StartedCall, StartedCalls};
 use super::{Turn, TurnStage, model_messages};
 use crate::event::Event;
@@ -116,6 +116,9 @@ impl Turn {
         if cancelled.is_some() {
             self.cancel_calls();
         }
+        for index in 0..self.calls.len() {
+            self.resolve_references(index);
+        }
     }
 
     /// Resumes a turn whose response is lost after a call with effects had started early. Clients may
@@ -196,12 +199,18 @@ impl Turn {
     }
 
     fn restore_calls(&mut self, calls: &[ToolCall], recorded: &RecordedTurn<'_, '_>) {
+        let rules = &self.spec.rules;
         for call in calls {
-            let tool = self.spec.rules.tools.get(&*call.name).cloned();
+            let tool = rules.tools.get(&*call.name).cloned();
             let mut restored = TurnCall::restored(call.clone(), tool);
             let transcript = recorded.call(call.key);
             if let Some(transcript) = transcript {
                 restored.restore_questions(transcript);
+            }
+            if let Some(arguments) = transcript.and_then(final_arguments)
+                && restored.has_references(rules)
+            {
+                restored.set_final_arguments(Arc::clone(arguments));
             }
             let report = transcript.and_then(|call| call.reports.last());
             if let Some(ended) = transcript.and_then(CallTranscript::outcome) {
@@ -211,7 +220,7 @@ impl Turn {
                 }
                 self.variables.apply(call.key.index, ended.writes);
                 self.clock.add_tool_time(Duration::from_millis(ended.duration_ms));
-            } else if let Some(report) = report {
+            } else if let Some(report) = report.filter(|_| !runs_again(&restored, rules)) {
                 restored.started_at = Some(Duration::ZERO);
                 restored.answered_at = Some(Duration::ZERO);
                 // A second report shows that the call ran again because of a conflict.
@@ -221,12 +230,12 @@ impl Turn {
                     reads: report.reads.clone(),
                     writes: report.writes.clone(),
                 });
-            } else {
+            } else if restored.made.is_none() {
                 // Parses the same bytes again to find the same error.
                 let raw = call.raw.clone().filter(|_| !call.indirect);
                 let raw = raw.unwrap_or_else(|| call.arguments_text());
-                admission::parse_call_arguments(&mut restored, &raw, false, &self.spec.rules);
-                let retention = admission::retention_by_rules(call.key.index, &self.spec.rules);
+                admission::parse_call_arguments(&mut restored, &raw, false, rules);
+                let retention = admission::retention_by_rules(call.key.index, rules);
                 restored.is_excess = retention == CallRetention::AnswerExcess;
             }
             let mut decisions = transcript.into_iter().flat_map(|call| &call.decisions);
@@ -293,6 +302,9 @@ impl Turn {
         call.ran_before = started.elapsed;
         call.answered_at = None;
         call.snapshot = started.state.snapshot.clone();
+        if let Some(arguments) = started.state.arguments.as_ref().filter(|_| call.made.is_none()) {
+            call.set_final_arguments(Arc::clone(arguments));
+        }
         call.early = started.state.is_early;
         self.clock.tool_started();
         if let Some(completion) = &started.completion {
@@ -359,6 +371,18 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
             decisions.map(|decision| ((*key, decision.phase), decision.judgement()))
         })
     }
+}
+
+/// Returns the arguments with which a call was intended or submitted for approval.
+fn final_arguments<'a>(call: &CallTranscript<'a>) -> Option<&'a Arc<serde_json::Value>> {
+    let intended = call.intents.last().map(|intent| &intent.call.arguments);
+    intended.or(call.questions.last().map(|question| &question.request.arguments))
+}
+
+/// Returns whether a pure call that has reported runs again, because the approval of its result needs the
+/// values of its references, which are in no record.
+fn runs_again(call: &TurnCall, rules: &TurnRules) -> bool {
+    call.tool.as_ref().is_some_and(|tool| tool.approval.after) && call.has_references(rules)
 }
 
 /// Returns the first recorded reason to end the turn.

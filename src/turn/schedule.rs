@@ -65,7 +65,7 @@ pub(super) fn next_action(
     for (index, call) in calls.iter().enumerate() {
         match call.phase {
             CallPhase::Dropped | CallPhase::Ended { .. } => continue,
-            CallPhase::Open | CallPhase::Sealed => {
+            CallPhase::Open | CallPhase::Sealed | CallPhase::AwaitingReferences => {
                 earlier_without_ticket = true;
                 continue;
             }

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::types::{CallKey, Question, ToolOutcome, VariableName, VariablesUse};
+use serde_json::Value;
+
+use crate::types::{CallKey, ToolOutcome, VariableName, VariablesUse};
 
 /// For each variable that a call of the turn wrote: the index of the last such call.
 pub(super) type LastWriters = BTreeMap<VariableName, u32>;
@@ -30,6 +33,8 @@ pub struct CallStartState {
     pub(super) is_rerun: bool,
     /// The number of questions that the call had asked before.
     pub(super) questions: u32,
+    /// Its arguments, if they have values of references.
+    pub(super) arguments: Option<Arc<Value>>,
 }
 
 impl CallStartState {

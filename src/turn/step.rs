@@ -30,7 +30,7 @@ impl Turn {
             let Some((earlier, rest)) = self.calls.split_at_checked(index) else { return };
             let Some(call) = rest.first() else { return };
             match call.phase {
-                CallPhase::Open => return,
+                CallPhase::Open | CallPhase::AwaitingReferences => return,
                 CallPhase::Sealed => {}
                 CallPhase::Ready
                 | CallPhase::Duplicate { .. }

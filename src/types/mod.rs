@@ -8,6 +8,7 @@ mod compaction;
 mod content;
 mod indirect_call;
 mod message_part;
+mod reference;
 mod response;
 mod secrets;
 mod tool_content;
@@ -30,6 +31,10 @@ pub use compaction::{COMPACT_AT, CompactionKind};
 pub use content::{Content, ContentPart, Image, InvalidContent};
 pub use indirect_call::{USE_TOOL, used_tool};
 pub use message_part::{MessagePart, ModelOrigin};
+pub use reference::{
+    InvalidReference, READ_VAR, REFERENCE_END, REFERENCE_START, Reference, ReferenceError,
+    ReferenceId, ReferencedValue,
+};
 pub use response::{
     ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage,
 };
@@ -315,6 +320,12 @@ pub fn floor_char_boundary(text: &str, index: usize) -> usize {
         floor -= 1;
     }
     floor
+}
+
+/// Returns the first character boundary at or after an index.
+#[must_use]
+pub fn ceil_char_boundary(text: &str, index: usize) -> usize {
+    (index..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len())
 }
 
 /// Returns the first `chars_max` characters of a text, with an ellipsis if there are more.

@@ -18,8 +18,7 @@ use super::{
     TurnSummary, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, Question, ResultPart, RunEnd, RunError, RunId,
-    SessionId, ToolResult, ToolStatus, Usage,
+    ApprovalPhase, CallKey, Execution, FinishKind, Question, READ_VAR, Reference, ResultPart, RunEnd, RunError, RunId, SessionId, ToolResult, ToolStatus, Usage,
 };
 use summary::{input_summary, summary};
 
@@ -164,6 +163,7 @@ impl PublishedEvent {
             status: result.outcome.status,
             output_summary: summary(&result.outcome.content),
             content: result.outcome.parts(),
+            reference: (*call.name != *READ_VAR).then_some(AsDisplay(Reference::Result(call.key))),
             duration_ms: millis(result.duration),
             wait_ms: millis(result.wait),
             metadata: result.metadata(),
@@ -351,6 +351,9 @@ struct ToolResultView<'a> {
     output_summary: Cow<'a, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a [ResultPart]>,
+    /// The reference of the result. A result of `read_var` is a part of another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reference: Option<AsDisplay<Reference>>,
     duration_ms: u64,
     wait_ms: u64,
     metadata: Value,
@@ -556,6 +559,7 @@ mod tests {
                     "tool_name": "clock",
                     "status": "success",
                     "output_summary": "12:00",
+                    "reference": "$VAR_REF{{t3a1c2}}",
                     "duration_ms": 1500,
                     "wait_ms": 20,
                     "metadata": {},
@@ -652,6 +656,7 @@ mod tests {
                         "tool_name": "clock",
                         "status": "error",
                         "output_summary": "The arguments end in the middle.",
+                        "reference": "$VAR_REF{{t3a1c2}}",
                         "duration_ms": 0,
                         "wait_ms": 20,
                         "metadata": {"error": true, "kind": "cut_off_arguments"},

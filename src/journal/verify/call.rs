@@ -1,11 +1,21 @@
 //! Checks of calls: one outcome each, intents before effects, decisions of people, writes.
 
+use std::sync::Arc;
+
+use serde_json::Value;
+
 use super::Verifier;
+use crate::context::{
+    ReferenceValues, has_references, recorded_value, references_in, substitute_references,
+};
 use crate::transcript::{
     AttemptTranscript, CallIntent, CallTranscript, Invariant, RecordLocation, RecordedDecision,
     RecordedOutcome, RunTranscript,
 };
-use crate::types::{ApprovalPhase, CallKey, FailureKind, Judgement, ToolStatus, Verdict};
+use crate::types::{
+    ApprovalPhase, CallKey, FailureKind, Judgement, Reference, ReferenceError, ToolCall,
+    ToolStatus, Verdict,
+};
 
 impl<'a> Verifier<'_, 'a> {
     pub(super) fn check_call(
@@ -75,12 +85,42 @@ impl<'a> Verifier<'_, 'a> {
         let what = match intent.partial {
             None if !has_ended => "it starts early, and the partial response is missing",
             Some(_) if has_ended => "it has a partial response, and the response had ended",
-            Some(partial) if !partial.message.calls.contains(intent.call) => {
+            Some(partial) if !self.is_made(&partial.message.calls, intent.call) => {
                 "the partial response does not hold it"
             }
             None | Some(_) => return,
         };
         self.require(false, at, Invariant::Response, || format!("{of}: {what}"));
+    }
+
+    /// Returns whether the model made the intended call.
+    fn is_made(&self, made: &[ToolCall], intended: &ToolCall) -> bool {
+        made.iter().any(|made| {
+            let arguments = Arc::clone(&intended.arguments);
+            ToolCall { arguments, ..made.clone() } == *intended
+                && self.are_final(&made.arguments, &intended.arguments)
+        })
+    }
+
+    /// Returns whether the arguments of an intent are those of the model, or these with the values of their
+    /// references. The values of variables at the start of a turn are not compared.
+    pub(super) fn are_final(&self, made: &Value, intended: &Value) -> bool {
+        if made == intended || !has_references(made) {
+            return made == intended;
+        }
+        let references = references_in(made);
+        if references.iter().any(|reference| matches!(reference, Reference::Variable(_))) {
+            return true;
+        }
+        let value = |reference: Reference| {
+            let value = recorded_value(self.transcript, &reference)?;
+            Ok((reference, value))
+        };
+        let values: Result<ReferenceValues, ReferenceError> =
+            references.into_iter().map(value).collect();
+        let substituted =
+            values.and_then(|values| substitute_references(made, &values, usize::MAX));
+        substituted.is_ok_and(|substituted| substituted == *intended)
     }
 
     /// Checks the order of approval requests and decisions. A request is repeated after a crash, but

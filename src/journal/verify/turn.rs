@@ -110,7 +110,8 @@ impl<'a> Verifier<'_, 'a> {
             });
             // The raw arguments may have grown since the call was intended.
             let is_same = intents.all(|intent| {
-                (&intent.call.name, &intent.call.arguments) == (&call.name, &call.arguments)
+                intent.call.name == call.name
+                    && self.are_final(&call.arguments, &intent.call.arguments)
             });
             self.require(is_same, at, Invariant::Intent, || {
                 format!("{} is not the call that was intended", call.key)

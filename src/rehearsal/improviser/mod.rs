@@ -22,7 +22,7 @@ use self::prompt::Prompt;
 use self::tool_selection::{OfferedTool, SelectedCall, select_calls};
 use super::script::{Call, Response};
 use super::text::{content_text, items, last_user_text};
-use crate::types::excerpt;
+use crate::types::{READ_VAR, excerpt};
 
 /// The number of characters of one result that the final answer quotes.
 const QUOTE_CHARS_MAX: usize = 2000;
@@ -33,7 +33,9 @@ pub fn improvise(request: &Value) -> Response {
     let prompt = Prompt::read(&last_user_text(request));
     let answered = answered_calls(request);
     let tools = items(&request["tools"]).iter();
-    let tools: Vec<_> = tools.filter_map(|tool| OfferedTool::read(&tool["function"])).collect();
+    let tools = tools.filter_map(|tool| OfferedTool::read(&tool["function"]));
+    // Prompts do not name earlier results.
+    let tools: Vec<_> = tools.filter(|tool| !tool.is_named(READ_VAR)).collect();
     let one_at_a_time = request["parallel_tool_calls"] == false;
     let mut calls = Vec::new();
     if request["tool_choice"] != "none" && (answered.is_empty() || one_at_a_time) {

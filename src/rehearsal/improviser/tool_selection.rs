@@ -58,6 +58,11 @@ impl<'a> OfferedTool<'a> {
         Some(Self { name: function["name"].as_str()?, schema, main_property })
     }
 
+    /// Returns whether the tool has this name.
+    pub(super) fn is_named(&self, name: &str) -> bool {
+        self.name == name
+    }
+
     /// Returns whether the tool's name says that it changes something.
     fn changes_something(&self) -> bool {
         ["write", "delete", "remove", "create", "update", "send", "post", "put"]

@@ -12,6 +12,7 @@ use crate::record::Seq;
 use crate::runtime::message::{
     AccumulatorMessage, SessionMessage, StartTool, StreamMessage, ToolCommand,
 };
+use crate::runtime::task;
 use crate::telemetry::SourceRecord;
 use crate::turn::{CallStart, PermitReply, TurnAction};
 use crate::types::CallKey;
@@ -65,6 +66,7 @@ impl AccumulatorSetup {
         let (last, appended) = self.log.append_at(time, records.drain(..), urgency, move || {
             let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
         });
+        current.last_seq = last;
         for (records_before, displayed_bytes, event) in events.drain(..) {
             let seq = Seq(last.0 - count + records_before);
             self.publish(event, Some(SourceRecord { seq, time, displayed_bytes }), current);
@@ -139,6 +141,14 @@ impl AccumulatorSetup {
                 let epoch = self.epoch;
                 let _ = self.session.cast(SessionMessage::ContextOverflowed { epoch, error });
             }
+            TurnAction::ReadReferences { key, references, bytes_max } => {
+                let (reader, accumulator) = (Arc::clone(&self.references), myself.clone());
+                task::detach(async move {
+                    let values = reader.read_all(references, bytes_max).await;
+                    // A turn that is over needs no values.
+                    let _ = accumulator.cast(AccumulatorMessage::ReferencesRead { key, values });
+                });
+            }
             TurnAction::RequestToolPermit { key, tool } => {
                 let permit = self.request_tool_permit(key, &tool, current, myself);
                 current.turn.handle_tool_permit(current.began.elapsed(), key, permit);
@@ -164,8 +174,9 @@ impl AccumulatorSetup {
             TurnAction::Abort(key) => current.commands.push(ToolCommand::Abort(key)),
             TurnAction::Commit(record) => {
                 current.request = None;
-                let epoch = self.epoch;
-                let _ = self.session.cast(SessionMessage::TurnCommitted { epoch, record });
+                // The commit is the turn's last record.
+                let (epoch, seq) = (self.epoch, current.last_seq);
+                let _ = self.session.cast(SessionMessage::TurnCommitted { epoch, record, seq });
             }
         }
     }

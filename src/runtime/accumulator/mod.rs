@@ -20,10 +20,12 @@ use super::message::{
 use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
 use super::publish::Publisher;
+use super::references::SessionReferences;
 use super::task::OwnedTask;
 use super::tool_limiter::CallPermit;
 use super::tool_limiter::ToolLimiters;
 use crate::journal::{PendingRecord, SessionLog, unix_ms};
+use crate::record::Seq;
 use crate::tool::Extensions;
 use crate::turn::{ApprovalError, AttemptPlan, Effect, PermitReply, StartedCalls, Turn};
 use crate::types::{ApprovalPhase, CallKey, RunId, RunTrace};
@@ -41,6 +43,7 @@ pub(super) struct AccumulatorSetup {
     pub(super) stream: ActorRef<StreamMessage>,
     pub(super) supervisor: ToolSupervisorRef,
     pub(super) log: Arc<SessionLog>,
+    pub(super) references: Arc<SessionReferences>,
     pub(super) publisher: Publisher,
     pub(super) tool_limiters: ToolLimiters,
     pub(super) gauges: Gauges,
@@ -87,6 +90,8 @@ struct CurrentTurn {
     records: u64,
     /// Number of these records that are stored.
     stored: u64,
+    /// The position of the last record that the turn has produced.
+    last_seq: Seq,
     /// Bytes of text and thinking of the running attempt that were published.
     displayed_bytes: u64,
     /// The pending approvals that the session was notified of last, and whether the turn waited for
@@ -185,6 +190,7 @@ impl CurrentTurn {
             began,
             records: 0,
             stored: 0,
+            last_seq: Seq(0),
             displayed_bytes: 0,
             notified_approvals: Default::default(),
         }
@@ -268,6 +274,10 @@ impl AccumulatorState {
             AccumulatorMessage::QuestionWithdrawn { key, number } => {
                 let Some((current, now)) = self.now() else { return };
                 current.turn.handle_question_withdrawn(now, key, number);
+            }
+            AccumulatorMessage::ReferencesRead { key, values } => {
+                let Some((current, now)) = self.now() else { return };
+                current.turn.handle_references(now, key, values);
             }
             AccumulatorMessage::ToolsFinished => {
                 let completions = std::mem::take(&mut *self.completions.lock());

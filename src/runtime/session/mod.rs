@@ -177,9 +177,14 @@ impl Actor for SessionActor {
                 state.perform(&myself).await;
                 state.resume_if_suspended();
             }
-            SessionMessage::TurnCommitted { epoch, record } => {
+            SessionMessage::Locate { reference, reply } => {
+                // The caller may be gone.
+                let _ = reply.send(state.session.locate(&reference));
+                return Ok(());
+            }
+            SessionMessage::TurnCommitted { epoch, record, seq } => {
                 if epoch == state.epoch && !state.is_recovering() {
-                    state.commit(*record);
+                    state.commit(*record, seq);
                 }
             }
             SessionMessage::ApprovalsChanged { epoch, approvals, only_waits } => {
@@ -338,10 +343,11 @@ impl SessionActorState {
     }
 
     /// Commits a turn, and keeps the reports of its calls if a caller waits for them.
-    fn commit(&mut self, record: TurnRecord) -> bool {
+    fn commit(&mut self, record: TurnRecord, seq: Seq) -> bool {
         if !self.session.handle_turn_committed(&record) {
             return false;
         }
+        self.session.handle_commit_recorded(record.number, seq);
         if let Some(run) = &mut self.run {
             run.turn_committed(record);
         }

@@ -13,7 +13,7 @@ use ractor::{ActorId, ActorRef};
 
 use super::SessionActorState;
 use crate::journal::{Urgency, unix_ms};
-use crate::record::{JournalEntry, Seq};
+use crate::record::{JournalEntry, Record, Seq};
 use crate::runtime::message::SessionMessage;
 use crate::runtime::run_actors::RunActors;
 use crate::telemetry::SourceRecord;
@@ -76,7 +76,7 @@ impl SessionActorState {
                 run.approvals_unknown = false;
                 let entries = self.log.entries_since(run.turn_after);
                 let committed = committed(&entries);
-                if !committed.is_some_and(|record| self.commit(record)) {
+                if !committed.is_some_and(|(record, seq)| self.commit(record, seq)) {
                     self.session.handle_turn_lost(self.now());
                 }
             }
@@ -91,16 +91,20 @@ impl SessionActorState {
         let entries = self.log.entries_since(run.turn_after);
         // The actors may have died of a bug in the turn machine.
         let ended = catch_unwind(AssertUnwindSafe(|| match committed(&entries) {
-            Some(record) => Some(record),
+            Some(committed) => Some(committed),
             None if entries.is_empty() => None,
             None => self.cancel_turn(spec?, &id, &entries),
         }));
         let committed = ended.ok().flatten();
         let (code, message) = (code.to_owned(), message.to_owned());
         let error = RunError { code, message, transient: true };
-        self.session.handle_run_failed(self.now(), committed.as_ref(), error);
-        if let (Some(run), Some(record)) = (&mut self.run, committed) {
-            run.turn_committed(record);
+        let record = committed.as_ref().map(|(record, _)| record);
+        self.session.handle_run_failed(self.now(), record, error);
+        if let Some((record, seq)) = committed {
+            self.session.handle_commit_recorded(record.number, seq);
+            if let Some(run) = &mut self.run {
+                run.turn_committed(record);
+            }
         }
     }
 
@@ -110,7 +114,7 @@ impl SessionActorState {
         spec: TurnSpec,
         run: &RunId,
         entries: &[Arc<JournalEntry>],
-    ) -> Option<TurnRecord> {
+    ) -> Option<(TurnRecord, Seq)> {
         let number = spec.number;
         let mut turn = Turn::resume(spec, entries, unix_ms(), Some(CancelReason::Shutdown));
         let (mut committed, mut stored) = (None, 0);
@@ -132,7 +136,7 @@ impl SessionActorState {
                 self.publisher.publish_after(run, number, event, record);
             }
             if count == 0 {
-                return committed;
+                return Some((committed?, last));
             }
             stored += count;
             turn.handle_recorded(Duration::ZERO, stored);
@@ -140,8 +144,12 @@ impl SessionActorState {
     }
 }
 
-/// Returns the current turn if it was committed before its accumulator died. The session may not have
-/// received the commit, because the end of an actor overtakes its last message.
-fn committed(entries: &[Arc<JournalEntry>]) -> Option<TurnRecord> {
-    TurnRecord::from_records(entries.iter().map(|entry| &entry.record))
+/// Returns the current turn if it was committed before its accumulator died, with the position of the
+/// record. The session may not have received the commit, because the end of an actor overtakes its last
+/// message.
+fn committed(entries: &[Arc<JournalEntry>]) -> Option<(TurnRecord, Seq)> {
+    let is_commit =
+        |entry: &&Arc<JournalEntry>| matches!(entry.record, Record::TurnCommitted { .. });
+    let seq = entries.iter().find(is_commit)?.seq;
+    Some((TurnRecord::from_records(entries.iter().map(|entry| &entry.record))?, seq))
 }

@@ -215,8 +215,8 @@ impl SessionActorState {
         supervisor: Option<ToolSupervisorRef>,
     ) -> Result<(), SpawnErr> {
         self.epoch += 1;
-        let Self { epoch, log, publisher, shared, .. } = &*self;
-        let actors = RunActors::spawn(myself, *epoch, log, publisher, shared, supervisor).await?;
+        let Self { epoch, log, publisher, link, .. } = &*self;
+        let actors = RunActors::spawn(myself, *epoch, log, publisher, link, supervisor).await?;
         self.actors = Some(actors);
         self.activity.has_actors.store(true, Ordering::Release);
         Ok(())

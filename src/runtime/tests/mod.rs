@@ -10,6 +10,7 @@ mod limits;
 mod provider;
 mod questions;
 mod recovery;
+mod references;
 mod replays;
 mod retries;
 mod runs;

@@ -214,7 +214,8 @@ async fn a_difference_caused_by_another_configuration_is_reported() {
     assert!(text.contains("\"action\":\"final_answer\""), "{text}");
     let text = changed(&|rules| drop(rules.tools.remove("pay")));
     assert!(
-        text.contains("differs:  outcome.content\n") && text.contains("The tools are: count."),
+        text.contains("differs:  outcome.content\n")
+            && text.contains("The tools are: count, read_var."),
         "{text}"
     );
     let text = changed(&|rules| rules.execution = Execution::Parallel { max: 2 });

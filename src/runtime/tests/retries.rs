@@ -198,7 +198,8 @@ async fn a_tool_has_its_own_limit_of_what_the_model_sees() {
     assert_eq!(results(&report)["flaky"].1.len(), 100, "the report has all of it");
     let sent = &provider.requests()[1]["messages"];
     let last = sent.as_array().unwrap().last().unwrap();
-    let cut = "xxxxxxxxxx\n[the result is cut here: 10 of 100 bytes are shown]";
+    let cut =
+        "xxxxxxx\n[90 of 100 bytes are left out here; the whole result is $VAR_REF{{t1a1c0}}]\nxxx";
     assert_eq!(last["content"], cut);
     // The session's history is the same after a restart.
     replays::all(&host);

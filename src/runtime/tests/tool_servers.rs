@@ -111,12 +111,13 @@ fn with_servers(servers: &[&Arc<FakeServer>]) -> ToolRegistry {
     registry
 }
 
-/// Returns the names of the tools of each request.
+/// Returns the names of the tools of each request, without `read_var`.
 fn offered(provider: &Provider) -> Vec<Vec<String>> {
     let requests = provider.requests();
     let names = |request: &Value| -> Vec<String> {
         let tools = request["tools"].as_array().cloned().unwrap_or_default();
-        tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap().to_owned()).collect()
+        let names = tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap().to_owned());
+        names.filter(|name| name != "read_var").collect()
     };
     requests.iter().map(names).collect()
 }

@@ -205,13 +205,17 @@ impl World {
                 let number = self.turn.take().unwrap().number;
                 let record = self.turn_record(number);
                 assert!(self.session.handle_turn_committed(&record));
+                self.note_commit(number);
                 assert!(!self.session.handle_turn_committed(&record), "a turn is committed once");
             }
             Action::Lose => {
                 self.left.losses -= 1;
                 let number = self.turn.take().unwrap().number;
                 match self.progress(number).committed {
-                    true => assert!(self.session.handle_turn_committed(&self.turn_record(number))),
+                    true => {
+                        assert!(self.session.handle_turn_committed(&self.turn_record(number)));
+                        self.note_commit(number);
+                    }
                     false => self.session.handle_turn_lost(now),
                 }
             }
@@ -223,6 +227,9 @@ impl World {
                 let (code, message) = ("internal_error".to_owned(), "no".to_owned());
                 let error = crate::types::RunError { code, message, transient: true };
                 self.session.handle_run_failed(now, record.as_ref(), error);
+                if committed {
+                    self.note_commit(number);
+                }
             }
             Action::Crash(upto) => {
                 self.left.crashes -= 1;

@@ -230,6 +230,7 @@ impl World {
             && self.progress(turn.number).committed
         {
             assert!(live.handle_turn_committed(&self.turn_record(turn.number)));
+            live.handle_commit_recorded(turn.number, self.commit_position(turn.number));
             has_received = false;
         }
         assert_eq!(stored.history, live.history);
@@ -237,6 +238,7 @@ impl World {
         assert_eq!(stored.usage, live.usage);
         assert_eq!(stored.durable_context(), live.durable_context(), "the size of the context");
         assert_eq!(stored.keys, live.keys);
+        assert_eq!(stored.references, live.references);
         if !self.is_closing() {
             assert_eq!(stored.queue, live.queue);
         }

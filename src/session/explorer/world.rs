@@ -223,6 +223,17 @@ impl World {
         TurnRecord::from_records(of_turn).unwrap()
     }
 
+    /// Notes the position of the commit of a turn in the running session.
+    pub(super) fn note_commit(&mut self, number: u32) {
+        self.session.handle_commit_recorded(number, self.commit_position(number));
+    }
+
+    /// Returns the position of the record by which a turn was committed.
+    pub(super) fn commit_position(&self, number: u32) -> Seq {
+        let is_commit = |record: &Record| matches!(record, Record::TurnCommitted { turn, .. } if *turn == number);
+        Seq(self.log.iter().position(is_commit).unwrap() as u64 + 1)
+    }
+
     /// Returns the maximum number of inputs that wait.
     pub(super) fn inputs_max(&self) -> usize {
         if self.left.narrow_queue { 1 } else { 3 }

@@ -290,8 +290,9 @@ impl Life {
                     TurnAction::Answer { .. } => panic!("no tool of the script asks"),
                     TurnAction::ReduceContext(_)
                     | TurnAction::RequestToolPermit { .. }
-                    | TurnAction::ReleaseToolPermit(_) => {
-                        panic!("no tool of the script has a permit")
+                    | TurnAction::ReleaseToolPermit(_)
+                    | TurnAction::ReadReferences { .. } => {
+                        panic!("no call of the script needs a permit or has references")
                     }
                 },
             }
@@ -301,6 +302,7 @@ impl Life {
         batch.into_iter().for_each(|record| self.append(record));
         if let Some(record) = committed {
             assert!(self.session.handle_turn_committed(&record));
+            self.session.handle_commit_recorded(record.number, self.log.last().unwrap().seq);
             let usage = record.usage;
             self.calls.extend(record.results.into_iter().map(|result| (usage, result)));
             return true;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::{Limits, RunOverrides};
-use crate::context::History;
 use crate::context::InitialHistory;
+use crate::context::{History, ResultCut};
 use crate::message::Message;
 use crate::record::{Record, ResponseMessage, Seq};
 use crate::session::{RunTerms, StoredSession};
@@ -16,6 +16,9 @@ use crate::types::{
     Wire, WriteSet,
 };
 use crate::types::{Content, RunId, ToolResult, Usage};
+
+/// The cut of results in these tests.
+const CUT: ResultCut = ResultCut { bytes_max: 10, references: false };
 
 fn call(index: u32) -> ToolCall {
     ToolCall {
@@ -94,7 +97,7 @@ fn a_fold_gives_the_history_that_was_written_live() {
     let input = Content::from(vec![ContentPart::Text("time?".into()), image]);
     let mut live = History::new();
     live.begin_run(input.clone());
-    live.commit(1, Some(&Arc::new(message.clone())), &results, 10);
+    live.commit(1, Some(&Arc::new(message.clone())), &results, CUT);
     let mut records = vec![
         started(input),
         Record::ResponseEnded {
@@ -178,7 +181,7 @@ impl LiveAndRecorded {
 
     fn hear_commit(&mut self) {
         let (turn, message) = self.committed.take().unwrap();
-        self.live.commit(turn, Some(&Arc::new(message)), &[], 10);
+        self.live.commit(turn, Some(&Arc::new(message)), &[], CUT);
     }
 
     fn end(&mut self) {
@@ -301,7 +304,7 @@ fn the_first_input_stands_behind_the_answers_of_open_calls() {
     both.records.push(response(1, message.clone()));
     both.records.push(ended(&result));
     both.record_commit(1);
-    both.live.commit(1, Some(&Arc::new(message)), &[result], 10);
+    both.live.commit(1, Some(&Arc::new(message)), &[result], CUT);
     both.check(&["turn 1", "noon", "go", "more"]);
     assert_eq!((both.live.turns_with_calls(), both.live.used_call_ids().len()), (1, 1));
     assert_eq!((both.live.initial_calls(), both.live.request_messages().1), (None, 0));
@@ -316,7 +319,7 @@ fn a_turn_that_was_given_up_leaves_nothing_to_the_next() {
     both.end();
     both.start("again");
     both.record_commit(2);
-    both.live.commit(2, None, &[], 10);
+    both.live.commit(2, None, &[], CUT);
     both.check(&["go", "again"]);
 }
 

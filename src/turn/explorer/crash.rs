@@ -52,6 +52,7 @@ impl World {
         self.records_before_resume = self.durable;
         self.delivered_deltas = None;
         self.awaiting_permit.clear();
+        self.awaiting_references.clear();
         self.holding_permit.clear();
         if started.calls.is_empty() {
             self.tool_outcomes.clear();

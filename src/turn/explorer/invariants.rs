@@ -268,9 +268,10 @@ impl World {
 
     /// Checks that the log rebuilds the same history, and that a request can be made of it.
     pub(super) fn check_journal(&self, record: &crate::turn::TurnRecord) {
+        let cut = crate::context::ResultCut { bytes_max: 1 << 20, references: true };
         let mut live = History::new();
         live.begin_run("go".into());
-        live.commit(record.number, record.message.as_ref(), &record.results, 1 << 20);
+        live.commit(record.number, record.message.as_ref(), &record.results, cut);
         assert_eq!(live.request_messages().1, 0, "the history is not paired");
         let limits = Limits { max_result_bytes: 1 << 20, ..Limits::default() };
         assert_eq!(committed(&self.log, &limits).0, live, "the log rebuilds another history");

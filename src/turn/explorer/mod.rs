@@ -8,6 +8,7 @@ mod crash;
 mod invariants;
 mod questions;
 mod random_walks;
+mod references;
 mod tool_permits;
 mod variables;
 mod world;

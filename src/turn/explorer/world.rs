@@ -2,8 +2,10 @@
 
 use super::approvals::ApprovalId;
 use super::questions::SupervisedQuestions;
+use super::references;
 use super::variables::{CallStartSnapshot, run_tool};
 use super::*;
+use crate::context::has_references;
 use crate::types::Verdict;
 
 /// The time that passes while an approval is pending.
@@ -22,6 +24,8 @@ pub(super) struct World {
     pub(super) awaiting_permit: BTreeSet<CallKey>,
     /// The calls that hold a permit of their tool and were not started.
     pub(super) holding_permit: BTreeSet<CallKey>,
+    /// The calls that wait for the values of their references.
+    pub(super) awaiting_references: BTreeSet<CallKey>,
     pub(super) ever_started: BTreeSet<CallKey>,
     /// The answers of the tools whose calls ran since the last crash.
     pub(super) tool_outcomes: BTreeMap<CallKey, ToolOutcome>,
@@ -70,6 +74,8 @@ pub(super) enum Action {
     Close,
     Break,
     PermitReply(CallKey, PermitReply),
+    /// The values of a call's references were read, or could not be.
+    ReadReferences(CallKey, bool),
     EndCall(CallKey, ToolStatus),
     /// All records become durable.
     MakeDurable,
@@ -111,6 +117,7 @@ impl World {
             running: BTreeSet::new(),
             awaiting_permit: BTreeSet::new(),
             holding_permit: BTreeSet::new(),
+            awaiting_references: BTreeSet::new(),
             ever_started: BTreeSet::new(),
             tool_outcomes: BTreeMap::new(),
             started_effects: Vec::new(),
@@ -168,6 +175,12 @@ impl World {
                 actions.push(Action::PermitReply(*key, PermitReply::Granted));
             } else {
                 actions.push(Action::PermitReply(*key, PermitReply::Waiting));
+            }
+        }
+        for key in &self.awaiting_references {
+            actions.push(Action::ReadReferences(*key, true));
+            if scenario.failures {
+                actions.push(Action::ReadReferences(*key, false));
             }
         }
         if self.durable < self.log.len() as u64 {
@@ -254,6 +267,10 @@ impl World {
                     self.holding_permit.insert(key);
                 }
                 self.turn.handle_tool_permit(now, key, reply);
+            }
+            Action::ReadReferences(key, is_read) => {
+                self.awaiting_references.remove(&key);
+                self.turn.handle_references(now, key, references::values(is_read));
             }
             Action::MakeDurable => self.make_durable(),
             Action::Timeout => {
@@ -347,6 +364,10 @@ impl World {
             self.turn.handle_tool_permit(self.now, *key, PermitReply::Granted);
             assert_eq!(self.turn.poll(), None, "a permit that no call waits for had an effect");
         }
+        for key in keys.iter().filter(|key| !self.awaiting_references.contains(key)) {
+            self.turn.handle_references(self.now, *key, references::values(true));
+            assert_eq!(self.turn.poll(), None, "values that no call waits for had an effect");
+        }
         let is_awaiting_response = self.turn.stage == TurnStage::AwaitingResponse;
         let after =
             (self.turn.effects.records(), self.turn.effects.deferred().len(), is_awaiting_response);
@@ -416,6 +437,10 @@ impl World {
             Effect::Perform(TurnAction::Disconnect) => {
                 assert!(self.delivered_deltas.take().is_some(), "no exchange to disconnect");
             }
+            Effect::Perform(TurnAction::ReadReferences { key, references, .. }) => {
+                assert_eq!(references, references::references());
+                assert!(self.awaiting_references.insert(key), "{key} requests its values twice");
+            }
             Effect::Perform(TurnAction::RequestToolPermit { key, tool }) => {
                 self.check_permit_request(key, &tool, scenario)
             }
@@ -430,6 +455,7 @@ impl World {
                 state,
                 ..
             })) => {
+                assert!(!has_references(&call.arguments), "a tool was given a reference");
                 self.check_start(&call.key, scenario);
                 self.questions.insert(call.key, SupervisedQuestions::new(state.questions()));
                 if scenario.owner_deaths > 0 {

@@ -17,10 +17,14 @@ pub(crate) use turn_replay::{ReplayEnd, TurnReplay};
 #[cfg(test)]
 use crate::record::JournalEntry;
 
-/// Replays the records of one turn.
+/// Replays the records of one turn. `before` are the records of the session before it.
 #[cfg(test)]
 #[track_caller]
-pub(super) fn check(spec: &super::TurnSpec, records: &[crate::record::Record]) {
+pub(super) fn check(
+    spec: &super::TurnSpec,
+    before: &[crate::record::Record],
+    records: &[crate::record::Record],
+) {
     let entry = |(record, seq): (&crate::record::Record, u64)| JournalEntry {
         seq: crate::record::Seq(seq),
         time: 0,
@@ -31,10 +35,10 @@ pub(super) fn check(spec: &super::TurnSpec, records: &[crate::record::Record]) {
     let is_commit = |record: &_| matches!(record, crate::record::Record::TurnCommitted { .. });
     let end = records.iter().position(is_commit).map_or(records.len(), |last| last + 1);
     let records = records.get(..end).unwrap_or_default();
-    let entries: Vec<_> = records.iter().zip(1..).map(entry).collect();
+    let entries: Vec<_> = before.iter().chain(records).zip(1..).map(entry).collect();
     let recording = Recording::new(&entries);
     let committed = matches!(records.last(), Some(crate::record::Record::TurnCommitted { .. }));
-    match TurnReplay::new(&recording, 0, spec.clone(), None).run() {
+    match TurnReplay::new(&recording, before.len(), spec.clone(), None).run() {
         Ok((at, end)) => {
             assert_eq!(at, entries.len(), "{end:?}");
             assert_eq!(matches!(end, ReplayEnd::Committed(_)), committed, "{records:#?}");

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::context::recorded_value;
 use crate::record::{JournalEntry, Record, ResponseDisposition};
 use crate::transcript::{
     AttemptResponse, AttemptTranscript, CallTranscript, RecordLocation, RecordedOutcome,
@@ -9,7 +10,9 @@ use crate::transcript::{
 };
 use crate::turn::CancelReason;
 use crate::turn::effect::TurnEnd;
-use crate::types::{COMPACT_AT, CallKey, FailureKind, ReadSet};
+use crate::types::{
+    COMPACT_AT, CallKey, FailureKind, ReadSet, Reference, ReferenceError, ReferencedValue,
+};
 
 /// The records of a session, read only. An `at` is the index of a record.
 #[derive(Debug)]
@@ -195,6 +198,41 @@ impl<'a> Recording<'a> {
     pub(super) fn is_intended(&self, at: usize, key: CallKey) -> bool {
         let call = self.call(at, key);
         call.is_some_and(|call| call.intents.iter().any(|intent| intent.at.index >= at))
+    }
+
+    /// Returns whether a call, or a later one of its response, did something that needs its admission. Calls
+    /// are admitted in call order.
+    pub(super) fn has_gone_on_from(&self, at: usize, key: CallKey) -> bool {
+        let Some(attempt) = self.attempt(at, key.turn, key.attempt) else { return true };
+        attempt.calls.range(key..).any(|(_, call)| {
+            let is_admitted = |ended: &RecordedOutcome<'_>| {
+                let without_admission = matches!(
+                    ended.outcome.kind,
+                    Some(FailureKind::NotStarted | FailureKind::Malformed)
+                );
+                ended.started_ms.is_some() || !without_admission
+            };
+            !(call.intents.is_empty() && call.questions.is_empty() && call.reports.is_empty())
+                || call.outcomes.iter().any(is_admitted)
+        })
+    }
+
+    /// Returns the value of a reference from the records before this one.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(super) fn value_before(
+        &self,
+        at: usize,
+        reference: &Reference,
+    ) -> Result<ReferencedValue, ReferenceError> {
+        if let Reference::Answer(run) = reference {
+            let mut ends = self.transcript.runs.iter().filter_map(|run| run.end);
+            if !ends.any(|end| end.id == run && end.at.index < at) {
+                return Err(ReferenceError::NoSuchRun(reference.clone()));
+            }
+        }
+        recorded_value(&self.transcript, reference)
     }
 
     /// Returns the calls that the machine has timed out together, from this record on. It records the limit after

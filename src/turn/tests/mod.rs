@@ -9,6 +9,7 @@ mod edge_cases;
 mod fallbacks;
 mod interactions;
 mod questions;
+mod references;
 mod response_content;
 mod response_end;
 mod search;
@@ -31,7 +32,7 @@ use crate::event::Event;
 use crate::record::{Record, StopMode};
 use crate::response::ExchangeEnd;
 use crate::types::{
-    Answer, CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind,
+    Answer, CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, Reference,
     ToolOutcome, ToolStatus, VariablesUse, WriteSet,
 };
 use crate::wire::{CallDelta, Delta};
@@ -43,6 +44,10 @@ struct Driver {
     records: u64,
     log: Log,
     started: Vec<String>,
+    /// The arguments of the started calls, in the same order.
+    started_arguments: Vec<Arc<serde_json::Value>>,
+    /// The references whose values calls wait for.
+    references_requested: Vec<(u32, BTreeSet<Reference>)>,
     /// The snapshots of the started calls, in the same order.
     snapshots: Vec<Variables>,
     aborted: Vec<u32>,
@@ -60,6 +65,8 @@ struct Driver {
 struct Log {
     spec: TurnSpec,
     records: Vec<Record>,
+    /// The records of the session before those of the turn.
+    before: Vec<Record>,
     /// True if the records are replayed.
     is_replayed: bool,
 }
@@ -81,7 +88,7 @@ impl std::ops::DerefMut for Log {
 impl Drop for Log {
     fn drop(&mut self) {
         if self.is_replayed && !std::thread::panicking() {
-            super::replay::check(&self.spec, &self.records);
+            super::replay::check(&self.spec, &self.before, &self.records);
         }
     }
 }
@@ -89,11 +96,18 @@ impl Drop for Log {
 impl Driver {
     fn new(spec: TurnSpec) -> Self {
         let mut driver = Self {
-            log: Log { spec: spec.clone(), records: Vec::new(), is_replayed: true },
+            log: Log {
+                spec: spec.clone(),
+                records: Vec::new(),
+                before: Vec::new(),
+                is_replayed: true,
+            },
             turn: Turn::new(spec),
             now: Duration::ZERO,
             records: 0,
             started: Vec::new(),
+            started_arguments: Vec::new(),
+            references_requested: Vec::new(),
             snapshots: Vec::new(),
             aborted: Vec::new(),
             permits_requested: Vec::new(),
@@ -140,7 +154,11 @@ impl Driver {
             TurnAction::Disconnect => self.disconnects += 1,
             TurnAction::Start(start) => {
                 self.snapshots.push(start.variables);
+                self.started_arguments.push(start.call.arguments);
                 self.started.push(format!("{}#{}", start.call.name, start.call.key.index));
+            }
+            TurnAction::ReadReferences { key, references, .. } => {
+                self.references_requested.push((key.index, references));
             }
             TurnAction::RequestToolPermit { key, .. } => self.permits_requested.push(key.index),
             TurnAction::ReleaseToolPermit(key) => self.permits_released.push(key.index),

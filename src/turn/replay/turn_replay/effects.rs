@@ -1,6 +1,9 @@
 //! The effects of the machine: records are compared, and the rest is performed.
 
 use super::*;
+use crate::context::{ReferenceValues, add_value, references_in, substitute_references};
+use crate::turn::references::with_variables;
+use crate::types::{ReferenceError, ToolCall};
 
 impl TurnReplay<'_, '_> {
     /// Performs the machine's effects until it has none.
@@ -14,9 +17,13 @@ impl TurnReplay<'_, '_> {
             }
             let durable = self.count_durable();
             let granted = self.permit_requests.iter().position(|key| self.gets_permit(*key));
+            let read = self.reference_requests.iter().position(|(key, _)| self.gets_values(*key));
             if durable > self.records_durable {
                 self.records_durable = durable;
                 self.turn.handle_recorded(Duration::ZERO, durable);
+            } else if let Some(read) = read {
+                let (key, references) = self.reference_requests.remove(read);
+                self.give_values(key, references);
             } else if let Some(granted) = granted {
                 let key = self.permit_requests.remove(granted);
                 self.turn.handle_tool_permit(Duration::ZERO, key, PermitReply::Granted);
@@ -40,11 +47,15 @@ impl TurnReplay<'_, '_> {
                 let reused = response::reused(self.recording, (self.first, self.at), turn, attempt);
                 let reused = reused
                     .into_iter()
-                    .map(|(call, outcome)| (call::identity(call), outcome.clone()));
+                    .map(|(call, outcome)| (self.final_identity(call), outcome.clone()));
+                let reused: Vec<_> = reused.collect();
                 self.turn.reusable_results.extend(reused);
             }
             Effect::Perform(TurnAction::ReduceContext(_)) => self.needs_context = true,
             Effect::Perform(TurnAction::Disconnect) => self.remaining_steps.clear(),
+            Effect::Perform(TurnAction::ReadReferences { key, references, .. }) => {
+                self.reference_requests.push((key, references));
+            }
             Effect::Perform(TurnAction::RequestToolPermit { key, .. }) => {
                 self.permit_requests.push(key)
             }
@@ -131,6 +142,49 @@ impl TurnReplay<'_, '_> {
             return reads.0.iter().all(|(name, writer)| writers.get(name) == writer.as_ref());
         }
         self.recording.started(self.at, key).unwrap_or(true)
+    }
+
+    /// Returns whether the values of the references of a call had arrived at this point: the call, or one that
+    /// was admitted after it, had gone on.
+    fn gets_values(&self, key: CallKey) -> bool {
+        self.recording.has_gone_on_from(self.at, key)
+    }
+
+    /// Gives a call the values of its references, as the records hold them.
+    pub(super) fn give_values(&mut self, key: CallKey, references: BTreeSet<Reference>) {
+        let values = self.read_values(references);
+        self.turn.handle_references(Duration::ZERO, key, values);
+    }
+
+    fn read_values(
+        &self,
+        references: BTreeSet<Reference>,
+    ) -> Result<ReferenceValues, ReferenceError> {
+        let bytes_max = self.spec.rules.limits.max_arguments_bytes;
+        let mut values = ReferenceValues::new();
+        for reference in references {
+            let value = self.recording.value_before(self.at, &reference)?;
+            add_value(&mut values, (reference, value), bytes_max)?;
+        }
+        Ok(values)
+    }
+
+    /// Returns the identity of a call with the values of its references.
+    fn final_identity(&self, call: &ToolCall) -> String {
+        let tool = self.spec.rules.tools.get(&*call.name).cloned();
+        let mut made = TurnCall::restored(call.clone(), tool);
+        if made.has_references(&self.spec.rules) {
+            let (variables, others): (BTreeSet<_>, _) = references_in(&call.arguments)
+                .into_iter()
+                .partition(|reference| matches!(reference, Reference::Variable(_)));
+            let values = self.read_values(others).unwrap_or_default();
+            let values = with_variables(values, variables, &self.spec.variables);
+            let bytes_max = self.spec.rules.limits.max_arguments_bytes;
+            if let Ok(arguments) = substitute_references(&call.arguments, &values, bytes_max) {
+                made.set_final_arguments(arguments.into());
+            }
+        }
+        made.identity
     }
 
     fn gets_permit(&self, key: CallKey) -> bool {

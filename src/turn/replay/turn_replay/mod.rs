@@ -7,6 +7,7 @@
 mod effects;
 mod inputs;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use super::recording::Recording;
 use super::response::{self, ReplayStep};
 use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
-use crate::turn::call::{self, CallPhase, TurnCall};
+use crate::turn::call::{CallPhase, TurnCall};
 use crate::turn::committed::TurnRecord;
 use crate::turn::effect::DeferredEffect;
 use crate::turn::effect::{ApprovalDecision, CancelReason, Effect, PermitReply};
@@ -25,7 +26,7 @@ use crate::turn::spec::TurnSpec;
 use crate::turn::started_calls::{StartedCalls, ToolCompletion};
 use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
-    ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, Question, ToolOutcome,
+    ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, Question, Reference, ToolOutcome,
     VariablesUse, Verdict,
 };
 use crate::wire::Delta;
@@ -59,6 +60,8 @@ pub(crate) struct TurnReplay<'t, 'a> {
     records_durable: u64,
     /// Calls that wait for a permit of their tool.
     permit_requests: Vec<CallKey>,
+    /// Calls that wait for the values of these references.
+    reference_requests: Vec<(CallKey, BTreeSet<Reference>)>,
     /// The rest of the response.
     remaining_steps: Vec<ReplayStep>,
     changed_after_seal: Vec<CallKey>,
@@ -122,6 +125,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
             records_made: 0,
             records_durable: 0,
             permit_requests: Vec::new(),
+            reference_requests: Vec::new(),
             remaining_steps: Vec::new(),
             changed_after_seal: Vec::new(),
             cancelled: false,
@@ -345,6 +349,9 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
     fn make_durable(&mut self) {
         self.records_durable = self.records_made;
         self.turn.handle_recorded(Duration::ZERO, self.records_made);
+        for (key, references) in std::mem::take(&mut self.reference_requests) {
+            self.give_values(key, references);
+        }
         for key in std::mem::take(&mut self.permit_requests) {
             self.turn.handle_tool_permit(Duration::ZERO, key, PermitReply::Granted);
         }
@@ -367,6 +374,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         self.turn = Turn::resume_with((*self.spec).clone(), &entries, now, None, started);
         (self.records_made, self.records_durable) = (0, 0);
         self.permit_requests.clear();
+        self.reference_requests.clear();
         self.remaining_steps.clear();
         self.cancelled = false;
         self.resumed_at = Some(self.at);

@@ -1,0 +1,119 @@
+//! Reads the values of a session's references from its journal.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use ractor::ActorRef;
+use ractor::rpc::CallResult;
+
+use super::error::HostError;
+use super::handle::SessionHandle;
+use super::host_ref::HostRef;
+use super::message::SessionMessage;
+use crate::context::{ReferenceValues, add_value, is_needed, recorded_result, stored_value};
+use crate::journal::SessionLog;
+use crate::record::JournalEntry;
+use crate::session::RecordRange;
+use crate::tool::ReferenceReader;
+use crate::transcript::Transcript;
+use crate::types::{CallKey, Reference, ReferenceError, ReferencedValue, SessionId, ToolOutcome};
+
+/// The number of records that are in memory at once. Those of other calls are dropped.
+const PART_RECORDS: usize = 16;
+
+/// Reads the values of the references of one session.
+pub(super) struct SessionReferences {
+    pub(super) id: SessionId,
+    /// The session, which knows the positions of the records.
+    pub(super) session: ActorRef<SessionMessage>,
+    pub(super) log: Arc<SessionLog>,
+    pub(super) link: HostRef,
+}
+
+impl SessionReferences {
+    /// Returns the values of all references.
+    pub(super) async fn read_all(
+        &self,
+        references: BTreeSet<Reference>,
+        bytes_max: usize,
+    ) -> Result<ReferenceValues, ReferenceError> {
+        let mut values = ReferenceValues::new();
+        for reference in references {
+            let value = self.read(&reference).await?;
+            add_value(&mut values, (reference, value), bytes_max)?;
+        }
+        Ok(values)
+    }
+}
+
+#[async_trait]
+impl ReferenceReader for SessionReferences {
+    async fn read(&self, reference: &Reference) -> Result<ReferencedValue, ReferenceError> {
+        let locate = |reply| SessionMessage::Locate { reference: reference.clone(), reply };
+        let located = match self.session.call(locate, None).await {
+            Ok(CallResult::Success(located)) => located?,
+            Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => {
+                return Err(ReferenceError::Unreadable("the session has ended".to_owned()));
+            }
+        };
+        let records = read_range(&self.link, &self.id, &self.log, located, reference).await;
+        let records = records.map_err(|error| ReferenceError::Unreadable(error.to_string()))?;
+        stored_value(&records, reference)
+    }
+}
+
+/// The result of a call, as the journal holds it.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct StoredResult {
+    /// The call.
+    pub key: CallKey,
+    /// The name of its tool.
+    pub tool_name: Arc<str>,
+    /// Its outcome.
+    pub outcome: ToolOutcome,
+}
+
+impl SessionHandle {
+    /// Returns the whole result of a call whose response has ended.
+    ///
+    /// # Errors
+    /// If the session has no such result, or it cannot be read.
+    pub async fn result(&self, key: CallKey) -> Result<StoredResult, HostError> {
+        let reference = Reference::Result(key);
+        let locate = |reply| SessionMessage::Locate { reference: reference.clone(), reply };
+        let (located, live) = self.link.request(self.id(), locate).await?;
+        let missing = || HostError::NoSuchResult(key.to_string());
+        let range = located.map_err(|_| missing())?;
+        let records = read_range(&self.link, self.id(), &live.log, range, &reference).await?;
+        let records = Transcript::read(&records);
+        let (call, outcome) = recorded_result(&records, key).ok_or_else(missing)?;
+        Ok(StoredResult { key, tool_name: Arc::clone(&call.name), outcome: outcome.clone() })
+    }
+}
+
+/// Returns the records of a range that the value of a reference depends on, as soon as they are durable.
+async fn read_range(
+    link: &HostRef,
+    id: &SessionId,
+    log: &SessionLog,
+    range: RecordRange,
+    reference: &Reference,
+) -> Result<Vec<JournalEntry>, HostError> {
+    let RecordRange { after, upto } = range;
+    let upto = upto.unwrap_or_else(|| log.last_seq());
+    log.wait_durable(upto).await?;
+    let (shared, id, reference) = (Arc::clone(&link.shared), id.clone(), reference.clone());
+    link.read_index(move || {
+        let (mut after, mut needed) = (after, Vec::new());
+        while after < upto {
+            let read = shared.journal.read_some(&id, after, PART_RECORDS)?;
+            let Some(last) = read.last() else { break };
+            after = last.seq;
+            needed.extend(read.into_iter().filter(|entry| is_needed(&entry.record, &reference)));
+        }
+        Ok(needed)
+    })
+    .await?
+}

@@ -1,0 +1,64 @@
+//! `GET /v1/sessions/{id}/results/{tool_id}`: the whole result of a call, or a part of it.
+
+use axum::extract::{Path, State, rejection::PathRejection};
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::extract::StrictQuery;
+use super::sessions::PathSession;
+use super::state::AppState;
+use crate::runtime::{HostError, StoredResult};
+use crate::types::{CallKey, ToolStatus, ceil_char_boundary, floor_char_boundary};
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ResultQuery {
+    #[serde(default)]
+    offset: usize,
+    limit: Option<usize>,
+}
+
+#[derive(Debug, Serialize)]
+struct ResultResponse<'a> {
+    tool_id: String,
+    tool_name: &'a str,
+    status: ToolStatus,
+    content: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    structured: Option<&'a Value>,
+}
+
+pub(super) async fn show(
+    State(state): State<AppState>,
+    PathSession(session): PathSession,
+    path: Result<Path<(String, String)>, PathRejection>,
+    StrictQuery(ResultQuery { offset, limit }): StrictQuery<ResultQuery>,
+) -> Result<Response, ApiError> {
+    if limit == Some(0) {
+        let message = "limit: must be at least 1; without it the answer has the whole result";
+        return Err(ApiError::bad_request("invalid_request", message));
+    }
+    let tool_id = path.map(|Path((_, tool_id))| tool_id).unwrap_or_default();
+    // A text that is not a call key cannot name a call.
+    let key: CallKey = tool_id
+        .parse()
+        .map_err(|_| HostError::NoSuchResult(crate::types::excerpt(&tool_id, 64)))?;
+    let StoredResult { tool_name, outcome, .. } = session.result(key).await?;
+    let content = &*outcome.content;
+    let start = floor_char_boundary(content, offset);
+    let end = limit.map_or(content.len(), |limit| {
+        let end = floor_char_boundary(content, start.saturating_add(limit));
+        // At least one character, so that reading goes on.
+        if end == start { ceil_char_boundary(content, start + 1) } else { end }
+    });
+    let response = ResultResponse {
+        tool_id,
+        tool_name: &tool_name,
+        status: outcome.status,
+        content: content.get(start..end).unwrap_or_default(),
+        structured: outcome.full.as_ref().and_then(|full| full.structured.as_ref()),
+    };
+    Ok(state.large_answers.json(&response).await)
+}

@@ -1,0 +1,79 @@
+//! The positions of the records that hold the values of references. The values themselves are in the journal
+//! only.
+
+use std::collections::BTreeMap;
+
+use super::machine::Session;
+use crate::record::Seq;
+use crate::types::{CallKey, Reference, ReferenceError, RunId};
+
+/// The positions of the records that hold results, arguments and answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct ReferenceIndex {
+    /// The numbers of the committed turns, ascending, with the position of the record of the commit.
+    commits: Vec<(u32, Seq)>,
+    /// The position of the record of the end of each run.
+    run_ends: BTreeMap<RunId, Seq>,
+}
+
+/// A range of records of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RecordRange {
+    /// The record before the first one.
+    pub after: Seq,
+    /// The last record. `None`: all that follow.
+    pub upto: Option<Seq>,
+}
+
+impl ReferenceIndex {
+    pub(super) fn add_commit(&mut self, turn: u32, seq: Seq) {
+        // A turn that is resumed after its commit has a second one.
+        if self.commits.last().is_none_or(|(last, _)| *last < turn) {
+            self.commits.push((turn, seq));
+        }
+    }
+
+    pub(super) fn add_run_end(&mut self, run: &RunId, seq: Seq) {
+        self.run_ends.insert(run.clone(), seq);
+    }
+}
+
+impl Session {
+    /// Notes the position of the record by which a turn was committed. A stored session reads it itself.
+    pub fn handle_commit_recorded(&mut self, turn: u32, seq: Seq) {
+        self.references.add_commit(turn, seq);
+    }
+
+    /// Returns the records that hold the value of a reference to a result, to arguments or to an answer.
+    ///
+    /// # Errors
+    /// If the session has no such turn, or the run has not ended.
+    pub fn locate(&self, reference: &Reference) -> Result<RecordRange, ReferenceError> {
+        match reference {
+            Reference::Result(key) | Reference::Arguments(key) => {
+                let range = self.locate_call(*key);
+                range.ok_or_else(|| ReferenceError::NoSuchResult(reference.clone()))
+            }
+            Reference::Answer(run) => {
+                let seq = self.references.run_ends.get(run);
+                let seq = seq.ok_or_else(|| ReferenceError::NoSuchRun(reference.clone()))?;
+                Ok(RecordRange { after: Seq(seq.0.saturating_sub(1)), upto: Some(*seq) })
+            }
+            Reference::Variable(_) => Err(ReferenceError::NoSuchVariable(reference.clone())),
+        }
+    }
+
+    /// Returns the records that may hold a call: those of its turn, which may be in progress.
+    fn locate_call(&self, key: CallKey) -> Option<RecordRange> {
+        let commits = &self.references.commits;
+        let at = commits.partition_point(|(turn, _)| *turn < key.turn);
+        let before = at.checked_sub(1).and_then(|before| commits.get(before));
+        let after = before.map_or(Seq(0), |(_, seq)| *seq);
+        match commits.get(at) {
+            Some((turn, seq)) => {
+                (*turn == key.turn).then_some(RecordRange { after, upto: Some(*seq) })
+            }
+            None => (key.turn == self.turn).then_some(RecordRange { after, upto: None }),
+        }
+    }
+}
