@@ -313,7 +313,7 @@ fn as_made(message: &Arc<ResponseMessage>) -> Arc<ResponseMessage> {
 
 /// Returns the result of a call for the model.
 fn model_content(outcome: &ToolOutcome, bytes_max: usize) -> ResultContent {
-    let bytes_max = outcome.shown_bytes_max(bytes_max);
+    let bytes_max = outcome.model_bytes_max(bytes_max);
     let text = shorten(&outcome.content, bytes_max);
     let Some(full) = outcome.full.as_ref().filter(|full| full.has_image()) else {
         return text.into();

@@ -82,10 +82,10 @@ async fn ended(
             |overrides: &_| own.map(|own| own.with_recorded(overrides).terms()).unwrap_or_default();
         past_run(&entries, &run, &terms_of).map_err(|error| HostError::Rebuild(error.to_string()))
     });
-    Ok(past.await??.map(as_told))
+    Ok(past.await??.map(run_report))
 }
 
-fn as_told(past: PastRun) -> RunReport {
+fn run_report(past: PastRun) -> RunReport {
     let PastRun { id, seq: _, end, text, error, stats, calls, first_message, messages } = past;
     let calls = calls
         .into_iter()

@@ -121,7 +121,7 @@ impl SessionActorState {
             let (phase, sha256) = (Some(approval.phase), approval.arguments_sha256.clone());
             let decision = ApprovalDecision { phase, judgement, arguments_sha256: sha256 };
             let (reply, _) = ractor::concurrency::oneshot();
-            self.tell_accumulator(AccumulatorMessage::Decide {
+            self.send_to_accumulator(AccumulatorMessage::Decide {
                 key,
                 decision,
                 reply: reply.into(),

@@ -34,7 +34,7 @@ pub(super) fn check(spec: &super::TurnSpec, records: &[crate::record::Record]) {
     let entries: Vec<_> = records.iter().zip(1..).map(entry).collect();
     let recording = Recording::new(&entries);
     let committed = matches!(records.last(), Some(crate::record::Record::TurnCommitted { .. }));
-    match TurnReplay::new(&recording, 0, spec.clone(), None).run() {
+    match TurnReplay::new(&recording, 0, spec.clone(), None, None).run() {
         Ok((at, end)) => {
             assert_eq!(at, entries.len(), "{end:?}");
             assert_eq!(matches!(end, ReplayEnd::Committed(_)), committed, "{records:#?}");
