@@ -204,7 +204,7 @@ impl World {
         ]
     }
 
-    /// The median time of a round, and the CPU time of all rounds.
+    /// Returns the median time of a round, and the CPU time of all rounds.
     fn sums(&self) -> (Duration, Duration) {
         (median(self.times.clone()), self.cpu)
     }

@@ -183,7 +183,7 @@ async fn provider(workload: Workload, marks: Marks) -> String {
     .await
 }
 
-/// A body whose pieces are sent at fixed times, however long the sending takes.
+/// Returns a body whose pieces are sent at fixed times, however long the sending takes.
 fn paced(pieces: Vec<Bytes>, pause: Duration) -> Body {
     let began = Instant::now();
     let pieces = stream::iter(pieces.into_iter().zip(0..));

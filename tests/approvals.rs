@@ -102,7 +102,7 @@ impl Api {
         assert_eq!(self.send(post(&self.path("/stop"), "", &body)).await.status, 202);
     }
 
-    /// The only tool result of the last model request.
+    /// Returns the only tool result of the last model request.
     fn last_tool_result(&self) -> String {
         let messages = self.world.last_messages();
         let results = results(&messages);

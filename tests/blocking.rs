@@ -13,7 +13,7 @@ fn call(tool: &str, id: &str) -> Call {
     Call::new(tool, json!({"id": id}))
 }
 
-/// A response with these calls to the input `input`.
+/// Returns a response with these calls to the input `input`.
 fn response_to(input: &str, calls: Vec<Call>) -> Response {
     let when = When { last_user: Some(input.to_owned()), ..When::default() };
     Response { when, ..Response::calls(calls) }

@@ -49,7 +49,7 @@ fn model(world: &World) -> ModelStatus {
     world.host.models().into_iter().find(|model| model.name == "rehearsal").unwrap()
 }
 
-/// `model: reason` of each attempt event.
+/// Returns `model: reason` of each attempt event.
 fn attempts(events: &[Value]) -> Vec<String> {
     let attempts = events.iter().filter(|event| event["type"] == "attempt");
     let word = |value: &Value| value.as_str().unwrap().to_owned();

@@ -22,7 +22,7 @@ fn call(tool: &str, id: &str) -> Call {
     Call::new(tool, json!({"id": id})).id(&format!("call-{id}"))
 }
 
-/// A response with these calls to the input `input`.
+/// Returns a response with these calls to the input `input`.
 fn response_to(input: &str, calls: impl IntoIterator<Item = Call>) -> Response {
     let when = When { last_user: Some(input.to_owned()), ..When::default() };
     Response { when, ..Response::calls(calls) }

@@ -142,7 +142,7 @@ async fn server_errors_and_rate_limits_are_retried() {
     assert!(started.elapsed().expect("time goes on") >= Duration::from_secs(1), "it was waited");
 }
 
-/// An error response with the header `x-should-retry`.
+/// Returns an error response with the header `x-should-retry`.
 fn should_retry(word: &str, status: u16) -> Response {
     let headers = [("x-should-retry".to_owned(), word.to_owned())].into();
     Response { headers, ..Response::status(status) }

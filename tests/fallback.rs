@@ -53,7 +53,7 @@ impl TwoModels {
         (within(started.report).await.expect("a report"), events)
     }
 
-    /// The number of requests that each provider received.
+    /// Returns the number of requests that each provider received.
     fn received(&self) -> (usize, usize) {
         (self.world.requests().len(), self.backup.requests().len())
     }
@@ -65,7 +65,7 @@ impl TwoModels {
     }
 }
 
-/// `attempt model` of each attempt event.
+/// Returns `attempt model` of each attempt event.
 fn attempts(events: &[Value]) -> Vec<String> {
     let attempts = events.iter().filter(|event| event["type"] == "attempt");
     attempts

@@ -56,7 +56,7 @@ fn thinking(wire: Wire, text: &str) -> Value {
     }
 }
 
-/// The start of a call, or a complete call if the dialect does not stream arguments.
+/// Returns the start of a call, or a complete call if the dialect does not stream arguments.
 fn call(wire: Wire, index: usize) -> Value {
     let id = format!("c{index}");
     match wire {
@@ -75,7 +75,7 @@ fn call(wire: Wire, index: usize) -> Value {
     }
 }
 
-/// More arguments of call 0, if the dialect streams arguments.
+/// Returns more arguments of call 0, if the dialect streams arguments.
 fn arguments(wire: Wire, piece: &str) -> Option<Value> {
     match wire {
         Wire::OpenaiChat => Some(json!({"choices": [{"delta": {"tool_calls": [{"index": 0,
@@ -92,7 +92,7 @@ fn arguments(wire: Wire, piece: &str) -> Option<Value> {
     }
 }
 
-/// Provider data of `bytes` bytes that must be sent back.
+/// Returns provider data of `bytes` bytes that must be sent back.
 fn returned_data(wire: Wire, index: usize, bytes: usize) -> Option<Vec<Value>> {
     let data = "A".repeat(bytes);
     match wire {

@@ -109,7 +109,7 @@ async fn two_waiting_requests_with_one_key_get_the_same_report() {
     directory.verify();
 }
 
-/// The reproducible events of a stream: without call states and statistics, and with joined texts.
+/// Returns the reproducible events of a stream: without call states and statistics, and with joined texts.
 fn reproducible_events(answer: &HttpResponse) -> Vec<Value> {
     let mut seen: Vec<Value> = Vec::new();
     for event in client::parse_events(&answer.body) {

@@ -21,7 +21,7 @@ async fn service(responses: Value) -> Service {
     Service::start(json!({"responses": responses})).await
 }
 
-/// The user messages of the last model request.
+/// Returns the user messages of the last model request.
 fn sent(service: &Service) -> Vec<Value> {
     let requests = service.model.requests();
     assert!(requests.iter().all(|request| request.status == 200), "a request was refused");

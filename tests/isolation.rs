@@ -75,7 +75,7 @@ struct StepsResult {
 }
 
 impl StepsResult {
-    /// The results as the model receives them.
+    /// Returns the results as the model receives them.
     fn results(&self) -> Vec<&str> {
         let results = self.report.run_messages().iter().filter_map(|message| match &**message {
             Message::Tool { content, .. } => Some(&**content),

@@ -225,7 +225,7 @@ struct World {
     _model: Rehearsal,
 }
 
-/// The responses of concurrent runs: each has a turn of four calls and then an answer.
+/// Returns the responses of concurrent runs: each has a turn of four calls and then an answer.
 fn work(runs: usize) -> Vec<Response> {
     let calls = || (0..CALLS).map(|i| Call::new("work", json!({"i": i})));
     let work = (0..runs).map(|_| Response::calls(calls()));

@@ -35,7 +35,7 @@ impl TestDir {
         Self(dir)
     }
 
-    /// The bytes of every file.
+    /// Returns the bytes of every file.
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for entry in fs::read_dir(&self.0).unwrap() {
@@ -195,7 +195,7 @@ impl Raw {
     }
 }
 
-/// A deterministic source of bytes and numbers.
+/// Returns a deterministic source of bytes and numbers.
 fn random() -> impl FnMut(u64) -> u64 {
     let mut seed = 7_u64;
     move |below| {

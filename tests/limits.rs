@@ -22,7 +22,7 @@ fn costing(response: Response, tokens: u64) -> Response {
     Response { usage: Some(usage), ..response }
 }
 
-/// A stream of texts, each with the tokens that the response has used so far.
+/// Returns a stream of texts, each with the tokens that the response has used so far.
 fn counting(pieces: &[(&str, u64)]) -> Response {
     let chunks = pieces.iter().map(|(text, tokens)| {
         let chunk = json!({"choices": [{"index": 0, "delta": {"content": text}}],
@@ -72,14 +72,14 @@ async fn run_with(world: &World, overrides: Value) -> (RunReport, Vec<String>) {
     (report, limit_events.collect())
 }
 
-/// The tool results in a request.
+/// Returns the tool results in a request.
 fn sent(world: &World, request: usize) -> Vec<(String, String)> {
     let body = &world.requests()[request].body;
     let messages: &Vec<Value> = body["messages"].as_array().expect("messages");
     results(messages).iter().map(|(id, text)| ((*id).to_owned(), (*text).to_owned())).collect()
 }
 
-/// The text of the last tool result in a request.
+/// Returns the text of the last tool result in a request.
 fn last_result(world: &World, request: usize) -> String {
     sent(world, request).pop().expect("a result").1
 }

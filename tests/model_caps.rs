@@ -20,7 +20,7 @@ fn response_to(input: &str, response: Response) -> Response {
     Response { when: When { last_user: Some(input.to_owned()), ..When::default() }, ..response }
 }
 
-/// A response that waits for the gate of this name.
+/// Returns a response that waits for the gate of this name.
 fn pausing_response(input: &str) -> Response {
     response_to(input, Response::text("Here.").hold(At::Headers, input))
 }
@@ -74,7 +74,7 @@ async fn report(run: StartedRun) -> (RunEnd, String) {
     (report.run_end, report.text)
 }
 
-/// The user inputs of the requests, in the order of arrival.
+/// Returns the user inputs of the requests, in the order of arrival.
 fn order(world: &World) -> Vec<String> {
     let inputs = |body: &Value| {
         let messages = body["messages"].as_array().unwrap();

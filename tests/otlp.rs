@@ -19,7 +19,7 @@ async fn model(script: Value) -> Rehearsal {
     Rehearsal::with_script(script).await.unwrap()
 }
 
-/// A turn with a page, a sum and a failing call, then the answer.
+/// Returns a turn with a page, a sum and a failing call, then the answer.
 async fn three_calls(pages: &Pages) -> Rehearsal {
     model(json!({"responses": [
         {"text": ["Let me look."], "calls": [
@@ -113,7 +113,7 @@ async fn a_run_is_a_tree_of_spans() {
     // Models and tools receive the ids of their spans.
     let sent: Vec<_> = model.requests().iter().map(|r| r.headers["traceparent"].clone()).collect();
     assert_eq!(sent, [traceparent(chats[0]), traceparent(chats[1])]);
-    assert_eq!(pages.asked(), [traceparent(spans.tool("page"))]);
+    assert_eq!(pages.requests(), [traceparent(spans.tool("page"))]);
 
     // Contents are not exported.
     let bytes = collector.text();
@@ -317,7 +317,7 @@ async fn a_resumed_run_continues_its_trace_after_a_crash() {
     let host = folder.serve(&collector.url, &[]).await;
     let given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     host.begin(&[("traceparent", given)]).await;
-    host.until_asked().await;
+    host.until_approval_request().await;
     let killed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
     host.kill();
     let host = folder.serve(&collector.url, &[]).await;
@@ -338,5 +338,5 @@ async fn a_resumed_run_continues_its_trace_after_a_crash() {
     assert!(u128::from(agent.start_time_unix_nano) < killed, "it began in the first life");
     let page = spans.tool("page");
     assert!(u128::from(page.start_time_unix_nano) > killed, "the call began in the second");
-    assert_eq!(pages.asked(), [traceparent(page)]);
+    assert_eq!(pages.requests(), [traceparent(page)]);
 }

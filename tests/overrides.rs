@@ -118,7 +118,7 @@ async fn three_models(responses: impl IntoIterator<Item = Response>, may_raise: 
     .await
 }
 
-/// The model of each request, and true if it asks for a stream.
+/// Returns the model of each request, and true if it asks for a stream.
 fn requested_models(world: &World) -> Vec<(String, bool)> {
     let models = world.requests().into_iter().map(|request| {
         let model = request.body["model"].as_str().expect("a model").to_owned();

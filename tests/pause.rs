@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
 use support::{World, events, results, within, world};
 
-/// A response with a text that the service then pauses.
+/// Returns a response with a text that the service then pauses.
 fn paused(delta: &Value) -> Response {
     let chunk = |delta: &Value, finish: Option<&str>| {
         let choice = json!({"index": 0, "delta": delta, "finish_reason": finish});

@@ -85,7 +85,7 @@ async fn every_expression_has_data() {
     directory.verify();
 }
 
-/// The queries of the dashboards' variables, as expressions.
+/// Returns the queries of the dashboards' variables, as expressions.
 fn lists(dashboard: &Dashboard) -> Vec<Expression> {
     let queries = dashboard.variable_queries().into_iter();
     let expression = |query: Expression| {
@@ -137,7 +137,7 @@ fn happened(page: &str) {
     }
 }
 
-/// The model's answers, by the user's input.
+/// Returns the model's answers, by the user's input.
 fn script() -> Value {
     let call = |tool: &str, id: &str| json!({"name": tool, "arguments": {"id": id}});
     let named = |tool: &str| json!({"name": tool, "arguments": {"name": "x"}});

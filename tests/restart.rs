@@ -26,7 +26,7 @@ fn inputs(snapshot: &Value) -> Vec<&str> {
     users.map(|message| message["content"].as_str().unwrap()).collect()
 }
 
-/// The run ends of a session's runs.
+/// Returns the run ends of a session's runs.
 fn run_ends(directory: &HostDirectory, session: &str) -> Vec<String> {
     let ends = directory.entries(session).into_iter().filter_map(|entry| {
         let Record::RunEnded { end, .. } = entry.record else { return None };
@@ -42,7 +42,7 @@ async fn service(script: Value, rest: &str) -> (HostDirectory, HostServer) {
     (directory, served)
 }
 
-/// A script whose second text hangs in the first attempt.
+/// Returns a script whose second text hangs in the first attempt.
 fn hanging_script() -> Value {
     json!({"responses": [
         {"reasoning": ["Hm."], "text": ["Let me "], "calls": [call("writes", "a")]},

@@ -24,7 +24,7 @@ fn configure(config: &mut Config) {
     model.max_attempts = 1;
 }
 
-/// A tool that repeats secrets in its progress, its variables, its result and its error.
+/// Returns a tool that repeats secrets in its progress, its variables, its result and its error.
 async fn leak(input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
     context.progress(format!("using {KEY}"));
     context.set("last", json!({"token": TOKEN, HEADER: 1}))?;

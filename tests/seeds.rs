@@ -23,7 +23,7 @@ fn call(id: &str, name: &str, arguments: Value) -> Value {
     json!({"id": id, "type": "function", "function": function})
 }
 
-fn asks<const N: usize>(calls: [Value; N]) -> Value {
+fn assistant<const N: usize>(calls: [Value; N]) -> Value {
     json!({"role": "assistant", "content": null, "tool_calls": calls.to_vec()})
 }
 
@@ -49,7 +49,7 @@ async fn history(session: &SessionHandle) -> Vec<Value> {
     history.iter().map(|message| serde_json::to_value(message).expect("a message")).collect()
 }
 
-/// The messages of a request, without the system prompt.
+/// Returns the messages of a request, without the system prompt.
 fn sent(world: &World, request: usize) -> Vec<Value> {
     let messages = world.requests()[request].body["messages"].as_array().expect("a list").clone();
     messages.into_iter().filter(|message| message["role"] != "system").collect()
@@ -59,7 +59,7 @@ fn sent(world: &World, request: usize) -> Vec<Value> {
 async fn opening_messages_precede_the_first_input() {
     let before = vec![
         user("time?"),
-        asks([call("a", "quick", json!({"id": "x"}))]),
+        assistant([call("a", "quick", json!({"id": "x"}))]),
         answer("a", "noon"),
         json!({"role": "assistant", "content": "Noon."}),
     ];
@@ -92,7 +92,7 @@ async fn the_history_of_one_session_can_open_another() {
 
 #[tokio::test]
 async fn calls_at_the_end_of_the_messages_run_before_the_first_request() {
-    let open = asks([
+    let open = assistant([
         call("a", "waits", json!({"id": "a"})),
         call("b", "waits", json!({"id": "a"})),
         call("c", "writes", json!({"id": "c"})),
@@ -145,8 +145,10 @@ async fn calls_at_the_end_of_the_messages_run_before_the_first_request() {
 
 #[tokio::test]
 async fn a_stop_cancels_calls_of_the_messages_and_keeps_the_input() {
-    let open =
-        asks([call("a", "waits", json!({"id": "a"})), call("b", "writes", json!({"id": "b"}))]);
+    let open = assistant([
+        call("a", "waits", json!({"id": "a"})),
+        call("b", "writes", json!({"id": "b"})),
+    ]);
     let script = Script::new([Response::text("One.")]);
     let (world, session, control) = seeded(vec![open], script, |_| ()).await;
     let mut run = session.start_run("go").await.expect("a run");
@@ -170,7 +172,7 @@ async fn a_stop_cancels_calls_of_the_messages_and_keeps_the_input() {
 async fn excess_calls_of_the_messages_are_refused_and_reported() {
     let calls = [call("a", "quick", json!({"id": "a"})), call("b", "quick", json!({"id": "b"}))];
     let script = Script::new([Response::text("One.")]);
-    let (world, session, control) = seeded(vec![asks(calls)], script, |config| {
+    let (world, session, control) = seeded(vec![assistant(calls)], script, |config| {
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.limits.max_tool_calls_per_turn = Some(1);
     })
@@ -191,7 +193,7 @@ async fn excess_calls_of_the_messages_are_refused_and_reported() {
 #[tokio::test]
 async fn generated_ids_do_not_collide_with_ids_of_the_messages() {
     let before =
-        vec![asks([call("call_1_0", "quick", json!({"id": "x"}))]), answer("call_1_0", "x")];
+        vec![assistant([call("call_1_0", "quick", json!({"id": "x"}))]), answer("call_1_0", "x")];
     let nameless = Call { no_id: true, ..Call::new("quick", json!({"id": "y"})) };
     let script = Script::new([Response::calls([nameless]), Response::text("One.")]);
     let (world, session, _) = seeded(before, script, |_| ()).await;
@@ -226,7 +228,7 @@ async fn invalid_messages_open_no_session() {
 async fn opening_messages_work_over_http() {
     let script = json!({"responses": [{"text": ["It is 42."]}]});
     let service = Service::start(script).await;
-    let open = asks([call("a", "calculator", json!({"expression": "6 * 7"}))]);
+    let open = assistant([call("a", "calculator", json!({"expression": "6 * 7"}))]);
     let opened =
         service.post("/v1/sessions", json!({"id": "s", "messages": [user("6 * 7?"), open]})).await;
     assert_eq!((opened.status, opened.json()["state"].clone()), (201, json!("idle")));
@@ -247,7 +249,7 @@ async fn opening_messages_work_over_http() {
         ),
         (
             json!([
-                asks([call("a", "clock", json!({})), call("b", "clock", json!({}))]),
+                assistant([call("a", "clock", json!({})), call("b", "clock", json!({}))]),
                 answer("a", "")
             ]),
             "invalid_messages",

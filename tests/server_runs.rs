@@ -5,7 +5,7 @@ mod client;
 use client::Service;
 use serde_json::{Value, json};
 
-/// A script with two calls and then an answer.
+/// Returns a script with two calls and then an answer.
 fn two_calls() -> Value {
     json!({"responses": [
         {"text": ["Let me look."], "calls": [
@@ -15,7 +15,7 @@ fn two_calls() -> Value {
     ]})
 }
 
-/// A script whose answer pauses in its middle until the test continues it.
+/// Returns a script whose answer pauses in its middle until the test continues it.
 fn pausing_script() -> Value {
     json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},

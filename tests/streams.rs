@@ -31,7 +31,7 @@ async fn events(service: &Service, after: &str, headers: &str) -> HttpConnection
     HttpConnection::open(service.addr(), &request).await
 }
 
-/// A script with thinking, text and two calls; a broken attempt; an answer; and more.
+/// Returns a script with thinking, text and two calls; a broken attempt; an answer; and more.
 fn long_script() -> Value {
     json!({"responses": [
         {"reasoning": ["Hm, ", "né."], "text": ["Let me ", "löok."], "calls": [

@@ -242,7 +242,7 @@ fn the_host_knows_the_secrets_of_its_tools() {
     assert_eq!(config.secrets().redact(&format!("<{secret}>")), "<[redacted]>");
 }
 
-/// A server that answers `busy` to the first two requests, and then "here it is". Counts the requests.
+/// Returns a server that answers `busy` to the first two requests, and then "here it is". Counts the requests.
 async fn busy_twice(busy: StatusCode, wait: Option<&'static str>) -> (Server, Arc<AtomicU32>) {
     let requests = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&requests);

@@ -80,7 +80,7 @@ async fn owner((): (), context: ToolContext) -> Result<String, ToolError> {
     Ok(format!("{} {user}", context.extension::<Tenant>()?.0))
 }
 
-/// A script with one call in each of `runs` runs.
+/// Returns a script with one call in each of `runs` runs.
 fn calling(tool: &str, arguments: &[Value]) -> Script {
     let runs = arguments.iter().flat_map(|arguments| {
         [Response::calls(vec![Call::new(tool, arguments.clone())]), Response::text("done")]

@@ -41,7 +41,7 @@ impl Workload {
         [W1, FAT].into_iter().find(|workload| workload.name == name).unwrap()
     }
 
-    /// The two bodies, and the number of their events together.
+    /// Returns the two bodies, and the number of their events together.
     pub(crate) fn bodies(&self) -> (Vec<u8>, Vec<u8>, usize) {
         let words = ["The", " quick", " brown", " fox", " jumps", " over", " a", " dog"];
         let text = |count: usize| {

@@ -23,7 +23,7 @@ pub(super) async fn run(file: Option<&Path>, accept: bool) -> Result<ExitCode, C
         let message = "there is nothing to pin: the configuration has no server ([mcp.NAME])";
         return Err(CommandError::usage(message));
     };
-    // What is not accepted yet shall be seen.
+    // Shows the tools that are not accepted yet.
     config.mcp.values_mut().for_each(|server| server.pin = McpPin::Off);
     let registry = setup::tools(&config)?;
     let before = ToolLock::read(&lock_file).map_err(CommandError::usage)?.unwrap_or_default();

@@ -380,7 +380,7 @@ mod tests {
         json!({"id": id, "type": "function", "function": {"name": "clock", "arguments": arguments}})
     }
 
-    fn asks(ids: &[&str]) -> Value {
+    fn assistant(ids: &[&str]) -> Value {
         let calls: Vec<_> = ids.iter().map(|id| call(id, "{}")).collect();
         json!({"role": "assistant", "content": null, "tool_calls": calls})
     }
@@ -409,7 +409,7 @@ mod tests {
             json!({"role": "tool", "tool_call_id": "a", "content": "no",
                 "metadata": {"error": true, "kind": "tool_error"}}),
             json!({"role": "assistant", "content": "Done."}),
-            asks(&["a"]),
+            assistant(&["a"]),
             answers("a"),
         ];
         let seed = InitialHistory::parse(&messages).unwrap();
@@ -422,7 +422,7 @@ mod tests {
 
     #[test]
     fn calls_of_the_last_message_are_the_first_turn() {
-        let seed = InitialHistory::parse(&[user(), asks(&["a", "b"])]).unwrap();
+        let seed = InitialHistory::parse(&[user(), assistant(&["a", "b"])]).unwrap();
         assert_eq!(seed.messages.len(), 1);
         let open = seed.initial_calls.unwrap();
         let calls: Vec<_> = open.calls.iter().map(|c| (&*c.id, c.key.to_string())).collect();
@@ -463,29 +463,29 @@ mod tests {
     #[test]
     fn the_pairing_rule_holds() {
         check_error(
-            &[user(), asks(&["a", "b"]), answers("a"), user()],
+            &[user(), assistant(&["a", "b"]), answers("a"), user()],
             "messages[1]: call \"b\" must have a result before the next user or assistant message",
         );
         check_error(
-            &[asks(&["a", "b"]), answers("b")],
+            &[assistant(&["a", "b"]), answers("b")],
             "messages[0]: call \"a\" must have a result before the next user or assistant message",
         );
         check_error(
-            &[asks(&["a"]), asks(&["b"])],
+            &[assistant(&["a"]), assistant(&["b"])],
             "messages[0]: call \"a\" must have a result before the next user or assistant message",
         );
         check_error(
-            &[asks(&["a"]), answers("a"), answers("a")],
+            &[assistant(&["a"]), answers("a"), answers("a")],
             "messages[2]: call \"a\" must not have a second result",
         );
         for between in [user(), json!({"role": "assistant", "content": "So."})] {
             check_error(
-                &[user(), asks(&["a"]), answers("a"), between, answers("a")],
+                &[user(), assistant(&["a"]), answers("a"), between, answers("a")],
                 "messages[4]: tool_call_id \"a\" must be the id of a call in the last assistant message",
             );
         }
         check_error(
-            &[asks(&["a", "a"])],
+            &[assistant(&["a", "a"])],
             "messages[0].tool_calls[1].id: must be unique in the message, and \"a\" is not",
         );
     }
@@ -595,8 +595,11 @@ mod tests {
             let function = json!({"name": "f", "arguments": ""});
             json!({"id": id.to_string(), "function": function})
         };
-        let asks = |calls| json!({"role": "assistant", "tool_calls": (0..calls).map(call).collect::<Vec<_>>()});
-        assert!(InitialHistory::parse(&[asks(1024)]).is_ok());
-        check_error(&[asks(1025)], "messages[0].tool_calls: must be at most 1024 calls, not 1025");
+        let with_calls = |calls| json!({"role": "assistant", "tool_calls": (0..calls).map(call).collect::<Vec<_>>()});
+        assert!(InitialHistory::parse(&[with_calls(1024)]).is_ok());
+        check_error(
+            &[with_calls(1025)],
+            "messages[0].tool_calls: must be at most 1024 calls, not 1025",
+        );
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn model_content(
     cut: ResultCut,
     reference: &Reference,
 ) -> ResultContent {
-    let bytes_max = outcome.shown_bytes_max(cut.bytes_max);
+    let bytes_max = outcome.model_bytes_max(cut.bytes_max);
     let reference = Some(reference).filter(|_| cut.references);
     let text = shorten(&outcome.content, bytes_max, reference);
     let Some(full) = outcome.full.as_ref().filter(|full| full.has_image()) else {

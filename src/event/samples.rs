@@ -46,7 +46,7 @@ pub(crate) fn service_call() -> ServiceCall {
     }
 }
 
-/// A successful result that took 1.5 s after a wait of 20 ms.
+/// Returns a successful result that took 1.5 s after a wait of 20 ms.
 pub(crate) fn result() -> ToolResult {
     ToolResult {
         call: ToolCall {

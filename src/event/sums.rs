@@ -47,8 +47,8 @@ pub struct TurnTimes {
     /// Time in which the turn waited only for approvals.
     #[serde(rename = "people_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub people: Duration,
-    /// Time in which a request waited for the delay of a retry or a place of its model, or a call for a
-    /// place of its tool, and none of these was the case.
+    /// Time in which a request waited for the delay of a retry or a permit of its model, or a call for a
+    /// permit of its tool, and none of these was the case.
     #[serde(rename = "waits_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub waits: Duration,
     /// Time in which none of these was the case: the overhead of the host.

@@ -176,7 +176,7 @@ impl Rehearsal {
     /// Returns the received requests in order, at most the last `keep_requests`.
     #[must_use]
     pub fn requests(&self) -> Vec<ReceivedRequest> {
-        self.state.kept()
+        self.state.requests()
     }
 
     /// Returns the number of received requests.

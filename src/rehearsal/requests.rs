@@ -137,7 +137,7 @@ impl RehearsalState {
         self.seen.borrow().received
     }
 
-    pub(super) fn kept(&self) -> Vec<ReceivedRequest> {
+    pub(super) fn requests(&self) -> Vec<ReceivedRequest> {
         self.seen.borrow().kept.iter().cloned().collect()
     }
 

@@ -36,7 +36,7 @@ impl Publisher {
         self.feed.close_if_unwatched()
     }
 
-    /// Returns whether somebody reads the session's events.
+    /// Returns true if the session's events have a reader.
     pub(super) fn is_watched(&self) -> bool {
         self.feed.is_watched()
     }

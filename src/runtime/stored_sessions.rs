@@ -82,10 +82,10 @@ async fn ended(
             |overrides: &_| own.map(|own| own.with_recorded(overrides).terms()).unwrap_or_default();
         past_run(&entries, &run, &terms_of).map_err(|error| HostError::Rebuild(error.to_string()))
     });
-    Ok(past.await??.map(as_told))
+    Ok(past.await??.map(run_report))
 }
 
-fn as_told(past: PastRun) -> RunReport {
+fn run_report(past: PastRun) -> RunReport {
     let PastRun { id, seq: _, end, text, error, stats, calls, first_message, messages } = past;
     let calls = calls
         .into_iter()
@@ -147,7 +147,7 @@ fn decided_question<'a>(
         if let Record::ApprovalAsked { request } = record
             && request.call.key == key
         {
-            let is_meant = decision.matches_sha256(&request.arguments_sha256);
+            let is_meant = decision.is_about(&request.arguments_sha256);
             asked = request.question.as_ref().filter(|_| is_meant);
         } else if let Record::ApprovalGiven { key: of, phase, verdict, content, .. } = record
             && (*of, *phase) == (key, ApprovalPhase::Input)

@@ -11,7 +11,7 @@ use super::tool_attempts::ToolAttempts;
 use crate::tool::{ToolContext, ToolError, ToolOutput};
 use crate::types::{FailureKind, Secrets, ToolOutcome, ToolStatus};
 
-/// The place where a call leaves its outcome for the tool supervisor. A message could not be used:
+/// The slot in which a call leaves its outcome for the tool supervisor. A message could not be used:
 /// the supervisor receives the end of an actor before the actor's last message.
 pub(super) type OutcomeSlot = Arc<Mutex<Option<ToolOutcome>>>;
 

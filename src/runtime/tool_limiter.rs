@@ -109,7 +109,7 @@ impl ToolLimiter {
         Self { permits: None, rate: None, breaker: None, waiting: waiting.clone() }
     }
 
-    /// Requests a permit of `max_concurrent` first, then waits for `ready`, and then for a place in the rate.
+    /// Requests a permit of `max_concurrent` first, then waits for `ready`, and then for one in the rate.
     fn request_permit(
         &self,
         session: ActorId,
@@ -182,7 +182,7 @@ impl ToolLimiter {
 #[derive(Debug)]
 struct RateLimiter {
     interval: Duration,
-    /// The place of the next call.
+    /// The position of the next call.
     turns: Arc<FairSemaphore>,
     next_start: Mutex<Instant>,
 }
@@ -354,7 +354,7 @@ mod tests {
                 permits.push(permit);
             }
         }
-        // A call that no longer waits takes no place.
+        // A call that no longer waits uses no permit.
         tokio::task::yield_now().await;
         permits.remove(3);
         tokio::task::yield_now().await;

@@ -1,7 +1,7 @@
 //! The open connections of a server, and the limit on them.
 //!
-//! A connection whose client has sent no complete request yet gives its place to a new one when all
-//! places are taken. So clients that connect and stay silent do not exclude others.
+//! A connection whose client has sent no complete request yet gives its slot to a new one when all
+//! slots are taken. So clients that connect and stay silent do not exclude others.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,11 +27,11 @@ struct ConnectionsState {
     next: u64,
     /// The connections without a complete request, in the order in which they were accepted.
     without_request: BTreeMap<u64, CancellationToken>,
-    /// True from the first refused connection until a tenth of the places is free again.
+    /// True from the first refused connection until a tenth of the slots is free again.
     is_crowded: bool,
 }
 
-/// The place of one connection. Dropping it frees the place.
+/// The slot of one connection. Dropping it frees the slot.
 #[derive(Debug)]
 pub(super) struct ConnectionPlace {
     connections: Arc<Connections>,
@@ -44,7 +44,7 @@ impl Connections {
         Arc::new(Self { maximum, state: Mutex::default(), host })
     }
 
-    /// Takes a place for a new connection. If all are taken, closes the oldest connection without a
+    /// Acquires a slot for a new connection. If all are taken, closes the oldest connection without a
     /// complete request. `None` if there is none: the new connection is refused.
     pub(super) fn admit(self: &Arc<Self>) -> Option<ConnectionPlace> {
         let mut state = self.state.lock();

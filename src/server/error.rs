@@ -47,7 +47,7 @@ impl ApiError {
         Self { header, ..Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message) }
     }
 
-    /// An error after which the same request may succeed.
+    /// Returns an error after which the same request may succeed.
     pub(super) fn retry_later(
         status: StatusCode,
         code: &'static str,

@@ -17,20 +17,20 @@ pub(super) const LARGE_BYTES: usize = 1024 * 1024;
 /// Size of the pieces in which a body is sent.
 pub(super) const PIECE_BYTES: usize = 32 * 1024;
 
-/// The places of large answers: at most `max_large_answers` are sent at once.
+/// The permits of large answers: at most `max_large_answers` are sent at once.
 #[derive(Clone, Debug)]
 pub(super) struct LargeAnswers(Arc<Semaphore>);
 
-/// The place of one large answer, held until its body is sent or dropped. `None` for a small answer.
-pub(super) type LargeAnswerPlace = Option<OwnedSemaphorePermit>;
+/// The permit of one large answer, held until its body is sent or dropped. `None` for a small answer.
+pub(super) type LargeAnswerPermit = Option<OwnedSemaphorePermit>;
 
 impl LargeAnswers {
     pub(super) fn new(maximum: usize) -> Self {
         Self(Arc::new(Semaphore::new(maximum.min(Semaphore::MAX_PERMITS))))
     }
 
-    /// Takes a place for an answer of this size.
-    pub(super) fn try_place(&self, bytes: usize) -> Result<LargeAnswerPlace, ApiError> {
+    /// Acquires a permit for an answer of this size.
+    pub(super) fn try_acquire(&self, bytes: usize) -> Result<LargeAnswerPermit, ApiError> {
         if bytes <= LARGE_BYTES {
             return Ok(None);
         }
@@ -41,7 +41,7 @@ impl LargeAnswers {
         })
     }
 
-    /// Answers with a value as JSON. A large answer waits for its place, because its client cannot ask
+    /// Answers with a value as JSON. A large answer waits for its permit, because its client cannot ask
     /// for it again.
     pub(super) async fn json(&self, value: &impl Serialize) -> Response {
         let bytes = match serde_json::to_vec(value) {
@@ -49,13 +49,13 @@ impl LargeAnswers {
             Err(error) => return ApiError::internal(&error).into_response(),
         };
         // The semaphore is never closed.
-        let place = match bytes.len() > LARGE_BYTES {
+        let permit = match bytes.len() > LARGE_BYTES {
             true => Arc::clone(&self.0).acquire_owned().await.ok(),
             false => None,
         };
-        let pieces = futures::stream::unfold((bytes, place), async |(mut rest, place)| {
+        let pieces = futures::stream::unfold((bytes, permit), async |(mut rest, permit)| {
             let piece = rest.split_to(rest.len().min(PIECE_BYTES));
-            (!piece.is_empty()).then(|| (Ok::<_, Infallible>(piece), (rest, place)))
+            (!piece.is_empty()).then(|| (Ok::<_, Infallible>(piece), (rest, permit)))
         });
         json_response(Body::from_stream(pieces))
     }

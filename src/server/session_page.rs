@@ -10,7 +10,7 @@ use axum::response::Response;
 use serde::Serialize;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::large_answer::{LARGE_BYTES, LargeAnswerPlace, PIECE_BYTES, json_response};
+use super::large_answer::{LARGE_BYTES, LargeAnswerPermit, PIECE_BYTES, json_response};
 use crate::message::Message;
 use crate::runtime::SessionSnapshot;
 
@@ -32,7 +32,7 @@ struct PageBody {
     page: SessionPage,
     stage: Stage,
     /// Held until the body ends.
-    _place: LargeAnswerPlace,
+    _place: LargeAnswerPermit,
 }
 
 /// The next part of a body.
@@ -68,7 +68,7 @@ impl SessionPage {
         self.messages().iter().map(|message| message.approximate_bytes()).sum()
     }
 
-    pub(super) fn into_response(self, place: LargeAnswerPlace) -> Response {
+    pub(super) fn into_response(self, place: LargeAnswerPermit) -> Response {
         let body = PageBody { page: self, stage: Stage::Beginning, _place: place };
         json_response(Body::from_stream(futures::stream::unfold(body, PageBody::next)))
     }
@@ -192,7 +192,7 @@ fn pieces_of(message: Arc<Message>) -> Receiver<io::Result<Vec<u8>>> {
         let mut writer = PieceWriter { piece: Vec::with_capacity(PIECE_BYTES), pieces };
         let encoded = serde_json::to_writer(&mut writer, &message).map_err(io::Error::from);
         if let Err(error) = encoded.and_then(|()| writer.send()) {
-            // If the receiver is gone, nobody needs the error.
+            // If the receiver is gone, the error is dropped.
             let _ = writer.pieces.blocking_send(Err(error));
         }
     };

@@ -95,7 +95,7 @@ pub(super) async fn snapshot(
         return Err(ApiError::bad_request("invalid_request", message));
     }
     let page = SessionPage::new(session.stored_snapshot().await?, after, limit);
-    let place = state.large_answers.try_place(page.approximate_bytes())?;
+    let place = state.large_answers.try_acquire(page.approximate_bytes())?;
     Ok(page.into_response(place))
 }
 

@@ -53,7 +53,7 @@ pub struct Session {
     /// Nothing goes on until [`handle_resume`](Self::handle_resume).
     pub(super) suspended: bool,
     pub(super) shutting_down: bool,
-    /// The session has a place among the host's runs.
+    /// The session has one of the slots for the host's runs.
     pub(super) holds_slot: bool,
     pub(super) outbox: VecDeque<SessionEffect>,
 }

@@ -300,7 +300,7 @@ mod tests {
         LimitHit { note: Some(note.to_owned()), ..hit }
     }
 
-    /// A turn with calls that differ from those of other numbers.
+    /// Returns a turn with calls that differ from those of other numbers.
     fn new_calls(number: u64, calls: u32) -> TurnRecord {
         let mut turn = turn("", calls);
         for result in &mut turn.results {
@@ -498,7 +498,7 @@ mod tests {
         }
     }
 
-    /// A turn that its service paused.
+    /// Returns a turn that its service paused.
     fn paused(turn: TurnRecord) -> TurnRecord {
         let reason = FinishReason { kind: FinishKind::Pause, raw: "pause_turn".into() };
         TurnRecord { finish_reason: Some(reason), ..turn }

@@ -43,7 +43,7 @@ pub struct ToolError {
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
-/// Whether another attempt of the call may succeed.
+/// True if another attempt of the call may succeed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum NextAttempt {
     /// It may.

@@ -30,7 +30,7 @@ pub(crate) struct ToolLock(BTreeMap<String, PinnedTools>);
 #[serde(transparent)]
 pub(crate) struct PinnedTools(BTreeMap<String, PinnedTool>);
 
-/// What the model reads of a tool, and what the host trusts about it.
+/// The parts of a tool that the model reads, and those that the host trusts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PinnedTool {

@@ -33,7 +33,7 @@ const FAMILIES_MAX: usize = 20;
 const K1: f64 = 1.2;
 const B: f64 = 0.75;
 
-/// How often a word of a name counts.
+/// The weight of a word of a name.
 const NAME_WEIGHT: u32 = 3;
 
 /// The tools that can be found.

@@ -26,7 +26,7 @@ impl Turn {
         let key = call.key();
         self.variables.apply(key.index, &writes);
         let bytes = outcome.content.len() as u64;
-        let maximum = outcome.shown_bytes_max(self.spec.rules.limits.max_result_bytes) as u64;
+        let maximum = outcome.model_bytes_max(self.spec.rules.limits.max_result_bytes) as u64;
         let early = call.early;
         if let Some(result) = call.result(self.spec.began) {
             self.record(call_ended_record(&result, early, false));

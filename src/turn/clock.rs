@@ -59,7 +59,7 @@ impl TurnClock {
     }
 
     /// Notes that the request was sent at this time, after it had waited for the delay of a retry or for a
-    /// place of its model. What came before is no time of the model.
+    /// permit of its model. The time before that is no time of the model.
     pub(super) fn request_sent(&mut self, at: Duration, waited: Duration) {
         let Some(requested_at) = self.requested_at.take() else { return };
         let before = at.min(self.now).saturating_sub(requested_at);

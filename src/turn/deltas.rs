@@ -101,7 +101,7 @@ impl Turn {
         match retention {
             CallRetention::Keep | CallRetention::AnswerExcess => {
                 call.is_excess = retention == CallRetention::AnswerExcess;
-                // What a call of `use_tool` means is known at its seal.
+                // The tool that a call of `use_tool` names is known at its seal.
                 if !self.spec.rules.is_use_tool(&name) {
                     self.emit(Event::CallOpened { call: call.label() });
                 }

@@ -19,7 +19,7 @@ use crate::wire::{CallDelta, Delta};
 /// The calls of the tool need an approval, and so do their results.
 const BOTH: ApprovalPolicy = ApprovalPolicy { before: AskedCalls::All, after: true };
 
-/// Tools of every kind, by name. The names describe the tools: `put` writes a variable, `asked`
+/// Returns tools of every kind, by name. The names describe the tools: `put` writes a variable, `asked`
 /// needs an approval to run, `reviewed` needs one for its result, `both` needs both, and `asking` asks
 /// questions while it runs.
 pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {

@@ -177,7 +177,7 @@ impl Turn {
         let is_about = decision.phase == Some(ApprovalPhase::Input);
         let is_open = call.open_question().is_some();
         let mut asked = call.questions.iter().enumerate().rev();
-        let found = asked.find(|(_, asked)| decision.matches_sha256(&asked.sha256));
+        let found = asked.find(|(_, asked)| decision.is_about(&asked.sha256));
         let (at, asked) = match found {
             Some(found) if is_about || decision.phase.is_none() => found,
             _ if is_about && call.questions.is_empty() => {

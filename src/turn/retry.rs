@@ -205,7 +205,7 @@ mod tests {
         RetryPolicy::new(Arc::new(ModelPlans::new(model("m", max), Vec::new())), seed)
     }
 
-    /// A policy of two attempts with a streaming model, two with one that does not stream, and one with
+    /// Returns a policy of two attempts with a streaming model, two with one that does not stream, and one with
     /// a third.
     fn with_fallbacks() -> RetryPolicy {
         let plain = ModelPlan { streamed: false, ..model("b", 2) };
@@ -311,7 +311,7 @@ mod tests {
         }
     }
 
-    /// The error of a request that the circuit breaker refuses for this number of seconds.
+    /// Returns the error of a request that the circuit breaker refuses for this number of seconds.
     fn unavailable(seconds: u64) -> ProviderError {
         let retry_after = Some(Duration::from_secs(seconds));
         ProviderError { retry_after, ..error(ProviderErrorKind::Unavailable) }

@@ -257,7 +257,7 @@ impl ToolOutcome {
 
     /// Returns how many bytes of the content the model sees. `bytes` is the limit of the agent, or
     /// `usize::MAX` for all of it.
-    pub(crate) fn shown_bytes_max(&self, bytes: usize) -> usize {
+    pub(crate) fn model_bytes_max(&self, bytes: usize) -> usize {
         let own = self.max_bytes.filter(|_| bytes != usize::MAX);
         own.map_or(bytes, NonZeroUsize::get)
     }

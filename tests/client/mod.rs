@@ -184,7 +184,7 @@ impl HttpResponse {
         serde_json::from_str(&self.body).expect("the body is JSON")
     }
 
-    /// The value of a header, in lower case.
+    /// Returns the value of a header, in lower case.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
@@ -198,7 +198,7 @@ impl HttpResponse {
         (self.status, json["error"]["code"].as_str().unwrap().to_owned())
     }
 
-    /// The types and data of an event stream.
+    /// Returns the types and data of an event stream.
     pub(crate) fn events(&self) -> Vec<(String, Value)> {
         parse_events(&self.body).into_iter().map(|event| (event.kind, event.data)).collect()
     }

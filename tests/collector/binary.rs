@@ -128,7 +128,7 @@ impl Host {
     }
 
     /// Waits for an approval request.
-    pub(crate) async fn until_asked(&self) {
+    pub(crate) async fn until_approval_request(&self) {
         self.until(|session| session["current_run"]["approvals"][0].is_object()).await;
     }
 

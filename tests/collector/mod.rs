@@ -43,7 +43,7 @@ pub(crate) struct Collector {
 impl Collector {
     pub(crate) async fn start() -> Self {
         let received: Arc<Mutex<Vec<Received>>> = Arc::default();
-        let router = Router::new().route("/v1/traces", post(take));
+        let router = Router::new().route("/v1/traces", post(receive));
         let url = served(router.with_state(Arc::clone(&received))).await;
         Self { url, received }
     }
@@ -77,7 +77,7 @@ impl Collector {
     }
 }
 
-async fn take(
+async fn receive(
     State(received): State<Arc<Mutex<Vec<Received>>>>,
     headers: HeaderMap,
     bytes: Bytes,
@@ -110,24 +110,24 @@ async fn served(router: Router) -> String {
 /// A server that records the `traceparent` of its requests.
 pub(crate) struct Pages {
     pub(crate) url: String,
-    asked: Arc<Mutex<Vec<String>>>,
+    parents: Arc<Mutex<Vec<String>>>,
 }
 
 impl Pages {
     pub(crate) async fn start() -> Self {
-        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
-        let noted = Arc::clone(&asked);
+        let parents: Arc<Mutex<Vec<String>>> = Arc::default();
+        let recorded = Arc::clone(&parents);
         let page = get(move |headers: HeaderMap| async move {
             let parent = headers.get("traceparent").map(|value| value.to_str().unwrap().to_owned());
-            noted.lock().push(parent.unwrap_or_default());
+            recorded.lock().push(parent.unwrap_or_default());
             "a page"
         });
         let url = served(Router::new().route("/page", page)).await + "/page";
-        Self { url, asked }
+        Self { url, parents }
     }
 
-    pub(crate) fn asked(&self) -> Vec<String> {
-        self.asked.lock().clone()
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.parents.lock().clone()
     }
 }
 

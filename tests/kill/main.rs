@@ -30,7 +30,7 @@ const KILLS: usize = 28;
 /// Seed of the short form.
 const SEED: u64 = 7;
 
-/// Number of kills from `CALLSHEET_KILLS`.
+/// Returns the number of kills from `CALLSHEET_KILLS`.
 fn requested_kills() -> Option<usize> {
     let text = std::env::var("CALLSHEET_KILLS").ok()?;
     Some(text.parse().expect("CALLSHEET_KILLS is a number"))

@@ -73,12 +73,12 @@ impl World {
         within(self.session.run(input)).await.unwrap()
     }
 
-    /// The requests that the provider received.
+    /// Returns the requests that the provider received.
     pub(crate) fn requests(&self) -> Vec<ReceivedRequest> {
         self.model.requests()
     }
 
-    /// The messages of the last request, in the provider's format.
+    /// Returns the messages of the last request, in the provider's format.
     pub(crate) fn last_messages(&self) -> Vec<Value> {
         let requests = self.model.requests();
         requests.last().unwrap().body["messages"].as_array().unwrap().clone()

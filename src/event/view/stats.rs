@@ -42,7 +42,7 @@ pub struct StatsReport {
     /// Time in which the run waited only for approvals.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub people_ms: u64,
-    /// Time in which the run waited only for the delay of a retry, or for a place of its model or of a tool.
+    /// Time in which the run waited only for the delay of a retry, or for a permit of its model or of a tool.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waits_ms: u64,
     /// Time in which none of these was the case: the overhead of the host.

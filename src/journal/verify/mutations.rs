@@ -17,13 +17,13 @@ fn kind(record: &Record) -> String {
     json["type"].as_str().unwrap().to_owned()
 }
 
-/// The index of the n-th record of this kind, from 0.
+/// Returns the index of the n-th record of this kind, from 0.
 fn at(records: &[Record], of: &str, nth: usize) -> usize {
     let mut found = (0..records.len()).filter(|place| kind(&records[*place]) == of);
     found.nth(nth).unwrap_or_else(|| panic!("there is no {of} {nth}"))
 }
 
-/// The journal, where the n-th record of this kind has another value at this JSON pointer.
+/// Returns the journal, where the n-th record of this kind has another value at this JSON pointer.
 fn changed(of: &str, nth: usize, pointer: &str, value: Value) -> Vec<JournalEntry> {
     let mut records = sample_records();
     let place = at(&records, of, nth);

@@ -131,7 +131,7 @@ mod tests {
         json!({"id": id, "function": {"name": name, "arguments": {"a": 1}}})
     }
 
-    fn asks(calls: &[Value]) -> Value {
+    fn assistant(calls: &[Value]) -> Value {
         json!({"role": "assistant", "content": "", "tool_calls": calls})
     }
 
@@ -151,7 +151,7 @@ mod tests {
             "messages": [
                 {"role": "system", "content": "s"},
                 {"role": "user", "content": "u", "images": ["AAAA", "AA=="]},
-                asks(&[call("a", "f"), bare]), answers("", "g"), answers("a", "f"),
+                assistant(&[call("a", "f"), bare]), answers("", "g"), answers("a", "f"),
                 {"role": "assistant", "content": "t"}]});
         let chat = |id: &str, name: &str, arguments: &str| {
             let function = json!({"name": name, "arguments": arguments});
@@ -176,7 +176,7 @@ mod tests {
         let with = |arguments: Value| {
             let mut asking = call("a", "f");
             asking["function"]["arguments"] = arguments;
-            history(&[asks(&[asking]), answers("a", "f")])
+            history(&[assistant(&[asking]), answers("a", "f")])
         };
         let at = "json: cannot unmarshal";
         let arguments = "into Go struct field \
@@ -226,21 +226,21 @@ mod tests {
         for (messages, part) in [
             (vec![json!({"role": "robot", "content": ""})], "invalid role \"robot\""),
             (vec![json!({"role": "user", "tool_calls": [call("a", "f")]})], "holds tool calls"),
-            (vec![asks(&[call("a", "f")])], "has no message that answers it"),
-            (vec![asks(&[call("a", "f")]), user.clone()], "has no message that answers it"),
+            (vec![assistant(&[call("a", "f")])], "has no message that answers it"),
+            (vec![assistant(&[call("a", "f")]), user.clone()], "has no message that answers it"),
             (
-                vec![asks(&[call("a", "f"), call("b", "f")]), answers("b", "f")],
+                vec![assistant(&[call("a", "f"), call("b", "f")]), answers("b", "f")],
                 "\"a\" of \"f\" has no message",
             ),
             (vec![user, answers("a", "f")], "answers no tool call"),
-            (vec![asks(&[call("a", "f")]), answers("a", "g")], "answers no tool call"),
-            (vec![asks(&[call("a", "f")]), answers("", "")], "answers no tool call"),
+            (vec![assistant(&[call("a", "f")]), answers("a", "g")], "answers no tool call"),
+            (vec![assistant(&[call("a", "f")]), answers("", "")], "answers no tool call"),
             (
-                vec![asks(&[call("a", "f")]), answers("a", "f"), answers("a", "f")],
+                vec![assistant(&[call("a", "f")]), answers("a", "f"), answers("a", "f")],
                 "answers no tool call",
             ),
-            (vec![asks(&[call("a", "f"), call("a", "f")])], "the same id"),
-            (vec![asks(&[json!({"function": {"arguments": {}}})])], "has no name"),
+            (vec![assistant(&[call("a", "f"), call("a", "f")])], "the same id"),
+            (vec![assistant(&[json!({"function": {"arguments": {}}})])], "has no name"),
         ] {
             let message = read(&history(&messages)).unwrap_err();
             assert!(message.contains(part), "{message}");

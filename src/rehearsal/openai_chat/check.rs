@@ -137,7 +137,7 @@ mod tests {
         json!({"id": id, "type": "function", "function": {"name": "clock", "arguments": "{}"}})
     }
 
-    fn asks(ids: &[&str]) -> Value {
+    fn assistant(ids: &[&str]) -> Value {
         let calls: Vec<Value> = ids.iter().map(|id| call(id)).collect();
         json!({"role": "assistant", "content": null, "tool_calls": calls})
     }
@@ -163,8 +163,8 @@ mod tests {
     fn lets_a_paired_history_pass() {
         for messages in [
             vec![user()],
-            vec![user(), asks(&["a", "b"]), answers("b"), answers("a"), user()],
-            vec![user(), asks(&["0"]), answers("0"), asks(&["0"]), answers("0")],
+            vec![user(), assistant(&["a", "b"]), answers("b"), answers("a"), user()],
+            vec![user(), assistant(&["0"]), answers("0"), assistant(&["0"]), answers("0")],
         ] {
             assert_eq!(check(&history(&messages)), Ok(()));
         }
@@ -173,9 +173,9 @@ mod tests {
     #[test]
     fn refuses_a_call_without_its_answer() {
         for (messages, ids, at) in [
-            (vec![user(), asks(&["a", "b"]), answers("a")], "b", 3),
-            (vec![user(), asks(&["a", "b"])], "a, b", 2),
-            (vec![asks(&["a"]), user(), answers("a")], "a", 1),
+            (vec![user(), assistant(&["a", "b"]), answers("a")], "b", 3),
+            (vec![user(), assistant(&["a", "b"])], "a, b", 2),
+            (vec![assistant(&["a"]), user(), answers("a")], "a", 1),
         ] {
             let (message, param) = refused(&history(&messages));
             assert_eq!(
@@ -192,14 +192,14 @@ mod tests {
 
     #[test]
     fn refuses_an_answer_that_is_not_owed() {
-        let twice = history(&[asks(&["a"]), answers("a"), answers("a")]);
+        let twice = history(&[assistant(&["a"]), answers("a"), answers("a")]);
         let (message, param) = refused(&twice);
         assert!(message.contains("Duplicate value for 'tool_call_id' of 'a'"), "{message}");
         assert_eq!(param, "messages.[2].tool_call_id");
         for messages in [
             vec![user(), answers("a")],
-            vec![asks(&["a"]), answers("b")],
-            vec![asks(&["a"]), answers("a"), user(), answers("a")],
+            vec![assistant(&["a"]), answers("b")],
+            vec![assistant(&["a"]), answers("a"), user(), answers("a")],
         ] {
             let (message, _) = refused(&history(&messages));
             assert!(message.contains("must be a response to a preceeding message"), "{message}");
@@ -209,11 +209,11 @@ mod tests {
     #[test]
     fn refuses_calls_of_a_bad_form() {
         let with = |change: &dyn Fn(&mut Value)| {
-            let mut asking = asks(&["a"]);
+            let mut asking = assistant(&["a"]);
             change(&mut asking["tool_calls"][0]);
             history(&[user(), asking, answers("a")])
         };
-        let (message, _) = refused(&history(&[asks(&["a", "a"]), answers("a")]));
+        let (message, _) = refused(&history(&[assistant(&["a", "a"]), answers("a")]));
         assert!(message.contains("Duplicate value for 'id'"), "{message}");
         for bad in ["", "null", "[1]", "\"{}\"", "{\"zone\": \"Asia/To", "{} {}"] {
             let (message, param) = refused(&with(&|c| c["function"]["arguments"] = bad.into()));
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(param, "messages[1].tool_calls[0].id");
         let (_, param) = refused(&with(&|c| c["function"]["name"] = "a b".into()));
         assert_eq!(param, "messages[1].tool_calls[0].function.name");
-        let (_, param) = refused(&history(&[asks(&[])]));
+        let (_, param) = refused(&history(&[assistant(&[])]));
         assert_eq!(param, "messages[0].tool_calls");
     }
 
@@ -246,7 +246,7 @@ mod tests {
             (history(&[json!({"role": "user"})]), "messages.[0].content"),
             (history(&[json!({"role": "assistant", "content": null})]), "messages.[0].content"),
             (
-                history(&[asks(&["a"]), json!({"role": "tool", "content": "x"})]),
+                history(&[assistant(&["a"]), json!({"role": "tool", "content": "x"})]),
                 "messages[1].tool_call_id",
             ),
             (tool(json!({})), "tools[0].function.name"),

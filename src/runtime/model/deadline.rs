@@ -113,7 +113,7 @@ mod tests {
         deadline.restart(limit);
         assert!(!deadline.is_over(start + Duration::from_millis(5000)));
         assert_eq!(deadline.at(), start + Duration::from_millis(5500));
-        // That counts once, so that a busy host waits for a dead service at most so much longer.
+        // This wait counts once, so that a busy host waits for a dead service at most so much longer.
         assert!(deadline.is_over(start + Duration::from_millis(9000)));
     }
 }

@@ -358,7 +358,7 @@ impl SessionActorState {
     fn decide(&self, key: CallKey, decision: ApprovalDecision, reply: DecisionReply) {
         if self.session.expects_decision(key) {
             // An accumulator that is gone drops the reply, and the caller asks again.
-            self.tell_accumulator(AccumulatorMessage::Decide { key, decision, reply });
+            self.send_to_accumulator(AccumulatorMessage::Decide { key, decision, reply });
         } else {
             let _ = reply.send(Err(ApprovalError::NotAsked));
         }

@@ -52,7 +52,7 @@ impl SessionActorState {
                 SessionEffect::RequestSummary(request) => self.request_summary(*request, myself),
                 SessionEffect::ContextReduced { reduced } => self.context_reduced(reduced),
                 SessionEffect::CancelTurn(reason) => {
-                    self.tell_accumulator(AccumulatorMessage::Cancel { reason });
+                    self.send_to_accumulator(AccumulatorMessage::Cancel { reason });
                 }
                 SessionEffect::RunEnded(summary) => self.end_run(*summary),
                 SessionEffect::RunRefused { run_id, reason } => {
@@ -175,8 +175,8 @@ impl SessionActorState {
             resume,
             cancel,
         };
-        self.shared.telemetry.traces().asks(&self.id, &start.request);
-        self.tell_accumulator(AccumulatorMessage::BeginTurn(Box::new(start)));
+        self.shared.telemetry.traces().request_started(&self.id, &start.request);
+        self.send_to_accumulator(AccumulatorMessage::BeginTurn(Box::new(start)));
     }
 
     /// Returns the input of the machine of the current turn.

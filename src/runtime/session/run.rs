@@ -261,7 +261,7 @@ impl SessionActorState {
 
     /// Sends a message to the accumulator. If it has died, its successor receives the turn in its
     /// present state.
-    pub(super) fn tell_accumulator(&self, message: AccumulatorMessage) {
+    pub(super) fn send_to_accumulator(&self, message: AccumulatorMessage) {
         if let Some(actors) = &self.actors {
             let _ = actors.accumulator.cast(message);
         }

@@ -130,7 +130,7 @@ impl SessionActorState {
             let decision =
                 ApprovalDecision { phase, judgement, arguments_sha256: sha256, content: None };
             let (reply, _) = ractor::concurrency::oneshot();
-            self.tell_accumulator(AccumulatorMessage::Decide {
+            self.send_to_accumulator(AccumulatorMessage::Decide {
                 key,
                 decision,
                 reply: reply.into(),

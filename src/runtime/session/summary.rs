@@ -100,13 +100,13 @@ impl SessionActorState {
     /// Hands the turn whose request was too large a new request, or tells it that there is none.
     pub(super) fn context_reduced(&self, reduced: bool) {
         let Some(spec) = self.turn_spec().filter(|_| reduced) else {
-            self.tell_accumulator(AccumulatorMessage::ContextReduced { request: None });
+            self.send_to_accumulator(AccumulatorMessage::ContextReduced { request: None });
             return;
         };
         let (messages, _) = self.session.history().request_messages();
         let request = self.agents.current().request(messages, spec.last_request);
         let request = Some(Arc::new(request));
-        self.tell_accumulator(AccumulatorMessage::ContextReduced { request });
+        self.send_to_accumulator(AccumulatorMessage::ContextReduced { request });
     }
 
     fn fail_compact_callers(&mut self, error: impl Fn() -> HostError) {

@@ -45,7 +45,7 @@ async fn collect(
 
 #[tokio::test]
 async fn streams_an_answer_with_the_configured_headers() {
-    let provider = Provider::saying("good day").await;
+    let provider = Provider::answering("good day").await;
     let client = client(&provider, |config| {
         config.headers.insert("x-team".into(), "blue".into());
         let key = ApiKey::from_env("KEY", &|_| Some("very-secret".into()));
@@ -83,7 +83,7 @@ async fn a_request_for_a_single_call_returns_only_the_first_to_run() {
         assert_eq!(response.tool_calls(), &response.all_tool_calls()[..counted]);
         assert_eq!(response.first_tool_call(), response.all_tool_calls().first());
     }
-    let provider = Provider::saying("no call").await;
+    let provider = Provider::answering("no call").await;
     let request = ModelRequest { parallel_tool_calls: Some(false), ..request() };
     let response = self::client(&provider, |_| ()).complete(&request).await.unwrap();
     assert_eq!((response.tool_calls(), response.first_tool_call()), (&[][..], None));

@@ -59,7 +59,7 @@ async fn answering() -> Provider {
     Provider::new(|n, _| Reply::Sse(answer_with(["one", "two", "three"][n.min(2)]))).await
 }
 
-async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
+async fn steer_while_recording(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
     let provider = answering().await;
     let moment = Arc::new(Moment::default());
     let journal = moment.engine();
@@ -90,8 +90,8 @@ async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
 
 #[tokio::test]
 async fn an_input_may_arrive_while_the_turn_is_committed() {
-    said_at(|journal, steer| *journal.before.lock() = Some(steer)).await;
-    said_at(|journal, steer| *journal.after.lock() = Some(steer)).await;
+    steer_while_recording(|journal, steer| *journal.before.lock() = Some(steer)).await;
+    steer_while_recording(|journal, steer| *journal.after.lock() = Some(steer)).await;
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ fn named(id: &str) -> OpenSession {
 
 #[tokio::test]
 async fn sessions_are_opened_by_name_and_closed() {
-    let provider = Provider::saying("fine").await;
+    let provider = Provider::answering("fine").await;
     let host = host(&provider, ToolRegistry::new(), |config| config.host.max_sessions = 2).await;
     let session = host.open_session(named("b")).await.unwrap();
     assert_eq!((session.id().as_str(), session.agent().await.unwrap().as_str()), ("b", "default"));
@@ -162,7 +162,7 @@ async fn kill_session_actor(host: &Host, session: &SessionHandle) {
 
 #[tokio::test]
 async fn a_session_that_dies_continues_from_its_records() {
-    let provider = Provider::saying("fine").await;
+    let provider = Provider::answering("fine").await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = host.open_session(named("one")).await.unwrap();
     session.run("go").await.unwrap();
@@ -196,7 +196,7 @@ async fn a_session_that_dies_during_a_run_continues_the_run() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_run_that_was_accepted_during_a_shutdown_has_a_report() {
     for round in 0..20 {
-        let provider = Provider::saying("fine").await;
+        let provider = Provider::answering("fine").await;
         let host = host(&provider, ToolRegistry::new(), |_| ()).await;
         let starters = (0..20).map(|n| {
             let host = host.clone();

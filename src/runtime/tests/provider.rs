@@ -69,7 +69,7 @@ impl Provider {
     }
 
     /// Starts a provider that answers every request with this text.
-    pub(super) async fn saying(text: &'static str) -> Self {
+    pub(super) async fn answering(text: &'static str) -> Self {
         Self::new(move |_, _| Reply::Sse(answer_with(text))).await
     }
 

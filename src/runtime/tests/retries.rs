@@ -11,7 +11,7 @@ use crate::record::Record;
 use crate::telemetry::FeedItem;
 use crate::types::FailureKind;
 
-/// A tool that fails in `failures` attempts, each time with the error that `error` makes, and then works. The
+/// Returns a tool that fails in `failures` attempts, each time with the error that `error` makes, and then works. The
 /// counter counts attempts.
 fn flaky(
     spec: ToolSpec,
@@ -59,7 +59,7 @@ async fn a_failed_call_is_tried_again_as_the_same_call() {
         if let Record::CallIntended { idempotency_key, .. } = &entry.record {
             keys.push(idempotency_key);
         } else if let Record::CallEnded { outcome, writes, .. } = &entry.record {
-            // What a failed attempt wrote is lost, as with every failed call.
+            // The writes of a failed attempt are lost, as with every failed call.
             let names: Vec<_> = writes.0.keys().map(|name| name.to_string()).collect();
             ends.push((outcome.attempts.map(|attempts| attempts.get()), names));
         }

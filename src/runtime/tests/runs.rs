@@ -21,7 +21,7 @@ fn name(event: &Event) -> String {
 
 #[tokio::test]
 async fn a_run_without_tools_gives_its_answer_and_its_events() {
-    let provider = Provider::saying("good day to you").await;
+    let provider = Provider::answering("good day to you").await;
     let host = host(&provider, ToolRegistry::new(), |config| {
         config.agents.get_mut("default").unwrap().system = "Be kind.".into();
     })

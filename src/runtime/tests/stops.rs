@@ -164,7 +164,7 @@ async fn a_thousand_stopped_runs_leave_no_actors_or_tasks() {
 
 #[tokio::test]
 async fn dropping_the_report_does_not_stop_the_run() {
-    let provider = Provider::saying("fine").await;
+    let provider = Provider::answering("fine").await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     drop(session.start_run("go").await.unwrap());
@@ -175,7 +175,7 @@ async fn dropping_the_report_does_not_stop_the_run() {
 #[tokio::test]
 async fn a_slow_subscriber_does_not_delay_the_run() {
     let words: &'static str = Box::leak("word ".repeat(6000).into_boxed_str());
-    let provider = Provider::saying(words).await;
+    let provider = Provider::answering(words).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let _never_read = session.subscribe();

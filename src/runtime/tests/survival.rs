@@ -10,7 +10,7 @@ use super::*;
 use crate::config::StartPolicy;
 use crate::types::{Execution, RunEnd};
 
-/// A tool with effects that counts its starts and answers when it gets a permit of the gate.
+/// Returns a tool with effects that counts its starts and answers when it gets a permit of the gate.
 fn gated(spec: ToolSpec, starts: &Arc<AtomicUsize>, gate: &Arc<Semaphore>) -> Closure {
     let (starts, gate) = (Arc::clone(starts), Arc::clone(gate));
     tool(ToolSpec { effect: Default::default(), ..spec }, move |_| {

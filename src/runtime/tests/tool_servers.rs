@@ -226,7 +226,7 @@ async fn a_server_that_is_down_at_the_first_run_offers_its_last_known_tools() {
 
 #[tokio::test]
 async fn a_server_that_never_starts_is_left_out_after_its_time() {
-    let provider = Provider::saying("hello").await;
+    let provider = Provider::answering("hello").await;
     let mute = FakeServer::new("mute", ServerState::Starting, &[]);
     let host = host(&provider, with_servers(&[&mute]), |_| ()).await;
     let one = session(&host).await;
@@ -237,7 +237,7 @@ async fn a_server_that_never_starts_is_left_out_after_its_time() {
 
 #[tokio::test]
 async fn an_agent_that_names_no_server_waits_for_none() {
-    let provider = Provider::saying("hello").await;
+    let provider = Provider::answering("hello").await;
     let mute = FakeServer::new("mute", ServerState::Starting, &[]);
     let named = |config: &mut Config| {
         config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("own")];
@@ -251,7 +251,7 @@ async fn an_agent_that_names_no_server_waits_for_none() {
 
 #[tokio::test]
 async fn a_server_that_panics_runs_again() {
-    let provider = Provider::saying("hello").await;
+    let provider = Provider::answering("hello").await;
     let server = FakeServer::new("files", ServerState::Up, &["read"]);
     let server = Arc::new(FakeServer { panics: 1, ..Arc::into_inner(server).unwrap() });
     let host = host(&provider, with_servers(&[&server]), |_| ()).await;
@@ -262,7 +262,7 @@ async fn a_server_that_panics_runs_again() {
 
 #[tokio::test]
 async fn the_overrides_of_a_run_choose_among_the_tools_of_servers() {
-    let provider = Provider::saying("hello").await;
+    let provider = Provider::answering("hello").await;
     let server = FakeServer::new("files", ServerState::Up, &["read", "write"]);
     let host = host(&provider, with_servers(&[&server]), |_| ()).await;
     let only = |names: &[&str]| {
@@ -437,7 +437,7 @@ async fn few_tools_are_all_in_the_request_unless_a_search_is_wanted() {
         (ToolLoading::Search, vec!["own", "files__*"], vec!["find_tools", "own", "use_tool"]),
         (ToolLoading::Search, vec!["own", "files__read"], vec!["files__read", "own"]),
     ] {
-        let provider = Provider::saying("hello").await;
+        let provider = Provider::answering("hello").await;
         let server = FakeServer::new("files", ServerState::Up, &["read"]);
         let host = host(&provider, with_servers(&[&server]), |config| {
             naming(config, "files", &patterns);

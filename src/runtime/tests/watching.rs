@@ -293,7 +293,7 @@ fn from_every_position_the_remaining_events_arrive_once() {
 
 #[tokio::test]
 async fn events_are_delivered_when_durable_and_never_after_a_failure() {
-    let provider = Provider::saying("Hello you.").await;
+    let provider = Provider::answering("Hello you.").await;
     let (engine, waiting) = late();
     let journal = Arc::clone(&engine) as Arc<dyn Journal>;
     let setup = setup(&provider, ToolRegistry::new(), |_| ());

@@ -24,8 +24,8 @@ pub(super) enum Action {
     Repeat,
     Steer,
     Stop(StopMode),
-    /// The turn asks its model.
-    Ask,
+    /// The turn requests its response.
+    Request,
     /// The model answers with a text.
     Answer,
     /// The model calls a tool that people have to approve.
@@ -105,12 +105,12 @@ impl World {
             let stopping = turn.cancel.is_some();
             if progress.committed {
                 actions.push(Action::Receive);
-            } else if progress.asks {
+            } else if progress.awaits_approval {
                 actions.push(if stopping { Action::Commit } else { Action::Approve });
             } else if progress.open_call.is_some() || (progress.has_response || stopping) {
                 actions.push(Action::Commit);
             } else if progress.records == 0 {
-                actions.push(Action::Ask);
+                actions.push(Action::Request);
             } else {
                 actions.push(Action::Answer);
                 actions.extend((!turn.last_request).then_some(Action::Call));
@@ -161,7 +161,7 @@ impl World {
                 self.perform();
                 self.resume_if_suspended();
             }
-            Action::Ask => {
+            Action::Request => {
                 let turn = self.turn.as_ref().unwrap().number;
                 self.append_turn(vec![Record::AttemptStarted {
                     turn,

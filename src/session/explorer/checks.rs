@@ -23,6 +23,7 @@ impl World {
         self.check_owner();
         self.check_stored();
         self.check_approvals();
+        self.check_stops();
         self.check_end();
     }
 
@@ -314,14 +315,26 @@ impl World {
             .into_iter()
             .filter(|entry| record_turn(&entry.record) == Some(turn.number))
             .collect();
-        assert_eq!(open_approvals(&of_turn).len(), usize::from(progress.asks), "open approvals");
+        assert_eq!(
+            open_approvals(&of_turn).len(),
+            usize::from(progress.awaits_approval),
+            "open approvals"
+        );
         let run = self.session.run.as_ref().unwrap();
         let rests = run.turn().is_some_and(OpenTurn::is_resting);
-        assert_eq!(rests, progress.asks, "it waits only for approvals");
+        assert_eq!(rests, progress.awaits_approval, "it waits only for approvals");
         if rests && run.cancel.is_some() {
             assert!(turn.cancel.is_some(), "a run that ends waits for no approval");
         }
-        if run.cancel == Some(CancelReason::Stop) {
+    }
+
+    /// Checks that a run that is stopped, or whose session closes, goes on to no further turn, and that its
+    /// current turn is cancelled.
+    fn check_stops(&self) {
+        let Some(run) = self.session.run.as_ref() else { return };
+        assert!(!self.is_closing() || run.cancel.is_some(), "a session that closes stops its run");
+        let is_stopped = run.cancel == Some(CancelReason::Stop) || self.is_closing();
+        if let Some(turn) = self.turn.as_ref().filter(|_| is_stopped) {
             assert!(turn.cancel.is_some(), "a stopped turn is cancelled");
         }
     }

@@ -52,6 +52,8 @@ fn two_inputs_steering_and_stops() {
     explore("two inputs, steering, a stop", &scenario);
     let scenario = Scenario { starts: 1, stops: 2, steers: 1, max_turns: 2, ..scenario };
     explore("one input, steering, two stops", &scenario);
+    let scenario = Scenario { starts: 3, max_turns: 1, ..Scenario::default() };
+    explore("three inputs", &scenario);
 }
 
 #[test]

@@ -89,7 +89,7 @@ pub(super) struct TurnProgress {
     pub(super) records: usize,
     pub(super) has_response: bool,
     pub(super) open_call: Option<ToolCall>,
-    pub(super) asks: bool,
+    pub(super) awaits_approval: bool,
     pub(super) committed: bool,
 }
 
@@ -166,8 +166,8 @@ impl World {
     pub(super) fn open(scenario: &Scenario) -> Self {
         let function = serde_json::json!({"name": "pure", "arguments": "{}"});
         let calls = serde_json::json!([{"id": "c", "type": "function", "function": function}]);
-        let asks = serde_json::json!({"role": "assistant", "content": "", "tool_calls": calls});
-        let messages = if scenario.initial_call { vec![asks] } else { Vec::new() };
+        let message = serde_json::json!({"role": "assistant", "content": "", "tool_calls": calls});
+        let messages = if scenario.initial_call { vec![message] } else { Vec::new() };
         let mut world = Self {
             session: Session::open("a", messages),
             log: Vec::new(),
@@ -205,10 +205,10 @@ impl World {
                 progress.has_response = true;
                 progress.open_call = message.calls.first().cloned();
             }
-            progress.asks = match record {
+            progress.awaits_approval = match record {
                 Record::ApprovalAsked { .. } => true,
                 Record::ApprovalGiven { .. } | Record::CallEnded { .. } => false,
-                _ => progress.asks,
+                _ => progress.awaits_approval,
             };
             if matches!(record, Record::CallEnded { .. }) {
                 progress.open_call = None;
@@ -353,7 +353,7 @@ impl World {
         assert_eq!(spec.budget.tokens_left, Some(TOKENS_MAX - tokens), "the tokens left");
         assert_eq!(spec.variables, self.session.variables);
         self.turn = Some(HeldTurn { number, cancel, last_request: spec.last_request });
-        if progress.asks {
+        if progress.awaits_approval {
             self.session.handle_resting(Duration::ZERO, true);
         }
     }

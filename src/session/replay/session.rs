@@ -233,7 +233,8 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             self.session.turn -= u32::from(number == Some(self.session.turn));
             return self.give_up(next, None);
         }
-        let turn = TurnReplay::new(self.recording, self.at, begin.spec, initial_response);
+        let TurnBegin { spec, cancel, .. } = begin;
+        let turn = TurnReplay::new(self.recording, self.at, spec, initial_response, cancel);
         let (end, turn) = turn.run().map_err(|mismatch| self.mismatch(mismatch))?;
         match turn {
             ReplayEnd::Committed(record) => {

@@ -44,6 +44,9 @@ struct Script {
     is_parallel: bool,
     /// Servers offer tools.
     servers: bool,
+    /// Responses arrive in two parts, calls start before their end, and the tools answer one by
+    /// one, the last started one first.
+    is_slow: bool,
 }
 
 /// A session with its users, its model and its tools.
@@ -64,6 +67,10 @@ struct LiveTurn {
     machine: Turn,
     /// The number of records that were appended for the machine.
     recorded: u64,
+    /// The rest of the response.
+    rest: Vec<Delta>,
+    /// The tools that have not answered.
+    running: Vec<(CallKey, ToolCompletion)>,
 }
 
 fn limits(max_turns: Option<u32>) -> Limits {
@@ -71,9 +78,11 @@ fn limits(max_turns: Option<u32>) -> Limits {
 }
 
 /// Returns the response of the model in a turn.
-fn response(spec: &TurnSpec) -> Vec<Delta> {
+fn response(spec: &TurnSpec, is_slow: bool) -> Vec<Delta> {
     let names: &[&str] = match spec.number {
         _ if spec.last_request => &[],
+        1 if is_slow => &["pure", "seal", "put", "eager", "effect"],
+        2 if is_slow => &["effect", "asked", "both", "idempotent"],
         1 | 6 => &["pure", "idempotent", "pure"],
         2 => &["put", "effect", "put"],
         3 => &["asked", "reviewed_pure", "both"],
@@ -102,8 +111,8 @@ impl Life {
     fn open(script: Script) -> Self {
         let function = json!({"name": "pure", "arguments": "{}"});
         let calls = json!([{"id": "c", "type": "function", "function": function}]);
-        let asks = json!({"role": "assistant", "content": "", "tool_calls": calls});
-        let messages = if script.initial_call { vec![asks] } else { Vec::new() };
+        let message = json!({"role": "assistant", "content": "", "tool_calls": calls});
+        let messages = if script.initial_call { vec![message] } else { Vec::new() };
         Self::new(script, Session::open("a", messages), Vec::new())
     }
 
@@ -214,7 +223,8 @@ impl Life {
                 Turn::resume(spec, &stored.turn_entries, 0, begin.cancel)
             }
         };
-        self.turn = Some(LiveTurn { machine, recorded: 0 });
+        let (rest, running) = (Vec::new(), Vec::new());
+        self.turn = Some(LiveTurn { machine, recorded: 0, rest, running });
     }
 
     /// Gives the session the list of the servers' tools. Returns false if it was not requested.
@@ -278,12 +288,21 @@ impl Life {
                         let of_run = |_: &RunOverrides| Arc::clone(&rules);
                         let spec = self.session.current_turn_spec(now, &of_run).unwrap();
                         assert_eq!(spec.number, spec_number);
-                        turn.machine.handle_deltas(now, response(&spec));
-                        turn.machine.handle_response_end(now, ExchangeEnd::Closed);
+                        let mut deltas = response(&spec, self.script.is_slow);
+                        if self.script.is_slow {
+                            turn.rest = deltas.split_off(deltas.len() - 2);
+                        }
+                        turn.machine.handle_deltas(now, deltas);
+                        if turn.rest.is_empty() {
+                            turn.machine.handle_response_end(now, ExchangeEnd::Closed);
+                        }
                     }
                     TurnAction::Start(start) => {
                         let (key, done) = (start.call.key, completion(&start.call));
-                        turn.machine.handle_outcome(now, key, done);
+                        match self.script.is_slow {
+                            true => turn.running.push((key, done)),
+                            false => turn.machine.handle_outcome(now, key, done),
+                        }
                     }
                     TurnAction::Commit(record) => committed = Some(record),
                     TurnAction::Disconnect | TurnAction::Abort(_) => {}
@@ -307,14 +326,20 @@ impl Life {
             self.calls.extend(record.results.into_iter().map(|result| (usage, result)));
             return true;
         }
-        if is_idle {
+        turn.machine.handle_recorded(now, turn.recorded);
+        if !is_idle {
+        } else if !turn.rest.is_empty() && turn.running.len() < 2 {
+            turn.machine.handle_deltas(now, std::mem::take(&mut turn.rest));
+            turn.machine.handle_response_end(now, ExchangeEnd::Closed);
+        } else if let Some((key, done)) = turn.running.pop() {
+            turn.machine.handle_outcome(now, key, done);
+        } else {
             let open: Vec<_> = turn.machine.pending_approvals().collect();
             assert!(!open.is_empty(), "turn {spec_number} waits for nothing");
             for (key, phase) in open {
                 approve(&mut turn.machine, key, phase);
             }
         }
-        turn.machine.handle_recorded(now, turn.recorded);
         self.turn = Some(turn);
         true
     }
@@ -393,6 +418,7 @@ fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
         Script { stop_after_turn: Some(3), ..script },
         Script { max_turns: Some(2), is_parallel: true, ..script },
         Script { servers: true, steer: true, initial_call: true, ..script },
+        Script { is_slow: true, is_parallel: true, ..script },
     ] {
         let whole = Life::open(script).run();
         assert_eq!(whole.ended.len(), 2);
@@ -407,6 +433,11 @@ fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
             let cut = Life::wake(script, prefix).run();
             let name =
                 format!("{script:?}, cut after record {upto}: {:?}", prefix[upto - 1].record);
+            if script.is_slow {
+                // A response that was cut off is another one.
+                check_replay(&cut, &name);
+                continue;
+            }
             assert_eq!(cut.messages(&unknown), whole.messages(&unknown), "{name}");
             assert_eq!(cut.session.usage(), whole.session.usage(), "{name}");
             if unknown.is_empty() {
@@ -420,21 +451,35 @@ fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
     assert!(cuts > 200, "{cuts} prefixes");
 }
 
+/// Forks a session behind the record `at`, and runs the fork to its end.
+fn fork(life: &Life, at: usize) -> Life {
+    let max_turns = life.script.max_turns;
+    let (mut log, of) = (life.log.clone(), SessionId::parse("s").unwrap());
+    let terms_of = |_: &RunOverrides| limits(max_turns).into();
+    StoredSession::fork(&mut log, of, Seq(at as u64), 0, &terms_of).unwrap();
+    Life::wake(life.script, &log).run()
+}
+
 #[test]
-fn a_replay_accepts_a_fork_between_turns() {
-    let script = Script { steer: true, stop_after_turn: Some(3), ..Script::default() };
-    let whole = Life::open(script).run();
-    for at in 1..=whole.log.len() {
-        // Within a turn a fork is also a stop of the host, which `TurnReplay` has to infer.
-        let stored = StoredSession::read(&whole.log[..at], &|_| limits(script.max_turns).into());
-        if !stored.unwrap().turn_entries.is_empty() {
-            continue;
+fn a_replay_accepts_a_fork_at_any_record() {
+    let script = Script { is_parallel: true, ..Script::default() };
+    for script in [
+        Script { steer: true, stop_after_turn: Some(3), ..Script::default() },
+        Script { steer: true, initial_call: true, ..script },
+        Script { is_slow: true, max_turns: Some(3), ..script },
+        Script { servers: true, ..script },
+    ] {
+        let whole = Life::open(script).run();
+        check_replay(&whole, &format!("{script:?}"));
+        for at in 1..=whole.log.len() {
+            let forked = fork(&whole, at);
+            let name = format!("{script:?}, forked at {at}: {:?}", whole.log[at - 1].record);
+            check_replay(&forked, &name);
+            let again = if script.is_slow { 2 } else { 0 };
+            for later in (at + 1..forked.log.len()).take(again) {
+                check_replay(&fork(&forked, later), &format!("{name}, and again at {later}"));
+            }
         }
-        let (mut log, of) = (whole.log.clone(), SessionId::parse("s").unwrap());
-        let terms_of = |_: &RunOverrides| limits(script.max_turns).into();
-        StoredSession::fork(&mut log, of, Seq(at as u64), 0, &terms_of).unwrap();
-        let fork = Life::wake(script, &log).run();
-        check_replay(&fork, &format!("forked at {at}: {:?}", whole.log[at - 1].record));
     }
 }
 

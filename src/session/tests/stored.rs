@@ -272,7 +272,7 @@ fn seeded(messages: serde_json::Value) -> LiveAndRecorded {
     LiveAndRecorded { live, records, committed: None }
 }
 
-fn asks(id: &str) -> serde_json::Value {
+fn assistant(id: &str) -> serde_json::Value {
     let function = serde_json::json!({"name": "clock", "arguments": "{}"});
     let calls = [serde_json::json!({"id": id, "type": "function", "function": function})];
     serde_json::json!({"role": "assistant", "content": "turn 1", "tool_calls": calls})
@@ -282,7 +282,7 @@ fn asks(id: &str) -> serde_json::Value {
 fn a_seed_counts_as_what_was_said_before() {
     let user = serde_json::json!({"role": "user", "content": "hi"});
     let answer = serde_json::json!({"role": "tool", "tool_call_id": "call_0_0", "content": ""});
-    let mut both = seeded(serde_json::json!([user, asks("call_0_0"), answer]));
+    let mut both = seeded(serde_json::json!([user, assistant("call_0_0"), answer]));
     assert_eq!((both.live.turns(), both.live.turns_with_calls()), (0, 1));
     assert_eq!(*both.live.used_call_ids(), BTreeSet::from(["call_0_0".to_owned()]));
     assert_eq!(both.live.initial_calls(), None);
@@ -292,7 +292,7 @@ fn a_seed_counts_as_what_was_said_before() {
 
 #[test]
 fn the_first_input_stands_behind_the_answers_of_open_calls() {
-    let mut both = seeded(serde_json::json!([asks("call_7_1")]));
+    let mut both = seeded(serde_json::json!([assistant("call_7_1")]));
     assert_eq!((both.live.messages().len(), both.live.display_messages().len()), (0, 1));
     assert_eq!((both.live.turns_with_calls(), both.live.used_call_ids().len()), (0, 0));
     both.start("go");
@@ -335,7 +335,7 @@ fn a_record_that_contradicts_those_before_it_is_named() {
         waiting: 0,
     };
     let begun = || vec![opened(), started("go".into())];
-    let asks = || ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() };
+    let one_call = || ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() };
     let seed = Record::SessionOpened { agent: "default".into(), messages: vec![1.into()] };
     let with = |mut records: Vec<Record>, more: Vec<Record>| {
         records.extend(more);
@@ -361,7 +361,7 @@ fn a_record_that_contradicts_those_before_it_is_named() {
         ),
         (with(begun(), vec![committed(1), committed(1)]), 4, "it is of turn 1, and turn 1 is over"),
         (
-            with(begun(), vec![response(1, asks()), committed(1)]),
+            with(begun(), vec![response(1, one_call()), committed(1)]),
             4,
             "call t1a1c0 of the turn has no outcome",
         ),

@@ -69,7 +69,7 @@ impl Traces {
     /// error and traces nothing.
     #[must_use]
     pub fn from_env(models: &BTreeMap<String, ModelConfig>, metrics: &Metrics) -> Self {
-        if !is_asked_for(|name| std::env::var(name).ok()) {
+        if !is_requested(|name| std::env::var(name).ok()) {
             return Self::default();
         }
         Self::exporting(models, metrics)
@@ -104,10 +104,10 @@ impl Traces {
     }
 
     /// Records the request of a turn, if contents are recorded.
-    pub fn asks(&self, session: &SessionId, request: &Arc<ModelRequest>) {
+    pub fn request_started(&self, session: &SessionId, request: &Arc<ModelRequest>) {
         #[cfg(feature = "otlp")]
         if let Some(spans) = self.capturing() {
-            spans.asks(session, request);
+            spans.request_started(session, request);
         }
         #[cfg(not(feature = "otlp"))]
         let _ = (session, request);
@@ -152,7 +152,7 @@ impl Traces {
 }
 
 /// Returns whether the environment names a collector and does not disable the export.
-fn is_asked_for(variable: impl Fn(&str) -> Option<String>) -> bool {
+fn is_requested(variable: impl Fn(&str) -> Option<String>) -> bool {
     let is =
         |name, value: &str| variable(name).is_some_and(|v| v.trim().eq_ignore_ascii_case(value));
     let is_named =
@@ -179,7 +179,7 @@ mod tests {
             let variable = |name: &str| {
                 variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned())
             };
-            assert_eq!(is_asked_for(variable), expected, "{variables:?}");
+            assert_eq!(is_requested(variable), expected, "{variables:?}");
         }
     }
 }

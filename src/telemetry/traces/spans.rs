@@ -61,7 +61,7 @@ struct TracedOpenRun {
     /// The current attempt of the turn.
     attempt: u32,
     input: Option<String>,
-    asked: Option<Arc<ModelRequest>>,
+    request: Option<Arc<ModelRequest>>,
     answer: Option<String>,
 }
 
@@ -121,7 +121,7 @@ impl Spans {
             clock,
             attempt: known.as_ref().map_or(1, |known| known.attempt),
             input: input.or_else(|| known.and_then(|known| known.input)),
-            asked: None,
+            request: None,
             answer: None,
         };
         runs.insert(session.clone(), open);
@@ -142,9 +142,9 @@ impl Spans {
         sampled.decision == SamplingDecision::RecordAndSample
     }
 
-    pub(super) fn asks(&self, session: &SessionId, request: &Arc<ModelRequest>) {
+    pub(super) fn request_started(&self, session: &SessionId, request: &Arc<ModelRequest>) {
         if let Some(run) = self.runs.lock().get_mut(session) {
-            run.asked = Some(Arc::clone(request));
+            run.request = Some(Arc::clone(request));
         }
     }
 
@@ -251,9 +251,9 @@ impl Spans {
             attributes.push(count("callsheet.attempt", u64::from(run.attempt)));
             span.error = error.as_deref().map(attempt_error);
         }
-        if let Some(asked) = &run.asked {
-            span.attributes.push(text("gen_ai.input.messages", contents::input(asked)));
-            let system = contents::system(asked);
+        if let Some(request) = &run.request {
+            span.attributes.push(text("gen_ai.input.messages", contents::input(request)));
+            let system = contents::system(request);
             span.attributes.extend(system.map(|prompt| text("gen_ai.system_instructions", prompt)));
         }
         span.attributes.extend(answer.map(|answer| text("gen_ai.output.messages", answer)));

@@ -38,7 +38,7 @@ pub(super) fn check(
     let entries: Vec<_> = before.iter().chain(records).zip(1..).map(entry).collect();
     let recording = Recording::new(&entries);
     let committed = matches!(records.last(), Some(crate::record::Record::TurnCommitted { .. }));
-    match TurnReplay::new(&recording, before.len(), spec.clone(), None).run() {
+    match TurnReplay::new(&recording, before.len(), spec.clone(), None, None).run() {
         Ok((at, end)) => {
             assert_eq!(at, entries.len(), "{end:?}");
             assert_eq!(matches!(end, ReplayEnd::Committed(_)), committed, "{records:#?}");

@@ -128,6 +128,13 @@ impl<'a> Recording<'a> {
         next.map_or(self.entries.len().max(at), |skipped| at + skipped)
     }
 
+    /// Returns the index of the next fork of the session, if no record that a machine has made
+    /// stands before it.
+    pub(super) fn next_fork(&self, at: usize) -> Option<usize> {
+        let mut inputs = at..self.next_made(at);
+        inputs.find(|at| matches!(self.record(*at), Some(Record::SessionForked { .. })))
+    }
+
     /// Returns the run that is open at a record, or starts next.
     pub(crate) fn run(&self, at: usize) -> Option<&RunTranscript<'a>> {
         let is_over = |run: &RunTranscript<'_>| run.end.is_some_and(|end| end.at.index < at);

@@ -314,7 +314,7 @@ mod tests {
         serde_json::from_slice(&Wire::GeminiGenerate.request_body(&request)).unwrap()
     }
 
-    /// A model's message: reasoning, text, two calls, and a part of the service's own.
+    /// Returns a model's message: reasoning, text, two calls, and a part of the service's own.
     fn model_message() -> ResponseMessage {
         let signed = |text: &str| Some(format!(r#"{{"thoughtSignature":"{text}"}}"#).into());
         ResponseMessage {

@@ -323,7 +323,7 @@ mod tests {
         MessagePart::Reasoning { bytes, members: Some(members.to_string().into()) }
     }
 
-    /// A message with two bytes of reasoning, two bytes of text, and two calls.
+    /// Returns a message with two bytes of reasoning, two bytes of text, and two calls.
     fn model_message(parts: Vec<MessagePart>) -> ResponseMessage {
         ResponseMessage {
             text: "ok".into(),

@@ -229,13 +229,13 @@ impl<'a> CallPayload<'a> {
 
     /// Returns the members that go back with the call.
     pub(super) fn members(&self) -> Map<String, Value> {
-        let mut members = kept_members([
+        let mut members = metadata_members([
             ("extra_content", &self.extra_content),
             ("provider_specific_fields", &self.provider_specific_fields),
             ("thought_signature", &self.thought_signature),
         ]);
         let of_function = self.function.0.as_ref().map(|function| {
-            kept_members([
+            metadata_members([
                 ("provider_specific_fields", &function.provider_specific_fields),
                 ("thought_signature", &function.thought_signature),
             ])
@@ -247,7 +247,7 @@ impl<'a> CallPayload<'a> {
     }
 }
 
-fn kept_members<const N: usize>(members: [(&str, &Option<Value>); N]) -> Map<String, Value> {
+fn metadata_members<const N: usize>(members: [(&str, &Option<Value>); N]) -> Map<String, Value> {
     let present = |(key, value): (&str, &Option<Value>)| Some((key.to_owned(), value.clone()?));
     members.into_iter().filter_map(present).collect()
 }

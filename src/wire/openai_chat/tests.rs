@@ -186,7 +186,7 @@ fn calls_of_a_complete_message_are_numbered() {
     );
 }
 
-fn kept(members: Value) -> Delta {
+fn metadata(members: Value) -> Delta {
     Delta::Metadata(ProviderMetadata::Reasoning { members: Some(members.to_string().into()) })
 }
 
@@ -210,7 +210,7 @@ fn the_reasoning_field_is_kept_if_calls_follow() {
             [
                 reasoning("r"),
                 reasoning("r"),
-                kept(json!({ "field": field })),
+                metadata(json!({ "field": field })),
                 piece(Some(0), "a", "f", None),
                 finish("tool_calls", FinishKind::ToolCalls),
                 Delta::Done,
@@ -222,7 +222,7 @@ fn the_reasoning_field_is_kept_if_calls_follow() {
     // Reasoning that comes last is kept too.
     assert_eq!(
         deltas(&[&chunk(call), &chunk(r#"{"reasoning":"r"}"#), FINISH])[2..],
-        [kept(json!({"field": "reasoning"})), finish("tool_calls", FinishKind::ToolCalls)]
+        [metadata(json!({"field": "reasoning"})), finish("tool_calls", FinishKind::ToolCalls)]
     );
 }
 
@@ -245,7 +245,7 @@ fn reasoning_details_are_kept_once_they_are_complete() {
             reasoning("a"),
             reasoning("b"),
             piece(Some(0), "", "f", None),
-            kept(json!({"field": "reasoning", "reasoning_details": details})),
+            metadata(json!({"field": "reasoning", "reasoning_details": details})),
             finish("tool_calls", FinishKind::ToolCalls),
             Delta::Done,
         ]
@@ -264,7 +264,7 @@ fn reasoning_opaque_is_kept_in_every_position() {
     let call = chunk(r#"{"tool_calls":[{"index":0,"function":{"name":"f"}}]}"#);
     let thinking = chunk(r#"{"reasoning_text":"r"}"#);
     let opaque = chunk(r#"{"content":null,"reasoning_opaque":"x"}"#);
-    let whole = kept(json!({"field": "reasoning_text", "reasoning_opaque": "x"}));
+    let whole = metadata(json!({"field": "reasoning_text", "reasoning_opaque": "x"}));
     let end = finish("tool_calls", FinishKind::ToolCalls);
     let called = piece(Some(0), "", "f", None);
     assert_eq!(
@@ -273,7 +273,7 @@ fn reasoning_opaque_is_kept_in_every_position() {
     );
     assert_eq!(
         deltas(&[&thinking, &call, &opaque, FINISH]),
-        [reasoning("r"), kept(json!({"field": "reasoning_text"})), called, whole, end]
+        [reasoning("r"), metadata(json!({"field": "reasoning_text"})), called, whole, end]
     );
     let null = chunk(r#"{"reasoning_opaque":null}"#);
     assert_eq!(deltas(&[&null, &call, FINISH]).len(), 2);

@@ -168,7 +168,7 @@ mod tests {
         serde_json::from_slice(&Wire::OpenaiResponses.request_body(request)).unwrap()
     }
 
-    /// The items between the user's and the outputs.
+    /// Returns the items between the user's and the outputs.
     fn back(parts: Vec<MessagePart>) -> Vec<Value> {
         let body = sent(&ModelRequest::new("m", history(model_message(parts))));
         let items = body["input"].as_array().unwrap();

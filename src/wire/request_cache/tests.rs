@@ -53,7 +53,7 @@ fn request(messages: MessageList) -> ModelRequest {
     }
 }
 
-/// A history of `count` turns, each with a call, its result and a message of the user.
+/// Returns a history of `count` turns, each with a call, its result and a message of the user.
 fn turns(count: usize) -> MessageList {
     let turn = |at: usize| {
         let id = format!("c{at}");
@@ -109,7 +109,7 @@ fn part() -> impl Strategy<Value = MessagePart> {
     ]
 }
 
-/// A message of a model, mostly of the one that receives the request.
+/// Returns a message of a model, mostly of the one that receives the request.
 fn response(wire: Wire) -> impl Strategy<Value = Message> {
     let origin = prop_oneof![
         3 => Just((wire, "m")),

@@ -12,7 +12,7 @@ impl TurnReplay<'_, '_> {
             while let Some(effect) = self.turn.poll() {
                 self.perform(effect)?;
             }
-            if self.recording_ended || self.committed.is_some() {
+            if self.is_interrupted() || self.committed.is_some() {
                 return Ok(());
             }
             let durable = self.count_durable();
@@ -62,7 +62,9 @@ impl TurnReplay<'_, '_> {
             Effect::Perform(TurnAction::ReleaseToolPermit(key)) => {
                 self.permit_requests.retain(|request| *request != key)
             }
-            Effect::Perform(TurnAction::Commit(record)) => self.committed = Some(record),
+            Effect::Perform(TurnAction::Commit(record)) => {
+                self.committed = Some(record).filter(|_| !self.is_forked);
+            }
             Effect::Perform(
                 TurnAction::Start(_) | TurnAction::Answer { .. } | TurnAction::Abort(_),
             )
@@ -73,7 +75,8 @@ impl TurnReplay<'_, '_> {
 
     /// Compares a record of the machine with the next recorded one.
     fn expect(&mut self, now: Record) -> Result<(), Mismatch> {
-        if self.recording_ended {
+        self.is_forked |= self.recording.next_fork(self.at).is_some();
+        if self.is_interrupted() {
             return Ok(());
         }
         self.at = self.recording.next_made(self.at);

@@ -65,6 +65,8 @@ pub(crate) struct TurnReplay<'t, 'a> {
     /// The rest of the response.
     remaining_steps: Vec<ReplayStep>,
     changed_after_seal: Vec<CallKey>,
+    /// The reason for which the session cancels the turn whenever it begins or resumes.
+    cancel: Option<CancelReason>,
     cancelled: bool,
     /// The turn waits for a smaller context.
     needs_context: bool,
@@ -73,6 +75,8 @@ pub(crate) struct TurnReplay<'t, 'a> {
     committed: Option<Box<TurnRecord>>,
     /// True if the machine has made a record after the end of the recording.
     recording_ended: bool,
+    /// True if the machine has made a record that belongs to the other session of a fork.
+    is_forked: bool,
 }
 
 /// An input that may have come from outside.
@@ -101,19 +105,24 @@ enum ReplayInput {
 
 impl<'t, 'a> TurnReplay<'t, 'a> {
     /// Starts the replay of a turn whose first record is at `first`. `initial_response` is the response
-    /// of a turn that runs the session's initial calls.
+    /// of a turn that runs the session's initial calls. `cancel` is a reason to end the turn.
     pub(crate) fn new(
         recording: &'t Recording<'a>,
         first: usize,
         spec: TurnSpec,
         initial_response: Option<Record>,
+        cancel: Option<CancelReason>,
     ) -> Self {
         let turn = match &initial_response {
             Some(response) => {
                 let entry = recording.entry(first).map(|entry| entry.with_record(response.clone()));
-                Turn::resume(spec.clone(), entry.as_slice(), 0, None)
+                Turn::resume(spec.clone(), entry.as_slice(), 0, cancel)
             }
-            None => Turn::new(spec.clone()),
+            None => {
+                let mut turn = Turn::new(spec.clone());
+                cancel.into_iter().for_each(|reason| turn.handle_cancel(Duration::ZERO, reason));
+                turn
+            }
         };
         Self {
             recording,
@@ -128,11 +137,13 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
             reference_requests: Vec::new(),
             remaining_steps: Vec::new(),
             changed_after_seal: Vec::new(),
-            cancelled: false,
+            cancel,
+            cancelled: cancel.is_some(),
             needs_context: false,
             resumed_at: None,
             committed: None,
             recording_ended: false,
+            is_forked: false,
         }
     }
 
@@ -147,6 +158,10 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         loop {
             if let Some(record) = self.committed.take() {
                 return Ok((self.at, ReplayEnd::Committed(record)));
+            }
+            if let Some(fork) = self.recording.next_fork(self.at) {
+                self = self.resume_in_fork(fork)?;
+                continue;
             }
             self.at = self.recording.next_made(self.at);
             let Some(record) = self.recording.record(self.at).filter(|_| !self.recording_ended)
@@ -210,9 +225,25 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         }
     }
 
+    /// Resumes the turn in the fork of its session, which stops the run.
+    fn resume_in_fork(mut self, fork: usize) -> Result<Self, Mismatch> {
+        self.at = fork + 1;
+        (self.is_forked, self.cancel) = (false, Some(CancelReason::Stop));
+        self.resume(StartedCalls::default());
+        match self.perform_effects() {
+            Ok(()) => Ok(self),
+            Err(mismatch) => self.resume_before(mismatch),
+        }
+    }
+
+    /// Returns true if the further records of the machine are not recorded.
+    fn is_interrupted(&self) -> bool {
+        self.recording_ended || self.is_forked
+    }
+
     fn has_changed_from(&self, other: &Self) -> bool {
         self.at > other.at
-            || self.recording_ended
+            || self.is_interrupted()
             || self.committed.is_some()
             || self.turn != other.turn
             || self.remaining_steps.len() != other.remaining_steps.len()
@@ -371,12 +402,12 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         let entries: Vec<_> = first.into_iter().chain(recorded).collect();
         // The turn was resumed when the next record was written.
         let now = self.recording.entry(self.at).map_or(0, |entry| entry.time);
-        self.turn = Turn::resume_with((*self.spec).clone(), &entries, now, None, started);
+        self.turn = Turn::resume_with((*self.spec).clone(), &entries, now, self.cancel, started);
         (self.records_made, self.records_durable) = (0, 0);
         self.permit_requests.clear();
         self.reference_requests.clear();
         self.remaining_steps.clear();
-        self.cancelled = false;
+        self.cancelled = self.cancel.is_some();
         self.resumed_at = Some(self.at);
     }
 

@@ -29,7 +29,7 @@ fn index() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// The `delta` of a chunk with a finish reason.
+/// Returns the `delta` of a chunk with a finish reason.
 fn finished() -> impl Strategy<Value = Value> {
     prop::sample::select(vec![
         json!({}),
@@ -184,7 +184,7 @@ fn stream(payload: impl Strategy<Value = Value>) -> impl Strategy<Value = Payloa
     })
 }
 
-/// Several streams. Each is decoded with the templates of those before.
+/// Returns several streams. Each is decoded with the templates of those before.
 pub(super) fn streams(
     payload: impl Strategy<Value = Value>,
 ) -> impl Strategy<Value = Vec<Payloads>> {
