@@ -34,7 +34,8 @@ use crate::turn::{
     StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
 };
 use crate::types::{
-    Answer, CallKey, Content, ProviderError, Question, Reference, ReferenceError, RunId, RunTrace, ToolCall, TraceContext,
+    Answer, CallKey, Content, ProviderError, Question, Reference, ReferenceError, RunId, RunTrace,
+    ToolCall, TraceContext,
 };
 use crate::wire::Delta;
 

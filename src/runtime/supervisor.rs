@@ -33,8 +33,8 @@ use crate::tool::{
 };
 use crate::turn::{CallStartState, StartedCall, StartedCalls, StartedQuestion, ToolCompletion};
 use crate::types::{
-    Answer, CallKey, FailureKind, FullResult, Question, READ_VAR, RunId, Secrets, SessionId, ToolOutcome,
-    VariablesUse, excerpt,
+    Answer, CallKey, FailureKind, FullResult, Question, READ_VAR, RunId, Secrets, SessionId,
+    ToolOutcome, VariablesUse, excerpt,
 };
 
 /// The number of progress texts that one call may send; further ones are dropped.

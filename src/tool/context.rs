@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
 use async_trait::async_trait;
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,7 +19,10 @@ use super::extensions::MissingExtension;
 use super::{Extensions, InputSchema, ToolError};
 use crate::config::ToolEffect;
 use crate::context::VariablesTransaction;
-use crate::types::{Answer, CallKey, Question, QuestionKind, Reference, ReferenceError, ReferencedValue, RunId, SessionId, TraceContext};
+use crate::types::{
+    Answer, CallKey, Question, QuestionKind, Reference, ReferenceError, ReferencedValue, RunId,
+    SessionId, TraceContext,
+};
 
 /// Receives the progress texts of a call. The caller that provides it bounds their number and size.
 pub(crate) type ProgressCallback = Box<dyn Fn(String) + Send + Sync>;

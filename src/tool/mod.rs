@@ -123,7 +123,9 @@ pub use builtin::{
     Calculator, Clock, GetVariable, HttpGet, HttpGetOptions, READ_BYTES_MAX, ReadFile, SetVariable,
 };
 pub use context::ToolContext;
-pub(crate) use context::{AskCallback, ProgressCallback, ReferenceReader, SharedVariableView, ToolContextParts};
+pub(crate) use context::{
+    AskCallback, ProgressCallback, ReferenceReader, SharedVariableView, ToolContextParts,
+};
 pub(crate) use error::NextAttempt;
 pub use error::ToolError;
 #[doc(hidden)]

@@ -302,7 +302,7 @@ impl ApprovalDecision {
 }
 
 /// Returns the SHA-256 of a call's arguments (compact JSON with sorted keys) in hexadecimal.
-fn arguments_sha256(call: &ToolCall) -> String {
+pub(super) fn arguments_sha256(call: &ToolCall) -> String {
     let digest = Sha256::digest(call.arguments_text());
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -11,7 +11,9 @@ use super::started_calls::CallStartState;
 use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
-use crate::types::{Answer, ApprovalPhase, CallKey, Judgement, ProviderError, Reference, ToolCall, Verdict};
+use crate::types::{
+    Answer, ApprovalPhase, CallKey, Judgement, ProviderError, Reference, ToolCall, Verdict,
+};
 
 pub use crate::record::{CancelReason, TurnEnd};
 

@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::Turn;
+use super::approval::arguments_sha256;
 use super::call::{CallPhase, TurnCall};
 use super::effect::{ApprovalDecision, ApprovalError, DeferredEffect, Effect, TurnAction};
 use super::started_calls::StartedQuestion;

@@ -8,8 +8,6 @@ use std::time::Duration;
 use crate::types::{CallKey, Question, ToolOutcome, VariableName, VariablesUse};
 use serde_json::Value;
 
-use crate::types::{CallKey, ToolOutcome, VariableName, VariablesUse};
-
 /// For each variable that a call of the turn wrote: the index of the last such call.
 pub(super) type LastWriters = BTreeMap<VariableName, u32>;
 

@@ -18,7 +18,8 @@ use super::{
     TurnSummary, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, Question, READ_VAR, Reference, ResultPart, RunEnd, RunError, RunId, SessionId, ToolResult, ToolStatus, Usage,
+    ApprovalPhase, CallKey, Execution, FinishKind, Question, READ_VAR, Reference, ResultPart,
+    RunEnd, RunError, RunId, SessionId, ToolResult, ToolStatus, Usage,
 };
 use summary::{input_summary, summary};
 

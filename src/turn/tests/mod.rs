@@ -32,8 +32,8 @@ use crate::event::Event;
 use crate::record::{Record, StopMode};
 use crate::response::ExchangeEnd;
 use crate::types::{
-    Answer, CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, Reference,
-    ToolOutcome, ToolStatus, VariablesUse, WriteSet,
+    Answer, CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind,
+    Reference, ToolOutcome, ToolStatus, VariablesUse, WriteSet,
 };
 use crate::wire::{CallDelta, Delta};
 

@@ -26,8 +26,8 @@ use crate::turn::spec::TurnSpec;
 use crate::turn::started_calls::{StartedCalls, ToolCompletion};
 use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
-    ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, Question, Reference, ToolOutcome,
-    VariablesUse, Verdict,
+    ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, Question, Reference,
+    ToolOutcome, VariablesUse, Verdict,
 };
 use crate::wire::Delta;
 
