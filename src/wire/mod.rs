@@ -20,6 +20,7 @@
 //! | `lenient` | deserialisation that ignores values of unexpected types |
 //! | `repair` | repair of invalid JSON |
 //! | `error` | error bodies and error payloads of all services |
+//! | `overflow` | errors of requests that are larger than the context window |
 //! | `delta` | the deltas |
 //!
 //! The folder of each dialect (`openai_chat`, `openai_responses`, `anthropic`, `gemini`, `ollama`)
@@ -63,6 +64,7 @@ mod lenient;
 mod ollama;
 mod openai_chat;
 mod openai_responses;
+mod overflow;
 mod repair;
 mod request;
 mod request_cache;
