@@ -167,7 +167,16 @@ impl Wire {
         mut writer: HistoryWriter,
     ) -> (Vec<u8>, ReusablePrefix) {
         dialect_of!(self, D => D::write_history(request, &mut writer));
-        writer.finish()
+        writer.finish(self.cache_key(request))
+    }
+
+    /// Returns the name and the value of the member that names the prompt in the service's cache.
+    fn cache_key(self, request: &ModelRequest) -> Option<(&'static str, &str)> {
+        let member = dialect_of!(self, D => D::CACHE_KEY_MEMBER)?;
+        let ModelRequest { extra_body, omit_body, prompt_cache, prompt_cache_key, .. } = request;
+        let is_ours = !extra_body.contains_key(member) && !omit_body.contains(member);
+        let key = prompt_cache_key.as_deref().filter(|_| *prompt_cache && is_ours)?;
+        Some((member, key))
     }
 }
 

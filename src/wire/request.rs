@@ -42,6 +42,11 @@ pub struct ModelRequest {
     pub extra_body: Map<String, Value>,
     /// Members that the host leaves out, because the service refuses them.
     pub omit_body: BTreeSet<String>,
+    /// Asks the service to cache the prompt: by `cache_control` on Anthropic Messages, by
+    /// `prompt_cache_key` on Chat Completions and Responses. The other wires have no member for it.
+    pub prompt_cache: bool,
+    /// The value of `prompt_cache_key`: the same for all requests that begin with the same messages.
+    pub prompt_cache_key: Option<Arc<str>>,
 }
 
 impl ModelRequest {
@@ -60,10 +65,12 @@ impl ModelRequest {
             temperature: None,
             extra_body: Map::new(),
             omit_body: BTreeSet::new(),
+            prompt_cache: false,
+            prompt_cache_key: None,
         }
     }
 
-    /// Returns true if nothing but the messages differs.
+    /// Returns true if nothing differs but the messages and what follows them in a body.
     pub(super) fn is_same_without_messages(&self, other: &Self) -> bool {
         let Self {
             model,
@@ -77,6 +84,9 @@ impl ModelRequest {
             temperature,
             extra_body,
             omit_body,
+            prompt_cache,
+            // It follows the messages in a body.
+            prompt_cache_key: _,
         } = self;
         // Nearly always the tools are shared.
         (Arc::ptr_eq(tools, &other.tools) || *tools == other.tools)
@@ -89,6 +99,7 @@ impl ModelRequest {
             && *temperature == other.temperature
             && *extra_body == other.extra_body
             && *omit_body == other.omit_body
+            && *prompt_cache == other.prompt_cache
     }
 }
 

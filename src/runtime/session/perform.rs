@@ -14,6 +14,8 @@ use crate::record::{Record, Seq};
 use crate::runtime::error::HostError;
 use crate::runtime::ids;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage, TurnStart};
+use crate::runtime::model::ModelRequest;
+use crate::runtime::models::prompt_cache_key;
 use crate::runtime::report::{Messages, RunReport};
 use crate::session::{
     RecordedAt, RunSummary, RunTerms, SessionEffect, SessionRecord, TurnBegin, TurnOrigin,
@@ -170,7 +172,10 @@ impl SessionActorState {
             run: run_id,
             trace: run.trace.clone(),
             extensions: run.extensions.clone(),
-            request: Arc::new(agent.request(messages, last_request)),
+            request: Arc::new(ModelRequest {
+                prompt_cache_key: Some(prompt_cache_key(&self.id)),
+                ..agent.request(messages, last_request)
+            }),
             agent,
             resume,
             cancel,

@@ -124,7 +124,7 @@ fn meaning(before: &[Lexeme<'_>], after: &[Lexeme<'_>]) -> Meaning {
         match lexeme {
             Lexeme::Word(word) if OF_REQUEST.contains(word) => return Meaning::Request,
             Lexeme::Word(word) if OF_WINDOW.contains(word) => return Meaning::Window,
-            _ => {}
+            Lexeme::Word(_) | Lexeme::Number(_) | Lexeme::Symbol(_) => {}
         }
     }
     Meaning::Unknown

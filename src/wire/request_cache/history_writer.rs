@@ -44,9 +44,20 @@ impl HistoryWriter {
         Self { body, reused: prefix, reusable: prefix, elements: prefix.elements }
     }
 
-    /// Closes the list and the body. Returns the body and the prefix that the next one can reuse.
-    pub(in crate::wire) fn finish(mut self) -> (Vec<u8>, ReusablePrefix) {
-        self.body.extend_from_slice(b"]}");
+    /// Closes the list and the body, with a last member. Returns the body and the prefix that the next one
+    /// can reuse.
+    pub(in crate::wire) fn finish(
+        mut self,
+        last: Option<(&str, &str)>,
+    ) -> (Vec<u8>, ReusablePrefix) {
+        self.body.push(b']');
+        if let Some((member, value)) = last {
+            self.body.push(b',');
+            append_json(&mut self.body, member);
+            self.body.push(b':');
+            append_json(&mut self.body, value);
+        }
+        self.body.push(b'}');
         (self.body, self.reusable)
     }
 

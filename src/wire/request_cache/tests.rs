@@ -49,6 +49,8 @@ fn request(messages: MessageList) -> ModelRequest {
     ModelRequest {
         system: Some("Be brief.".into()),
         tools: [tool].into(),
+        prompt_cache: true,
+        prompt_cache_key: Some("key".into()),
         ..ModelRequest::new("m", messages)
     }
 }
