@@ -11,7 +11,7 @@ use super::error::HostError;
 use super::model::{ModelClient, ModelRequest, ModelService, ModelSource, StallClock};
 use super::model_limiter::{ModelLimiter, ModelStatus};
 use crate::config::{Config, ModelConfig};
-use crate::telemetry::Telemetry;
+use crate::telemetry::{PrefixBreakMetrics, Telemetry};
 use crate::turn::{ModelPlan, ModelPlans};
 use crate::types::{ModelOrigin, Secrets, SessionId};
 
@@ -40,6 +40,8 @@ pub(super) struct Model {
     extra_body: Map<String, Value>,
     omit_body: BTreeSet<String>,
     prompt_cache: bool,
+    /// Counts the breaks of the prefix of sessions.
+    pub(super) prefix_breaks: PrefixBreakMetrics,
 }
 
 impl Model {
@@ -66,7 +68,8 @@ impl Model {
                     )
                 }
             };
-            let model = Self::new(name, model, service, secrets.clone(), limiter);
+            let breaks = telemetry.metrics().prefix_breaks().clone();
+            let model = Self::new(name, model, service, secrets.clone(), limiter, breaks);
             Ok((name.clone(), Arc::new(model)))
         });
         models.collect()
@@ -78,6 +81,7 @@ impl Model {
         service: ModelService,
         secrets: Secrets,
         limiter: Arc<ModelLimiter>,
+        prefix_breaks: PrefixBreakMetrics,
     ) -> Self {
         Self {
             name: name.to_owned(),
@@ -95,6 +99,7 @@ impl Model {
             extra_body: config.extra_body.clone(),
             omit_body: config.omit_body.clone(),
             prompt_cache: config.sends_prompt_cache(),
+            prefix_breaks,
         }
     }
 

@@ -90,7 +90,7 @@ pub use dialect::KeyHeader;
 pub use error::http_error;
 pub use fast_path::PayloadTemplates;
 pub(crate) use repair::replace_lone_surrogates;
-pub use request::{ModelRequest, ToolChoice, ToolDefinition};
+pub use request::{ModelRequest, PromptChange, ToolChoice, ToolDefinition};
 pub(crate) use request_cache::{HeadCache, RequestCache};
 pub use sse::{EventTooLong, SseDecoder, SseEvent};
 
@@ -168,6 +168,11 @@ impl Wire {
     ) -> (Vec<u8>, ReusablePrefix) {
         dialect_of!(self, D => D::write_history(request, &mut writer));
         writer.finish(self.cache_key(request))
+    }
+
+    /// Returns the member of a body that holds the history.
+    fn history_member(self) -> &'static str {
+        dialect_of!(self, D => D::HISTORY_MEMBER)
     }
 
     /// Returns the name and the value of the member that names the prompt in the service's cache.

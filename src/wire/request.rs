@@ -47,6 +47,9 @@ pub struct ModelRequest {
     pub prompt_cache: bool,
     /// The value of `prompt_cache_key`: the same for all requests that begin with the same messages.
     pub prompt_cache_key: Option<Arc<str>>,
+    /// Why the prompt may not begin with that of the session's request before.
+    #[doc(hidden)]
+    pub prompt_change: Option<PromptChange>,
 }
 
 impl ModelRequest {
@@ -67,7 +70,18 @@ impl ModelRequest {
             omit_body: BTreeSet::new(),
             prompt_cache: false,
             prompt_cache_key: None,
+            prompt_change: None,
         }
+    }
+
+    /// Returns true if the tools, the system text and the members that may replace them are the same.
+    pub(super) fn has_same_head(&self, other: &Self) -> bool {
+        (Arc::ptr_eq(&self.tools, &other.tools) || self.tools == other.tools)
+            && self.model == other.model
+            && self.system == other.system
+            && self.extra_body == other.extra_body
+            && self.omit_body == other.omit_body
+            && self.prompt_cache == other.prompt_cache
     }
 
     /// Returns true if nothing differs but the messages and what follows them in a body.
@@ -87,6 +101,7 @@ impl ModelRequest {
             prompt_cache,
             // It follows the messages in a body.
             prompt_cache_key: _,
+            prompt_change: _,
         } = self;
         // Nearly always the tools are shared.
         (Arc::ptr_eq(tools, &other.tools) || *tools == other.tools)
@@ -100,6 +115,68 @@ impl ModelRequest {
             && *extra_body == other.extra_body
             && *omit_body == other.omit_body
             && *prompt_cache == other.prompt_cache
+    }
+}
+
+/// The reason why the prompt of a request does not begin with that of the session's request before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PromptChange {
+    /// Old results were cleared.
+    Cleared,
+    /// A run that ended became one message.
+    Formatted,
+    /// The history was summarised.
+    Summarised,
+    /// The run changes its agent, or the run before did.
+    RunOverride,
+    /// The form of the answer changed.
+    Output,
+    /// The client has other tools.
+    ClientTools,
+    /// A hook changed the request.
+    Hook,
+    /// The configuration changed.
+    Config,
+    /// The request is for another model than the one before.
+    Fallback,
+    /// The tools of servers were read again.
+    ToolsRefreshed,
+    /// None: a bug of the host.
+    Unexplained,
+}
+
+impl PromptChange {
+    /// All reasons.
+    pub const ALL: [Self; 11] = [
+        Self::Cleared,
+        Self::Formatted,
+        Self::Summarised,
+        Self::RunOverride,
+        Self::Output,
+        Self::ClientTools,
+        Self::Hook,
+        Self::Config,
+        Self::Fallback,
+        Self::ToolsRefreshed,
+        Self::Unexplained,
+    ];
+
+    /// Returns the name for metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cleared => "cleared",
+            Self::Formatted => "formatted",
+            Self::Summarised => "summarised",
+            Self::RunOverride => "run_override",
+            Self::Output => "output",
+            Self::ClientTools => "client_tools",
+            Self::Hook => "hook",
+            Self::Config => "config",
+            Self::Fallback => "fallback",
+            Self::ToolsRefreshed => "tools_refreshed",
+            Self::Unexplained => "unexplained",
+        }
     }
 }
 

@@ -174,6 +174,7 @@ impl SessionActorState {
             extensions: run.extensions.clone(),
             request: Arc::new(ModelRequest {
                 prompt_cache_key: Some(prompt_cache_key(&self.id)),
+                prompt_change: self.agents.next_request(),
                 ..agent.request(messages, last_request)
             }),
             agent,

@@ -26,6 +26,7 @@ use crate::telemetry::TracedRun;
 use crate::tool::{Extensions, ToolSourceContext};
 use crate::turn::{TurnRecord, TurnRules};
 use crate::types::{Content, RunId, RunTrace, SessionId, TraceContext};
+use crate::wire::PromptChange;
 
 /// The caller of a run that waits in the queue.
 pub(super) struct RunCaller {
@@ -60,12 +61,25 @@ pub(super) struct RunAgents {
     /// The agent with the tools of servers and of the host's tool sources.
     own: Arc<Agent>,
     current: (RunOverrides, Arc<Agent>),
+    /// The current agent at the last request.
+    requested: Option<(RunOverrides, Arc<Agent>)>,
 }
 
 impl RunAgents {
     pub(super) fn new(own: Arc<Agent>) -> Self {
         let current = (RunOverrides::default(), Arc::clone(&own));
-        Self { configured: Arc::clone(&own), frozen: None, own, current }
+        Self { configured: Arc::clone(&own), frozen: None, own, current, requested: None }
+    }
+
+    /// Notes that the current agent makes a request. Returns why its prompt may differ from that of the
+    /// request before.
+    pub(super) fn next_request(&mut self) -> Option<PromptChange> {
+        let (overrides, agent) = self.requested.replace(self.current.clone())?;
+        if overrides != self.current.0 {
+            return Some(PromptChange::RunOverride);
+        }
+        // The session has other tools of servers or of the program.
+        (!Arc::ptr_eq(&agent, &self.current.1)).then_some(PromptChange::ToolsRefreshed)
     }
 
     /// Uses these tools of servers from now on.
