@@ -221,7 +221,12 @@ fn step(wire: Wire) -> impl Strategy<Value = (Vec<Message>, bool)> {
                     .collect(),
                 _ => Vec::new(),
             };
-            (response.into_iter().chain(results).chain(inputs).collect(), is_final)
+            let mut messages: Vec<_> = response.into_iter().chain(results).chain(inputs).collect();
+            // A run goes on after results or an input.
+            if let Some(Message::Assistant(_)) = messages.last() {
+                messages.push(user("And on."));
+            }
+            (messages, is_final)
         },
     )
 }
@@ -303,7 +308,7 @@ fn what_is_appended_is_no_break_and_everything_else_is_one() {
         let edited = {
             let mut request = grown(1);
             let mut messages = request.messages.to_vec();
-            messages[2] = Arc::new(result("c9"));
+            messages[0] = Arc::new(user("Stop."));
             request.messages = messages.into();
             request
         };
