@@ -323,3 +323,52 @@ async fn a_stored_session_has_the_same_context() {
     host.shutdown().await;
     let _ = std::fs::remove_dir_all(directory);
 }
+
+#[tokio::test]
+async fn a_client_sees_what_fills_the_window() {
+    let responses = [of_tokens(calls("long"), 500), of_tokens(Response::text("done"), 1_500)];
+    let world = host(responses, 10_000, |_| ()).await;
+    let empty = json!(world.session.context().await.unwrap());
+    assert_eq!((&empty["window"], &empty["source"]), (&json!(10_000), &json!("config")));
+    run(&world).await;
+    let report = json!(world.session.context().await.unwrap());
+    let used = report["used"].as_u64().unwrap();
+    assert!((1_500..1_600).contains(&used), "{report}");
+    let tokens_of = |part: &str| {
+        let parts = report["parts"].as_array().unwrap();
+        let found = parts.iter().find(|found| found["part"] == part).unwrap();
+        (found["tokens"].as_u64().unwrap(), found["bytes"].as_u64().unwrap())
+    };
+    let parts = ["tools", "system", "user", "assistant", "results", "summary"].map(tokens_of);
+    let sum = parts.iter().map(|(tokens, _)| tokens).sum::<u64>();
+    assert!(sum <= used && sum + 6 >= used, "{report}");
+    let [tools, _, user, assistant, results, summary] = parts;
+    assert!(tools.0 > 0 && user.0 > 0 && assistant.0 > 0, "{report}");
+    assert!(results.0 > user.0 + assistant.0 && results.1 >= 2_000, "{report}");
+    assert_eq!(summary, (0, 0));
+}
+
+#[tokio::test]
+async fn requests_of_a_session_continue_their_prompt_except_at_a_change_of_the_context() {
+    let responses = [
+        of_tokens(calls("long"), 100),
+        of_tokens(calls("kept"), 550),
+        of_tokens(calls("long"), 1_000),
+        of_tokens(calls("long"), 1_450),
+        of_tokens(Response::text("done"), 1_600),
+    ];
+    let world = host(responses, 2_000, |_| ()).await;
+    let (_, changes) = run(&world).await;
+    assert!(!changes.is_empty(), "the context was made smaller");
+    let page = world.host.metrics_page().unwrap();
+    let breaks = |reason: &str| {
+        let series = format!("callsheet_prompt_prefix_breaks_total{{reason=\"{reason}\"}} ");
+        let line = page.lines().find_map(|line| line.strip_prefix(&series)).unwrap();
+        line.parse::<usize>().unwrap()
+    };
+    assert_eq!((breaks("cleared"), breaks("unexplained")), (changes.len(), 0), "{changes:?}");
+    let keys: Vec<Value> =
+        world.requests().iter().map(|request| request.body["prompt_cache_key"].clone()).collect();
+    assert!(keys[0].as_str().is_some_and(|key| key.len() == 32), "{keys:?}");
+    assert!(keys.iter().all(|key| *key == keys[0]), "{keys:?}");
+}

@@ -13,8 +13,8 @@ use callsheet::runtime::BreakerState;
 use callsheet::telemetry::metric_table;
 use callsheet::telemetry::{MetricsOptions, Telemetry, Traces, histogram_bounds};
 use callsheet::types::{
-    CallKey, ProviderError, ProviderErrorKind, ResultNotes, RunEnd, RunError, RunId, SessionId,
-    ToolCall, ToolOutcome, ToolResult, Usage,
+    CallKey, ContextOverflow, ProviderError, ProviderErrorKind, ResultNotes, RunEnd, RunError,
+    RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage,
 };
 use metrics::Recorder;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
@@ -125,6 +125,8 @@ fn events() -> Vec<Event> {
     let key = CallKey { turn: 1, attempt: 1, index: 0 };
     let call = CallLabel { key, provider_id: None, name: "clock".into() };
     let second = Duration::from_secs(1);
+    let mut overflow = ProviderError::new(ProviderErrorKind::Status, "prompt is too long");
+    overflow.overflow = Some(ContextOverflow::default());
     let attempt = |error| Event::AttemptEnded {
         model: "org/model-1:latest \"quoted\"".into(),
         streamed: true,
@@ -177,6 +179,7 @@ fn events() -> Vec<Event> {
         },
         Event::CallEnded { result: Box::new(result), parallel: false, early: false },
         attempt(None),
+        attempt(Some(Box::new(overflow))),
         attempt(Some(Box::new(ProviderError::new(ProviderErrorKind::Timeout, "nothing came")))),
         Event::LimitReached {
             limit: "max_turns".into(),

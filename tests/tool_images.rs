@@ -176,7 +176,10 @@ async fn events_and_history_have_the_parts() {
     within(copy.run("and now?")).await.unwrap();
     let requests = world.requests();
     let last = &requests.last().unwrap().body["messages"];
-    assert_eq!(last[2], requests[1].body["messages"][2]);
+    let mut sent = requests[1].body["messages"][2].clone();
+    // The end of the prompt, where the service caches it, is elsewhere now.
+    sent["content"][1].as_object_mut().unwrap().remove("cache_control").unwrap();
+    assert_eq!(last[2], sent);
 }
 
 #[tokio::test]

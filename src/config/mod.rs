@@ -42,7 +42,7 @@ pub use journal::{Durability, JournalConfig, JournalEngine, Resume};
 pub use limits::{Limits, OnExcess};
 #[doc(hidden)]
 pub use mcp::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
-pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig};
+pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig, PromptCache};
 #[doc(hidden)]
 pub use overrides::OverrideTooHigh;
 pub use overrides::{LimitOverrides, RunOverrides};

@@ -62,6 +62,8 @@ pub struct ModelConfig {
     pub breaker_open_for: Duration,
     /// The context window of the model in tokens: input and output together. `None` if it is not known.
     pub context_window: Option<u64>,
+    /// Whether requests ask the service to cache the prompt.
+    pub prompt_cache: PromptCache,
     /// Maximum number of output tokens that requests ask for.
     pub max_output_tokens: Option<u32>,
     /// The sampling temperature.
@@ -109,6 +111,7 @@ impl ModelConfig {
             breaker_failures: Some(10),
             breaker_open_for: Duration::from_secs(10),
             context_window: None,
+            prompt_cache: PromptCache::Auto,
             max_output_tokens: None,
             temperature: None,
             headers: BTreeMap::new(),
@@ -116,6 +119,16 @@ impl ModelConfig {
             omit_body: BTreeSet::new(),
             fast_path: true,
         }
+    }
+
+    /// Returns whether requests ask the service to cache the prompt.
+    pub(crate) fn sends_prompt_cache(&self) -> bool {
+        self.prompt_cache == PromptCache::Auto
+            && match self.wire {
+                Wire::AnthropicMessages => true,
+                Wire::OpenaiChat | Wire::OpenaiResponses => self.base_url.accepts_cache_key(),
+                Wire::GeminiGenerate | Wire::OllamaChat => false,
+            }
     }
 
     /// Creates the built-in offline model at an address.
@@ -131,6 +144,22 @@ impl ModelConfig {
         Self::new(BaseUrl("http://model-source.invalid".to_owned()), name)
     }
 }
+
+/// Whether requests ask the service to cache the prompt, so that the next request of a session is cheaper.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PromptCache {
+    /// Anthropic Messages: always. Chat Completions and Responses: if the service is known to accept
+    /// `prompt_cache_key`, or runs on this machine. Other services may refuse unknown members.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+}
+
+/// The hosts whose services accept `prompt_cache_key` in requests: OpenAI, Azure and OpenRouter. Servers on
+/// this machine (llama.cpp, vLLM, Ollama, LM Studio) ignore it, if they do not use it.
+const CACHE_KEY_HOSTS: [&str; 4] =
+    ["api.openai.com", ".openai.azure.com", ".services.ai.azure.com", "openrouter.ai"];
 
 /// The base URL of a service, without the path that the wire format appends, such as
 /// `https://api.example.com/v1`.
@@ -191,6 +220,20 @@ impl BaseUrl {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Returns whether the service accepts the member `prompt_cache_key`.
+    pub(crate) fn accepts_cache_key(&self) -> bool {
+        let url = reqwest::Url::parse(&self.0).ok();
+        let Some(host) = url.as_ref().and_then(reqwest::Url::host_str) else { return false };
+        let is_known = |known: &&str| match known.strip_prefix('.') {
+            Some(domain) => host.strip_suffix(domain).is_some_and(|name| name.ends_with('.')),
+            None => host == *known,
+        };
+        let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+        host == "localhost"
+            || address.is_ok_and(|address| address.is_loopback())
+            || CACHE_KEY_HOSTS.iter().any(|known| is_known(&known))
     }
 
     /// Returns an address without a listener, for the rehearsal model before it has started.

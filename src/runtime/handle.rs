@@ -15,8 +15,8 @@ use super::error::HostError;
 use super::host_ref::{HostRef, REQUEST_TRIES_MAX};
 use super::ids;
 use super::message::{RunAccepted, SessionMessage};
-use super::report::CompactionReport;
 use super::report::RunReport;
+use super::report::{CompactionReport, ContextReport};
 use super::request::RunRequest;
 use super::run_events::{ApprovalQuestion, RunEvent, RunEventReader};
 use super::session_events::SessionEvents;
@@ -409,6 +409,16 @@ impl SessionHandle {
         let (report, live) = self.link.request(&self.id, compact).await?;
         self.wait_stored(live.log.last_seq(), &live).await?;
         report
+    }
+
+    /// Returns what fills the window of the agent's model.
+    ///
+    /// # Errors
+    /// If the session is closed.
+    #[doc(hidden)]
+    pub async fn context(&self) -> Result<ContextReport, HostError> {
+        let report = |reply| SessionMessage::ReportContext { reply };
+        Ok(self.link.request(&self.id, report).await?.0)
     }
 
     /// Returns a snapshot of the session, durable or not.

@@ -16,7 +16,7 @@ use super::error::HostError;
 use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
 use super::models::Model;
-use super::report::{CompactionReport, RunReport};
+use super::report::{CompactionReport, ContextReport, RunReport};
 use super::request::RunRequest;
 use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
@@ -110,6 +110,8 @@ pub(super) enum SessionMessage {
     RefreshTools { tools: Arc<FrozenTools>, reply: RpcReplyPort<Result<ToolListChange, HostError>> },
     /// Make the context smaller. Reply with what was done.
     Compact { reply: CompactReply },
+    /// Return what fills the window of the model.
+    ReportContext { reply: RpcReplyPort<ContextReport> },
     /// A model has answered the request for a summary, or none will.
     SummaryMade { reply: SummaryReply },
     /// The request of the current turn was larger than the window of its model. The turn waits for

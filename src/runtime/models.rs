@@ -5,14 +5,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use sha2::{Digest as _, Sha256};
 
 use super::error::HostError;
 use super::model::{ModelClient, ModelRequest, ModelService, ModelSource, StallClock};
 use super::model_limiter::{ModelLimiter, ModelStatus};
 use crate::config::{Config, ModelConfig};
-use crate::telemetry::Telemetry;
+use crate::telemetry::{PrefixBreakMetrics, Telemetry};
 use crate::turn::{ModelPlan, ModelPlans};
-use crate::types::{ModelOrigin, Secrets};
+use crate::types::{ModelOrigin, Secrets, SessionId};
 
 /// The models that the program implements itself, by name.
 #[derive(Clone, Default)]
@@ -38,6 +39,9 @@ pub(super) struct Model {
     temperature: Option<f64>,
     extra_body: Map<String, Value>,
     omit_body: BTreeSet<String>,
+    prompt_cache: bool,
+    /// Counts the breaks of the prefix of sessions.
+    pub(super) prefix_breaks: PrefixBreakMetrics,
 }
 
 impl Model {
@@ -64,7 +68,8 @@ impl Model {
                     )
                 }
             };
-            let model = Self::new(name, model, service, secrets.clone(), limiter);
+            let breaks = telemetry.metrics().prefix_breaks().clone();
+            let model = Self::new(name, model, service, secrets.clone(), limiter, breaks);
             Ok((name.clone(), Arc::new(model)))
         });
         models.collect()
@@ -76,6 +81,7 @@ impl Model {
         service: ModelService,
         secrets: Secrets,
         limiter: Arc<ModelLimiter>,
+        prefix_breaks: PrefixBreakMetrics,
     ) -> Self {
         Self {
             name: name.to_owned(),
@@ -92,6 +98,8 @@ impl Model {
             temperature: config.temperature,
             extra_body: config.extra_body.clone(),
             omit_body: config.omit_body.clone(),
+            prompt_cache: config.sends_prompt_cache(),
+            prefix_breaks,
         }
     }
 
@@ -109,9 +117,17 @@ impl Model {
             temperature: self.temperature,
             extra_body: self.extra_body.clone(),
             omit_body: self.omit_body.clone(),
+            prompt_cache: self.prompt_cache,
             ..request
         }
     }
+}
+
+/// Returns the name of a session's prompt in the caches of services. It does not tell the session's id.
+pub(super) fn prompt_cache_key(session: &SessionId) -> Arc<str> {
+    let digest = Sha256::new().chain_update("callsheet session ").chain_update(session.as_str());
+    let digest = digest.finalize();
+    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>().into()
 }
 
 /// The models of an agent or of one run, in the order of use: at least one.

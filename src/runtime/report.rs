@@ -13,6 +13,34 @@ use crate::types::{
     Verdict,
 };
 
+/// What fills the window of a session's model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+#[doc(hidden)]
+pub struct ContextReport {
+    /// The window in tokens, if it is known.
+    pub window: Option<u64>,
+    /// `config` or `learnt`.
+    pub source: Option<&'static str>,
+    /// The tokens of the next request, by the service's counts and an estimate.
+    pub used: u64,
+    /// The parts of the next request.
+    pub parts: Vec<ContextPartReport>,
+}
+
+/// One part of a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+#[doc(hidden)]
+pub struct ContextPartReport {
+    /// `tools`, `system`, `user`, `assistant`, `results` or `summary`.
+    pub part: &'static str,
+    /// Its tokens, by estimate.
+    pub tokens: u64,
+    /// Its bytes, about.
+    pub bytes: u64,
+}
+
 /// What was done to make the context of a session smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]

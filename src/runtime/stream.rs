@@ -160,15 +160,18 @@ impl ReadLoop {
     fn exchange(&self, plan: &AttemptPlan, request: &Arc<ModelRequest>) -> ModelExchange {
         let mut cache = self.cache.lock();
         let trace = self.trace.clone();
-        if plan.model == 0 && request.stream == plan.streamed {
-            return self.model.service.next_exchange(
-                request,
-                &mut cache,
-                trace,
-                &self.model.secrets,
-            );
+        let mut next = |request: &ModelRequest| {
+            let Model { service, secrets, .. } = &*self.model;
+            service.next_exchange(request, &mut cache, trace.clone(), secrets)
+        };
+        let exchange = if plan.model == 0 && request.stream == plan.streamed {
+            next(request)
+        } else {
+            next(&self.model.adapt(ModelRequest::clone(request), plan.streamed))
+        };
+        if let Some(reason) = cache.prompt_break() {
+            self.model.prefix_breaks.increment(reason);
         }
-        let request = self.model.adapt(ModelRequest::clone(request), plan.streamed);
-        self.model.service.next_exchange(&request, &mut cache, trace, &self.model.secrets)
+        exchange
     }
 }

@@ -123,6 +123,7 @@ fn api_routes() -> Vec<Route> {
         ("POST", "/v1/sessions/{id}/resume", post(runs::resume)),
         ("POST", "/v1/sessions/{id}/tools/refresh", post(runs::refresh_tools)),
         ("POST", "/v1/sessions/{id}/compact", post(runs::compact)),
+        ("GET", "/v1/sessions/{id}/context", get(runs::context)),
         ("POST", "/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide)),
         ("GET", "/v1/sessions/{id}/results/{tool_id}", get(results::show)),
         ("GET", "/v1/tools", get(tools::list)),

@@ -116,6 +116,11 @@ pub(super) async fn compact(PathSession(session): PathSession) -> Result<Respons
     Ok(Json(session.compact().await?).into_response())
 }
 
+/// Returns what fills the window of the model.
+pub(super) async fn context(PathSession(session): PathSession) -> Result<Response, ApiError> {
+    Ok(Json(session.context().await?).into_response())
+}
+
 pub(super) async fn steer(
     PathSession(session): PathSession,
     KeyedBody(SteerRunRequest { input }, request): KeyedBody<SteerRunRequest>,

@@ -107,7 +107,8 @@ impl Session {
     /// Learns the window of the model from a refusal: its number, or nine tenths of the last accepted
     /// request.
     pub(super) fn learn_window(&mut self, error: &ProviderError) {
-        if error.is_context_overflow() {
+        // A refusal of the request's bytes says nothing about the window.
+        if error.overflow.is_some_and(|overflow| !overflow.of_body) {
             let accepted = self.context.meter.counted().map(|tokens| tokens / 10 * 9);
             let window = error.overflow.and_then(|overflow| overflow.window);
             let learnt = window.or(accepted);

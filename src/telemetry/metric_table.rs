@@ -473,6 +473,10 @@ metric_table! {
             "Limits that were reached, by configuration key.";
         CONTEXT_TOKENS_SAVED: Counter, Count, ["kind"], "callsheet_context_tokens_saved_total",
             "Tokens that changes of contexts saved in the next request, by estimate: cleared, formatted or summarised.";
+        PREFIX_BREAKS: Counter, Count, ["reason"], "callsheet_prompt_prefix_breaks_total",
+            "Requests whose tools, system text and messages did not begin with those of the session's request before, by reason. A value above 0 of `unexplained` is a bug of the host.";
+        CONTEXT_OVERFLOWS: Counter, Count, ["model"], "callsheet_context_overflows_total",
+            "Requests that were larger than the context window of their model.";
         RUNS: Counter, Count, ["run_end"], "callsheet_runs_total",
             "Runs that ended, by run end.";
         SESSIONS: Gauge, Count, ["state"], "callsheet_sessions",

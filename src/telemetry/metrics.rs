@@ -1,6 +1,7 @@
 //! Translates events into metrics.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::metrics::{Counter, Gauge, Histogram};
@@ -19,6 +20,18 @@ use crate::types::{
     CompactionKind, FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState,
     ToolResult, Usage, Verdict,
 };
+use crate::wire::PromptChange;
+
+/// The counters of requests whose prompt does not begin with that of the session's request before.
+#[derive(Clone, Debug)]
+pub struct PrefixBreakMetrics(Arc<PerValue<PromptChange>>);
+
+impl PrefixBreakMetrics {
+    /// Counts a break.
+    pub fn increment(&self, reason: PromptChange) {
+        self.0.increment(reason);
+    }
+}
 
 /// The metrics of one host. [`Metrics::record`] translates events. Gauges of the host's current
 /// state have methods of their own.
@@ -31,6 +44,8 @@ pub struct Metrics {
     sessions: Vec<(SessionState, Gauge)>,
     tools: PerTool,
     models: PerName<RequestHandles>,
+    overflows: PerName<Counter>,
+    prefix_breaks: PrefixBreakMetrics,
     agents: PerName<AgentHandles>,
     limits: PerName<Counter>,
     attempts: PerValue<Option<ProviderErrorKind>>,
@@ -79,6 +94,14 @@ impl Metrics {
             sessions: SessionState::ALL.into_iter().map(session_count).collect(),
             tools: PerTool::new(&recorder, tools),
             models: PerName::default(),
+            overflows: PerName::default(),
+            prefix_breaks: PrefixBreakMetrics(Arc::new(PerValue::new(
+                &recorder,
+                table::PREFIX_BREAKS,
+                "reason",
+                &PromptChange::ALL,
+                PromptChange::as_str,
+            ))),
             agents: PerName::default(),
             limits: PerName::with_names(&Limits::NAMES, |limit| {
                 table::LIMITS_REACHED.series(&recorder, &[("limit", limit)])
@@ -205,6 +228,12 @@ impl Metrics {
         }
     }
 
+    /// Returns the counters of breaks of the prefix of sessions.
+    #[must_use]
+    pub fn prefix_breaks(&self) -> &PrefixBreakMetrics {
+        &self.prefix_breaks
+    }
+
     /// Registers the metrics of a configured model.
     #[must_use]
     pub fn model(&self, name: &str) -> ModelMetrics {
@@ -325,6 +354,11 @@ impl Metrics {
             // No request was sent.
             return;
         }
+        if error.is_some_and(ProviderError::is_context_overflow) {
+            let of_model =
+                |model: &str| table::CONTEXT_OVERFLOWS.series(&self.recorder, &[("model", model)]);
+            self.overflows.handles(model, of_model).increment(1);
+        }
         let handles =
             self.models.handles(model, |model| RequestHandles::new(&self.recorder, model));
         match error {
@@ -394,7 +428,7 @@ mod tests {
     use super::super::metric_table::MetricKind;
     use super::*;
     use crate::event::samples;
-    use crate::types::{ToolOutcome, ToolStatus};
+    use crate::types::{ContextOverflow, ToolOutcome, ToolStatus};
 
     fn telemetry() -> Telemetry {
         Telemetry::new(&["clock".to_owned(), "calculator".to_owned()])
@@ -438,6 +472,15 @@ mod tests {
         for event in samples::every() {
             telemetry.metrics().record(&event);
         }
+        let mut overflow = ProviderError::new(ProviderErrorKind::Status, "prompt is too long");
+        overflow.overflow = Some(ContextOverflow::default());
+        telemetry.metrics().attempt_ended(
+            "m",
+            Duration::ZERO,
+            None,
+            Usage::default(),
+            Some(&overflow),
+        );
         let _model = telemetry.metrics().model("main");
         telemetry.metrics().tool_breaker("clock", BreakerState::Open);
         telemetry.metrics().mcp_server("files", "up", 1);
@@ -610,6 +653,12 @@ mod tests {
                 (&series(tokens, ",gen_ai_token_type=\"output\""), 14.0),
                 (&series("gen_ai_client_operation_time_to_first_chunk_seconds_count", ""), 2.0),
             ],
+        );
+        let mut overflow = ProviderError::new(ProviderErrorKind::Status, "prompt is too long");
+        overflow.overflow = Some(ContextOverflow::of_window(None, None));
+        check(
+            &[ended(Some(Box::new(overflow)))],
+            &[("callsheet_context_overflows_total{model=\"m\"}", 1.0)],
         );
     }
 

@@ -44,7 +44,7 @@ pub use feed::{
 #[cfg(feature = "cli")]
 pub use log_output::{LogFormat, LogsError, init};
 pub use metric_table::{HostMetrics, SharedRecorder, histogram_bounds};
-pub use metrics::Metrics;
+pub use metrics::{Metrics, PrefixBreakMetrics};
 pub use metrics_options::MetricsOptions;
 pub use models::{GaugeGuard, ModelMetrics};
 pub use traces::{TracedRun, Traces};

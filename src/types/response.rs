@@ -124,12 +124,33 @@ pub struct ProviderError {
     pub overflow: Option<ContextOverflow>,
 }
 
-/// A request that was larger than the context window of its model.
+/// A request that was larger than the context window of its model, or than its service accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ContextOverflow {
     /// The window in tokens, if the service named it.
     pub window: Option<u64>,
+    /// The tokens of the request, if the service named them.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub request_tokens: Option<u64>,
+    /// True if the service refused the bytes of the request, or gave no reason. Such an error says nothing
+    /// about the window.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub of_body: bool,
+}
+
+impl ContextOverflow {
+    /// Makes an overflow of the window, with the numbers that the service named.
+    #[must_use]
+    pub fn of_window(window: Option<u64>, request_tokens: Option<u64>) -> Self {
+        Self { window, request_tokens, of_body: false }
+    }
+
+    /// Makes the refusal of a request whose bytes are too many.
+    #[must_use]
+    pub fn of_body() -> Self {
+        Self { of_body: true, ..Self::default() }
+    }
 }
 
 impl ProviderError {

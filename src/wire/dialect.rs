@@ -21,6 +21,10 @@ pub(super) trait RequestFormat {
     /// configuration cannot replace them.
     const PROTECTED_MEMBERS: &'static [&'static str] = &["model", "tools", "stream"];
 
+    /// The member that names the prompt in the service's cache. It follows the history, so that the
+    /// sessions of a model share the bytes before it.
+    const CACHE_KEY_MEMBER: Option<&'static str> = None;
+
     /// Headers that every request needs.
     const HEADERS: &'static [(&'static str, &'static str)] = &[];
 

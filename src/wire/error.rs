@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::Delta;
+use super::overflow::find_overflow;
 use super::repair::parse_value;
 use crate::types::{ProviderError, ProviderErrorKind, excerpt, one_line};
 
@@ -35,16 +36,18 @@ const MESSAGE_KEYS: [&str; 10] = [
 #[must_use]
 pub fn http_error(status: u16, body: &str) -> ProviderError {
     let found = serde_json::from_str::<Value>(body).ok();
-    let mut error = match found.as_ref().and_then(find_error) {
+    let value = found.as_ref().and_then(find_error);
+    let mut error = match value {
         Some(value) => provider_error(value),
         None => ProviderError::new(ProviderErrorKind::Status, plain_message(body)),
     };
+    error.status = Some(status);
+    error.overflow = find_overflow(&error, value, &error.message);
     error.message = match error.message.as_str() {
         "" => format!("HTTP status {status}"),
         message => format!("HTTP status {status}: {message}"),
     };
     error.kind = ProviderErrorKind::Status;
-    error.status = Some(status);
     // OpenAI sends an exhausted quota with status 429 too, but a retry cannot succeed.
     let is_billing_error = error.code.as_deref().and_then(status_of_code) == Some(402);
     error.retryable = Some(false).filter(|_| is_billing_error);
@@ -100,6 +103,7 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
         error.status = error.status.or_else(|| words.filter_map(status_of_code).next());
         error.retry_after = map.get("details").and_then(retry_delay);
     }
+    error.overflow = find_overflow(&error, Some(value), &error.message);
     error
 }
 

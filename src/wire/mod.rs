@@ -20,6 +20,7 @@
 //! | `lenient` | deserialisation that ignores values of unexpected types |
 //! | `repair` | repair of invalid JSON |
 //! | `error` | error bodies and error payloads of all services |
+//! | `overflow` | errors of requests that are larger than the context window |
 //! | `delta` | the deltas |
 //!
 //! The folder of each dialect (`openai_chat`, `openai_responses`, `anthropic`, `gemini`, `ollama`)
@@ -63,6 +64,7 @@ mod lenient;
 mod ollama;
 mod openai_chat;
 mod openai_responses;
+mod overflow;
 mod repair;
 mod request;
 mod request_cache;
@@ -88,7 +90,7 @@ pub use dialect::KeyHeader;
 pub use error::http_error;
 pub use fast_path::PayloadTemplates;
 pub(crate) use repair::replace_lone_surrogates;
-pub use request::{ModelRequest, ToolChoice, ToolDefinition};
+pub use request::{ModelRequest, PromptChange, ToolChoice, ToolDefinition};
 pub(crate) use request_cache::{HeadCache, RequestCache};
 pub use sse::{EventTooLong, SseDecoder, SseEvent};
 
@@ -165,7 +167,21 @@ impl Wire {
         mut writer: HistoryWriter,
     ) -> (Vec<u8>, ReusablePrefix) {
         dialect_of!(self, D => D::write_history(request, &mut writer));
-        writer.finish()
+        writer.finish(self.cache_key(request))
+    }
+
+    /// Returns the member of a body that holds the history.
+    fn history_member(self) -> &'static str {
+        dialect_of!(self, D => D::HISTORY_MEMBER)
+    }
+
+    /// Returns the name and the value of the member that names the prompt in the service's cache.
+    fn cache_key(self, request: &ModelRequest) -> Option<(&'static str, &str)> {
+        let member = dialect_of!(self, D => D::CACHE_KEY_MEMBER)?;
+        let ModelRequest { extra_body, omit_body, prompt_cache, prompt_cache_key, .. } = request;
+        let is_ours = !extra_body.contains_key(member) && !omit_body.contains(member);
+        let key = prompt_cache_key.as_deref().filter(|_| *prompt_cache && is_ours)?;
+        Some((member, key))
     }
 }
 

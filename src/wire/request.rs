@@ -42,6 +42,14 @@ pub struct ModelRequest {
     pub extra_body: Map<String, Value>,
     /// Members that the host leaves out, because the service refuses them.
     pub omit_body: BTreeSet<String>,
+    /// Asks the service to cache the prompt: by `cache_control` on Anthropic Messages, by
+    /// `prompt_cache_key` on Chat Completions and Responses. The other wires have no member for it.
+    pub prompt_cache: bool,
+    /// The value of `prompt_cache_key`: the same for all requests that begin with the same messages.
+    pub prompt_cache_key: Option<Arc<str>>,
+    /// Why the prompt may not begin with that of the session's request before.
+    #[doc(hidden)]
+    pub prompt_change: Option<PromptChange>,
 }
 
 impl ModelRequest {
@@ -60,10 +68,23 @@ impl ModelRequest {
             temperature: None,
             extra_body: Map::new(),
             omit_body: BTreeSet::new(),
+            prompt_cache: false,
+            prompt_cache_key: None,
+            prompt_change: None,
         }
     }
 
-    /// Returns true if nothing but the messages differs.
+    /// Returns true if the tools, the system text and the members that may replace them are the same.
+    pub(super) fn has_same_head(&self, other: &Self) -> bool {
+        (Arc::ptr_eq(&self.tools, &other.tools) || self.tools == other.tools)
+            && self.model == other.model
+            && self.system == other.system
+            && self.extra_body == other.extra_body
+            && self.omit_body == other.omit_body
+            && self.prompt_cache == other.prompt_cache
+    }
+
+    /// Returns true if nothing differs but the messages and what follows them in a body.
     pub(super) fn is_same_without_messages(&self, other: &Self) -> bool {
         let Self {
             model,
@@ -77,6 +98,10 @@ impl ModelRequest {
             temperature,
             extra_body,
             omit_body,
+            prompt_cache,
+            // It follows the messages in a body.
+            prompt_cache_key: _,
+            prompt_change: _,
         } = self;
         // Nearly always the tools are shared.
         (Arc::ptr_eq(tools, &other.tools) || *tools == other.tools)
@@ -89,6 +114,69 @@ impl ModelRequest {
             && *temperature == other.temperature
             && *extra_body == other.extra_body
             && *omit_body == other.omit_body
+            && *prompt_cache == other.prompt_cache
+    }
+}
+
+/// The reason why the prompt of a request does not begin with that of the session's request before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PromptChange {
+    /// Old results were cleared.
+    Cleared,
+    /// A run that ended became one message.
+    Formatted,
+    /// The history was summarised.
+    Summarised,
+    /// The run changes its agent, or the run before did.
+    RunOverride,
+    /// The form of the answer changed.
+    Output,
+    /// The client has other tools.
+    ClientTools,
+    /// A hook changed the request.
+    Hook,
+    /// The configuration changed.
+    Config,
+    /// The request is for another model than the one before.
+    Fallback,
+    /// The tools of servers were read again.
+    ToolsRefreshed,
+    /// None: a bug of the host.
+    Unexplained,
+}
+
+impl PromptChange {
+    /// All reasons.
+    pub const ALL: [Self; 11] = [
+        Self::Cleared,
+        Self::Formatted,
+        Self::Summarised,
+        Self::RunOverride,
+        Self::Output,
+        Self::ClientTools,
+        Self::Hook,
+        Self::Config,
+        Self::Fallback,
+        Self::ToolsRefreshed,
+        Self::Unexplained,
+    ];
+
+    /// Returns the name for metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cleared => "cleared",
+            Self::Formatted => "formatted",
+            Self::Summarised => "summarised",
+            Self::RunOverride => "run_override",
+            Self::Output => "output",
+            Self::ClientTools => "client_tools",
+            Self::Hook => "hook",
+            Self::Config => "config",
+            Self::Fallback => "fallback",
+            Self::ToolsRefreshed => "tools_refreshed",
+            Self::Unexplained => "unexplained",
+        }
     }
 }
 

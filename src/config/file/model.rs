@@ -7,7 +7,7 @@ use toml::de::DeValue;
 
 use super::source::Section;
 use super::values::{self, Parsed};
-use crate::config::{ApiKey, BaseUrl, ModelConfig, Wire};
+use crate::config::{ApiKey, BaseUrl, ModelConfig, PromptCache, Wire};
 
 impl ModelConfig {
     pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
@@ -54,6 +54,7 @@ impl ModelConfig {
                 .read("breaker_open_for", values::time)
                 .unwrap_or(default.breaker_open_for),
             context_window: section.read("context_window", values::count),
+            prompt_cache: section.read("prompt_cache", prompt_cache).unwrap_or_default(),
             max_output_tokens: section.read("max_output_tokens", values::count),
             temperature: section.read("temperature", temperature),
             headers: section.read("headers", headers).unwrap_or_default(),
@@ -69,6 +70,14 @@ impl ModelConfig {
 
 fn base_url(value: &DeValue<'_>) -> Parsed<BaseUrl> {
     BaseUrl::parse(&values::text(value)?).map_err(|error| error.to_string())
+}
+
+fn prompt_cache(value: &DeValue<'_>) -> Parsed<PromptCache> {
+    match &*values::non_empty_string(value)? {
+        "auto" => Ok(PromptCache::Auto),
+        "off" => Ok(PromptCache::Off),
+        other => Err(format!("must be \"auto\" or \"off\", not {other:?}")),
+    }
 }
 
 fn temperature(value: &DeValue<'_>) -> Parsed<f64> {

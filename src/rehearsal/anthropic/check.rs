@@ -32,7 +32,28 @@ fn append_tagged(path: &mut String, parent: &Value, segment: &str) {
 pub(super) fn check(request: &Value) -> Result<(), String> {
     SCHEMA.check(request).map_err(|refusal| refusal.message)?;
     check_messages(items(&request["messages"]))?;
+    check_breakpoints(request)?;
     check_tools(request)
+}
+
+/// Checks the marks of what the service caches.
+fn check_breakpoints(request: &Value) -> Result<(), String> {
+    let messages = items(&request["messages"]);
+    let blocks = messages.iter().flat_map(|message| items(&message["content"]));
+    let all = items(&request["tools"]).iter().chain(items(&request["system"])).chain(blocks);
+    let marked = || all.clone().filter(|block| block.get("cache_control").is_some());
+    if marked().any(|block| block["type"].as_str().is_some_and(|kind| kind.contains("thinking"))) {
+        return Err("cache_control cannot be set for thinking blocks".to_owned());
+    }
+    if marked().any(|block| block["cache_control"]["type"] != "ephemeral") {
+        return Err("cache_control.type: Input should be 'ephemeral'".to_owned());
+    }
+    match marked().count() {
+        count @ 5.. => {
+            Err(format!("A maximum of 4 blocks with cache_control may be provided. Found {count}."))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_messages(messages: &[Value]) -> Result<(), String> {

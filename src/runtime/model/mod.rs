@@ -38,7 +38,9 @@ use crate::response::{DeltaRedactor, ExchangeEnd};
 use crate::tls;
 use crate::types::TraceContext;
 use crate::types::{ProviderError, Secrets};
-use crate::wire::{Delta, Framing, HeadCache, KeyHeader, PayloadTemplates, RequestCache, Wire};
+use crate::wire::{
+    Delta, Framing, HeadCache, KeyHeader, PayloadTemplates, PromptChange, RequestCache, Wire,
+};
 pub(super) use deadline::StallClock;
 use exchange::Exchange;
 use source::SourceExchange;
@@ -52,6 +54,11 @@ pub(super) struct ExchangeCache {
 }
 
 impl ExchangeCache {
+    /// Returns the reason why the prompt of the last request did not begin with that of the one before it.
+    pub(super) fn prompt_break(&self) -> Option<PromptChange> {
+        self.request_cache.prompt_break()
+    }
+
     /// Stores the templates of a finished exchange.
     pub(super) fn keep_templates(&mut self, exchange: ModelExchange) {
         match exchange.response {

@@ -13,6 +13,7 @@
 //! | `end` | the end of the actor by deletion of the session or failure of its journal |
 
 mod begin;
+mod context_report;
 mod end;
 mod hibernate;
 mod perform;
@@ -202,6 +203,10 @@ impl Actor for SessionActor {
                 return Ok(());
             }
             SessionMessage::Compact { reply } => state.compact(reply),
+            SessionMessage::ReportContext { reply } => {
+                let _ = reply.send(state.context_report());
+                return Ok(());
+            }
             SessionMessage::SummaryMade { reply } => state.summary_made(reply),
             SessionMessage::ContextOverflowed { epoch, error } => {
                 if epoch == state.epoch {

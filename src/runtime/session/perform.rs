@@ -10,10 +10,13 @@ use super::run::ActiveRun;
 use crate::config::RunOverrides;
 use crate::event::Event;
 use crate::journal::{Urgency, unix_ms};
+use crate::message::MessageList;
 use crate::record::{Record, Seq};
 use crate::runtime::error::HostError;
 use crate::runtime::ids;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage, TurnStart};
+use crate::runtime::model::ModelRequest;
+use crate::runtime::models::prompt_cache_key;
 use crate::runtime::report::{Messages, RunReport};
 use crate::session::{
     RecordedAt, RunSummary, RunTerms, SessionEffect, SessionRecord, TurnBegin, TurnOrigin,
@@ -164,19 +167,31 @@ impl SessionActorState {
         if repairs > 0 {
             self.publisher.publish(&run_id, spec.number, Event::HistoryRepaired { repairs });
         }
-        let (agent, last_request) = (Arc::clone(self.agents.current()), spec.last_request);
+        let request = self.next_request(messages, spec.last_request);
+        let Some(run) = &self.run else { return };
+        let agent = Arc::clone(self.agents.current());
         let start = TurnStart {
             spec: with_session(spec, &self.id),
             run: run_id,
             trace: run.trace.clone(),
             extensions: run.extensions.clone(),
-            request: Arc::new(agent.request(messages, last_request)),
+            request,
             agent,
             resume,
             cancel,
         };
         self.shared.telemetry.traces().request_started(&self.id, &start.request);
         self.send_to_accumulator(AccumulatorMessage::BeginTurn(Box::new(start)));
+    }
+
+    /// Returns the model request of the current turn.
+    pub(super) fn next_request(&mut self, messages: MessageList, last: bool) -> Arc<ModelRequest> {
+        let prompt_change = self.agents.next_request();
+        Arc::new(ModelRequest {
+            prompt_cache_key: Some(prompt_cache_key(&self.id)),
+            prompt_change,
+            ..self.agents.current().request(messages, last)
+        })
     }
 
     /// Returns the input of the machine of the current turn.

@@ -16,6 +16,7 @@ use crate::runtime::ids;
 use crate::runtime::message::{AccumulatorMessage, CompactReply, SessionMessage};
 use crate::runtime::model::{ExchangeCache, ModelRequest};
 use crate::runtime::models::Model;
+use crate::runtime::models::prompt_cache_key;
 use crate::runtime::publish::Publisher;
 use crate::runtime::report::CompactionReport;
 use crate::runtime::task::OwnedTask;
@@ -46,7 +47,10 @@ impl SessionActorState {
         self.agents.use_for(&overrides);
         let agent = Arc::clone(self.agents.current());
         let summariser = Summariser {
-            request: agent.summary_request(messages),
+            request: ModelRequest {
+                prompt_cache_key: Some(prompt_cache_key(&self.id)),
+                ..agent.summary_request(messages)
+            },
             agent,
             session: myself.get_id(),
             run: run_id,
@@ -87,6 +91,7 @@ impl SessionActorState {
     /// Tells the clients that asked for a smaller context that it is smaller.
     pub(super) fn context_compacted(&mut self, record: &Record) {
         let Record::Compacted { change, tokens_before, tokens_after, .. } = record else { return };
+        self.agents.note_compaction(change.kind());
         let report = CompactionReport {
             kind: change.kind().as_str(),
             tokens_before: *tokens_before,
@@ -98,14 +103,13 @@ impl SessionActorState {
     }
 
     /// Hands the turn whose request was too large a new request, or tells it that there is none.
-    pub(super) fn context_reduced(&self, reduced: bool) {
+    pub(super) fn context_reduced(&mut self, reduced: bool) {
         let Some(spec) = self.turn_spec().filter(|_| reduced) else {
             self.send_to_accumulator(AccumulatorMessage::ContextReduced { request: None });
             return;
         };
         let (messages, _) = self.session.history().request_messages();
-        let request = self.agents.current().request(messages, spec.last_request);
-        let request = Some(Arc::new(request));
+        let request = Some(self.next_request(messages, spec.last_request));
         self.send_to_accumulator(AccumulatorMessage::ContextReduced { request });
     }
 

@@ -174,7 +174,7 @@ async fn references_without_a_value_answer_their_call() {
 
 #[tokio::test]
 async fn read_var_is_offered_unless_references_are_off() {
-    let provider = Provider::saying("done").await;
+    let provider = Provider::answering("done").await;
     for (references, offered) in [(true, true), (false, false)] {
         let host = host(&provider, tools(), |config| {
             config.agents.get_mut("default").unwrap().context.references = references;

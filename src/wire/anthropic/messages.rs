@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use super::request::{CACHE_CONTROL, breakpoint, is_cached};
 use crate::message::{Message, RequestPart, ResponseMessage, ResultContent};
 use crate::types::{Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
@@ -25,6 +26,11 @@ use crate::wire::request_cache::HistoryWriter;
 
 /// Stands for an empty message of a user, because the service refuses empty texts.
 const EMPTY_MESSAGE: &str = "(nothing)";
+
+/// Number of blocks that the service searches before a breakpoint for what it has cached: 20
+/// (<https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching>). Results that are merged into a
+/// message and texts that are left out make the host's count inexact.
+const LOOK_BACK: usize = 15;
 
 /// Maximum length of an id that every service of this wire accepts.
 const ID_CHARS_MAX: usize = 64;
@@ -45,12 +51,31 @@ enum Role {
 
 #[derive(Debug)]
 enum BlockParam<'a> {
-    Text { text: &'a str, members: Option<&'a str> },
-    Thinking { text: &'a str, members: &'a str },
+    Text {
+        text: &'a str,
+        members: Option<&'a str>,
+    },
+    Thinking {
+        text: &'a str,
+        members: &'a str,
+    },
     Image(&'a Image),
-    Call { id: Cow<'a, str>, call: &'a ToolCall, members: Option<&'a str> },
-    Result { id: Cow<'a, str>, content: &'a ResultContent, is_error: bool },
-    Raw { json: &'a RawValue, is_thinking: bool },
+    Call {
+        id: Cow<'a, str>,
+        call: &'a ToolCall,
+        members: Option<&'a str>,
+    },
+    Result {
+        id: Cow<'a, str>,
+        content: &'a ResultContent,
+        is_error: bool,
+    },
+    Raw {
+        json: &'a RawValue,
+        is_thinking: bool,
+    },
+    /// A block at which the service caches the prompt up to here.
+    Breakpoint(Box<Self>),
 }
 
 /// Writes the messages of a request.
@@ -68,12 +93,17 @@ fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
     let mut builder = MessageBuilder { messages: Vec::new(), ids: CallIdMap::default() };
     let mut service_calls = ServiceCalls::read(history, &origin);
     let mut reusable = usize::MAX;
+    let last_response = history.iter().rposition(|m| matches!(**m, Message::Assistant(_)));
+    let mut end_before = None;
     let last_message = history.iter().rposition(|m| !matches!(**m, Message::Tool { .. }));
     for (position, message) in history.iter().enumerate() {
         service_calls.may_be_running = last_message == Some(position);
         match message.as_ref() {
             Message::User { content } | Message::Summary { content } => builder.user(content),
             Message::Assistant(message) => {
+                if last_response == Some(position) {
+                    end_before = builder.last_cacheable();
+                }
                 let before = builder.messages.len().saturating_sub(1);
                 builder.assistant(message, &origin, &mut service_calls);
                 if !service_calls.called.is_empty() {
@@ -87,9 +117,50 @@ fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
             }
         }
     }
-    let messages = builder.finish();
+    let end = builder.last_cacheable();
+    let mut messages = builder.finish();
+    if is_cached(request) {
+        let places = breakpoints(&messages, end_before, end);
+        // The next request has its breakpoints elsewhere.
+        for place in [end_before, end].into_iter().flatten() {
+            reusable = reusable.min(place.message);
+        }
+        places.into_iter().flatten().for_each(|place| mark(&mut messages, place));
+    }
     let reusable = reusable.min(messages.len().saturating_sub(1));
     (messages, reusable)
+}
+
+/// The place of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct BlockPlace {
+    message: usize,
+    block: usize,
+}
+
+/// Returns the blocks of the messages at which the service caches: the last one, and, if the last turn has
+/// more than [`LOOK_BACK`] blocks, the last one of the request before, whose entry the service would
+/// not find otherwise.
+fn breakpoints(
+    messages: &[MessageParam<'_>],
+    end_before: Option<BlockPlace>,
+    end: Option<BlockPlace>,
+) -> [Option<BlockPlace>; 2] {
+    let place = |place: BlockPlace| {
+        let before = messages.iter().take(place.message).map(|message| message.content.len());
+        before.sum::<usize>() + place.block
+    };
+    let is_far =
+        |before: &BlockPlace| end.is_some_and(|end| place(end) > place(*before) + LOOK_BACK);
+    [end_before.filter(is_far), end]
+}
+
+fn mark(messages: &mut [MessageParam<'_>], place: BlockPlace) {
+    let message = messages.get_mut(place.message);
+    if let Some(block) = message.and_then(|message| message.content.get_mut(place.block)) {
+        let inner = std::mem::replace(block, BlockParam::Text { text: "", members: None });
+        *block = BlockParam::Breakpoint(Box::new(inner));
+    }
 }
 
 struct MessageBuilder<'a> {
@@ -150,6 +221,14 @@ impl<'a> MessageBuilder<'a> {
         }
     }
 
+    /// Returns the place of the last block that can have a breakpoint.
+    fn last_cacheable(&self) -> Option<BlockPlace> {
+        self.messages.iter().enumerate().rev().find_map(|(message, param)| {
+            let block = param.content.iter().rposition(BlockParam::is_cacheable)?;
+            Some(BlockPlace { message, block })
+        })
+    }
+
     fn finish(mut self) -> Vec<MessageParam<'a>> {
         for message in self.messages.iter_mut().filter(|message| message.content.is_empty()) {
             message.content.push(BlockParam::Text { text: EMPTY_MESSAGE, members: None });
@@ -180,7 +259,19 @@ impl BlockParam<'_> {
         match self {
             Self::Thinking { .. } => true,
             Self::Raw { is_thinking, .. } => *is_thinking,
-            Self::Text { .. } | Self::Image(_) | Self::Call { .. } | Self::Result { .. } => false,
+            Self::Text { .. }
+            | Self::Image(_)
+            | Self::Call { .. }
+            | Self::Result { .. }
+            | Self::Breakpoint(_) => false,
+        }
+    }
+
+    /// Returns whether the service accepts a breakpoint here. It refuses them at thinking.
+    fn is_cacheable(&self) -> bool {
+        match self {
+            Self::Text { .. } | Self::Image(_) | Self::Call { .. } | Self::Result { .. } => true,
+            Self::Thinking { .. } | Self::Raw { .. } | Self::Breakpoint(_) => false,
         }
     }
 }
@@ -288,7 +379,11 @@ impl Serialize for BlockParam<'_> {
             return json.serialize(serializer);
         }
         let mut map = serializer.serialize_map(None)?;
-        match self {
+        let (block, is_breakpoint) = match self {
+            Self::Breakpoint(block) => (&**block, true),
+            block => (block, false),
+        };
+        match block {
             Self::Text { text, members } => {
                 map.serialize_entry("type", "text")?;
                 map.serialize_entry("text", text)?;
@@ -323,7 +418,10 @@ impl Serialize for BlockParam<'_> {
                     map.serialize_entry("is_error", &true)?;
                 }
             }
-            Self::Raw { .. } => {}
+            Self::Raw { .. } | Self::Breakpoint(_) => {}
+        }
+        if is_breakpoint {
+            map.serialize_entry(CACHE_CONTROL, &breakpoint())?;
         }
         map.end()
     }

@@ -26,11 +26,23 @@ impl RequestFormat for AnthropicDialect {
 
     fn head(request: &ModelRequest) -> Value {
         let has_tools = !request.tools.is_empty();
+        let is_cached = is_cached(request);
+        let tools = || {
+            let mut tools: Vec<_> = request.tools.iter().map(tool).collect();
+            if let Some(last) = tools.last_mut().filter(|_| is_cached) {
+                last.insert(CACHE_CONTROL.to_owned(), breakpoint());
+            }
+            tools
+        };
+        let system = request.system.as_deref().filter(|text| !text.trim().is_empty());
         json!({
             "model": request.model,
             "max_tokens": max_tokens(request),
-            "system": request.system.as_deref().filter(|text| !text.trim().is_empty()),
-            "tools": has_tools.then(|| request.tools.iter().map(tool).collect::<Vec<_>>()),
+            "system": system.map(|text| match is_cached {
+                true => json!([{"type": "text", "text": text, CACHE_CONTROL: breakpoint()}]),
+                false => Value::from(text),
+            }),
+            "tools": has_tools.then(tools),
             "tool_choice": has_tools.then(|| tool_choice(request)),
             // The API's maximum is 1. Other wires accept up to 2.
             "temperature": request.temperature.map(|temperature| temperature.clamp(0.0, 1.0)),
@@ -41,6 +53,26 @@ impl RequestFormat for AnthropicDialect {
     fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {
         messages::write(request, writer);
     }
+}
+
+/// The member that marks the end of a prefix that the service caches.
+pub(super) const CACHE_CONTROL: &str = "cache_control";
+
+/// Returns the value of [`CACHE_CONTROL`].
+pub(super) fn breakpoint() -> Value {
+    json!({"type": "ephemeral"})
+}
+
+/// Returns whether a request has breakpoints of the host. The service allows four, so the configuration's
+/// own take their place.
+pub(super) fn is_cached(request: &ModelRequest) -> bool {
+    let has_own = || {
+        let members = serde_json::to_string(&request.extra_body).unwrap_or_default();
+        members.contains(CACHE_CONTROL)
+    };
+    request.prompt_cache
+        && !request.omit_body.contains(CACHE_CONTROL)
+        && (request.extra_body.is_empty() || !has_own())
 }
 
 /// Returns the maximum length of the answer in tokens, including thinking. The default has room for the
@@ -365,6 +397,94 @@ mod tests {
         assert_eq!((&body["max_tokens"], &body["stream"]), (&json!(4096), &json!(true)));
         assert_eq!(body["thinking"]["budget_tokens"], 1024);
         assert_eq!(body["messages"].as_array().unwrap().len(), 1);
+    }
+
+    /// Returns the places of the breakpoints in a body: `tools`, `system`, or the message and the block.
+    fn breakpoints_of(body: &Value) -> Vec<String> {
+        let is_marked = |block: &Value| block["cache_control"] == json!({"type": "ephemeral"});
+        let marked = |blocks: &Value| {
+            let blocks = blocks.as_array().into_iter().flatten().enumerate();
+            blocks.filter(|(_, block)| is_marked(block)).map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        let head = ["tools", "system"].into_iter();
+        let head = head.flat_map(|member| {
+            marked(&body[member]).into_iter().map(move |at| format!("{member} {at}"))
+        });
+        let messages = body["messages"].as_array().unwrap().iter().enumerate();
+        let messages = messages.flat_map(|(at, message)| {
+            marked(&message["content"]).into_iter().map(move |block| format!("{at}.{block}"))
+        });
+        head.chain(messages).collect()
+    }
+
+    /// Returns a turn with this many calls and their results.
+    fn turn_with_calls(turn: u32, calls: u32) -> Vec<Message> {
+        let id = |index: u32| format!("toolu_{turn}_{index}");
+        let message = ResponseMessage {
+            origin: from(Wire::AnthropicMessages, "m"),
+            ..model_message("", (0..calls).map(|index| call(index, &id(index), json!({}))))
+        };
+        let results = (0..calls).map(|index| result(&id(index), "3", json!({})));
+        std::iter::once(Message::Assistant(message.into())).chain(results).collect()
+    }
+
+    #[test]
+    fn breakpoints_are_at_the_ends_of_tools_and_system_and_of_the_last_two_requests() {
+        let cached = |history: Vec<Message>| {
+            let request = ModelRequest { prompt_cache: true, ..with_tools(asking(history)) };
+            breakpoints_of(&sent(&request))
+        };
+        assert_eq!(cached(vec![user("a")]), ["tools 1", "system 0", "0.0"]);
+        let short = [vec![user("a")], turn_with_calls(1, 2)].concat();
+        assert_eq!(cached(short), ["tools 1", "system 0", "2.1"]);
+        // The entry of the request before is further away than the service looks.
+        let long = [vec![user("a")], turn_with_calls(1, 12)].concat();
+        assert_eq!(cached(long), ["tools 1", "system 0", "0.0", "2.11"]);
+        let longer =
+            [vec![user("a")], turn_with_calls(1, 12), vec![user("b")], turn_with_calls(2, 9)];
+        assert_eq!(cached(longer.concat()), ["tools 1", "system 0", "2.12", "4.8"]);
+    }
+
+    #[test]
+    fn a_cached_request_differs_in_its_breakpoints_only() {
+        let history = [vec![user("a")], turn_with_calls(1, 12)].concat();
+        let plain = with_tools(asking(history));
+        let cached = ModelRequest { prompt_cache: true, ..plain.clone() };
+        let mut body = sent(&cached);
+        fn unmark(value: &mut Value) {
+            match value {
+                Value::Array(items) => items.iter_mut().for_each(unmark),
+                Value::Object(members) => {
+                    members.remove("cache_control");
+                    members.values_mut().for_each(unmark);
+                }
+                _ => {}
+            }
+        }
+        unmark(&mut body);
+        assert_eq!(body["system"], json!([{"type": "text", "text": "Be brief."}]));
+        body["system"] = "Be brief.".into();
+        assert_eq!(body, sent(&plain));
+    }
+
+    #[test]
+    fn breakpoints_of_the_configuration_replace_those_of_the_host() {
+        let request = ModelRequest { prompt_cache: true, ..with_tools(asking([user("a")])) };
+        let extra = json!({"cache_control": {"type": "ephemeral"}});
+        let own =
+            ModelRequest { extra_body: extra.as_object().unwrap().clone(), ..request.clone() };
+        assert_eq!(breakpoints_of(&sent(&own)), [""; 0]);
+        let omitted = ModelRequest { omit_body: ["cache_control".to_owned()].into(), ..request };
+        assert_eq!(breakpoints_of(&sent(&omitted)), [""; 0]);
+    }
+
+    #[test]
+    fn a_breakpoint_is_never_at_thinking() {
+        let history = vec![user("look"), Message::Assistant(rich().into())];
+        let request = ModelRequest { prompt_cache: true, ..asking(history) };
+        let body = sent(&request);
+        let marked = breakpoints_of(&body);
+        assert_eq!(marked.len(), 1, "{body}");
     }
 
     #[test]

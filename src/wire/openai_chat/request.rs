@@ -13,6 +13,7 @@ impl RequestFormat for OpenaiChatDialect {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
     const HISTORY_MEMBER: &'static str = "messages";
+    const CACHE_KEY_MEMBER: Option<&'static str> = Some("prompt_cache_key");
 
     fn url(base: &str, _model: &str, _stream: bool) -> String {
         format!("{base}/chat/completions")

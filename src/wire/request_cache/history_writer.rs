@@ -15,6 +15,10 @@ pub(in crate::wire) struct ReusablePrefix {
     pub(super) elements: usize,
     /// Number of leading bytes.
     pub(super) bytes: usize,
+    /// Number of bytes of the body before the first element of its history.
+    pub(super) head_end: usize,
+    /// Number of bytes of the body up to the end of its history.
+    pub(super) history_end: usize,
 }
 
 /// Writes the history of a body: a list of elements, of which the first may be reused.
@@ -34,7 +38,8 @@ impl HistoryWriter {
     pub(in crate::wire) fn new(head: &[u8]) -> Self {
         let mut body = Vec::with_capacity(head.len() + SPARE_BYTES);
         body.extend_from_slice(head);
-        let prefix = ReusablePrefix { bytes: head.len(), ..ReusablePrefix::default() };
+        let (bytes, head_end) = (head.len(), head.len());
+        let prefix = ReusablePrefix { bytes, head_end, ..ReusablePrefix::default() };
         Self { body, reused: prefix, reusable: prefix, elements: 0 }
     }
 
@@ -44,9 +49,21 @@ impl HistoryWriter {
         Self { body, reused: prefix, reusable: prefix, elements: prefix.elements }
     }
 
-    /// Closes the list and the body. Returns the body and the prefix that the next one can reuse.
-    pub(in crate::wire) fn finish(mut self) -> (Vec<u8>, ReusablePrefix) {
-        self.body.extend_from_slice(b"]}");
+    /// Closes the list and the body, with a last member. Returns the body and the prefix that the next one
+    /// can reuse.
+    pub(in crate::wire) fn finish(
+        mut self,
+        last: Option<(&str, &str)>,
+    ) -> (Vec<u8>, ReusablePrefix) {
+        self.reusable.history_end = self.body.len();
+        self.body.push(b']');
+        if let Some((member, value)) = last {
+            self.body.push(b',');
+            append_json(&mut self.body, member);
+            self.body.push(b':');
+            append_json(&mut self.body, value);
+        }
+        self.body.push(b'}');
         (self.body, self.reusable)
     }
 
@@ -73,7 +90,7 @@ impl HistoryWriter {
     /// first messages begins with these elements.
     pub(in crate::wire) fn mark_reusable(&mut self, messages: usize) {
         let (elements, bytes) = (self.elements, self.body.len());
-        self.reusable = ReusablePrefix { messages, elements, bytes };
+        self.reusable = ReusablePrefix { messages, elements, bytes, ..self.reusable };
     }
 
     /// Writes those of the elements that are not in the reused prefix. `elements` are made of the

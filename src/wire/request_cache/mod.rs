@@ -4,14 +4,19 @@
 //! body, so the next body begins with the same bytes: the members for model and tools, and every
 //! message that later messages do not change. The first request of a session reuses the members for
 //! model and tools that another session has sent.
+//!
+//! The cache also notes whether the prompt of a request begins with that of the request before
+//! (`prefix.rs`), so that a break of the service's own cache does not go unseen. What the cache reuses is
+//! equal by construction, so nearly always only the last messages are compared.
 
 mod history_writer;
+mod prefix;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{ModelRequest, Wire};
+use super::{ModelRequest, PromptChange, Wire};
 use crate::message::{Message, MessageList};
 pub(super) use history_writer::{HistoryWriter, ReusablePrefix, head};
 
@@ -51,6 +56,7 @@ impl HeadCache {
 #[derive(Debug, Default)]
 pub(crate) struct RequestCache {
     last: Option<CachedRequest>,
+    prompt_break: Option<PromptChange>,
 }
 
 #[derive(Debug)]
@@ -65,6 +71,11 @@ struct CachedRequest {
 }
 
 impl RequestCache {
+    /// Returns the reason why the prompt of the last request did not begin with that of the one before it.
+    pub(crate) fn prompt_break(&self) -> Option<PromptChange> {
+        self.prompt_break
+    }
+
     /// Returns the body of the next request: the same bytes as [`Wire::request_body`]. The last
     /// body is extended in place if nothing else refers to it.
     /// `head` returns the head of a request without messages.
@@ -74,7 +85,9 @@ impl RequestCache {
         request: &ModelRequest,
         head: impl FnOnce(&ModelRequest) -> Bytes,
     ) -> Bytes {
-        let last = self.last.take().filter(|last| last.is_prefix_of(wire, request));
+        let last = self.last.take();
+        let before = last.as_ref().map(|last| PromptBefore::new(last, wire, request));
+        let last = last.filter(|last| last.is_prefix_of(wire, request));
         let (shared, mut messages, writer) = match last {
             Some(CachedRequest { request, messages, prefix, body, .. }) => {
                 (request, messages, HistoryWriter::after(body, prefix))
@@ -88,6 +101,8 @@ impl RequestCache {
         };
         let (body, prefix) = wire.write_history(request, writer);
         let body = Bytes::from(body);
+        self.prompt_break =
+            before.and_then(|before| before.find_break(wire, request, &body, prefix));
         let new = request.messages.get(messages.len()..prefix.messages).unwrap_or_default();
         messages.extend_from_slice(new);
         let body_shared = body.clone();
@@ -97,7 +112,67 @@ impl RequestCache {
     }
 }
 
+/// The prompt of the request before.
+#[derive(Debug)]
+enum PromptBefore {
+    /// It begins with the same bytes as the next one: these many of the history. `rest` is what follows.
+    SameUpTo {
+        history_bytes: usize,
+        rest: Vec<u8>,
+    },
+    Other {
+        wire: Wire,
+        model: String,
+        body: Bytes,
+    },
+}
+
+impl PromptBefore {
+    /// Compares what the last request and the next one are made of.
+    fn new(last: &CachedRequest, wire: Wire, request: &ModelRequest) -> Self {
+        let CachedRequest { prefix, body, .. } = last;
+        let has_same_head = last.wire == wire && last.request.has_same_head(request);
+        if has_same_head && last.begins_messages_of(request) {
+            let rest = body.get(prefix.bytes..prefix.history_end).unwrap_or_default();
+            let history_bytes = prefix.bytes.saturating_sub(prefix.head_end);
+            return Self::SameUpTo { history_bytes, rest: rest.to_vec() };
+        }
+        Self::Other { wire: last.wire, model: last.request.model.clone(), body: body.clone() }
+    }
+
+    /// Returns the reason why the body of the next request does not continue the prompt, if so.
+    fn find_break(
+        self,
+        wire: Wire,
+        request: &ModelRequest,
+        body: &[u8],
+        written: ReusablePrefix,
+    ) -> Option<PromptChange> {
+        let (before, continues) = match &self {
+            Self::SameUpTo { history_bytes, rest } => {
+                let start = written.head_end + history_bytes;
+                let after = body.get(start..written.history_end).unwrap_or_default();
+                ((wire, &*request.model), prefix::continues(rest, after))
+            }
+            Self::Other { wire: before, model, body: old } => {
+                let continues =
+                    *before == wire && prefix::body_continues(wire.history_member(), old, body);
+                ((*before, &**model), continues)
+            }
+        };
+        (!continues).then(|| prefix::reason(before, wire, request))
+    }
+}
+
 impl CachedRequest {
+    /// Returns whether a request begins with the same messages as the reusable prefix.
+    fn begins_messages_of(&self, request: &ModelRequest) -> bool {
+        let leading = request.messages.get(..self.messages.len());
+        let is_same =
+            |(old, new): (&Arc<Message>, &Arc<Message>)| Arc::ptr_eq(old, new) || old == new;
+        leading.is_some_and(|leading| self.messages.iter().zip(leading).all(is_same))
+    }
+
     /// Returns whether the body of this request begins with the reusable prefix.
     fn is_prefix_of(&self, wire: Wire, request: &ModelRequest) -> bool {
         let leading = request.messages.get(..self.messages.len());

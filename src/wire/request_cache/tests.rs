@@ -49,6 +49,8 @@ fn request(messages: MessageList) -> ModelRequest {
     ModelRequest {
         system: Some("Be brief.".into()),
         tools: [tool].into(),
+        prompt_cache: true,
+        prompt_cache_key: Some("key".into()),
         ..ModelRequest::new("m", messages)
     }
 }
@@ -195,6 +197,45 @@ fn perform(change: Change, wire: &mut Wire, request: &mut ModelRequest) {
     }
 }
 
+/// A step of a session: a response with results for its calls, and inputs of the user; and whether the
+/// next request is the last one of its run.
+fn step(wire: Wire) -> impl Strategy<Value = (Vec<Message>, bool)> {
+    let input = prop_oneof![Just(user("And on.")), Just(user(" ")), Just(user_with_image())];
+    let inputs = prop::collection::vec(input, 0..3);
+    (prop::option::weighted(0.9, response(wire)), any::<bool>(), inputs, any::<bool>()).prop_map(
+        |(mut response, has_images, inputs, is_final)| {
+            // A call of the service goes back while it may still run, and later only with its result.
+            if let Some(Message::Assistant(message)) = &mut response {
+                Arc::make_mut(message).parts.retain(
+                    |part| !matches!(part, MessagePart::Raw { json } if json.contains("tool_")),
+                );
+            }
+            let results = match &response {
+                Some(Message::Assistant(message)) => message
+                    .calls
+                    .iter()
+                    .map(|call| match has_images {
+                        true => result_with_image(&call.id),
+                        false => result(&call.id),
+                    })
+                    .collect(),
+                _ => Vec::new(),
+            };
+            let mut messages: Vec<_> = response.into_iter().chain(results).chain(inputs).collect();
+            // A run goes on after results or an input.
+            if let Some(Message::Assistant(_)) = messages.last() {
+                messages.push(user("And on."));
+            }
+            (messages, is_final)
+        },
+    )
+}
+
+fn user_with_image() -> Message {
+    let image = ContentPart::Image(Image::parse("data:image/png;base64,AAAA").unwrap());
+    Message::User { content: vec![ContentPart::Text("Look.".into()), image].into() }
+}
+
 proptest! {
     #[test]
     fn a_cached_body_equals_a_body_written_from_scratch(
@@ -231,13 +272,112 @@ fn the_prefix_of_a_history_is_reused_on_every_wire() {
         assert_eq!(prefix.messages, reusable, "{wire}");
         let last = before.len() - prefix.bytes;
         assert!(
-            (1..150).contains(&last),
-            "{wire}: {last} bytes are not reused, more than the last turn"
+            (1..400).contains(&last),
+            "{wire}: {last} bytes are not reused, more than the last two turns"
         );
         request.messages.push(user("And more."));
         let body = cache.body(wire, &request, |request| wire.write_head(request).into());
         assert_eq!(body[..prefix.bytes], before[..prefix.bytes], "{wire}");
         assert_eq!(body, wire.request_body(&request), "{wire}");
+    }
+}
+
+/// Sends the requests in order. Returns the reason for a break of the prompt for each but the first.
+fn breaks_of(requests: &[(Wire, ModelRequest)]) -> Vec<Option<PromptChange>> {
+    let mut cache = RequestCache::default();
+    let breaks = requests.iter().map(|(wire, request)| {
+        cache.body(*wire, request, |request| wire.write_head(request).into());
+        cache.prompt_break()
+    });
+    breaks.skip(1).collect()
+}
+
+#[test]
+fn what_is_appended_is_no_break_and_everything_else_is_one() {
+    use PromptChange::{Cleared, Config, Fallback, RunOverride, ToolsRefreshed, Unexplained};
+    for wire in WIRES {
+        let base = request(turns(3));
+        let grown = |turns_more: usize| {
+            let more = turns(turns_more);
+            let more = more.iter().skip(1).cloned();
+            ModelRequest {
+                messages: base.messages.iter().cloned().chain(more).collect(),
+                ..base.clone()
+            }
+        };
+        let edited = {
+            let mut request = grown(1);
+            let mut messages = request.messages.to_vec();
+            messages[0] = Arc::new(user("Stop."));
+            request.messages = messages.into();
+            request
+        };
+        let copied = ModelRequest {
+            messages: base.messages.iter().map(|m| Arc::new(Message::clone(m))).collect(),
+            ..base.clone()
+        };
+        let final_answer =
+            ModelRequest { tool_choice: ToolChoice::None, stream: false, ..grown(1) };
+        let steered = {
+            let mut request = base.clone();
+            request.messages.push(user("And this."));
+            request
+        };
+        for same in [base.clone(), grown(1), grown(20), copied, final_answer.clone(), steered] {
+            let sent = [(wire, base.clone()), (wire, same), (wire, grown(21))];
+            let breaks = breaks_of(&sent[..2]);
+            assert_eq!(breaks, [None], "{wire}");
+        }
+        let sent = [base.clone(), final_answer, grown(2)].map(|request| (wire, request));
+        assert_eq!(breaks_of(&sent), [None, None], "{wire}");
+        let shorter = ModelRequest { messages: turns(1), ..base.clone() };
+        let no_tools = ModelRequest { tools: [].into(), ..grown(1) };
+        let other_system = ModelRequest { system: Some("Be long.".into()), ..grown(1) };
+        for other in [edited.clone(), shorter, no_tools, other_system] {
+            let sent = |other: ModelRequest| breaks_of(&[(wire, base.clone()), (wire, other)]);
+            assert_eq!(sent(other.clone()), [Some(Unexplained)], "{wire}");
+            for reason in [Cleared, RunOverride, ToolsRefreshed, Config] {
+                let other = ModelRequest { prompt_change: Some(reason), ..other.clone() };
+                assert_eq!(sent(other), [Some(reason)], "{wire}");
+            }
+        }
+        // A reason without a break is none.
+        let reason = ModelRequest { prompt_change: Some(Cleared), ..grown(1) };
+        assert_eq!(breaks_of(&[(wire, base.clone()), (wire, reason)]), [None], "{wire}");
+        let other_wire = WIRES[(WIRES.iter().position(|w| *w == wire).unwrap() + 1) % 5];
+        let other_model =
+            ModelRequest { model: "n".into(), prompt_change: Some(Cleared), ..edited };
+        let sent = [(wire, base.clone()), (wire, other_model), (other_wire, grown(1))];
+        assert_eq!(breaks_of(&sent), [Some(Fallback), Some(Fallback)], "{wire}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_history_that_grows_never_breaks_the_prompt(
+        (wire, steps) in select(&WIRES[..]).prop_flat_map(|wire| {
+            (Just(wire), prop::collection::vec(step(wire), 1..8))
+        }),
+    ) {
+        let mut request = request(vec![user("Go on.")].into());
+        let mut cache = RequestCache::default();
+        let mut before: Option<Value> = None;
+        for (messages, is_final) in steps {
+            request.tool_choice = if is_final { ToolChoice::None } else { ToolChoice::Auto };
+            cache.body(wire, &request, |request| wire.write_head(request).into());
+            prop_assert_eq!(cache.prompt_break(), None);
+            // The whole body agrees.
+            let body: Value = serde_json::from_slice(&wire.request_body(&request)).unwrap();
+            if let Some(before) = &before {
+                let text = |value: &Value| value.to_string().into_bytes();
+                prop_assert!(
+                    prefix::body_continues(wire.history_member(), &text(before), &text(&body)),
+                    "{before}\n{body}"
+                );
+            }
+            before = Some(body);
+            messages.into_iter().for_each(|message| request.messages.push(message));
+        }
     }
 }
 

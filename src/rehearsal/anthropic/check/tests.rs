@@ -200,6 +200,21 @@ fn what_a_request_must_say() {
             Some("tool_choice.none.disable_parallel_tool_use: Extra inputs are not permitted"),
         ),
         (json!({"model": "m", "max_tokens": 1, "tools": [tool], "system": "x"}), None),
+        (
+            json!({"model": "m", "max_tokens": 1, "system": [
+                {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}),
+            None,
+        ),
+        (
+            json!({"model": "m", "max_tokens": 1, "system": vec![
+                json!({"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}); 5]}),
+            Some("A maximum of 4 blocks with cache_control may be provided. Found 5."),
+        ),
+        (
+            json!({"model": "m", "max_tokens": 1, "system": [
+                {"type": "text", "text": "x", "cache_control": {"type": "durable"}}]}),
+            Some("cache_control.type: Input should be 'ephemeral'"),
+        ),
     ] {
         let mut request = members;
         request["messages"] = messages.clone();

@@ -1,0 +1,116 @@
+//! Compares the prompt of a request with that of the session's request before.
+//!
+//! The prompt is the tools, the system text and the messages. A service that caches it reads only what
+//! was appended. Every other change is a break, for which the host must have a reason.
+
+use std::borrow::Cow;
+
+use memchr::memmem;
+use serde_json::Value;
+
+use crate::wire::request::PromptChange;
+use crate::wire::{ModelRequest, Wire};
+
+/// A breakpoint of Anthropic's cache, in the bytes of a body. Within a text its quotes would be escaped.
+const BREAKPOINT: &[u8] = br#","cache_control":{"type":"ephemeral"}"#;
+
+/// The members of a body that belong to the prompt, other than the history.
+const HEAD_MEMBERS: [&str; 4] = ["tools", "system", "instructions", "systemInstruction"];
+
+/// Returns whether a history continues another one. Both are the bytes of their last elements, after the same
+/// elements.
+pub(super) fn continues(before: &[u8], after: &[u8]) -> bool {
+    let (before, after) = (without_breakpoints(before), without_breakpoints(after));
+    let rest = after.strip_prefix(&*before);
+    let is_same =
+        rest.is_some_and(|rest| before.is_empty() || rest.is_empty() || rest.starts_with(b","));
+    is_same || {
+        let elements = |bytes: &[u8]| {
+            let bytes = bytes.strip_prefix(b",").unwrap_or(bytes);
+            serde_json::from_slice::<Vec<Value>>(&[b"[", bytes, b"]"].concat()).ok()
+        };
+        let (before, after) = (elements(&before), elements(&after));
+        before.zip(after).is_some_and(|(before, after)| history_continues(&before, &after))
+    }
+}
+
+fn without_breakpoints(bytes: &[u8]) -> Cow<'_, [u8]> {
+    let mut places = memmem::find_iter(bytes, BREAKPOINT).peekable();
+    if places.peek().is_none() {
+        return Cow::Borrowed(bytes);
+    }
+    let mut kept = Vec::with_capacity(bytes.len());
+    let mut from = 0;
+    for place in places {
+        kept.extend_from_slice(bytes.get(from..place).unwrap_or_default());
+        from = place + BREAKPOINT.len();
+    }
+    kept.extend_from_slice(bytes.get(from..).unwrap_or_default());
+    Cow::Owned(kept)
+}
+
+/// Returns whether the prompt of a body continues that of another one. Slow: parses both.
+pub(super) fn body_continues(history_member: &str, before: &[u8], after: &[u8]) -> bool {
+    let parse = |body: &[u8]| {
+        let mut value = serde_json::from_slice::<Value>(body).ok()?;
+        remove_breakpoints(&mut value);
+        Some(value)
+    };
+    let (Some(before), Some(after)) = (parse(before), parse(after)) else { return false };
+    let is_same = |member: &str| before.get(member) == after.get(member);
+    let history = |body: &Value| body.get(history_member).and_then(Value::as_array).cloned();
+    let (Some(old), Some(new)) = (history(&before), history(&after)) else { return false };
+    HEAD_MEMBERS.iter().all(|member| is_same(member)) && history_continues(&old, &new)
+}
+
+fn history_continues(before: &[Value], after: &[Value]) -> bool {
+    let Some((last, earlier)) = before.split_last() else { return true };
+    let Some((kept, rest)) = after.split_at_checked(earlier.len()) else { return false };
+    kept == earlier && rest.first().is_some_and(|message| message_continues(last, message))
+}
+
+/// Returns whether a message is another one with more at its end: on most wires, the inputs of a user that
+/// follow each other are one message.
+fn message_continues(before: &Value, after: &Value) -> bool {
+    let (Value::Object(old), Value::Object(new)) = (before, after) else { return before == after };
+    before == after
+        || (old.get("role").is_some_and(|role| role == "user")
+            && old.iter().all(|(member, value)| {
+                new.get(member).is_some_and(|new| content_continues(value, new))
+            }))
+}
+
+/// Returns whether a text or a list of parts begins with another one.
+fn content_continues(before: &Value, after: &Value) -> bool {
+    match (before, after) {
+        (Value::String(before), Value::String(after)) => after.starts_with(&**before),
+        (Value::Array(before), Value::Array(after)) => after.starts_with(before),
+        (Value::String(before), Value::Array(after)) => {
+            let first = after.first().and_then(|part| part.get("text")?.as_str());
+            first.is_some_and(|text| text.starts_with(&**before))
+        }
+        (before, after) => before == after,
+    }
+}
+
+fn remove_breakpoints(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(remove_breakpoints),
+        Value::Object(members) => {
+            members.remove("cache_control");
+            members.values_mut().for_each(remove_breakpoints);
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Returns the reason for a break between two requests.
+pub(super) fn reason(before: (Wire, &str), after: Wire, request: &ModelRequest) -> PromptChange {
+    let is_other_model = before != (after, &*request.model);
+    match request.prompt_change {
+        Some(change @ (PromptChange::RunOverride | PromptChange::Config)) => change,
+        _ if is_other_model => PromptChange::Fallback,
+        Some(change) => change,
+        None => PromptChange::Unexplained,
+    }
+}
