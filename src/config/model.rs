@@ -233,7 +233,7 @@ impl BaseUrl {
         let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
         host == "localhost"
             || address.is_ok_and(|address| address.is_loopback())
-            || CACHE_KEY_HOSTS.iter().any(|known| is_known(&known))
+            || CACHE_KEY_HOSTS.iter().any(is_known)
     }
 
     /// Returns an address without a listener, for the rehearsal model before it has started.

@@ -381,7 +381,12 @@ impl Serialize for BlockParam<'_> {
         let mut map = serializer.serialize_map(None)?;
         let (block, is_breakpoint) = match self {
             Self::Breakpoint(block) => (&**block, true),
-            block => (block, false),
+            block @ (Self::Text { .. }
+            | Self::Thinking { .. }
+            | Self::Image(_)
+            | Self::Call { .. }
+            | Self::Result { .. }
+            | Self::Raw { .. }) => (block, false),
         };
         match block {
             Self::Text { text, members } => {
