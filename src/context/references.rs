@@ -31,7 +31,7 @@ pub type ReferenceValues = BTreeMap<Reference, ReferencedValue>;
 
 /// A piece of a string.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum TextPart<'a> {
+enum ReferencePart<'a> {
     Text(&'a str),
     Reference(Reference),
 }
@@ -58,9 +58,9 @@ pub fn references_in(value: &Value) -> BTreeSet<Reference> {
 fn add_references(value: &Value, found: &mut BTreeSet<Reference>) {
     match value {
         Value::String(text) => {
-            found.extend(TextParts { rest: text }.filter_map(|part| match part {
-                TextPart::Reference(reference) => Some(reference),
-                TextPart::Text(_) => None,
+            found.extend(ReferenceParts { rest: text }.filter_map(|part| match part {
+                ReferencePart::Reference(reference) => Some(reference),
+                ReferencePart::Text(_) => None,
             }));
         }
         Value::Array(items) => items.iter().for_each(|item| add_references(item, found)),
@@ -112,9 +112,9 @@ impl InsertedBytes {
     }
 
     fn fill_text(&mut self, text: &str, values: &ReferenceValues) -> Option<Value> {
-        let mut parts = TextParts { rest: text };
+        let mut parts = ReferenceParts { rest: text };
         let first = parts.next();
-        if let (Some(TextPart::Reference(only)), "") = (&first, parts.rest)
+        if let (Some(ReferencePart::Reference(only)), "") = (&first, parts.rest)
             && let Some(value) = values.get(only)
         {
             self.count(value)?;
@@ -124,8 +124,8 @@ impl InsertedBytes {
         let mut filled = String::with_capacity(text.len());
         for part in first.into_iter().chain(parts) {
             match part {
-                TextPart::Text(text) => filled.push_str(text),
-                TextPart::Reference(reference) => match values.get(&reference) {
+                ReferencePart::Text(text) => filled.push_str(text),
+                ReferencePart::Reference(reference) => match values.get(&reference) {
                     None => filled.push_str(&reference.to_string()),
                     Some(value) => {
                         self.count(value)?;
@@ -161,14 +161,14 @@ pub fn add_value(
 }
 
 /// Splits a string into texts and references.
-struct TextParts<'a> {
+struct ReferenceParts<'a> {
     rest: &'a str,
 }
 
-impl<'a> Iterator for TextParts<'a> {
-    type Item = TextPart<'a>;
+impl<'a> Iterator for ReferenceParts<'a> {
+    type Item = ReferencePart<'a>;
 
-    fn next(&mut self) -> Option<TextPart<'a>> {
+    fn next(&mut self) -> Option<ReferencePart<'a>> {
         if self.rest.is_empty() {
             return None;
         }
@@ -176,22 +176,22 @@ impl<'a> Iterator for TextParts<'a> {
             let start = memmem::find(self.rest.as_bytes(), REFERENCE_START.as_bytes());
             let (text, rest) = self.rest.split_at(start.unwrap_or(self.rest.len()));
             self.rest = rest;
-            return Some(TextPart::Text(text));
+            return Some(ReferencePart::Text(text));
         };
         let (start, _) = self.rest.split_at(REFERENCE_START.len());
         if let Some(rest) = behind.strip_prefix(ESCAPE) {
             self.rest = rest;
-            return Some(TextPart::Text(start));
+            return Some(ReferencePart::Text(start));
         }
         let (near, _) = behind.split_at(floor_char_boundary(behind, ID_BYTES_MAX));
         if let Some((id, _)) = near.split_once(REFERENCE_END)
             && let Ok(reference) = id.parse()
         {
             self.rest = behind.get(id.len() + REFERENCE_END.len()..).unwrap_or_default();
-            return Some(TextPart::Reference(reference));
+            return Some(ReferencePart::Reference(reference));
         }
         self.rest = behind;
-        Some(TextPart::Text(start))
+        Some(ReferencePart::Text(start))
     }
 }
 
@@ -430,11 +430,11 @@ mod tests {
 
         #[test]
         fn the_texts_of_the_parts_make_the_string(text in text()) {
-            let parts: Vec<_> = TextParts { rest: &text }.collect();
+            let parts: Vec<_> = ReferenceParts { rest: &text }.collect();
             let escaped = text.matches("$VAR_REF{{{{").count();
             let bytes: usize = parts.iter().map(|part| match part {
-                TextPart::Text(text) => text.len(),
-                TextPart::Reference(reference) => reference.to_string().len(),
+                ReferencePart::Text(text) => text.len(),
+                ReferencePart::Reference(reference) => reference.to_string().len(),
             }).sum();
             prop_assert_eq!(bytes + escaped * ESCAPE.len(), text.len());
         }
@@ -472,8 +472,9 @@ mod tests {
     fn count_references(value: &Value, count: &mut usize) {
         match value {
             Value::String(text) => {
-                let is_reference = |part: &TextPart<'_>| matches!(part, TextPart::Reference(_));
-                *count += TextParts { rest: text }.filter(is_reference).count();
+                let is_reference =
+                    |part: &ReferencePart<'_>| matches!(part, ReferencePart::Reference(_));
+                *count += ReferenceParts { rest: text }.filter(is_reference).count();
             }
             Value::Array(items) => items.iter().for_each(|item| count_references(item, count)),
             Value::Object(items) => items.values().for_each(|item| count_references(item, count)),
