@@ -81,7 +81,7 @@ mod stream;
 mod supervisor;
 mod task;
 
-crate::types::impl_with!(OpenSession, RunRequest, SessionQuery);
+crate::types::impl_with!(OpenSession, RunRequest);
 
 #[cfg(test)]
 mod tests;
@@ -106,8 +106,7 @@ pub use crate::turn::BreakerState;
 pub use crate::types::SessionState;
 pub use agent::AgentRules;
 pub use error::{ErrorKind, HostError};
-pub use handle::{ReportFuture, SessionHandle, StartedRun};
-pub use list::{SessionQuery, SessionSummary};
+pub use handle::{SessionHandle, StartedRun};
 pub use model_limiter::ModelStatus;
 pub use report::{CallReport, RunFailed, RunReport};
 pub use request::RunRequest;
@@ -120,7 +119,7 @@ pub(crate) use tool_servers::frozen_tools_key;
 
 use crate::config::{Config, Resume};
 use crate::context::InitialHistory;
-use crate::journal::{Journal, JournalError};
+use crate::journal::{Journal, JournalError, SessionQuery, SessionSummary};
 use crate::record::Seq;
 use crate::telemetry::{Metrics, MetricsOptions, Telemetry, Traces};
 use crate::tool::Extensions;
@@ -210,6 +209,7 @@ impl HostSetup {
 /// The options of a new session.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;
@@ -274,6 +274,7 @@ impl From<String> for OpenSession {
 /// all counts except `sessions`, `awake` and `abandoned_threads` return to 0.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;
@@ -477,6 +478,7 @@ impl Host {
     /// record ends, and its open calls are answered. Queued inputs are dropped.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -507,6 +509,7 @@ impl Host {
     /// Lists sessions by id, awake or hibernating.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -551,6 +554,7 @@ impl Host {
     /// Returns the state of each configured model, by name.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -583,6 +587,7 @@ impl Host {
     /// Returns counts of live objects.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -593,6 +598,7 @@ impl Host {
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
     #[must_use]
+    #[doc(hidden)]
     pub fn counts(&self) -> HostCounts {
         let gauges = &self.shared().gauges;
         HostCounts {

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 /// The point at which a call needs approval.
+///
+/// [`ApprovalQuestion`](crate::ApprovalQuestion) has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ApprovalPhase {
@@ -24,6 +26,8 @@ impl ApprovalPhase {
 }
 
 /// The verdict of an approval.
+///
+/// [`CallReport`](crate::CallReport) has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {

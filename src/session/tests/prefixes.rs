@@ -191,7 +191,6 @@ impl Life {
                 }
                 SessionEffect::CancelTurn(_)
                 | SessionEffect::RunRefused { .. }
-                | SessionEffect::ReleaseSlot
                 | SessionEffect::Close => {}
             }
         }
