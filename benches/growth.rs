@@ -182,11 +182,7 @@ async fn grow(host: Host, client: ModelClient, marks: Marks) -> [Measured; 3] {
 /// Returns the request of a turn with this history.
 fn request(messages: &[Arc<Message>]) -> ModelRequest {
     let spec = WorkTool(Marks::default()).spec();
-    let tool = ToolDefinition {
-        name: spec.name.clone(),
-        description: spec.description.clone(),
-        schema: spec.input.as_value().clone(),
-    };
+    let tool = ToolDefinition::new(&spec.name, &spec.description, spec.input.as_value().clone());
     ModelRequest::new("m", messages.to_vec().into()).with(|new| new.tools = Arc::new([tool]))
 }
 

@@ -17,6 +17,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use callsheet::SessionQuery;
 use callsheet::config::{BaseUrl, Config, Durability};
 use callsheet::journal::{
     GroupCommit, Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, Urgency,
@@ -24,7 +25,7 @@ use callsheet::journal::{
 use callsheet::load::memory;
 use callsheet::record::{Record, Seq};
 use callsheet::rehearsal::{Rehearsal, RehearsalOptions, Response, Script};
-use callsheet::runtime::{Host, OpenSession, SessionQuery};
+use callsheet::runtime::{Host, OpenSession};
 use callsheet::types::{Content, Execution, RunEnd, RunId, SessionId};
 use futures::StreamExt;
 use futures::future::join_all;

@@ -140,11 +140,11 @@ async fn bare(client: &ModelClient, execution: Execution, sessions: usize) -> (D
 
 async fn bare_run(client: ModelClient, execution: Execution) -> String {
     let spec = WorkTool.spec();
-    let tools: Arc<[ToolDefinition]> = Arc::new([ToolDefinition {
-        name: spec.name.clone(),
-        description: spec.description.clone(),
-        schema: spec.input.as_value().clone(),
-    }]);
+    let tools: Arc<[ToolDefinition]> = Arc::new([ToolDefinition::new(
+        &spec.name,
+        &spec.description,
+        spec.input.as_value().clone(),
+    )]);
     let mut messages = vec![Arc::new(Message::User { content: "work".into() })];
     loop {
         let mut request = ModelRequest::new("m", messages.clone().into());
@@ -199,12 +199,7 @@ fn call((index, bucket): (u32, &callsheet::response::PartialCall)) -> ToolCall {
 
 async fn run_tool(call: ToolCall) -> Message {
     let output = WorkTool.run(tool_context(call.arguments)).await.unwrap();
-    Message::Tool {
-        call_id: call.id,
-        name: call.name,
-        content: output.into_text().into(),
-        metadata: json!({}),
-    }
+    Message::tool_result(call.id, call.name, output.into_text())
 }
 
 fn main() {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use callsheet::journal::{
     AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, JournalStatus,
-    StoredSessionFilter, StoredSessionInfo,
+    SessionQuery, SessionSummary,
 };
 use callsheet::prelude::*;
 use callsheet::{Seq, SessionId};
@@ -57,19 +57,15 @@ impl FileJournal {
 
 /// Stores a batch and reports its status.
 fn store(directory: &Path, mut batch: Batch) {
-    let first = batch.entries.first().map_or(0, |entry| entry.seq.0);
-    // After a failure, later records of the same log would leave a gap.
-    let stored = if batch.engine_state.has_failed(first) {
+    // After a failure, later records of the session would leave a gap.
+    let stored = if batch.follows_failure() {
         Err(io::Error::other("an earlier batch of the session failed"))
     } else {
         append_lines(directory, &batch)
     };
-    (batch.on_status)(match stored {
+    batch.report(match stored {
         Ok(()) => BatchStatus::Durable,
-        Err(error) => {
-            batch.engine_state.fail(first);
-            BatchStatus::Failed(JournalError::Write(error.to_string()))
-        }
+        Err(error) => BatchStatus::Failed(JournalError::Write(error.to_string())),
     });
 }
 
@@ -95,7 +91,7 @@ impl Journal for FileJournal {
         match &*queue {
             // The thread runs until the queue is dropped.
             Some(queue) => drop(queue.send(batch)),
-            None => (batch.on_status)(BatchStatus::Failed(JournalError::Closed)),
+            None => batch.report(BatchStatus::Failed(JournalError::Closed)),
         }
         AppendStatus::Queued
     }
@@ -122,12 +118,12 @@ impl Journal for FileJournal {
         entries.collect()
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
+    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
         let entries = self.read(session, Seq(0))?.into_iter().map(Arc::new).collect::<Vec<_>>();
-        Ok(StoredSessionInfo::from_entries(session, &entries))
+        Ok(SessionSummary::from_entries(session, &entries))
     }
 
-    fn list(&self, filter: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError> {
+    fn list(&self, filter: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
         let mut found = Vec::new();
         let ids = self.ids().map_err(read_error)?;
         for id in ids.iter().filter(|id| filter.after.as_ref().is_none_or(|after| *id > after)) {

@@ -40,14 +40,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     drop((run, session, host));
 
-    // The journal is locked until the first host has ended.
-    let host = loop {
-        match builder(&directory, Duration::ZERO).start().await {
-            Ok(host) => break host,
-            Err(HostError::Journal(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
-            Err(error) => return Err(error.into()),
-        }
-    };
+    // Waits for the journal until the first host has ended.
+    let host = builder(&directory, Duration::ZERO).start().await?;
     // The key returns the run that continues, instead of a second one.
     let session = host.get_or_open_session("demo").await?;
     let report = session.run(request).await?;

@@ -30,6 +30,7 @@ impl Host {
 /// Builds a host.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use callsheet::prelude::*;
 ///
@@ -83,6 +84,7 @@ impl HostBuilder {
     /// hibernate.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use std::time::Duration;
     /// use callsheet::prelude::*;
@@ -177,6 +179,7 @@ impl HostBuilder {
     /// trait is of the crate `metrics`, version 0.24.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use std::sync::Arc;
     ///
@@ -190,17 +193,31 @@ impl HostBuilder {
     /// ```
     ///
     /// Several hosts can have the same recorder: [`HostBuilder::metrics_label`] tells them apart. A
-    /// recorder with buckets finds their bounds in [`histogram_bounds`](crate::histogram_bounds).
+    /// recorder with buckets finds their bounds in [`Self::histogram_bounds`].
     /// `tool_execution_time_seconds_total` counts whole seconds there.
     pub fn recorder(mut self, recorder: Arc<dyn Recorder + Send + Sync>) -> Self {
         self.metrics.recorder = Some(recorder);
         self
     }
 
+    /// Returns the upper bounds of each histogram's buckets, by the name of the metric, for a recorder of
+    /// the program that has buckets.
+    ///
+    /// ```
+    /// use callsheet::prelude::*;
+    ///
+    /// let mut bounds = HostBuilder::histogram_bounds();
+    /// assert!(bounds.any(|(name, _)| name == "callsheet_turn_overhead_seconds"));
+    /// ```
+    pub fn histogram_bounds() -> impl Iterator<Item = (&'static str, &'static [f64])> {
+        crate::telemetry::histogram_bounds()
+    }
+
     /// Adds a label to all metrics of the host, such as `host="eu-1"`, whether they go to its own
     /// page or to a recorder of the program. The start fails if a metric has a label of this name.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///

@@ -8,6 +8,7 @@
 //! Without a model it uses an offline one for tests, the rehearsal model.
 //!
 //! ```
+//! # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
 //! use callsheet::prelude::*;
 //!
@@ -28,6 +29,7 @@
 //! [`ToolTest`](testing::ToolTest) tests a tool without a host.
 //!
 //! ```
+//! # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
 //! use callsheet::prelude::*;
 //!
@@ -115,27 +117,25 @@ pub mod wire;
 
 pub use builder::HostBuilder;
 pub use context::Variables;
+pub use journal::{SessionQuery, SessionSummary};
 #[doc(hidden)]
 pub use record::RequestKey;
 pub use record::StopMode;
-#[doc(hidden)]
-pub use runtime::ModelStatus;
 pub use runtime::{
-    ApprovalQuestion, CallReport, CurrentRun, ErrorKind, Host, HostCounts, HostError, OpenSession,
-    PendingApproval, QueuedInput, ReportFuture, RunEvent, RunFailed, RunReport, RunRequest,
-    SessionHandle, SessionQuery, SessionSnapshot, SessionState, SessionSummary, StartedRun,
-    StatsReport, StoredResult, ToolListChange,
+    ApprovalQuestion, CallReport, CurrentRun, ErrorKind, Host, HostError, OpenSession,
+    PendingApproval, QueuedInput, RunEvent, RunFailed, RunReport, RunRequest, SessionHandle,
+    SessionSnapshot, SessionState, StartedRun, StatsReport, StoredResult, ToolListChange,
 };
-pub use telemetry::histogram_bounds;
+#[doc(hidden)]
+pub use runtime::{HostCounts, ModelStatus};
 #[doc(hidden)]
 pub use turn::ApprovalDecision;
-#[doc(hidden)]
-pub use types::Judgement;
 pub use types::{
-    ApprovalPhase, CallKey, Content, ContentPart, Image, InvalidContent, InvalidSessionId,
-    ResultImage, ResultPart, ResultResource, RunEnd, RunError, RunId, Seq, SessionId, ToolStatus,
-    TraceContext, Verdict,
+    ApprovalPhase, Content, ContentPart, Image, InvalidValue, ResultPart, ResultResource, RunEnd,
+    RunError, RunId, Seq, SessionId, ToolStatus, TraceContext, Verdict,
 };
+#[doc(hidden)]
+pub use types::{CallKey, Judgement};
 
 /// Requests to models and their responses, without a host; models of one's own.
 pub mod model {
@@ -143,15 +143,17 @@ pub mod model {
     #[doc(hidden)]
     pub use crate::response::{ResponseAssembler, decode_body};
     pub use crate::runtime::model::{
-        InvalidModel, ModelClient, ModelReply, ModelRequest, ModelResponse, ModelSource,
-        ModelStream, RequestedCall,
+        ModelClient, ModelReply, ModelRequest, ModelResponse, ModelSource, ModelStream,
+        RequestedCall,
     };
     pub use crate::types::{
         FinishKind, FinishReason, ProviderError, ProviderErrorKind, ToolCall, Usage,
     };
     #[doc(hidden)]
+    pub use crate::wire::CallKind;
+    #[doc(hidden)]
     pub use crate::wire::Framing;
-    pub use crate::wire::{CallDelta, CallKind, Delta, ToolChoice, ToolDefinition};
+    pub use crate::wire::{CallDelta, Delta, ToolChoice, ToolDefinition};
 }
 
 /// The events of a session, in the form of the HTTP API.
@@ -183,7 +185,7 @@ pub mod prelude {
 }
 
 /// The examples of the documents, compiled and run as tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "cli", feature = "testing"))]
 mod documents {
     #[doc = include_str!("../docs/architecture.md")]
     struct Architecture;

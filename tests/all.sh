@@ -49,8 +49,8 @@ fi
 cargo fmt --check
 # The feature `otlp` is in every command, so that each dependency is compiled for one set of features.
 cargo clippy --locked --features otlp --all-targets -- -D warnings
-# The library without what its features add.
-cargo clippy --locked --no-default-features --lib -- -D warnings
+# The library without what its features add, and the targets that need none of them.
+cargo clippy --locked --no-default-features --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --features otlp --no-deps --quiet
 # Reads the pages of the command before.
 cargo test --locked --features otlp --test documents -- --ignored

@@ -16,6 +16,7 @@ use callsheet::testing::FakeModel;
 use callsheet::tool::{ApprovalPolicy, ToolSource, ToolSourceContext};
 use callsheet::types::{ProviderError, ProviderErrorKind};
 use callsheet::wire::Delta;
+use callsheet::{SessionQuery, SessionState};
 use serde_json::json;
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
@@ -76,6 +77,43 @@ async fn mistakes_are_errors_of_the_start() {
     assert!(found.contains("agents.a.model: no model is called \"main\""), "{found}");
 }
 
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct InvalidPattern {
+    #[schemars(regex(pattern = "("))]
+    #[expect(dead_code, reason = "only its schema matters")]
+    text: String,
+}
+
+#[tokio::test]
+async fn a_tool_with_an_invalid_schema_is_an_error() {
+    let tool = ToolSpec::named("find", "Finds.").into_tool(async |_: InvalidPattern, _| Ok(0));
+    let error = Host::builder().tool(tool).start().await.unwrap_err().to_string();
+    let expected = "register tool \"find\": the schema of its input is not a valid JSON schema: ";
+    assert!(error.contains(expected), "{error}");
+}
+
+/// The end of a run is visible as soon as its events end: another run may start at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_is_idle_and_its_place_is_free_when_its_run_ends() {
+    let answering = |_: ModelRequest| ModelReply::text("done").into_stream();
+    let host = Host::builder().model_source("own", answering).configure(|config| {
+        config.host.max_concurrent_runs = 1;
+    });
+    let host = host.start().await.unwrap();
+    let first = host.open_session("first").await.unwrap();
+    let second = host.open_session("second").await.unwrap();
+    for _ in 0..100 {
+        first.run("go").await.unwrap();
+        assert_eq!(first.state(), SessionState::Idle);
+        let mut run = second.start_run("go").await.unwrap();
+        while run.next_event().await.unwrap().is_some() {}
+        assert_eq!(second.state(), SessionState::Idle);
+        let listed = host.sessions(SessionQuery::default()).await.unwrap();
+        assert!(listed.iter().all(|session| session.state == SessionState::Idle), "{listed:?}");
+    }
+    host.shutdown().await;
+}
+
 #[tokio::test]
 async fn two_model_sources_with_one_name_and_a_tool_without_time_are_errors() {
     let reply = |_: ModelRequest| ModelReply::text("hi").into_stream();
@@ -100,17 +138,10 @@ async fn a_dropped_host_ends_the_events_with_an_error_and_frees_its_directory() 
     drop(host);
     assert_eq!(run.next_event().await.unwrap_err(), HostError::SessionClosed);
     // The run and the session still exist, and the directory is free all the same.
-    let patience = tokio::time::timeout(Duration::from_secs(20), async {
-        loop {
-            let answering = |_: ModelRequest| ModelReply::text("done").into_stream();
-            match Host::builder().model_source("own", answering).sqlite(&directory).start().await {
-                Ok(host) => return host,
-                Err(HostError::Journal(_)) => tokio::time::sleep(Duration::from_millis(10)).await,
-                Err(error) => panic!("{error}"),
-            }
-        }
-    });
-    let host = patience.await.unwrap();
+    // Its start waits until the dropped host has ended.
+    let answering = |_: ModelRequest| ModelReply::text("done").into_stream();
+    let host = Host::builder().model_source("own", answering).sqlite(&directory).start();
+    let host = host.await.unwrap();
     assert_eq!(session.run("again").await.unwrap_err(), HostError::SessionClosed);
     host.shutdown().await;
     drop((run, session));
@@ -229,7 +260,7 @@ async fn a_failing_model_source_is_retried_and_a_panic_is_not() {
     while let Some(event) = run.next_event().await.unwrap() {
         match event {
             RunEvent::Text(text) => seen.push_str(&text),
-            RunEvent::AttemptVoided { reason } => seen = format!("[{reason}]"),
+            RunEvent::AttemptVoided { reason, .. } => seen = format!("[{reason}]"),
             other => panic!("{other:?}"),
         }
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig};
 use callsheet::message::Message;
-use callsheet::model::{CallDelta, CallKind, Delta, ModelRequest, ModelSource, ModelStream};
+use callsheet::model::{CallDelta, Delta, ModelRequest, ModelSource, ModelStream};
 use callsheet::prelude::*;
 use callsheet::types::{
     ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind, RunEnd, Usage,
@@ -61,7 +61,9 @@ impl Window {
             Message::User { content } => content.text().starts_with("Summarise this conversation"),
             _ => false,
         };
-        let usage = Usage { input_tokens: tokens, output_tokens: 20, ..Usage::default() };
+        let usage = Usage::default().with(|usage| {
+            (usage.input_tokens, usage.output_tokens) = (tokens, 20);
+        });
         let usage = Delta::Usage { usage, raw: "{}".into() };
         let (content, kind) = if asks_summary {
             seen.summaries += 1;
@@ -71,17 +73,15 @@ impl Window {
             (Delta::Text("All pages are read.".to_owned()), FinishKind::Stop)
         } else {
             seen.answers += 1;
-            let call = CallDelta {
-                index: Some(0),
-                id: Some(format!("call-{}", seen.answers)),
-                name: Some("page".into()),
-                arguments: Some(json!({"number": seen.answers}).to_string()),
-                kind: CallKind::Function,
-                begins: false,
-            };
+            let call = CallDelta::default().with(|call| {
+                call.index = Some(0);
+                call.id = Some(format!("call-{}", seen.answers));
+                call.name = Some("page".into());
+                call.arguments = Some(json!({"number": seen.answers}).to_string());
+            });
             (Delta::Call(call), FinishKind::ToolCalls)
         };
-        Ok(vec![content, usage, Delta::Finish(FinishReason { kind, raw: "end".into() })])
+        Ok(vec![content, usage, Delta::Finish(FinishReason::new(kind, "end"))])
     }
 }
 

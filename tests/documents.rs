@@ -105,15 +105,51 @@ fn files_below(folder: &Path, extension: &str) -> Vec<PathBuf> {
     found
 }
 
+/// Returns the pages of the output of `cargo doc`, by their paths.
+fn pages() -> Vec<(String, String)> {
+    files_below(&root().join("target/doc/callsheet"), "html")
+        .into_iter()
+        .map(|path| (path.display().to_string(), fs::read_to_string(path).unwrap()))
+        .filter(|(_, html)| !html.contains("http-equiv=\"refresh\""))
+        .collect()
+}
+
+/// Each item has an example on its page, or its first text links to an item that has one.
+/// Reads the output of `cargo doc`, so it is run after that.
+#[test]
+#[ignore = "needs the output of cargo doc"]
+fn each_public_item_has_an_example_or_names_an_item_that_has_one() {
+    const KINDS: [&str; 5] = ["struct.", "enum.", "trait.", "fn.", "type."];
+    let mut pages = pages();
+    for (path, _) in &mut pages {
+        *path = path.rsplit('/').next().unwrap().to_owned();
+    }
+    pages.retain(|(name, _)| KINDS.iter().any(|kind| name.starts_with(kind)));
+    assert!(pages.len() > 50, "{} pages", pages.len());
+    let with_example: Vec<&str> = pages
+        .iter()
+        .filter(|(_, html)| html.contains("rust-example-rendered"))
+        .map(|(name, _)| name.as_str())
+        .collect();
+    let without = pages.iter().filter(|(name, _)| !with_example.contains(&name.as_str()));
+    let missing: Vec<&str> = without
+        .filter(|(_, html)| {
+            let text = html.split("class=\"docblock\">").nth(1).unwrap_or_default();
+            let text = text.split("</details>").next().unwrap_or_default();
+            let links = text.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next());
+            let mut names = links.filter_map(|link| link.split('#').next()?.rsplit('/').next());
+            !names.any(|name| with_example.contains(&name))
+        })
+        .map(|(name, _)| name.as_str())
+        .collect();
+    assert!(missing.is_empty(), "no example, and no link to one: {missing:?}");
+}
+
 /// Reads the output of `cargo doc`, so it is run after that.
 #[test]
 #[ignore = "needs the output of cargo doc"]
 fn types_in_documented_signatures_are_documented() {
-    let pages: Vec<(String, String)> = files_below(&root().join("target/doc/callsheet"), "html")
-        .into_iter()
-        .map(|path| (path.display().to_string(), fs::read_to_string(path).unwrap()))
-        .filter(|(_, html)| !html.contains("http-equiv=\"refresh\""))
-        .collect();
+    let pages = pages();
     let documented: Vec<&str> =
         pages.iter().filter_map(|(path, _)| path.rsplit(['/', '.']).nth(1)).collect();
     // Types of other crates have these names too.

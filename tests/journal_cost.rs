@@ -10,8 +10,7 @@ use async_trait::async_trait;
 use callsheet::config::{BaseUrl, Config, Durability, ToolPattern};
 use callsheet::journal::{
     AppendStatus, Batch, BatchStatus, GroupCommit, Journal, JournalEntry, JournalError,
-    JournalObserver, JournalStatus, SqliteJournal, SqliteOptions, StoredSessionFilter,
-    StoredSessionInfo,
+    JournalObserver, JournalStatus, SessionQuery, SessionSummary, SqliteJournal, SqliteOptions,
 };
 use callsheet::record::{Record, Seq};
 use callsheet::rehearsal::{Call, Rehearsal, Response, Script};
@@ -106,15 +105,17 @@ impl Counted {
 }
 
 /// Joins two batches of the same session.
-fn joined(before: Batch, after: Batch) -> Batch {
+fn joined(before: Batch, mut after: Batch) -> Batch {
     let mut entries = before.entries;
-    entries.extend(after.entries);
-    let (mut first, mut second) = (before.on_status, after.on_status);
-    let on_status = Box::new(move |control: BatchStatus| {
+    entries.append(&mut after.entries);
+    let (mut first, mut second) =
+        (before.on_status, std::mem::replace(&mut after.on_status, Box::new(|_| ())));
+    after.on_status = Box::new(move |control: BatchStatus| {
         first(control.clone());
         second(control);
     });
-    Batch { entries, on_status, ..after }
+    after.entries = entries;
+    after
 }
 
 impl Drop for Counted {
@@ -159,11 +160,11 @@ impl Journal for Counted {
         self.sqlite.read_some(session, after, limit)
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
+    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
         self.sqlite.find(session)
     }
 
-    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError> {
+    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
         self.sqlite.list(listing)
     }
 

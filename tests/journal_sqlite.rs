@@ -14,8 +14,8 @@ use std::time::Duration;
 use callsheet::config::Durability;
 use callsheet::journal::{
     AppendStatus, Batch, BatchStatus, EngineLogState, GroupCommit, Journal, JournalEntry,
-    JournalError, JournalObserver, JournalReader, MemoryJournal, SessionLog, SqliteJournal,
-    SqliteOptions, StoredSessionFilter, Urgency,
+    JournalError, JournalObserver, JournalReader, MemoryJournal, SessionLog, SessionQuery,
+    SqliteJournal, SqliteOptions, Urgency,
 };
 use callsheet::record::{Record, Seq, StopMode};
 use callsheet::types::{Content, Execution, RunEnd, RunId, SessionId, SessionState};
@@ -170,18 +170,15 @@ impl Raw {
 
     fn batch(&self, seq: u64, record: Record, urgent: bool) -> Batch {
         let status_sender = self.status_sender.clone();
-        Batch {
-            session: self.session.clone(),
-            entries: vec![Arc::new(JournalEntry {
-                seq: Seq(seq),
-                time: seq,
-                displayed_bytes: 0,
-                record,
-            })],
-            engine_state: Arc::clone(&self.engine_state),
-            urgent,
-            on_status: Box::new(move |control| status_sender.send((seq, control)).unwrap()),
-        }
+        let entry = JournalEntry { seq: Seq(seq), time: seq, displayed_bytes: 0, record };
+        let mut batch = Batch::new(
+            self.session.clone(),
+            vec![Arc::new(entry)],
+            Arc::clone(&self.engine_state),
+            Box::new(move |control| status_sender.send((seq, control)).unwrap()),
+        );
+        batch.urgent = urgent;
+        batch
     }
 
     fn append(&self, journal: &SqliteJournal, seq: u64) {
@@ -229,7 +226,7 @@ fn filled(dir: &TestDir) -> Vec<(SessionId, Vec<JournalEntry>)> {
         logs[at % logs.len()].append(vec![steered(&text)], Urgency::Deferrable, || ());
     }
     logs.iter().for_each(|log| block_on(log.wait_durable(log.last_seq())).unwrap());
-    let sessions = journal.list(&StoredSessionFilter::default()).unwrap();
+    let sessions = journal.list(&SessionQuery::default()).unwrap();
     let read = |session: SessionId| {
         let entries = journal.read(&session, Seq(0)).unwrap();
         (session, entries)
@@ -427,7 +424,7 @@ fn check_damaged(
         let read = journal.read(session, Seq(0))?;
         assert_eq!(&read, entries);
     }
-    journal.list(&StoredSessionFilter::default())?;
+    journal.list(&SessionQuery::default())?;
     Ok(())
 }
 
@@ -494,7 +491,7 @@ fn flipped_bytes_cause_errors_and_never_a_panic() {
         let (_, control) = raw.next();
         assert!(matches!(control, BatchStatus::Durable | BatchStatus::Failed(_)));
         let all = expected.iter().all(|(session, _)| journal.read(session, Seq(0)).is_ok());
-        errors += usize::from(!all || journal.list(&StoredSessionFilter::default()).is_err());
+        errors += usize::from(!all || journal.list(&SessionQuery::default()).is_err());
         drop(journal);
         // The problems are texts for people.
         let _ = JournalReader::open(&copy.0).and_then(|reader| reader.check());
@@ -683,7 +680,7 @@ fn concurrent_appends_keep_order_without_gaps() {
         let last = log.last_seq();
         block_on(log.wait_durable(last)).unwrap();
     }
-    let stored = journal.list(&StoredSessionFilter::default()).unwrap();
+    let stored = journal.list(&SessionQuery::default()).unwrap();
     for (stored, log) in stored.iter().zip(&logs) {
         assert_eq!((stored.seq, log.last_seq()), (Seq(301), Seq(301)));
         let seqs: Vec<u64> =
@@ -721,7 +718,7 @@ fn commands_read_a_live_journal_and_one_of_a_stopped_host() {
     let check = |reader: &JournalReader| {
         assert_eq!(reader.read(&id("a"), Seq(0)).unwrap()[0].record, opened());
         assert_eq!(reader.find(&id("a")).unwrap().unwrap().seq, Seq(1));
-        assert_eq!(reader.list(&StoredSessionFilter::default()).unwrap().len(), 1);
+        assert_eq!(reader.list(&SessionQuery::default()).unwrap().len(), 1);
         assert_eq!((reader.count(), reader.check()), (Ok(1), Ok(Vec::new())));
     };
     check(&reader);
@@ -837,7 +834,11 @@ proptest! {
                 }
                 Operation::List { after, limit, state, before } => {
                     let listing =
-                        StoredSessionFilter { after: after.map(name), limit, state, touched_before: before };
+                        SessionQuery::default().with(|query| {
+                            query.after = after.map(name);
+                            (query.limit, query.state) = (limit, state);
+                            query.touched_before = before;
+                        });
                     prop_assert_eq!(journal.list(&listing), model.list(&listing));
                     continue;
                 }
@@ -851,7 +852,8 @@ proptest! {
             let mut batch = raw.batch(last + 1, record, true);
             let entry = JournalEntry { time, ..JournalEntry::clone(&batch.entries[0]) };
             batch.entries = vec![Arc::new(entry)];
-            let same = Batch { entries: batch.entries.clone(), ..raw.batch(1, opened(), true) };
+            let mut same = raw.batch(1, opened(), true);
+            same.entries.clone_from(&batch.entries);
             model.append(same);
             journal.append(batch);
             prop_assert_eq!(raw.next(), (last + 1, BatchStatus::Durable));

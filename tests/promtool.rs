@@ -132,7 +132,7 @@ fn events() -> Vec<Event> {
         streamed: true,
         duration: second,
         first_chunk: Some(second),
-        usage: Usage { input_tokens: 5, output_tokens: 6, ..Usage::default() },
+        usage: Usage::default().with(|usage| (usage.input_tokens, usage.output_tokens) = (5, 6)),
         finish_reason: None,
         error,
     };
@@ -143,8 +143,8 @@ fn events() -> Vec<Event> {
         error,
         stats: Box::new(RunStats::default()),
     };
-    let failed =
-        RunError { code: "provider_error".into(), message: "it broke".into(), transient: true };
+    let failed = serde_json::json!({ "code": "provider_error", "message": "it broke" });
+    let failed: RunError = serde_json::from_value(failed).unwrap();
     let result = ToolResult {
         call: ToolCall {
             key,

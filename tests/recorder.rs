@@ -9,11 +9,13 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 /// Makes a recorder as a program would, with the buckets of the host's histograms.
 fn recorder() -> (Arc<dyn Recorder + Send + Sync>, PrometheusHandle) {
-    let builder =
-        callsheet::histogram_bounds().fold(PrometheusBuilder::new(), |builder, bounds| {
+    let builder = callsheet::HostBuilder::histogram_bounds().fold(
+        PrometheusBuilder::new(),
+        |builder, bounds| {
             let (name, bounds) = bounds;
             builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds).unwrap()
-        });
+        },
+    );
     let recorder = builder.build_recorder();
     let handle = recorder.handle();
     (Arc::new(recorder), handle)

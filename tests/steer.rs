@@ -42,7 +42,7 @@ async fn history(session: &SessionHandle) -> Vec<String> {
     summary(&messages)
 }
 
-async fn ended(report: callsheet::runtime::ReportFuture) -> RunReport {
+async fn ended(report: impl Future<Output = Result<RunReport, HostError>>) -> RunReport {
     within(report).await.expect("a report")
 }
 

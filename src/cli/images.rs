@@ -6,7 +6,7 @@ use std::io::Read as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::types::{Content, ContentPart, Image, InvalidContent, excerpt};
+use crate::types::{Content, ContentPart, Image, InvalidValue, excerpt};
 
 /// Maximum size of an image file. Model services have lower limits and report them.
 const FILE_BYTES_MAX: u64 = 20 << 20;
@@ -28,7 +28,7 @@ pub(super) enum ImageError {
     UnknownFormat(String),
     /// The URL is invalid.
     #[error("--image: {0}")]
-    InvalidUrl(#[from] InvalidContent),
+    InvalidUrl(#[from] InvalidValue),
 }
 
 /// Returns the prompt followed by the images.

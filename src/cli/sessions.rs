@@ -12,8 +12,7 @@ use super::screen::{ascii_signs, is_coloured, is_dumb, terminal_columns};
 use super::setup::{self, CONFIG_HELP, DATA_DIR_HELP};
 use crate::journal::export::{self, TimelineStyle};
 use crate::journal::{
-    JournalError, JournalReader, StoredSessionFilter, StoredSessionInfo, state_after, unfinished,
-    verify,
+    JournalError, JournalReader, SessionQuery, SessionSummary, state_after, unfinished, verify,
 };
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState, harmless};
@@ -120,7 +119,7 @@ impl JournalLocation {
 }
 
 impl OpenJournal {
-    fn session(&self, id: &SessionId) -> Result<StoredSessionInfo, CommandError> {
+    fn session(&self, id: &SessionId) -> Result<SessionSummary, CommandError> {
         let found = self.reader.find(id).map_err(CommandError::usage)?;
         found.ok_or_else(|| {
             let dir = self.dir.display();
@@ -134,7 +133,7 @@ impl OpenJournal {
         &self,
         limit: usize,
         state: Option<SessionState>,
-    ) -> impl Iterator<Item = Result<Vec<StoredSessionInfo>, JournalError>> {
+    ) -> impl Iterator<Item = Result<Vec<SessionSummary>, JournalError>> {
         let mut after = None;
         let mut remaining = if limit == 0 { usize::MAX } else { limit };
         std::iter::from_fn(move || {
@@ -142,8 +141,7 @@ impl OpenJournal {
             if limit == 0 {
                 return None;
             }
-            let listing =
-                StoredSessionFilter { after: after.take(), limit, state, touched_before: None };
+            let listing = SessionQuery { after: after.take(), limit, state, touched_before: None };
             let page = self.reader.list(&listing);
             match &page {
                 Ok(page) => {
@@ -187,7 +185,7 @@ fn list(
         if count == 0 {
             row("ID", "AGENT", "STATE", "RECORDS", "LAST CHANGE")?;
         }
-        for StoredSessionInfo { id, agent, state, seq, opened: _, touched } in &page {
+        for SessionSummary { id, agent, state, seq, opened: _, touched } in &page {
             let (records, touched) = (seq.to_string(), export::when(*touched));
             row(id.as_str(), &harmless(agent), state.as_str(), &records, &touched)?;
         }
@@ -293,7 +291,7 @@ fn verify_journal(journal: &OpenJournal, id: Option<&SessionId>) -> Result<ExitC
 /// Verifies one session. Only one session is in memory at a time.
 fn verify_session(
     journal: &OpenJournal,
-    session: &StoredSessionInfo,
+    session: &SessionSummary,
     summary: &mut VerifySummary,
     output: &mut impl Write,
 ) -> Result<(), CommandError> {

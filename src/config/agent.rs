@@ -27,6 +27,7 @@ pub struct AgentConfig {
     /// The system prompt. Empty means none.
     pub system: String,
     /// Patterns of the tools that it may call. Empty means none.
+    #[doc(hidden)]
     pub tools: Vec<ToolPattern>,
     /// The way in which tools are offered to the model.
     pub tool_loading: ToolLoading,
@@ -52,6 +53,7 @@ pub struct AgentConfig {
 /// let agent = AgentConfig::new("main").with(|agent| agent.tool_loading = ToolLoading::Search);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ToolLoading {
     /// Each request holds all definitions.
     All,

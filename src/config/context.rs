@@ -46,7 +46,10 @@ impl Default for ContextPolicy {
 }
 
 /// The form in which runs that ended stay in the history.
+///
+/// Set in [`ContextPolicy`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum HistoryForm {
     /// All messages stay.
     #[default]

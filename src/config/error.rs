@@ -6,11 +6,13 @@ use std::fmt;
 /// One error: `callsheet.toml:12: agents.default.model: ...`.
 ///
 /// ```
+/// # #[cfg(feature = "toml")] {
 /// use callsheet::config::Config;
 ///
 /// let errors = Config::parse("[host]\nlisen = 1\n", "callsheet.toml", &|_| None).unwrap_err();
 /// let error = errors.iter().next().unwrap();
 /// assert_eq!((error.line, error.key.as_str()), (Some(2), "host.lisen"));
+/// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
@@ -41,6 +43,8 @@ impl fmt::Display for ConfigError {
 }
 
 /// All errors, at least one, in the order of lines.
+///
+/// Returned by [`Config::parse`](crate::config::Config::parse).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigErrors(Vec<ConfigError>);
 

@@ -14,10 +14,8 @@ pub const TOKEN_ENV: &str = "CALLSHEET_TOKEN";
 /// ```
 /// use callsheet::config::Config;
 ///
-/// let text = "[host]\nlisten = \"127.0.0.1:8080\"\nmax_concurrent_runs = 100\n";
-/// let config = Config::parse(text, "callsheet.toml", &|_| None)?;
-/// assert_eq!((config.host.listen.port(), config.host.max_concurrent_runs), (8080, 100));
-/// # Ok::<(), callsheet::config::ConfigErrors>(())
+/// let config = Config::default().with(|config| config.host.max_concurrent_runs = 100);
+/// assert_eq!((config.host.listen.port(), config.host.max_concurrent_runs), (7700, 100));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

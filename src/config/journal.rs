@@ -7,16 +7,17 @@ use std::time::Duration;
 /// ```
 /// use callsheet::config::{Config, Durability, Resume};
 ///
-/// let text = "[journal]\ndurability = \"relaxed\"\nresume = \"manual\"\n";
-/// let config = Config::parse(text, "callsheet.toml", &|_| None)?;
-/// assert_eq!(config.journal.durability, Durability::Relaxed);
-/// assert_eq!(config.journal.resume, Resume::Manual);
-/// # Ok::<(), callsheet::config::ConfigErrors>(())
+/// let config = Config::default().with(|config| {
+///     config.journal.durability = Durability::Relaxed;
+///     config.journal.resume = Resume::Manual;
+/// });
+/// assert!(config.journal.keep_idle.is_none());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct JournalConfig {
     /// The storage engine.
+    #[doc(hidden)]
     pub engine: JournalEngine,
     /// The durability that a run waits for.
     pub durability: Durability,
@@ -41,7 +42,10 @@ pub enum JournalEngine {
 
 /// The durability that a run waits for before it continues. Watchers and clients that wait for an
 /// answer always wait for an fsync.
+///
+/// [`JournalConfig`](crate::config::JournalConfig) shows its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Durability {
     /// Records survive a crash of the machine.
     Strict,
@@ -50,7 +54,10 @@ pub enum Durability {
 }
 
 /// The handling of runs that were in progress when the host ended.
+///
+/// Set in [`JournalConfig::resume`](crate::config::JournalConfig).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Resume {
     /// Runs are resumed when the host starts.
     Auto,

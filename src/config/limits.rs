@@ -94,6 +94,8 @@ impl Default for Limits {
 }
 
 /// The handling of calls above `max_tool_calls_per_turn`.
+///
+/// Set in [`Limits::on_excess`](crate::config::Limits).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnExcess {

@@ -28,7 +28,9 @@ pub use crate::types::Execution;
 #[doc(hidden)]
 pub use crate::types::UnknownWire;
 pub use crate::types::Wire;
-pub use agent::{AgentConfig, ToolLoading, ToolPattern};
+#[doc(hidden)]
+pub use agent::ToolPattern;
+pub use agent::{AgentConfig, ToolLoading};
 pub use context::{ContextPolicy, HistoryForm, Share};
 #[doc(hidden)]
 pub use duration::parse_duration;
@@ -38,11 +40,13 @@ pub use error::ConfigErrors;
 pub use host::HostConfig;
 #[doc(hidden)]
 pub use host::{TOKEN_ENV, parse_listen};
-pub use journal::{Durability, JournalConfig, JournalEngine, Resume};
+#[doc(hidden)]
+pub use journal::JournalEngine;
+pub use journal::{Durability, JournalConfig, Resume};
 pub use limits::{Limits, OnExcess};
 #[doc(hidden)]
 pub use mcp::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
-pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, InvalidKey, ModelConfig, PromptCache};
+pub use model::{ApiKey, BaseUrl, ModelConfig, PromptCache};
 #[doc(hidden)]
 pub use overrides::OverrideTooHigh;
 pub use overrides::{LimitOverrides, RunOverrides};
@@ -53,7 +57,9 @@ pub use tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
     ProcessConfig, SandboxLevel, ToolInput, ToolKind,
 };
-pub use tools::{ApprovalPolicy, AskedCalls, CallRate, StartPolicy, ToolEffect, ToolOverride};
+pub use tools::{ApprovalPolicy, CallRate};
+#[doc(hidden)]
+pub use tools::{AskedCalls, StartPolicy, ToolEffect, ToolOverride};
 
 use error::Origins;
 
@@ -93,6 +99,7 @@ pub struct Config {
     /// Agents by name. All models that they name are in `models`.
     pub agents: BTreeMap<String, AgentConfig>,
     /// Changes to tools, by tool name.
+    #[doc(hidden)]
     pub tools: BTreeMap<String, ToolOverride>,
     /// Servers of the Model Context Protocol, by name.
     #[doc(hidden)]

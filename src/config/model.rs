@@ -5,7 +5,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::types::Wire;
+use crate::types::{InvalidValue, Wire};
 
 /// The configuration of one model: address, wire format and time limits.
 ///
@@ -192,19 +192,18 @@ impl BaseUrl {
     /// # Errors
     /// If the text is not an http or https URL with a host, or if it has a query, a fragment or
     /// credentials.
-    pub fn parse(text: &str) -> Result<Self, InvalidBaseUrl> {
-        let invalid =
-            |reason: &str| InvalidBaseUrl { text: text.to_owned(), reason: reason.to_owned() };
+    pub fn parse(text: &str) -> Result<Self, InvalidValue> {
+        let example = "is not a base URL such as \"https://api.example.com/v1\"";
+        let invalid = |reason: &str| InvalidValue::new(format!("{text:?} {example}: {reason}"));
         // The HTTP client uses the same parser, so both agree.
         let url = reqwest::Url::parse(text).map_err(|error| invalid(&error.to_string()))?;
         if !matches!(url.scheme(), "http" | "https") {
             return Err(invalid("it does not begin with http:// or https://"));
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(InvalidBaseUrl {
-                text: "what is given".to_owned(),
-                reason: "it brings a login; keys come from api_key_env".to_owned(),
-            });
+            // The text is left out, because it holds a password.
+            let reason = "it has a login; keys come from api_key_env";
+            return Err(InvalidValue::new(format!("the URL {example}: {reason}")));
         }
         if url.query().is_some() || url.fragment().is_some() {
             return Err(invalid("it brings a query or a fragment"));
@@ -252,14 +251,6 @@ impl fmt::Display for BaseUrl {
     }
 }
 
-/// The text is not a valid base URL.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a base URL such as \"https://api.example.com/v1\": {reason}")]
-pub struct InvalidBaseUrl {
-    text: String,
-    reason: String,
-}
-
 /// A secret. `Debug` does not print it; only [`ApiKey::reveal`] returns it.
 ///
 /// ```
@@ -279,9 +270,12 @@ impl ApiKey {
     ///
     /// # Errors
     /// If the variable is not set, is empty, or contains characters that a header cannot have.
-    pub fn from_env(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, InvalidKey> {
+    pub fn from_env(
+        name: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, InvalidValue> {
         let invalid =
-            |reason| InvalidKey { origin: format!("the environment variable {name}"), reason };
+            |reason| InvalidValue::new(format!("the environment variable {name} {reason}"));
         let secret = env(name).ok_or_else(|| invalid("is not set"))?;
         Self::checked(&secret).map_err(invalid)
     }
@@ -290,9 +284,8 @@ impl ApiKey {
     ///
     /// # Errors
     /// If the secret is empty, or contains characters that a header cannot have.
-    pub fn new(secret: &str) -> Result<Self, InvalidKey> {
-        Self::checked(secret)
-            .map_err(|reason| InvalidKey { origin: "the API key".to_owned(), reason })
+    pub fn new(secret: &str) -> Result<Self, InvalidValue> {
+        Self::checked(secret).map_err(|reason| InvalidValue::new(format!("the API key {reason}")))
     }
 
     fn checked(secret: &str) -> Result<Self, &'static str> {
@@ -317,13 +310,4 @@ impl fmt::Debug for ApiKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ApiKey(..)")
     }
-}
-
-/// The error of an API key that is missing or cannot be sent.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{origin} {reason}")]
-pub struct InvalidKey {
-    /// The place where the key was looked for.
-    origin: String,
-    reason: &'static str,
 }

@@ -44,10 +44,13 @@ pub enum StartPolicy {
 /// # let _ = pay;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct ApprovalPolicy {
     /// The calls that need approval before they run.
+    #[doc(hidden)]
     pub before: AskedCalls,
     /// Approval is needed before the model sees the result.
+    #[doc(hidden)]
     pub after: bool,
 }
 
@@ -181,15 +184,6 @@ impl FromStr for CallRate {
 }
 
 /// The changes of the configuration to one tool. `None` means no change.
-///
-/// ```
-/// use callsheet::config::Config;
-///
-/// let text = "[tools.http_get]\nallow = [\"127.0.0.1:8080\"]\nmax_concurrent = 4\n";
-/// let config = Config::parse(text, "callsheet.toml", &|_| None)?;
-/// assert_eq!(config.tools["http_get"].max_concurrent.map(|n| n.get()), Some(4));
-/// # Ok::<(), callsheet::config::ConfigErrors>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ToolOverride {

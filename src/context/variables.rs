@@ -16,6 +16,8 @@ use crate::types::{VariableName, VariablesUse, WriteSet};
 pub const VARIABLE_NAME_BYTES_MAX: usize = 128;
 
 /// The variables of a session: JSON values by name. Cloning shares them.
+///
+/// [`SessionSnapshot`](crate::SessionSnapshot) has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Variables {

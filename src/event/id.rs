@@ -15,7 +15,10 @@ use crate::types::Seq;
 
 /// A position in a session's event stream. A client that reconnects with the id of the last event
 /// that it received gets exactly the events after it.
+///
+/// [`SessionEvents`](crate::events::SessionEvents) shows its use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub struct EventId {
     /// The last record whose event was published.
     pub seq: Seq,

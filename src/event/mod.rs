@@ -347,6 +347,8 @@ impl Event {
 }
 
 /// A published event: with session, run, turn and time.
+///
+/// [`SessionEvents`](crate::events::SessionEvents) shows its use.
 #[derive(Clone, Debug)]
 pub struct PublishedEvent {
     /// The session.

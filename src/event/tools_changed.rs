@@ -6,6 +6,8 @@ use std::hash::Hash;
 use serde::Serialize;
 
 /// The difference between two lists of tools: the names, sorted.
+///
+/// Returned by [`SessionHandle::refresh_tools`](crate::SessionHandle::refresh_tools).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub struct ToolListChange {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{
     AppendStatus, Batch, BatchStatus, EngineLogState, Journal, JournalEntry, JournalError,
-    StoredSessionFilter,
+    SessionQuery,
 };
 use crate::record::{Record, Seq, StopMode};
 use crate::types::{SessionId, SessionState};
@@ -44,22 +44,19 @@ pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
     check_contents(&*journal, &logs);
     check_refusal_after_failure(&*journal);
 
-    let listed = |filter: &StoredSessionFilter| -> Vec<SessionId> {
+    let listed = |filter: &SessionQuery| -> Vec<SessionId> {
         let sessions = journal.list(filter).unwrap_or_else(|error| panic!("list: {error}"));
         sessions.into_iter().map(|stored| stored.id).collect()
     };
-    let all = StoredSessionFilter::default();
+    let all = SessionQuery::default();
     assert!(listed(&all).iter().eq([&a, &b]), "list is in the order of the ids");
-    let first = StoredSessionFilter { limit: 1, ..StoredSessionFilter::default() };
+    let first = SessionQuery { limit: 1, ..SessionQuery::default() };
     assert!(listed(&first).iter().eq([&a]), "list respects limit");
-    let later = StoredSessionFilter { after: Some(a), ..StoredSessionFilter::default() };
+    let later = SessionQuery { after: Some(a), ..SessionQuery::default() };
     assert!(listed(&later).iter().eq([&b]), "list respects after");
-    let running = StoredSessionFilter {
-        state: Some(SessionState::Running),
-        ..StoredSessionFilter::default()
-    };
+    let running = SessionQuery { state: Some(SessionState::Running), ..SessionQuery::default() };
     assert!(listed(&running).is_empty(), "list respects state");
-    let old = StoredSessionFilter { touched_before: Some(1), ..StoredSessionFilter::default() };
+    let old = SessionQuery { touched_before: Some(1), ..SessionQuery::default() };
     assert!(listed(&old).is_empty(), "list respects touched_before");
 
     assert_eq!(journal.document("check"), Ok(None), "no document");
@@ -131,7 +128,7 @@ fn check_refusal_after_failure(journal: &dyn Journal) {
     // Record 2 counts as failed, so record 3 is refused.
     log.entries.extend(log.entries.first().cloned());
     let stored = log.try_append(journal, vec![Record::StopAsked { mode: StopMode::Now }]);
-    assert!(stored.is_err(), "a batch after a failed one with the same EngineLogState is refused");
+    assert!(stored.is_err(), "an engine reports a batch as failed if Batch::follows_failure");
     let read = journal.read(&failed, Seq(1));
     assert_eq!(read, Ok(Vec::new()), "a refused batch is not stored");
     journal.remove(&[failed]).unwrap_or_else(|e| panic!("remove: {e}"));
@@ -173,14 +170,11 @@ impl TestLog {
             .collect();
         self.entries.extend(entries.iter().cloned());
         let (sender, statuses) = mpsc::channel();
-        let status = journal.append(Batch {
-            session: self.session.clone(),
-            entries,
-            engine_state: Arc::clone(&self.engine_state),
-            urgent: true,
-            // The receiver is gone after a failed check.
-            on_status: Box::new(move |status| drop(sender.send(status))),
-        });
+        // The receiver is gone after a failed check.
+        let on_status = Box::new(move |status| drop(sender.send(status)));
+        let state = Arc::clone(&self.engine_state);
+        let batch = Batch::new(self.session.clone(), entries, state, on_status);
+        let status = journal.append(Batch { urgent: true, ..batch });
         if status == AppendStatus::Durable {
             return Ok(());
         }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use crate::record::UnreadableRecord;
 
 /// An error of storing or reading records.
+///
+/// [`Batch`](crate::journal::Batch) shows its use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {

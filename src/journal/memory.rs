@@ -7,8 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{
-    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, StoredSessionFilter,
-    StoredSessionInfo,
+    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, SessionQuery,
+    SessionSummary,
 };
 use crate::record::Seq;
 use crate::types::SessionId;
@@ -16,6 +16,7 @@ use crate::types::SessionId;
 /// Stores records in memory. Every batch counts as durable at once.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;
@@ -75,20 +76,18 @@ impl Journal for MemoryJournal {
         Ok(entries.iter().skip(begin).take(limit).map(|entry| JournalEntry::clone(entry)).collect())
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
+    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
         let sessions = self.sessions.lock();
-        Ok(sessions
-            .get(session)
-            .and_then(|entries| StoredSessionInfo::from_entries(session, entries)))
+        Ok(sessions.get(session).and_then(|entries| SessionSummary::from_entries(session, entries)))
     }
 
-    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError> {
+    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
         let sessions = self.sessions.lock();
         let begin = listing.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let limit = if listing.limit == 0 { usize::MAX } else { listing.limit };
         Ok(sessions
             .range::<SessionId, _>((begin, Bound::Unbounded))
-            .filter_map(|(id, entries)| StoredSessionInfo::from_entries(id, entries))
+            .filter_map(|(id, entries)| SessionSummary::from_entries(id, entries))
             .filter(|stored| listing.matches(stored))
             .take(limit)
             .collect())

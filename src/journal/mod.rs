@@ -1,8 +1,11 @@
 //! The append-only list of a session's records, from which it is rebuilt.
 //!
-//! A [`Journal`] is a storage engine for the records of many sessions. A [`SessionLog`] appends the
+//! A [`Journal`] is a storage engine for the records of many sessions. `SessionLog` appends the
 //! records of one session. It numbers them, so that the session and its accumulator can append
 //! concurrently without a gap, and tracks which of them are durable.
+//!
+//! A program names an engine with [`HostBuilder::sqlite`](crate::HostBuilder::sqlite), or gives one of its
+//! own to [`HostBuilder::journal`](crate::HostBuilder::journal).
 
 #[cfg(feature = "testing")]
 mod check;
@@ -39,6 +42,7 @@ pub use memory::MemoryJournal;
 #[doc(hidden)]
 pub use sqlite::JournalReader;
 #[cfg(feature = "sqlite")]
+#[doc(hidden)]
 pub use sqlite::{SqliteJournal, SqliteOptions};
 #[doc(hidden)]
 pub use verify::{unfinished, verify};
@@ -51,12 +55,14 @@ use crate::types::{SessionId, SessionState};
 ///
 /// `examples/own_journal.rs` is an engine in 150 lines. [`check_journal`]
 /// tests an engine.
+///
+/// [`Batch`] shows how an engine stores records.
 pub trait Journal: Send + Sync + fmt::Debug {
     /// Appends a batch atomically. Batches of one session are stored in the order of the calls.
-    /// Never blocks: an engine that uses a disk queues the batch and reports its status later, from
-    /// a thread of its own. If the queue is full, it reports the failure at once.
+    /// Never blocks: an engine that uses a disk queues the batch and [reports](Batch::report) its status
+    /// later, from a thread of its own. If the queue is full, it reports the failure at once.
     ///
-    /// After a batch has failed, all later batches with the same [`EngineLogState`] fail.
+    /// After a batch has failed, later batches of the session fail too: see [`Batch::follows_failure`].
     fn append(&self, batch: Batch) -> AppendStatus;
 
     /// Stores all queued batches soon, including those that are not urgent.
@@ -86,13 +92,13 @@ pub trait Journal: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If it cannot be read.
-    fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError>;
+    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError>;
 
     /// Returns stored sessions in the order of their ids.
     ///
     /// # Errors
     /// If they cannot be read.
-    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError>;
+    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError>;
 
     /// Returns the number of stored sessions.
     ///
@@ -139,24 +145,77 @@ pub trait Journal: Send + Sync + fmt::Debug {
     fn close(&self) {}
 }
 
-/// Records of one session that are stored together.
+/// Records of one session that are stored together. A host makes it.
+///
+/// ```
+/// use callsheet::journal::{Batch, BatchStatus, JournalError};
+///
+/// /// Stores a batch, on the thread of the engine that writes.
+/// fn write(mut batch: Batch) {
+///     let error = JournalError::Write("an earlier batch was not stored".to_owned());
+///     // To store it would leave a gap between the records.
+///     if batch.follows_failure() {
+///         return batch.report(BatchStatus::Failed(error));
+///     }
+///     for entry in &batch.entries {
+///         println!("INSERT {} {} {} {}", batch.session, entry.seq, entry.time, entry.body());
+///     }
+///     batch.report(BatchStatus::Durable);
+/// }
+/// ```
+#[non_exhaustive]
 pub struct Batch {
     /// The session.
     pub session: SessionId,
     /// Its next records, without a gap.
     pub entries: Vec<Arc<JournalEntry>>,
-    /// The engine's state of the session's log.
-    pub engine_state: Arc<EngineLogState>,
     /// True if a run or a client waits for it.
     pub urgent: bool,
+    /// The engine's state of the session's log.
+    #[doc(hidden)]
+    pub engine_state: Arc<EngineLogState>,
     /// Receives its status.
+    #[doc(hidden)]
     pub on_status: BatchCallback,
 }
 
+impl Batch {
+    /// Makes a batch that is not urgent.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn new(
+        session: SessionId,
+        entries: Vec<Arc<JournalEntry>>,
+        engine_state: Arc<EngineLogState>,
+        on_status: BatchCallback,
+    ) -> Self {
+        Self { session, entries, urgent: false, engine_state, on_status }
+    }
+
+    /// Returns true if an earlier batch of the same session failed since the session was read. An engine
+    /// reports such a batch as failed, and does not store it, because a gap would be left.
+    #[must_use]
+    pub fn follows_failure(&self) -> bool {
+        self.entries.first().is_some_and(|first| self.engine_state.has_failed(first.seq.0))
+    }
+
+    /// Reports the status: `Written` at most once, then `Durable` or `Failed` once. After a failure, the
+    /// later batches of the session [follow a failure](Self::follows_failure).
+    pub fn report(&mut self, status: BatchStatus) {
+        if let (BatchStatus::Failed(_), Some(first)) = (&status, self.entries.first()) {
+            self.engine_state.fail(first.seq.0);
+        }
+        (self.on_status)(status);
+    }
+}
+
 /// Receives the status of a batch: `Written` at most once, then `Durable` or `Failed` once.
+#[doc(hidden)]
 pub type BatchCallback = Box<dyn FnMut(BatchStatus) + Send>;
 
 /// The status of a batch.
+///
+/// [`Batch::report`] receives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BatchStatus {
     /// The batch survives a crash of the process. Reported only by engines in which it does not yet
@@ -169,6 +228,7 @@ pub enum BatchStatus {
 }
 
 /// The state that an engine keeps for one [`SessionLog`].
+#[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct EngineLogState {
     /// The position in the database, if it is known.
@@ -195,6 +255,8 @@ impl EngineLogState {
 }
 
 /// The durability of a batch when `append` returns.
+///
+/// [`MemoryJournal`] stores at once, [`Batch`] shows a report that follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AppendStatus {
     /// The batch is durable. No status follows.
@@ -203,14 +265,30 @@ pub enum AppendStatus {
     Queued,
 }
 
-/// A stored session.
+/// A session in a list.
+///
+/// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// host.open_session("demo").await?;
+/// let sessions = host.sessions(Default::default()).await?;
+/// assert_eq!((sessions[0].agent.as_str(), sessions[0].state.as_str()), ("default", "idle"));
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct StoredSessionInfo {
+#[non_exhaustive]
+pub struct SessionSummary {
     /// Its id.
     pub id: SessionId,
     /// Its agent's name.
     pub agent: String,
-    /// Running if a run has not ended or inputs wait, else idle.
+    /// In a journal: `Running` if a run has not ended or inputs wait, else `Idle`.
     pub state: SessionState,
     /// The sequence number of its last record.
     pub seq: Seq,
@@ -220,7 +298,14 @@ pub struct StoredSessionInfo {
     pub touched: u64,
 }
 
-impl StoredSessionInfo {
+impl SessionSummary {
+    /// Describes a session without records, for an engine that then sets the other fields.
+    #[must_use]
+    pub fn new(id: SessionId, agent: impl Into<String>) -> Self {
+        let (state, seq) = (SessionState::Idle, Seq(0));
+        Self { id, agent: agent.into(), state, seq, opened: 0, touched: 0 }
+    }
+
     /// Derives it from all stored entries of a session. `None` if they do not begin with the
     /// session's opening.
     #[must_use]
@@ -238,9 +323,31 @@ impl StoredSessionInfo {
     }
 }
 
-/// A filter for stored sessions.
+/// A filter of sessions.
+///
+/// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// use callsheet::SessionQuery;
+///
+/// for id in ["a", "b", "c"] {
+///     host.open_session(id).await?;
+/// }
+/// let query = SessionQuery::default().with(|new| new.limit = 2);
+/// let sessions = host.sessions(query).await?;
+/// let ids: Vec<&str> = sessions.iter().map(|session| session.id.as_str()).collect();
+/// assert_eq!(ids, ["a", "b"]);
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StoredSessionFilter {
+#[non_exhaustive]
+pub struct SessionQuery {
     /// Sessions after this id.
     pub after: Option<SessionId>,
     /// Maximum number of sessions. 0 means no limit.
@@ -251,17 +358,21 @@ pub struct StoredSessionFilter {
     pub touched_before: Option<u64>,
 }
 
-impl StoredSessionFilter {
-    /// Returns true if a session has the state and the age of the filter. `after` and `limit`
+impl SessionQuery {
+    /// Returns true if a session has the state and the age of the query. `after` and `limit`
     /// belong to the list, not to a session.
     #[must_use]
-    pub fn matches(&self, session: &StoredSessionInfo) -> bool {
+    pub fn matches(&self, session: &SessionSummary) -> bool {
         self.state.is_none_or(|state| session.state == state)
             && self.touched_before.is_none_or(|time| session.touched < time)
     }
 }
 
+crate::types::impl_with!(SessionQuery);
+
 /// The status of an engine.
+///
+/// Returned by [`Journal::status`]; [`MemoryJournal`] is an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JournalStatus {

@@ -74,6 +74,8 @@ pub fn run_if_launched() {
 
 /// Makes another binary the launcher: the `callsheet` binary of the same version, or a program that
 /// calls [`run_if_launched`] first.
+///
+/// [`run_if_launched`] is the other way.
 pub fn use_binary(path: impl Into<PathBuf>) {
     let path = path.into();
     // The launcher has another working directory.

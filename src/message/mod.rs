@@ -24,6 +24,19 @@ pub use size::{content_bytes, json_bytes};
 /// One message of a history.
 ///
 /// As JSON it is in the Chat Completions form with `metadata`.
+///
+/// ```
+/// use callsheet::model::{Message, ModelRequest};
+///
+/// let request = ModelRequest::new("m", vec![Message::user("Hello.")].into());
+/// let last = request.messages.last().map(|message| match &**message {
+///     Message::User { content } => content.text().into_owned(),
+///     Message::Assistant(response) => response.text.clone(),
+///     Message::Tool { name, content, .. } => format!("{name}: {}", &**content),
+///     _ => String::new(),
+/// });
+/// assert_eq!(last.as_deref(), Some("Hello."));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Message {
@@ -41,6 +54,7 @@ pub enum Message {
     /// A model's message.
     Assistant(Arc<ResponseMessage>),
     /// The result of one call.
+    #[non_exhaustive]
     Tool {
         /// The id of the call that is answered.
         call_id: Arc<str>,
@@ -58,9 +72,21 @@ impl Message {
     pub fn user(content: impl Into<Content>) -> Self {
         Self::User { content: content.into() }
     }
+
+    /// Makes the result of a call. `call_id` is the id that the model gave it.
+    pub fn tool_result(
+        call_id: impl Into<Arc<str>>,
+        name: impl Into<Arc<str>>,
+        content: impl Into<ResultContent>,
+    ) -> Self {
+        let (call_id, name, content) = (call_id.into(), name.into(), content.into());
+        Self::Tool { call_id, name, content, metadata: Value::Object(serde_json::Map::new()) }
+    }
 }
 
 /// A model's message.
+///
+/// [`Message::Assistant`](crate::model::Message) has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResponseMessage {
     /// The answer's text. May be empty if there are calls.

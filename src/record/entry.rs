@@ -9,6 +9,8 @@ use crate::types::{SessionId, excerpt};
 pub const RECORD_VERSION: u32 = 1;
 
 /// A record with its sequence number and time.
+///
+/// [`Batch`](crate::journal::Batch) shows how an engine stores it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct JournalEntry {
     /// The sequence number in the session's journal.
@@ -50,8 +52,11 @@ struct Versioned {
 }
 
 /// An error of reading a stored record.
+///
+/// Returned by [`JournalEntry::read`]; [`Batch`](crate::journal::Batch) shows what is stored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("read record {} of session {session}: {reason}", .seq.0)]
+#[non_exhaustive]
 pub struct UnreadableRecord {
     /// The session.
     pub session: SessionId,

@@ -392,6 +392,8 @@ pub enum Record {
 }
 
 /// The mode of a stop.
+///
+/// [`SessionHandle::stop`](crate::SessionHandle::stop) shows its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopMode {

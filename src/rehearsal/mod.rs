@@ -98,6 +98,7 @@ impl RehearsalOptions {
 /// A running rehearsal server. Dropping it stops it.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use callsheet::config::{BaseUrl, ModelConfig};
 /// use callsheet::prelude::Host;

@@ -68,6 +68,7 @@ pub enum HostError {
     UnknownTool(String),
     /// The run names a model that is not configured.
     #[error("model: no model is called {asked:?} (known: {known})")]
+    #[non_exhaustive]
     UnknownModel {
         /// The requested model.
         asked: String,
@@ -92,6 +93,7 @@ pub enum HostError {
     NoSuchSession(SessionId),
     /// The session has no such record.
     #[error("at: the session has records 1 to {last}, not {at}")]
+    #[non_exhaustive]
     NoSuchRecord {
         /// The requested position.
         at: Seq,
@@ -119,6 +121,7 @@ pub enum HostError {
     /// The session has no such event: the id belongs to another session, or to an earlier session with the
     /// same id.
     #[error("there is no event {asked}: the session's last record is {last}")]
+    #[non_exhaustive]
     UnknownEventId {
         /// The requested event.
         asked: EventId,
@@ -141,6 +144,8 @@ impl From<JournalError> for HostError {
 }
 
 /// The kind of a [`HostError`].
+///
+/// Returned by [`HostError::kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {

@@ -5,7 +5,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ractor::rpc::CallResult;
@@ -103,7 +102,7 @@ impl SessionHandle {
         let log = Arc::clone(&accepted_by.log);
         let report =
             stored_sessions::await_report(self.clone(), id.clone(), report, Arc::clone(&log));
-        let report = ReportFuture::new(report);
+        let report = Box::pin(report);
         let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
         let reader = RunEventReader::new(self.clone(), id.clone(), before);
         let session = self.clone();
@@ -184,6 +183,7 @@ impl SessionHandle {
     /// the position's attempt is void by now, the events continue after that text.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -245,6 +245,7 @@ impl SessionHandle {
     /// message stands at the run's end. Returns the position of the message's record.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -288,6 +289,7 @@ impl SessionHandle {
     /// Ends the current run, if there is one; queued inputs stay and start their runs. Returns when the session has received the request.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -324,6 +326,7 @@ impl SessionHandle {
     /// answers later than on [`RunEvent::ApprovalRequested`], for example after a restart.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -424,6 +427,7 @@ impl SessionHandle {
     /// Returns a snapshot of the session, durable or not.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -510,7 +514,6 @@ impl fmt::Debug for SessionHandle {
 }
 
 /// A run that was started or waits for the run before it.
-#[derive(Debug)]
 #[non_exhaustive]
 pub struct StartedRun {
     /// The run's id.
@@ -525,7 +528,7 @@ pub struct StartedRun {
     pub events: Subscription,
     /// The report, when the run is over. Dropping it does not stop the run. A waiting run that never starts,
     /// because the session was closed or the host shut down, has no report.
-    pub report: ReportFuture,
+    pub report: Pin<Box<dyn Future<Output = Result<RunReport, HostError>> + Send>>,
     session: SessionHandle,
     log: Arc<SessionLog>,
     reader: RunEventReader,
@@ -553,6 +556,7 @@ impl StartedRun {
     /// larger parts then.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -591,28 +595,11 @@ impl StartedRun {
     }
 }
 
-/// Waits for a run's report.
-#[must_use = "a future does nothing unless it is awaited"]
-pub struct ReportFuture {
-    report: Pin<Box<dyn Future<Output = Result<RunReport, HostError>> + Send>>,
-}
-
-impl ReportFuture {
-    fn new(report: impl Future<Output = Result<RunReport, HostError>> + Send + 'static) -> Self {
-        Self { report: Box::pin(report) }
-    }
-}
-
-impl fmt::Debug for ReportFuture {
+impl fmt::Debug for StartedRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReportFuture").finish_non_exhaustive()
-    }
-}
-
-impl Future for ReportFuture {
-    type Output = Result<RunReport, HostError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.report.as_mut().poll(context)
+        f.debug_struct("StartedRun")
+            .field("run_id", &self.run_id)
+            .field("session", &self.session)
+            .finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@ use super::error::HostError;
 use super::host_ref::HostRef;
 use super::message::SessionMessage;
 use super::task;
-use crate::journal::{JournalError, StoredSessionFilter, unix_ms};
+use crate::journal::{JournalError, SessionQuery, unix_ms};
 use crate::types::{SessionId, SessionState};
 
 /// Maximum number of sessions that are woken at the same time to record the failures of their runs.
@@ -107,7 +107,7 @@ fn wake_failed_runs(link: &HostRef) {
 
 /// Deletes hibernating sessions that were idle for `keep_idle`.
 fn delete(shared: &super::host_state::HostState, kept_ms: u64) -> Result<(), JournalError> {
-    let listing = StoredSessionFilter {
+    let listing = SessionQuery {
         limit: DELETED_MAX,
         state: Some(SessionState::Idle),
         touched_before: Some(unix_ms().saturating_sub(kept_ms)),

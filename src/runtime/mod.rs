@@ -82,7 +82,7 @@ mod stream;
 mod supervisor;
 mod task;
 
-crate::types::impl_with!(OpenSession, RunRequest, SessionQuery);
+crate::types::impl_with!(OpenSession, RunRequest);
 
 #[cfg(test)]
 mod tests;
@@ -107,8 +107,7 @@ pub use crate::turn::BreakerState;
 pub use crate::types::SessionState;
 pub use agent::AgentRules;
 pub use error::{ErrorKind, HostError};
-pub use handle::{ReportFuture, SessionHandle, StartedRun};
-pub use list::{SessionQuery, SessionSummary};
+pub use handle::{SessionHandle, StartedRun};
 pub use model_limiter::ModelStatus;
 pub use references::StoredResult;
 pub use report::{CallReport, RunFailed, RunReport};
@@ -122,7 +121,7 @@ pub(crate) use tool_servers::frozen_tools_key;
 
 use crate::config::{Config, Resume};
 use crate::context::InitialHistory;
-use crate::journal::{Journal, JournalError};
+use crate::journal::{Journal, JournalError, SessionQuery, SessionSummary};
 use crate::record::Seq;
 use crate::telemetry::{Metrics, MetricsOptions, Telemetry, Traces};
 use crate::tool::Extensions;
@@ -212,6 +211,7 @@ impl HostSetup {
 /// The options of a new session.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;
@@ -276,6 +276,7 @@ impl From<String> for OpenSession {
 /// all counts except `sessions`, `awake` and `abandoned_threads` return to 0.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;
@@ -479,6 +480,7 @@ impl Host {
     /// record ends, and its open calls are answered. Queued inputs are dropped.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -509,6 +511,7 @@ impl Host {
     /// Lists sessions by id, awake or hibernating.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -553,6 +556,7 @@ impl Host {
     /// Returns the state of each configured model, by name.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -585,6 +589,7 @@ impl Host {
     /// Returns counts of live objects.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -595,6 +600,7 @@ impl Host {
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
     #[must_use]
+    #[doc(hidden)]
     pub fn counts(&self) -> HostCounts {
         let gauges = &self.shared().gauges;
         HostCounts {

@@ -2,6 +2,8 @@
 //! host left unfinished. `turn::resume` decides the outcomes of their calls.
 
 use std::sync::Arc;
+#[cfg(feature = "sqlite")]
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -10,11 +12,19 @@ use super::host_ref::HostRef;
 #[cfg(feature = "sqlite")]
 use super::task::blocking;
 use crate::config::{Config, JournalEngine};
-use crate::journal::{Journal, JournalError, MemoryJournal, StoredSessionFilter};
+use crate::journal::{Journal, JournalError, MemoryJournal, SessionQuery};
 #[cfg(feature = "sqlite")]
 use crate::journal::{SqliteJournal, SqliteOptions};
 use crate::telemetry::Telemetry;
 use crate::types::{SessionId, SessionState};
+
+/// Maximum time for which a host waits for the data directory while another host of this process ends.
+#[cfg(feature = "sqlite")]
+const OWN_LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// The pause before it tries again.
+#[cfg(feature = "sqlite")]
+const OWN_LOCK_RETRY: Duration = Duration::from_millis(10);
 
 /// Maximum number of sessions that are read from the journal concurrently.
 pub(super) const READS_MAX: usize = 8;
@@ -52,8 +62,25 @@ async fn open_sqlite(
         queue_max: QUEUE_MAX,
         reserve_bytes: config.journal.reserve_bytes,
     };
-    let opened = blocking(move || SqliteJournal::open(&dir, options)).await??;
-    Ok(Arc::new(opened))
+    let until = Instant::now() + OWN_LOCK_WAIT_MAX;
+    loop {
+        let (dir, options) = (dir.clone(), options.clone());
+        match blocking(move || SqliteJournal::open(&dir, options)).await? {
+            Ok(opened) => return Ok(Arc::new(opened)),
+            Err(error) if !is_own_lock(&error) || Instant::now() >= until => {
+                return Err(error.into());
+            }
+            Err(_) => tokio::time::sleep(OWN_LOCK_RETRY).await,
+        }
+    }
+}
+
+/// Returns true if a host of this process holds the directory. It may have been dropped, and end soon.
+#[cfg(feature = "sqlite")]
+fn is_own_lock(error: &JournalError) -> bool {
+    let JournalError::Locked { holder, .. } = error else { return false };
+    let pid = holder.strip_prefix("pid ").and_then(|rest| rest.split(',').next());
+    pid.and_then(|pid| pid.parse().ok()) == Some(std::process::id())
 }
 
 #[cfg(not(feature = "sqlite"))]
@@ -66,10 +93,10 @@ async fn open_sqlite(_: &Config, _: String, _: &Telemetry) -> Result<Arc<dyn Jou
 /// Returns the number of stored sessions, and those with unfinished runs.
 pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>), JournalError> {
     let mut found = Vec::new();
-    let mut listing = StoredSessionFilter {
+    let mut listing = SessionQuery {
         state: Some(SessionState::Running),
         limit: PAGE_LENGTH,
-        ..StoredSessionFilter::default()
+        ..SessionQuery::default()
     };
     loop {
         let page = journal.list(&listing)?;

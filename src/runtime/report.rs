@@ -57,6 +57,7 @@ pub struct CompactionReport {
 /// A run that is over.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use callsheet::prelude::*;
 ///
@@ -99,6 +100,7 @@ pub struct RunReport {
 /// A run that ended without an answer.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;
@@ -180,6 +182,7 @@ impl Serialize for Messages {
 /// One call of a run.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;

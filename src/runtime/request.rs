@@ -36,6 +36,7 @@ impl RunRequest {
     /// default).
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///
@@ -59,6 +60,7 @@ impl RunRequest {
     /// host. The same key with another input or other overrides is an error.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::prelude::*;
     ///

@@ -19,6 +19,7 @@ use crate::types::{CallKey, Judgement, RunId, Verdict};
 /// An event of a run. [`SessionHandle::watch`] returns every event, in the form of the HTTP API.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;
@@ -45,6 +46,7 @@ pub enum RunEvent {
     Thinking(String),
     /// The response of the current turn broke. Its text and calls so far are void; the next
     /// attempt, if there is one, starts anew.
+    #[non_exhaustive]
     AttemptVoided {
         /// The reason.
         reason: String,
@@ -58,6 +60,7 @@ pub enum RunEvent {
     /// takes the new one over.
     ToolsChanged(Arc<ServerToolsChange>),
     /// A tool call started.
+    #[non_exhaustive]
     CallStarted {
         /// The id of the call for clients.
         tool_id: String,
@@ -67,6 +70,7 @@ pub enum RunEvent {
         input_summary: String,
     },
     /// A tool reported progress.
+    #[non_exhaustive]
     CallProgressed {
         /// The id of the call for clients.
         tool_id: String,
@@ -82,6 +86,7 @@ pub enum RunEvent {
 /// A tool call that waits for approval.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;

@@ -53,6 +53,7 @@ const SHARED_BYTES: usize = 16 << 20;
 /// after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing else.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use callsheet::events::{EventId, FeedItem};
 /// use callsheet::prelude::*;

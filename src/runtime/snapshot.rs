@@ -15,6 +15,7 @@ use crate::types::{ApprovalPhase, Content, Question, RunId, SessionId, SessionSt
 /// A snapshot of a session.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;
@@ -56,6 +57,7 @@ pub struct SessionSnapshot {
 /// A run in progress.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;
@@ -94,6 +96,7 @@ pub struct CurrentRun {
 /// A call that waits for a decision, or for the answer to a question of its tool.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;
@@ -153,6 +156,7 @@ impl PendingApproval {
 /// An input that waits for the current run to end.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;

@@ -44,6 +44,8 @@ pub fn sse(events: impl Into<EventStream>) -> EventStream {
 }
 
 /// A response with events as Server-Sent Events: see [`sse`].
+///
+/// Returned by [`sse`].
 #[must_use = "a response does nothing unless it is returned"]
 pub struct EventStream {
     items: BoxStream<'static, StreamItem>,

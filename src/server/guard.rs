@@ -34,6 +34,7 @@ use crate::config::ApiKey;
 /// around a whole application:
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use callsheet::prelude::*;
 /// use callsheet::server::{self, Guard};
@@ -203,6 +204,8 @@ impl<S> Layer<S> for Guard {
 }
 
 /// A service behind a [`Guard`].
+///
+/// Made by [`Guard`].
 #[derive(Clone, Debug)]
 pub struct GuardedService<S> {
     guard: Arc<Guard>,

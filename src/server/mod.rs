@@ -75,6 +75,7 @@ const HEALTH_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use callsheet::prelude::*;
 /// use callsheet::server::{self, ServerOptions};
@@ -120,6 +121,8 @@ pub fn serve(
 }
 
 /// A running server. Dropping it aborts the server.
+///
+/// Returned by [`serve`].
 #[derive(Debug)]
 pub struct ServerHandle {
     addr: SocketAddr,

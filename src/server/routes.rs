@@ -28,6 +28,7 @@ type Route = (&'static str, &'static str, MethodRouter<AppState>);
 /// down, so shut the host down before the server, or at the same time.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use axum::routing::get;
 /// use callsheet::prelude::*;
@@ -49,6 +50,7 @@ pub fn router<S: Clone + Send + Sync + 'static>(host: &Host) -> Router<S> {
 /// `keep_alive` of these options. `Guard::from(options)` has their access rules.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use callsheet::prelude::*;
 /// use callsheet::server::{self, Guard, ServerOptions};
@@ -75,6 +77,7 @@ pub fn router_with<S: Clone + Send + Sync + 'static>(
 /// elsewhere than [`router`], or left out.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use callsheet::prelude::*;
 /// use callsheet::server;

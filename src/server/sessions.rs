@@ -13,7 +13,8 @@ use super::extract::{JsonBody, StrictQuery};
 use super::mount::MountPath;
 use super::session_page::SessionPage;
 use super::state::AppState;
-use crate::runtime::{OpenSession, SessionHandle, SessionQuery, SessionState, SessionSummary};
+use crate::journal::{SessionQuery, SessionSummary};
+use crate::runtime::{OpenSession, SessionHandle, SessionState};
 use crate::types::{Seq, SessionId};
 
 /// Default of `limit`: the number of sessions on a page.
@@ -70,7 +71,7 @@ pub(super) async fn list(
     let after = after.map(|after| SessionId::parse(&after)).transpose();
     let after = after
         .map_err(|error| ApiError::bad_request("invalid_request", format!("after: {error}")))?;
-    let query = SessionQuery { after, limit: limit + 1, state };
+    let query = SessionQuery { after, limit: limit + 1, state, ..SessionQuery::default() };
     let mut sessions = shared.host.sessions(query).await?;
     let more = sessions.len() > limit;
     sessions.truncate(limit);

@@ -11,6 +11,8 @@ use crate::config::{ApiKey, HostConfig};
 use crate::runtime::Host;
 
 /// Access rules and limits of a server.
+///
+/// Taken by [`serve`](crate::server::serve) and [`router_with`](crate::server::router_with).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerOptions {

@@ -89,10 +89,6 @@ impl Session {
         match self.queue.front().cloned() {
             Some(queued) if self.shutting_down => self.record_interrupted_run(&queued, rules_of),
             Some(queued) => self.record_run_start(&queued, None, rules_of),
-            None if self.holds_slot => {
-                self.holds_slot = false;
-                self.outbox.push_back(SessionEffect::ReleaseSlot);
-            }
             None if self.lifecycle == Lifecycle::Closing => {
                 let record = Record::SessionClosed;
                 let (turn, events) = (self.turn, Vec::new());

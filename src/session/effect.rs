@@ -115,8 +115,6 @@ pub enum SessionEffect {
         /// The reason.
         reason: SessionRefusal,
     },
-    /// No run is in progress and none follows: release the session's slot among the host's runs.
-    ReleaseSlot,
     /// The session is closed: delete its records.
     Close,
 }

@@ -63,7 +63,6 @@ impl Session {
             if self.shutting_down {
                 return Err(SessionRefusal::ShuttingDown);
             }
-            self.holds_slot = true;
             self.record_run_start(&queued, request, rules_of);
             return Ok(());
         }
@@ -150,7 +149,7 @@ impl Session {
     }
 
     fn resume(&mut self, now: Duration) {
-        (self.suspended, self.holds_slot) = (false, true);
+        self.suspended = false;
         if let Some(run) = &mut self.run {
             run.resume(now);
         }

@@ -53,8 +53,6 @@ pub struct Session {
     /// Nothing goes on until [`handle_resume`](Self::handle_resume).
     pub(super) suspended: bool,
     pub(super) shutting_down: bool,
-    /// The session has one of the slots for the host's runs.
-    pub(super) holds_slot: bool,
     pub(super) outbox: VecDeque<SessionEffect>,
 }
 
@@ -98,7 +96,6 @@ impl Session {
             waits_for_tools: false,
             suspended: false,
             shutting_down: false,
-            holds_slot: false,
             outbox: VecDeque::new(),
         }
     }
@@ -154,6 +151,13 @@ impl Session {
     #[must_use]
     pub fn is_suspended(&self) -> bool {
         self.suspended && self.run.is_some()
+    }
+
+    /// Returns true if a run is in progress or follows, so that the session needs its place among the
+    /// host's runs. Changes with the record of a run's end.
+    #[must_use]
+    pub fn holds_slot(&self) -> bool {
+        !self.suspended && (self.run.is_some() || !self.queue.is_empty())
     }
 
     /// Returns true if the session was closed and its records are about to be deleted.

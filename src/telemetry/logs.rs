@@ -304,6 +304,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 #[cfg(test)]
+#[cfg(feature = "cli")]
 mod tests {
     use std::io;
     use std::sync::Arc;

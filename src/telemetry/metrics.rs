@@ -422,6 +422,7 @@ impl fmt::Debug for Metrics {
 }
 
 #[cfg(test)]
+#[cfg(feature = "prometheus")]
 mod tests {
     use super::super::Telemetry;
     use super::super::labelled_handles::PerTool;

@@ -72,6 +72,7 @@ impl Drop for GaugeGuard {
 }
 
 #[cfg(test)]
+#[cfg(feature = "prometheus")]
 mod tests {
     use super::super::Telemetry;
     use super::*;

@@ -126,6 +126,7 @@ impl ToolContext {
 
     /// Returns the turn, the attempt and the call index.
     #[must_use]
+    #[doc(hidden)]
     pub fn key(&self) -> CallKey {
         self.parts.key
     }
@@ -234,6 +235,7 @@ impl ToolContext {
 
     /// Returns the tool's effect as its author or the configuration declares it.
     #[must_use]
+    #[doc(hidden)]
     pub fn effect(&self) -> ToolEffect {
         self.parts.effect
     }

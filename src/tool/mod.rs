@@ -111,7 +111,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::future::BoxFuture;
 
-pub use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
+pub use crate::config::ApprovalPolicy;
+#[doc(hidden)]
+pub use crate::config::{StartPolicy, ToolEffect};
 use crate::types::SessionId;
 #[cfg(feature = "tools")]
 pub use builtin::{BuiltinError, BuiltinOptions, builtin};
@@ -133,10 +135,10 @@ pub use extensions::Extensions;
 #[cfg(feature = "tools")]
 #[doc(hidden)]
 pub use http::{AllowRule, DnsLookup, HttpClientError, InvalidAllowRule};
+#[cfg(feature = "cli")]
+pub(crate) use listing::NOT_NAMED;
 #[cfg(feature = "server")]
-pub(crate) use listing::{
-    AgentTools, ListedServer, ListedTool, NOT_NAMED, definition_tokens, list_tools,
-};
+pub(crate) use listing::{AgentTools, ListedServer, ListedTool, definition_tokens, list_tools};
 pub use output::ToolOutput;
 #[cfg(all(feature = "mcp", target_os = "linux"))]
 pub(crate) use pinning::{LOCK_FILE, PinProblem, PinnedTools, ToolLock};
@@ -145,7 +147,7 @@ pub(crate) use read_var::ReadVar;
 pub use registry::{RegisteredKind, RegisteredTool};
 pub use registry::{RegistryError, ToolRegistry};
 pub(crate) use retry_after::retry_after;
-pub use schema::{InputSchema, InvalidSchema};
+pub use schema::InputSchema;
 pub(crate) use search::{RESERVED_NAMES, find_tools, use_tool_spec};
 pub(crate) use server::{
     FrozenList, RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription,
@@ -159,6 +161,8 @@ pub use typed::TypedTool;
 
 /// A function that the model may call: the object-safe form, with the arguments as JSON. A tool
 /// whose name and schema are known when it is compiled is shorter as a [`TypedTool`].
+///
+/// [`TypedTool`] is the usual way; [`ToolSpec::into_tool`] makes a tool of a closure.
 #[async_trait]
 pub trait Tool: Send + Sync + 'static {
     /// Returns the tool's name, schema and scheduling policy. Called once, at registration.

@@ -115,6 +115,9 @@ impl ToolRegistry {
         if !spec.input.allows_object() {
             return Err(RegistryError::InputNotAnObject(name));
         }
+        if let Some(problem) = spec.input.problem() {
+            return Err(RegistryError::InvalidInput { name, problem: problem.to_owned() });
+        }
         let tool = RegisteredTool { spec: Arc::new(spec), tool: Arc::new(tool), kind };
         self.tools.insert(name, tool);
         Ok(())
@@ -162,6 +165,8 @@ impl ToolRegistry {
 }
 
 /// The reason why a tool was not registered.
+///
+/// Returned by [`ToolRegistry::register`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
@@ -180,4 +185,13 @@ pub enum RegistryError {
     /// The schema of the arguments is that of a text, a number or a list.
     #[error("register tool {0:?}: its input must be a struct, because arguments are a JSON object")]
     InputNotAnObject(String),
+    /// The schema of the arguments is invalid.
+    #[error("register tool {name:?}: the schema of its input is {problem}")]
+    #[non_exhaustive]
+    InvalidInput {
+        /// The name of the tool.
+        name: String,
+        /// The problem with the schema.
+        problem: String,
+    },
 }

@@ -7,16 +7,21 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde_json::Value;
 
+use crate::types::InvalidValue;
+
 /// A JSON schema with its compiled validator. Equality compares the schemas only.
 #[derive(Clone)]
 pub struct InputSchema {
     schema: Arc<Value>,
     validator: Arc<jsonschema::Validator>,
+    /// The reason why the schema of a type is invalid. A tool with it cannot be registered.
+    problem: Option<Arc<str>>,
 }
 
 impl InputSchema {
     /// Returns the schema of a type, as `schemars` derives it. The schema of `()` is that of an object
-    /// without properties.
+    /// without properties. If the schema is invalid, for example because of a pattern in it, a tool with it
+    /// cannot be registered.
     #[must_use]
     pub fn of<Input: JsonSchema>() -> Self {
         let mut value = schemars::schema_for!(Input).to_value();
@@ -32,9 +37,10 @@ impl InputSchema {
                 object.entry("properties").or_insert_with(|| serde_json::json!({}));
             }
         }
-        Self::parse(value.clone()).unwrap_or_else(|_| Self {
+        Self::parse(value.clone()).unwrap_or_else(|error| Self {
             schema: Arc::new(value),
             validator: Arc::new(accept_everything()),
+            problem: Some(error.to_string().into()),
         })
     }
 
@@ -47,15 +53,15 @@ impl InputSchema {
     /// let schema = json!({ "type": "object", "properties": { "q": { "type": "string" } }, "required": ["q"] });
     /// let spec = ToolSpec::with_schema("search", "Searches.", InputSchema::parse(schema)?);
     /// assert!(spec.input.first_violation(&json!({ "q": 1 })).is_some());
-    /// # Ok::<(), callsheet::tool::InvalidSchema>(())
+    /// # Ok::<(), callsheet::InvalidValue>(())
     /// ```
     ///
     /// # Errors
     /// If it is not a valid JSON schema, or refers to another document.
-    pub fn parse(schema: Value) -> Result<Self, InvalidSchema> {
-        let validator =
-            jsonschema::validator_for(&schema).map_err(|e| InvalidSchema(e.to_string()))?;
-        Ok(Self { schema: Arc::new(schema), validator: Arc::new(validator) })
+    pub fn parse(schema: Value) -> Result<Self, InvalidValue> {
+        let invalid = |error| InvalidValue::new(format!("not a valid JSON schema: {error}"));
+        let validator = jsonschema::validator_for(&schema).map_err(invalid)?;
+        Ok(Self { schema: Arc::new(schema), validator: Arc::new(validator), problem: None })
     }
 
     /// Returns the schema as JSON.
@@ -79,6 +85,13 @@ impl InputSchema {
         let error = (!valid).then(|| self.validator.iter_errors(arguments).next()).flatten()?;
         let path = error.instance_path().to_string();
         Some(if path.is_empty() { error.to_string() } else { format!("{path}: {error}") })
+    }
+}
+
+impl InputSchema {
+    /// Returns the reason why the schema is invalid.
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
     }
 }
 
@@ -106,8 +119,3 @@ impl fmt::Debug for InputSchema {
         self.schema.fmt(f)
     }
 }
-
-/// The value is not a JSON schema.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a valid JSON schema: {0}")]
-pub struct InvalidSchema(String);

@@ -35,6 +35,8 @@ pub trait ToolSource: Send + Sync + 'static {
 }
 
 /// The run for which a [`ToolSource`] is read.
+///
+/// [`ToolSource`] shows its use.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ToolSourceContext<'a> {

@@ -25,8 +25,10 @@ pub struct ToolSpec {
     /// The JSON schema of the arguments.
     pub input: InputSchema,
     /// Effects of a call outside this process.
+    #[doc(hidden)]
     pub effect: ToolEffect,
     /// The moment at which a sealed call may start; only used for tools with effects.
+    #[doc(hidden)]
     pub start: StartPolicy,
     /// Effects of a call may destroy something; only used for tools with effects.
     pub destructive: bool,

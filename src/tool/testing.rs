@@ -67,6 +67,7 @@ use crate::types::{Answer, CallKey, RunId, SessionId, WriteSet};
 /// session, the run and the agent are called `test`. Panics of the tool are not caught.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use callsheet::prelude::*;
 /// use callsheet::testing::ToolTest;
@@ -91,6 +92,8 @@ pub struct ToolTest {
 }
 
 /// A call that [`ToolTest::call`] has made.
+///
+/// Returned by [`ToolTest::call`]; [`ToolTest`] shows its use.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct TestedCall {

@@ -8,6 +8,8 @@ use serde_json::Value;
 use super::Secrets;
 
 /// The point at which a call needs approval.
+///
+/// [`ApprovalQuestion`](crate::ApprovalQuestion) has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ApprovalPhase {
@@ -32,6 +34,8 @@ impl ApprovalPhase {
 }
 
 /// The verdict of an approval.
+///
+/// [`CallReport`](crate::CallReport) has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {

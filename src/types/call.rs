@@ -68,9 +68,12 @@ impl FromStr for CallKey {
 pub struct InvalidCallKey;
 
 /// A tool call of the model, as decoded. Cloning shares its texts.
+///
+/// A [`Message`](crate::model::Message) of the model has its calls.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ToolCall {
     /// The call's key.
+    #[doc(hidden)]
     pub key: CallKey,
     /// The id of the call in the history and in requests to the provider.
     pub id: Arc<str>,
@@ -98,6 +101,8 @@ impl ToolCall {
 }
 
 /// The status of a call's outcome.
+///
+/// [`CallReport`](crate::CallReport) has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ToolStatus {

@@ -9,7 +9,7 @@ use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use super::excerpt;
+use super::{InvalidValue, excerpt};
 
 /// Maximum number of characters of an input that an error quotes.
 const QUOTE_CHARS: usize = 64;
@@ -33,6 +33,8 @@ const QUOTE_CHARS: usize = 64;
 pub struct Content(Vec<ContentPart>);
 
 /// One part of the content.
+///
+/// [`Content`] shows its use.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ContentPart {
@@ -53,6 +55,7 @@ pub enum ContentPart {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Image {
     /// An `http` or `https` URL that the service can reach.
     Url(Arc<str>),
@@ -129,6 +132,7 @@ impl Content {
     ///
     /// # Errors
     /// If it is neither a string nor a list of texts and images.
+    #[doc(hidden)]
     pub fn parse(value: &Value) -> Result<Self, InvalidContent> {
         match value {
             Value::String(text) => Ok(text.as_str().into()),
@@ -163,9 +167,9 @@ impl Image {
     ///
     /// # Errors
     /// If the text is neither.
-    pub fn parse(url: &str) -> Result<Self, InvalidContent> {
+    pub fn parse(url: &str) -> Result<Self, InvalidValue> {
         let invalid =
-            |reason: &str| InvalidContent::new(format!("{:?} {reason}", excerpt(url, QUOTE_CHARS)));
+            |reason: &str| InvalidValue::new(format!("{:?} {reason}", excerpt(url, QUOTE_CHARS)));
         if let Some(data) = url.strip_prefix("data:") {
             let (media_type, data) = data
                 .split_once(";base64,")
@@ -278,7 +282,9 @@ fn parse_part(part: &Value) -> Result<ContentPart, InvalidContent> {
             let known: &[&str] =
                 if image["detail"] == "auto" { &["url", "detail"] } else { &["url"] };
             check_keys(image, known, "image_url.")?;
-            Image::parse(url).map(ContentPart::Image)
+            let image =
+                Image::parse(url).map_err(|error| InvalidContent::new(error.to_string()))?;
+            Ok(ContentPart::Image(image))
         }
         Some(_) | None => {
             Err(InvalidContent::new("its \"type\" must be \"text\" or \"image_url\""))

@@ -40,7 +40,7 @@ pub use response::{
 };
 pub use secrets::{REDACTED, Secrets};
 pub(crate) use tool_content::cut_text;
-pub use tool_content::{FullResult, RESULT_BYTES_MAX, ResultImage, ResultPart, ResultResource};
+pub use tool_content::{FullResult, RESULT_BYTES_MAX, ResultPart, ResultResource};
 pub use trace::{RunTrace, TRACEPARENT, TRACESTATE, TraceContext};
 pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};
 pub use wire::{UnknownWire, Wire};
@@ -63,10 +63,11 @@ impl SessionId {
     ///
     /// # Errors
     /// If `text` does not match `[A-Za-z0-9_-]{1,64}`.
-    pub fn parse(text: &str) -> Result<Self, InvalidSessionId> {
+    pub fn parse(text: &str) -> Result<Self, InvalidValue> {
         let fits = (1..=64).contains(&text.len())
             && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
-        if fits { Ok(Self(text.into())) } else { Err(InvalidSessionId) }
+        let rule = "a session id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -";
+        if fits { Ok(Self(text.into())) } else { Err(InvalidValue::new(rule)) }
     }
 
     /// Returns the id as text.
@@ -77,7 +78,7 @@ impl SessionId {
 }
 
 impl std::str::FromStr for SessionId {
-    type Err = InvalidSessionId;
+    type Err = InvalidValue;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Self::parse(text)
@@ -95,12 +96,27 @@ fn session_id<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Arc<s
     SessionId::parse(&text).map(|id| id.0).map_err(serde::de::Error::custom)
 }
 
-/// The text is not a session id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a session id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -")]
-pub struct InvalidSessionId;
+/// The error of a value that cannot be used, such as a URL or a key. Its text names the value and says why.
+///
+/// ```
+/// use callsheet::SessionId;
+///
+/// let error = SessionId::parse("no spaces").unwrap_err();
+/// assert_eq!(error.to_string(), "a session id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidValue(String);
+
+impl InvalidValue {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
 
 /// The id of a run, globally unique: `run_` and 16 hex digits. Cloning shares it.
+///
+/// [`StartedRun`](crate::StartedRun) and [`RunReport`](crate::RunReport) have it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunId(pub Arc<str>);
@@ -113,6 +129,8 @@ impl fmt::Display for RunId {
 
 /// The sequence number of a record in its session's journal: from 1, without gaps. 0 is the
 /// position before the first record.
+///
+/// [`Host::fork`](crate::Host::fork) takes one.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -126,6 +144,8 @@ impl fmt::Display for Seq {
 }
 
 /// The state of an open session.
+///
+/// [`SessionSummary`](crate::SessionSummary) and [`SessionHandle::state`](crate::SessionHandle::state) show its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -154,6 +174,8 @@ impl SessionState {
 }
 
 /// The reason why a run ended.
+///
+/// [`RunReport`](crate::RunReport) has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -214,7 +236,10 @@ impl RunEnd {
 }
 
 /// An error for clients: a stable code and a message.
+///
+/// [`RunFailed`](crate::RunFailed) and [`RunReport`](crate::RunReport) have it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RunError {
     /// A stable code, such as `provider_error` or `TOOL_CALL_LIMIT_EXCEEDED`.
     pub code: String,
@@ -226,6 +251,8 @@ pub struct RunError {
 }
 
 /// The execution mode of a run's tool calls.
+///
+/// Set in [`AgentConfig::execution`](crate::config::AgentConfig), and for one run in [`RunOverrides`](crate::config::RunOverrides).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "ExecutionForm", into = "String")]
 pub enum Execution {

@@ -6,6 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// The unified kind of a finish reason.
+///
+/// A [`FinishReason`](crate::model::FinishReason) has it; [`Delta`](crate::model::Delta) shows its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -27,7 +29,10 @@ pub enum FinishKind {
 }
 
 /// The finish reason of a response: the unified kind and the provider's word.
+///
+/// [`Delta`](crate::model::Delta) shows its use.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct FinishReason {
     /// The unified kind.
     pub kind: FinishKind,
@@ -38,6 +43,7 @@ pub struct FinishReason {
 /// Token counts of one response (or a sum of them).
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;
@@ -50,6 +56,7 @@ pub struct FinishReason {
 /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Usage {
     /// Input tokens, including cached ones.
     pub input_tokens: u64,
@@ -60,6 +67,15 @@ pub struct Usage {
     /// Output tokens used for reasoning.
     pub reasoning_tokens: u64,
 }
+
+impl FinishReason {
+    /// Makes a finish reason.
+    pub fn new(kind: FinishKind, raw: impl Into<Arc<str>>) -> Self {
+        Self { kind, raw: raw.into() }
+    }
+}
+
+super::impl_with!(Usage);
 
 impl Usage {
     /// Returns the sum of input and output tokens, which budgets count.
@@ -79,6 +95,8 @@ impl std::ops::AddAssign for Usage {
 }
 
 /// The kind of error of an attempt.
+///
+/// [`ModelReply::error`](crate::model::ModelReply::error) shows its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -102,8 +120,11 @@ pub enum ProviderErrorKind {
 }
 
 /// The error of a failed attempt.
+///
+/// [`ModelReply::error`](crate::model::ModelReply::error) shows its use.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
+#[non_exhaustive]
 pub struct ProviderError {
     /// The kind of error.
     pub kind: ProviderErrorKind,

@@ -40,7 +40,7 @@ pub enum ResultPart {
         text: String,
     },
     /// An image: `media_type` and `data` in base64, or `url`.
-    Image(ResultImage),
+    Image(#[serde(with = "result_image")] Image),
     /// A file or another resource. The model reads one line about it, with its text if it has one.
     Resource(ResultResource),
 }
@@ -156,7 +156,7 @@ impl ResultPart {
     pub fn model_text(&self) -> String {
         match self {
             Self::Text { text } => text.clone(),
-            Self::Image(image) => image.0.model_text(),
+            Self::Image(image) => image.model_text(),
             Self::Resource(resource) => resource.model_text(),
         }
     }
@@ -169,8 +169,8 @@ impl ResultPart {
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Text { text } => text.len(),
-            Self::Image(ResultImage(Image::Url(url))) => url.len(),
-            Self::Image(ResultImage(Image::Base64 { data, .. })) => data.len(),
+            Self::Image(Image::Url(url)) => url.len(),
+            Self::Image(Image::Base64 { data, .. }) => data.len(),
             Self::Resource(ResultResource { text, data, .. }) => {
                 [text, data].into_iter().flatten().map(String::len).sum()
             }
@@ -237,7 +237,7 @@ impl FullResult {
     /// Returns text and images in order for a model that sees images in results. Resources are text.
     pub fn model_parts(&self) -> impl Iterator<Item = ContentPart> {
         self.content.iter().filter(|part| !part.is_blank()).map(|part| match part {
-            ResultPart::Image(image) => ContentPart::Image(image.0.clone()),
+            ResultPart::Image(image) => ContentPart::Image(image.clone()),
             ResultPart::Text { .. } | ResultPart::Resource(_) => {
                 ContentPart::Text(part.model_text())
             }
@@ -259,7 +259,7 @@ impl From<&str> for ResultPart {
 
 impl From<Image> for ResultPart {
     fn from(image: Image) -> Self {
-        Self::Image(ResultImage(image))
+        Self::Image(image)
     }
 }
 
@@ -283,11 +283,6 @@ fn decoded_bytes(base64: &str) -> u64 {
     (base64.len() / 4 * 3).saturating_sub(padding) as u64
 }
 
-/// An image in a tool's result.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "ImageMembers", into = "ImageMembers")]
-pub struct ResultImage(pub Image);
-
 /// The JSON form of an image: `media_type` and `data`, or `url`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -300,28 +295,37 @@ struct ImageMembers {
     url: Option<Arc<str>>,
 }
 
-impl From<ResultImage> for ImageMembers {
-    fn from(image: ResultImage) -> Self {
-        let (media_type, data, url) = match image.0 {
-            Image::Url(url) => (None, None, Some(url)),
-            Image::Base64 { media_type, data } => (Some(media_type), Some(data), None),
+/// Converts an image of a result to its JSON form and back.
+mod result_image {
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::{Image, ImageMembers};
+
+    pub(super) fn serialize<S: Serializer>(
+        image: &Image,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let members = match image.clone() {
+            Image::Url(url) => ImageMembers { media_type: None, data: None, url: Some(url) },
+            Image::Base64 { media_type, data } => {
+                ImageMembers { media_type: Some(media_type), data: Some(data), url: None }
+            }
         };
-        Self { media_type, data, url }
+        members.serialize(serializer)
     }
-}
 
-impl TryFrom<ImageMembers> for ResultImage {
-    type Error = &'static str;
-
-    fn try_from(members: ImageMembers) -> Result<Self, Self::Error> {
-        match members {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Image, D::Error> {
+        match ImageMembers::deserialize(deserializer)? {
             ImageMembers { media_type: Some(media_type), data: Some(data), url: None } => {
-                Ok(Self(Image::Base64 { media_type, data }))
+                Ok(Image::Base64 { media_type, data })
             }
-            ImageMembers { media_type: None, data: None, url: Some(url) } => {
-                Ok(Self(Image::Url(url)))
+            ImageMembers { media_type: None, data: None, url: Some(url) } => Ok(Image::Url(url)),
+            ImageMembers { .. } => {
+                Err(D::Error::custom("an image has media_type and data, or url"))
             }
-            ImageMembers { .. } => Err("an image has media_type and data, or url"),
         }
     }
 }

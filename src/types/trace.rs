@@ -22,6 +22,8 @@ const STATE_ENTRIES_MAX: usize = 32;
 const STATE_BYTES_MAX: usize = 512;
 
 /// A span of a trace. The spans of a run are its children.
+///
+/// Given with a [`RunRequest`](crate::RunRequest), and read by a tool from its [`ToolContext`](crate::tool::ToolContext::trace).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "TraceHeaders", into = "TraceHeaders")]
 pub struct TraceContext {

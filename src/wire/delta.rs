@@ -4,7 +4,31 @@ use serde::Serialize;
 
 use crate::types::{FinishReason, ProviderError, Usage};
 
-/// One normalised change of a response.
+/// One normalised change of a response. A model of one's own makes them, a
+/// [`ModelClient`](crate::model::ModelClient) returns them.
+///
+/// ```
+/// use callsheet::model::{CallDelta, Delta, FinishKind, FinishReason, ModelStream, Usage};
+/// use futures::{StreamExt as _, stream};
+///
+/// fn answer_in_pieces() -> ModelStream {
+///     let call = CallDelta::default().with(|call| {
+///         (call.index, call.name) = (Some(0), Some("clock".to_owned()));
+///         call.arguments = Some("{}".to_owned());
+///     });
+///     let counts = Usage::default().with(|usage| usage.output_tokens = 9);
+///     let deltas = [
+///         Delta::Text("I look at ".to_owned()),
+///         Delta::Text("the clock.".to_owned()),
+///         Delta::Call(call),
+///         Delta::Usage { usage: counts, raw: "{}".into() },
+///         Delta::Finish(FinishReason::new(FinishKind::ToolCalls, "tool_calls")),
+///         Delta::Done,
+///     ];
+///     stream::iter(deltas).map(|delta| Ok(vec![delta])).boxed()
+/// }
+/// # let _ = answer_in_pieces();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Delta {
@@ -77,7 +101,10 @@ pub enum ProviderMetadata {
 }
 
 /// A piece of a tool call as the wire sent it. Nothing is inferred here.
+///
+/// [`Delta`] shows its use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct CallDelta {
     /// The wire's index, if it sent a usable one.
     pub index: Option<u64>,
@@ -88,11 +115,15 @@ pub struct CallDelta {
     /// More of the arguments' text. `None` and `Some("")` both add nothing.
     pub arguments: Option<String>,
     /// The kind of the call. Every piece of a call that the service runs has it.
+    #[doc(hidden)]
     pub kind: CallKind,
     /// The wire itself marks the beginning of a call here, and will mark the end of its arguments
     /// with [`Delta::Seal`]. Without this mark both are inferred.
+    #[doc(hidden)]
     pub begins: bool,
 }
+
+crate::types::impl_with!(CallDelta);
 
 impl CallDelta {
     /// Returns whether the piece holds arguments other than white space.

@@ -181,7 +181,10 @@ impl PromptChange {
 }
 
 /// The definition of a tool as the model sees it.
+///
+/// Part of a [`ModelRequest`](crate::model::ModelRequest).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct ToolDefinition {
     /// The tool's name.
     pub name: String,
@@ -189,6 +192,13 @@ pub struct ToolDefinition {
     pub description: String,
     /// The JSON schema of its arguments.
     pub schema: Value,
+}
+
+impl ToolDefinition {
+    /// Defines a tool.
+    pub fn new(name: impl Into<String>, description: impl Into<String>, schema: Value) -> Self {
+        Self { name: name.into(), description: description.into(), schema }
+    }
 }
 
 /// Returns tools in the form of Chat Completions, which Ollama's chat shares.
@@ -201,7 +211,10 @@ pub(super) fn function_tools(tools: &[ToolDefinition]) -> Vec<Value> {
 }
 
 /// The rule for calling tools.
+///
+/// Set in a [`ModelRequest`](crate::model::ModelRequest).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ToolChoice {
     /// The model decides.
     #[default]

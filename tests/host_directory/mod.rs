@@ -10,9 +10,7 @@ use std::time::Duration;
 
 use callsheet::builder::HostBuilder;
 use callsheet::config::{BaseUrl, Config, ToolPattern};
-use callsheet::journal::{
-    Breach, JournalEntry, JournalError, JournalReader, StoredSessionFilter, verify,
-};
+use callsheet::journal::{Breach, JournalEntry, JournalError, JournalReader, SessionQuery, verify};
 use callsheet::record::Seq;
 use callsheet::rehearsal::{Rehearsal, Script};
 use callsheet::runtime::{Host, HostError};
@@ -127,8 +125,7 @@ pub(crate) fn entries(dir: &Path, session: &str) -> Vec<JournalEntry> {
 pub(crate) fn verified(dir: &Path) -> Vec<(SessionId, Vec<Breach>)> {
     let journal = JournalReader::open(dir).unwrap();
     assert_eq!(journal.check().unwrap(), Vec::<String>::new());
-    let all =
-        journal.list(&StoredSessionFilter::default()).unwrap().into_iter().map(|stored| stored.id);
+    let all = journal.list(&SessionQuery::default()).unwrap().into_iter().map(|stored| stored.id);
     all.map(|id| {
         let breaches = verify(&id, &journal.read(&id, Seq(0)).unwrap());
         (id, breaches)

@@ -24,7 +24,10 @@ use crate::types::{
 use summary::{input_summary, summary};
 
 /// A public event, without its `id`.
+///
+/// [`SessionEvents`](crate::events::SessionEvents) shows its use.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PublicEvent {
     /// The type, such as `content_delta`.
     pub kind: &'static str,

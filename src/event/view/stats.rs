@@ -11,6 +11,7 @@ use crate::types::Usage;
 /// The statistics of a run, as in `session_stats`.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use callsheet::model::ModelReply;
 /// # use callsheet::prelude::*;
@@ -24,6 +25,7 @@ use crate::types::Usage;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct StatsReport {
     /// Number of turns that started, including the final request for an answer.
     pub turns: u32,

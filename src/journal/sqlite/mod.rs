@@ -35,7 +35,7 @@ pub use reader::JournalReader;
 use super::GroupCommit;
 use super::{
     AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalObserver, JournalStatus,
-    StoredSessionFilter, StoredSessionInfo, state_after,
+    SessionQuery, SessionSummary, state_after,
 };
 use crate::config::Durability;
 use crate::record::{Record, Seq};
@@ -58,6 +58,7 @@ type SharedFailure = Arc<Mutex<Option<JournalError>>>;
 /// Stores records in a SQLite database.
 ///
 /// ```no_run
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use std::path::Path;
 /// use std::sync::Arc;
@@ -270,11 +271,11 @@ impl Journal for SqliteJournal {
         self.readers.run(|connection| query::read(connection, session, after, limit))
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
+    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
         self.readers.run(|connection| query::find(connection, session))
     }
 
-    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError> {
+    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
         self.readers.run(|connection| query::list(connection, listing))
     }
 

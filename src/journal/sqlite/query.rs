@@ -5,7 +5,7 @@ use std::path::Path;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 
-use super::super::{JournalEntry, JournalError, StoredSessionFilter, StoredSessionInfo};
+use super::super::{JournalEntry, JournalError, SessionQuery, SessionSummary};
 use super::errors;
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};
@@ -194,7 +194,7 @@ pub(super) fn document(connection: &Connection, key: &str) -> Result<Option<Stri
 pub(super) fn find(
     connection: &Connection,
     session: &SessionId,
-) -> Result<Option<StoredSessionInfo>, QueryError> {
+) -> Result<Option<SessionSummary>, QueryError> {
     let mut statement = connection.prepare_cached(&format!("{SELECT_SESSIONS} s.id = ?1"))?;
     Ok(statement.query_row([session.as_str()], session_info).optional()?)
 }
@@ -203,8 +203,8 @@ pub(super) fn find(
 /// running sessions if the filter asks for them.
 pub(super) fn list(
     connection: &Connection,
-    listing: &StoredSessionFilter,
-) -> Result<Vec<StoredSessionInfo>, QueryError> {
+    listing: &SessionQuery,
+) -> Result<Vec<SessionSummary>, QueryError> {
     let after = listing.after.as_ref().map_or(BEFORE_ALL_IDS, SessionId::as_str);
     let mut query = format!("{SELECT_SESSIONS} s.id > ?");
     let mut values = vec![Value::Text(after.to_owned())];
@@ -234,13 +234,13 @@ pub(super) fn count(connection: &Connection) -> Result<usize, QueryError> {
     Ok(statement.query_row([BEFORE_ALL_IDS], |row| row.get(0))?)
 }
 
-fn session_info(row: &Row<'_>) -> rusqlite::Result<StoredSessionInfo> {
+fn session_info(row: &Row<'_>) -> rusqlite::Result<SessionSummary> {
     let id = row.get_ref(0)?.as_str()?;
     let id = SessionId::parse(id).map_err(|error| {
         rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
     })?;
     let running: bool = row.get(2)?;
-    Ok(StoredSessionInfo {
+    Ok(SessionSummary {
         id,
         agent: row.get(1)?,
         state: if running { SessionState::Running } else { SessionState::Idle },

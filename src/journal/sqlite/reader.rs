@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::super::{JournalEntry, JournalError, StoredSessionFilter, StoredSessionInfo};
+use super::super::{JournalEntry, JournalError, SessionQuery, SessionSummary};
 use super::database::DatabaseKind;
 use super::read_connections::ReadConnections;
 use super::{data_directory, database, errors, query};
@@ -17,11 +17,11 @@ const FINDINGS_MAX: i64 = 100;
 ///
 /// ```
 /// use callsheet::Seq;
-/// use callsheet::journal::{JournalReader, StoredSessionFilter};
+/// use callsheet::journal::{JournalReader, SessionQuery};
 ///
 /// # fn list() -> Result<(), callsheet::journal::JournalError> {
 /// let journal = JournalReader::open("./callsheet-data".as_ref())?;
-/// for session in journal.list(&StoredSessionFilter::default())? {
+/// for session in journal.list(&SessionQuery::default())? {
 ///     let records = journal.read(&session.id, Seq(0))?;
 ///     println!("{}: {} records", session.id, records.len());
 /// }
@@ -85,7 +85,7 @@ impl JournalReader {
     ///
     /// # Errors
     /// If it cannot be read.
-    pub fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
+    pub fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
         self.readers.run(|connection| query::find(connection, session))
     }
 
@@ -93,10 +93,7 @@ impl JournalReader {
     ///
     /// # Errors
     /// If they cannot be read.
-    pub fn list(
-        &self,
-        listing: &StoredSessionFilter,
-    ) -> Result<Vec<StoredSessionInfo>, JournalError> {
+    pub fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
         self.readers.run(|connection| query::list(connection, listing))
     }
 

@@ -76,7 +76,7 @@ async fn durable_records_survive_reopening() {
         let journal = open(&dir, durability);
         assert_eq!(journal.read(&id("s1"), Seq(0)).unwrap(), expected);
         assert_eq!(journal.read(&id("s1"), Seq(1)).unwrap(), expected[1..]);
-        assert_eq!(journal.list(&StoredSessionFilter::default()).unwrap(), [found]);
+        assert_eq!(journal.list(&SessionQuery::default()).unwrap(), [found]);
         let session = log(&journal, "s1", 2);
         session.append(vec![Record::SessionClosed], Urgency::Urgent, || ());
         session.wait_durable(Seq(3)).await.unwrap();
@@ -105,7 +105,7 @@ async fn a_full_disk_fails_batches_until_there_is_space_again() {
         assert!(kept > 0 && error.is_transient());
         assert_eq!(journal.count(), Ok(kept));
         // Existing records can be read, and deleting frees space.
-        assert_eq!(journal.list(&StoredSessionFilter::default()).unwrap().len(), kept);
+        assert_eq!(journal.list(&SessionQuery::default()).unwrap().len(), kept);
         journal.remove(&[id("s0")]).unwrap();
         let session = log(&journal, "new", 0);
         session.append(vec![large()], Urgency::Urgent, || ());
@@ -161,7 +161,7 @@ async fn a_deletion_that_was_interrupted_is_finished_by_the_next_host() {
         // The host ends after a part of the deletion.
         assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])), Ok(false));
         assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(true));
-        let listed = journal.list(&StoredSessionFilter::default()).unwrap();
+        let listed = journal.list(&SessionQuery::default()).unwrap();
         assert_eq!(listed.iter().map(|stored| stored.id.as_str()).collect::<Vec<_>>(), ["kept"]);
         assert_eq!((journal.count(), journal.find(&id("deleted"))), (Ok(1), Ok(None)));
         assert_eq!(journal.read(&id("deleted"), Seq(0)), Ok(Vec::new()));
@@ -220,7 +220,7 @@ async fn after_a_failed_fsync_nothing_is_acknowledged() {
         // It is read-only, also after attempts to open it again.
         tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
         assert!(journal.failure().is_some());
-        assert!(journal.list(&StoredSessionFilter::default()).is_ok());
+        assert!(journal.list(&SessionQuery::default()).is_ok());
     }
 }
 
@@ -257,7 +257,7 @@ async fn after_a_failed_fsync_the_database_is_opened_again() {
         failed.append(vec![opened("failed-2")], Urgency::Urgent, || ());
         failed.wait_durable(Seq(2)).await.unwrap_err();
         store_session(&journal, "after", 2).await;
-        let count = journal.list(&StoredSessionFilter::default()).unwrap().len();
+        let count = journal.list(&SessionQuery::default()).unwrap().len();
         assert_eq!(journal.count(), Ok(count));
         drop((going_on, failed, journal));
         let journal = open(&dir, durability);

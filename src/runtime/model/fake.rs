@@ -13,6 +13,7 @@ use crate::types::{ProviderError, ProviderErrorKind};
 /// shares both. A reply of [`ModelReply::error`] is a failed attempt.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use callsheet::model::ModelReply;
 /// use callsheet::prelude::*;
@@ -62,6 +63,7 @@ impl FakeModel {
     /// one by one. For tests of stops, of time limits and of tools that start while the model still speaks.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use std::time::Duration;
     ///
@@ -84,6 +86,7 @@ impl FakeModel {
     /// response is over:
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # use std::time::Duration;
     /// # use callsheet::model::ModelReply;

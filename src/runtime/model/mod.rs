@@ -37,7 +37,7 @@ use crate::config::ModelConfig;
 use crate::response::{DeltaRedactor, ExchangeEnd};
 use crate::tls;
 use crate::types::TraceContext;
-use crate::types::{ProviderError, Secrets};
+use crate::types::{InvalidValue, ProviderError, Secrets};
 use crate::wire::{
     Delta, Framing, HeadCache, KeyHeader, PayloadTemplates, PromptChange, RequestCache, Wire,
 };
@@ -188,7 +188,7 @@ impl ModelClient {
     ///
     /// # Errors
     /// If the address, the key or a header cannot be put into a request.
-    pub fn new(config: &ModelConfig) -> Result<Self, InvalidModel> {
+    pub fn new(config: &ModelConfig) -> Result<Self, InvalidValue> {
         Self::with_stall_clock(config, StallClock::default())
     }
 
@@ -196,7 +196,7 @@ impl ModelClient {
     pub(super) fn with_stall_clock(
         config: &ModelConfig,
         stalls: StallClock,
-    ) -> Result<Self, InvalidModel> {
+    ) -> Result<Self, InvalidValue> {
         let (streamed, plain) = (Target::new(config, true)?, Target::new(config, false)?);
         let loopback = is_loopback(&plain.url);
         let settings = Client::builder()
@@ -207,7 +207,7 @@ impl ModelClient {
             // An attempt is one exchange. The turn decides about retries.
             .retry(reqwest::retry::never().max_retries_per_request(0));
         let settings = if loopback { settings.no_proxy() } else { settings };
-        let http = tls::client(settings).map_err(|error| InvalidModel(error::describe(&error)))?;
+        let http = tls::client(settings).map_err(|error| invalid(error::describe(&error)))?;
         Ok(Self {
             inner: Arc::new(ClientInner {
                 http,
@@ -228,6 +228,7 @@ impl ModelClient {
     /// Sends a request and waits for the whole response.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::config::{BaseUrl, ModelConfig};
     /// use callsheet::model::{Message, ModelClient, ModelRequest};
@@ -263,6 +264,7 @@ impl ModelClient {
     /// An error is the last item. Dropping the stream drops the exchange.
     ///
     /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # use callsheet::config::{BaseUrl, ModelConfig};
     /// # use callsheet::model::{Delta, Message, ModelClient, ModelRequest};
@@ -331,9 +333,9 @@ impl ClientInner {
 }
 
 impl Target {
-    fn new(config: &ModelConfig, streamed: bool) -> Result<Self, InvalidModel> {
+    fn new(config: &ModelConfig, streamed: bool) -> Result<Self, InvalidValue> {
         let url = config.wire.url(config.base_url.as_str(), &config.model, streamed);
-        let url = Url::parse(&url).map_err(|error| InvalidModel(error.to_string()))?;
+        let url = Url::parse(&url).map_err(invalid)?;
         let accept = match config.wire.framing(streamed) {
             Framing::Sse => "text/event-stream",
             Framing::JsonLines => "application/x-ndjson",
@@ -343,19 +345,15 @@ impl Target {
     }
 }
 
-/// The configuration of a model cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("make a client for the model: {0}")]
-pub struct InvalidModel(String);
-
-impl From<InvalidHeaderValue> for InvalidModel {
-    fn from(_: InvalidHeaderValue) -> Self {
-        // The message leaves out the value, because it may be the key.
-        Self("the key or a header contains characters that a header cannot hold".to_owned())
-    }
+fn invalid(reason: impl fmt::Display) -> InvalidValue {
+    InvalidValue::new(format!("make a client for the model: {reason}"))
 }
 
-fn headers(config: &ModelConfig, accept: &'static str) -> Result<HeaderMap, InvalidModel> {
+fn headers(config: &ModelConfig, accept: &'static str) -> Result<HeaderMap, InvalidValue> {
+    // The message leaves out the value, because it may be the key.
+    let refused = |_: InvalidHeaderValue| {
+        invalid("the key or a header contains characters that a header cannot hold")
+    };
     let mut headers = HeaderMap::new();
     headers.insert(ACCEPT, HeaderValue::from_static(accept));
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -366,15 +364,15 @@ fn headers(config: &ModelConfig, accept: &'static str) -> Result<HeaderMap, Inva
     }
     if let Some(key) = &config.api_key {
         let KeyHeader { name, prefix } = config.wire.key_header();
-        let mut value = HeaderValue::from_str(&format!("{prefix}{}", key.reveal()))?;
+        let mut value =
+            HeaderValue::from_str(&format!("{prefix}{}", key.reveal())).map_err(refused)?;
         value.set_sensitive(true);
         headers.insert(name, value);
     }
     for (name, text) in &config.headers {
-        let name: HeaderName = name
-            .parse()
-            .map_err(|_| InvalidModel(format!("{name:?} is not a valid header name")))?;
-        let mut value = HeaderValue::from_str(text)?;
+        let name: HeaderName =
+            name.parse().map_err(|_| invalid(format!("{name:?} is not a valid header name")))?;
+        let mut value = HeaderValue::from_str(text).map_err(refused)?;
         // Some services expect their key in a custom header.
         value.set_sensitive(true);
         headers.insert(name, value);

@@ -14,6 +14,8 @@ use crate::types::{
 use crate::wire::{Delta, ModelRequest, Wire};
 
 /// A whole response of a model.
+///
+/// Returned by [`ModelClient::complete`](crate::model::ModelClient::complete).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ModelResponse {
@@ -91,7 +93,10 @@ impl ModelResponse {
 }
 
 /// A tool call that a model requests.
+///
+/// Returned by [`ModelClient::complete`](crate::model::ModelClient::complete), in [`ModelResponse::tool_calls`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RequestedCall {
     /// The provider's id.
     pub id: Option<String>,

@@ -16,6 +16,8 @@ use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind};
 use crate::wire::{CallDelta, CallKind, Delta};
 
 /// The deltas of a response, in batches that arrived together. An error is the last item.
+///
+/// Returned by a [`ModelSource`].
 pub type ModelStream = Pin<Box<dyn Stream<Item = Result<Vec<Delta>, ProviderError>> + Send>>;
 
 /// A model that a program implements itself: a local model, a service with a protocol of its own, or a
@@ -33,6 +35,7 @@ pub type ModelStream = Pin<Box<dyn Stream<Item = Result<Vec<Delta>, ProviderErro
 ///     }
 /// }
 ///
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let host = Host::builder().model_source("parrot", Parrot).start().await?;
 /// let session = host.open_session("demo").await?;

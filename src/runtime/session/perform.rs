@@ -64,11 +64,6 @@ impl SessionActorState {
                     }
                     self.drop_ended_callers();
                 }
-                SessionEffect::ReleaseSlot => {
-                    self.slot = None;
-                    self.activity.running.store(false, Ordering::Release);
-                    self.shared.update_counts();
-                }
                 SessionEffect::Close => self.delete_session(myself),
             }
         }
@@ -91,6 +86,11 @@ impl SessionActorState {
             let terms_of = |overrides: &RunOverrides| RunTerms::from(&*agents.rules(overrides));
             if let Err(error) = self.session.apply(at, &record, &terms_of) {
                 tracing::error!(session = %self.id, seq, error, "session_record_contradicts");
+            }
+            // A client that reads the run's end finds the session idle, and room for another run.
+            if !self.session.holds_slot() && self.slot.take().is_some() {
+                self.activity.running.store(false, Ordering::Release);
+                self.shared.update_counts();
             }
             self.record_appended(&record, Seq(seq), ends);
             let position = SourceRecord { seq: Seq(seq), time, displayed_bytes: 0 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::journal::{
     AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, MemoryJournal,
-    StoredSessionFilter, StoredSessionInfo,
+    SessionQuery, SessionSummary,
 };
 use crate::record::Seq;
 use crate::types::SessionId;
@@ -59,11 +59,11 @@ impl Journal for Engine {
         self.inner.read_some(session, after, limit)
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
+    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
         self.inner.find(session)
     }
 
-    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError> {
+    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
         self.inner.list(listing)
     }
 

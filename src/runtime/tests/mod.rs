@@ -32,7 +32,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 use crate::config::{BaseUrl, JournalEngine, ModelConfig, ToolPattern};
-use crate::journal::{StoredSessionFilter, unfinished, verify};
+use crate::journal::{SessionQuery, unfinished, verify};
 use crate::record::Seq;
 use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use provider::Provider;
@@ -126,7 +126,7 @@ async fn nothing_left(host: &Host) {
 /// Checks that the records of every session are valid and that no run is open.
 fn journals_are_whole(host: &Host) {
     let journal = &host.inner.link.shared.journal;
-    for stored in journal.list(&StoredSessionFilter::default()).unwrap() {
+    for stored in journal.list(&SessionQuery::default()).unwrap() {
         let entries = journal.read(&stored.id, Seq(0)).unwrap();
         let breaches = verify(&stored.id, &entries);
         assert!(breaches.is_empty(), "{breaches:#?} in {entries:#?}");

@@ -4,7 +4,7 @@ use super::engine::entries;
 use super::provider::{Reply, answer_with, calls_to};
 use super::*;
 use crate::config::{OnExcess, RunOverrides};
-use crate::journal::StoredSessionFilter;
+use crate::journal::SessionQuery;
 use crate::record::{JournalEntry, Record, Seq};
 use crate::session::{Replayed, replay};
 use crate::tool::FrozenList;
@@ -37,7 +37,7 @@ fn replayed(host: &Host, entries: &[JournalEntry]) -> Result<Replayed, Box<Diffe
 #[track_caller]
 pub(super) fn all(host: &Host) {
     let journal = &*host.inner.link.shared.journal;
-    for session in journal.list(&StoredSessionFilter::default()).unwrap() {
+    for session in journal.list(&SessionQuery::default()).unwrap() {
         let entries = journal.read(&session.id, Seq(0)).unwrap();
         if let Err(difference) = replayed(host, &entries) {
             let lines: Vec<_> = entries.iter().map(JournalEntry::body).collect();

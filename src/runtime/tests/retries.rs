@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicU32;
 
 use futures::StreamExt as _;
 
+#[cfg(feature = "prometheus")]
 use super::provider::{Reply, answer_with, calls_to};
 use super::*;
 use crate::event::{Event, WaitingFor};
@@ -52,7 +53,7 @@ async fn a_failed_call_is_tried_again_as_the_same_call() {
     assert_eq!(results(&report)["flaky"], ("success", "worked"));
     assert_eq!(attempts.load(Ordering::SeqCst), 3);
     let shared = Arc::clone(&host.inner.link.shared);
-    let stored = shared.journal.list(&StoredSessionFilter::default()).unwrap();
+    let stored = shared.journal.list(&SessionQuery::default()).unwrap();
     let entries = shared.journal.read(&stored[0].id, Seq(0)).unwrap();
     let (mut keys, mut ends) = (Vec::new(), Vec::new());
     for entry in &entries {
@@ -66,8 +67,11 @@ async fn a_failed_call_is_tried_again_as_the_same_call() {
     }
     assert_eq!(keys.len(), 1, "one intent");
     assert_eq!(ends, [(Some(3), vec!["attempt 3".to_owned()])]);
-    let page = host.telemetry().render();
-    assert!(page.contains("callsheet_tool_attempts_total{tool=\"flaky\"} 3\n"), "{page}");
+    #[cfg(feature = "prometheus")]
+    {
+        let page = host.telemetry().render();
+        assert!(page.contains("callsheet_tool_attempts_total{tool=\"flaky\"} 3\n"), "{page}");
+    }
     nothing_left(&host).await;
 }
 
@@ -122,6 +126,7 @@ async fn a_stopped_run_does_not_wait_for_the_next_attempt() {
     nothing_left(&host).await;
 }
 
+#[cfg(feature = "prometheus")]
 #[tokio::test]
 async fn an_open_breaker_answers_at_once_and_a_probe_closes_it() {
     let open_for = Duration::from_millis(300);

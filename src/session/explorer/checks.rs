@@ -209,7 +209,7 @@ impl World {
         assert!(goes_on == is_owned || (expects_summary && !goes_on), "the owner of the turn");
         assert!(!expects_summary || self.turn.is_none(), "no turn begins before its summary");
         assert_eq!(goes_on, self.has_slot, "the slot among the host's runs");
-        assert_eq!(self.session.holds_slot, self.has_slot);
+        assert_eq!(self.session.holds_slot(), self.has_slot);
         if let Some(turn) = &self.turn {
             assert_eq!(turn.number, self.session.turn);
         }

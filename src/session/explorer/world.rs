@@ -287,9 +287,6 @@ impl World {
                 SessionEffect::RunRefused { run_id, .. } => {
                     self.refused.insert(run_id);
                 }
-                SessionEffect::ReleaseSlot => {
-                    assert!(std::mem::replace(&mut self.has_slot, false), "it has a slot");
-                }
                 SessionEffect::Close => self.deleted = true,
             }
         }
@@ -319,6 +316,8 @@ impl World {
             let seq = Seq(self.log.len() as u64);
             let at = RecordedAt { seq, time: seq.0, now: Duration::ZERO };
             self.session.apply(at, &record, &|_| terms.clone()).unwrap();
+            assert!(self.has_slot || !self.session.holds_slot(), "a run has a slot");
+            self.has_slot = self.session.holds_slot();
         }
     }
 

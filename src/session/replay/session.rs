@@ -188,7 +188,6 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                     | SessionEffect::CancelTurn(_)
                     | SessionEffect::RunEnded(_)
                     | SessionEffect::RunRefused { .. }
-                    | SessionEffect::ReleaseSlot
                     | SessionEffect::Close,
                 ) => {}
             }

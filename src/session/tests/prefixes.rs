@@ -200,7 +200,6 @@ impl Life {
                 }
                 SessionEffect::CancelTurn(_)
                 | SessionEffect::RunRefused { .. }
-                | SessionEffect::ReleaseSlot
                 | SessionEffect::Close => {}
             }
         }

@@ -73,7 +73,6 @@ impl Recorded {
                 | SessionEffect::RequestSummary(_)
                 | SessionEffect::ContextReduced { .. }
                 | SessionEffect::RunRefused { .. }
-                | SessionEffect::ReleaseSlot
                 | SessionEffect::Close => {}
             }
         }

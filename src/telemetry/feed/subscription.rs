@@ -13,6 +13,8 @@ use crate::journal::JournalError;
 use crate::telemetry::Telemetry;
 
 /// An item of a subscription.
+///
+/// [`SessionEvents`](crate::events::SessionEvents) returns it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum FeedItem {

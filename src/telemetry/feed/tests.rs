@@ -57,6 +57,7 @@ async fn all(subscription: Subscription) -> Vec<String> {
     subscription.map(|item| format_item(&item)).collect().await
 }
 
+#[cfg(feature = "prometheus")]
 fn metric(feed: &Feed, name: &str) -> String {
     let page = feed.telemetry.render();
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -101,6 +102,7 @@ async fn a_subscriber_to_a_run_receives_only_events_of_that_run() {
     assert_eq!(all(other).await.len(), 6);
 }
 
+#[cfg(feature = "prometheus")]
 #[tokio::test]
 async fn a_slow_subscriber_is_removed_with_a_notice_and_delays_no_other() {
     let feed = feed();
@@ -142,6 +144,7 @@ async fn a_waiting_subscriber_wakes_for_an_event_and_for_the_end() {
     assert!(seen.is_none());
 }
 
+#[cfg(feature = "prometheus")]
 #[test]
 fn closed_subscribers_are_removed() {
     let feed = feed();

@@ -26,6 +26,8 @@ pub use read_file::{READ_BYTES_MAX, ReadFile};
 pub use variables::{GetVariable, SetVariable};
 
 /// Configuration of the built-in tools.
+///
+/// Taken by [`builtin`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BuiltinOptions {
@@ -41,6 +43,7 @@ pub struct BuiltinOptions {
 /// it has a root, `read_file`.
 ///
 /// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use callsheet::prelude::*;
 /// use callsheet::tool::{BuiltinOptions, builtin};
@@ -75,6 +78,8 @@ pub fn builtin(options: &BuiltinOptions) -> Result<ToolRegistry, BuiltinError> {
 }
 
 /// The reason why the built-in tools cannot be made as configured.
+///
+/// Returned by [`builtin`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuiltinError {
