@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 use super::call::{CallPhase, QUOTE_CHARS, TurnCall};
 use super::effect::{ApprovalDecision, ApprovalError};
@@ -26,7 +25,7 @@ use super::{Turn, TurnStage, model_messages};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
 use crate::record::{Record, ResponseDisposition};
 use crate::types::{
-    ApprovalPhase, CallKey, Judgement, ReadSet, ToolCall, ToolOutcome, Verdict, WriteSet, excerpt,
+    ApprovalPhase, CallKey, Judgement, ReadSet, ToolOutcome, Verdict, WriteSet, excerpt,
 };
 
 /// The approvals of a turn.
@@ -76,7 +75,7 @@ impl Turn {
         if first.is_none() && pending.is_none() {
             return Err(ApprovalError::NotAsked);
         }
-        if call.is_some_and(|call| !decision.is_about(&arguments_sha256(&call.call))) {
+        if call.is_some_and(|call| !decision.is_about(&call.arguments_sha256())) {
             return Err(ApprovalError::Stale);
         }
         if let Some(first) = first {
@@ -278,7 +277,7 @@ fn approval_request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
         arguments: call.call.arguments.clone(),
         arguments_sha256: match asked {
             Some(asked) => asked.sha256.clone(),
-            None => arguments_sha256(&call.call),
+            None => call.arguments_sha256(),
         },
         output_summary,
         question: asked.map(|asked| Arc::clone(&asked.question)),
@@ -299,10 +298,4 @@ impl ApprovalDecision {
     pub fn check_repeat(&self, first: Verdict) -> Result<(), ApprovalError> {
         if first == self.judgement.verdict { Ok(()) } else { Err(ApprovalError::Decided(first)) }
     }
-}
-
-/// Returns the SHA-256 of a call's arguments (compact JSON with sorted keys) in hexadecimal.
-pub(super) fn arguments_sha256(call: &ToolCall) -> String {
-    let digest = Sha256::digest(call.arguments_text());
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

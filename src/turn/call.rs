@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use sha2::{Digest as _, Sha256};
+
 use super::question::{AskedQuestion, OpenQuestion};
 use super::started_calls::{CallStartState, LastWriters, StartedCall};
 use crate::event::{CallLabel, WaitingFor};
@@ -227,6 +229,12 @@ impl TurnCall {
 
     pub(super) fn is_running(&self) -> bool {
         matches!(self.phase, CallPhase::Running { .. })
+    }
+
+    /// Returns the SHA-256 of its arguments (compact JSON with sorted keys) in hexadecimal.
+    pub(super) fn arguments_sha256(&self) -> String {
+        let digest = Sha256::digest(self.call.arguments_text());
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Returns the state that the call's supervisor keeps.

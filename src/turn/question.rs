@@ -14,7 +14,6 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::Turn;
-use super::approval::arguments_sha256;
 use super::call::{CallPhase, TurnCall};
 use super::effect::{ApprovalDecision, ApprovalError, DeferredEffect, Effect, TurnAction};
 use super::started_calls::StartedQuestion;
@@ -188,7 +187,7 @@ impl Turn {
             // A repeated decision about the call itself has the hash of its arguments.
             _ if decision.phase.is_none() && is_open => {
                 let is_repeat = self.approvals.decisions.keys().any(|(decided, _)| *decided == key)
-                    && decision.is_about(&arguments_sha256(&call.call));
+                    && decision.is_about(&call.arguments_sha256());
                 return (!is_repeat).then_some(Err(ApprovalError::Stale));
             }
             _ => return None,
