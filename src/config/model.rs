@@ -145,7 +145,8 @@ impl ModelConfig {
     }
 }
 
-/// Whether requests ask the service to cache the prompt, so that the next request of a session is cheaper.
+/// The rule for caching prompts at the service of a [`ModelConfig`], so that the next request of a session is
+/// cheaper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PromptCache {
     /// Anthropic Messages: always. Chat Completions and Responses: if the service is known to accept

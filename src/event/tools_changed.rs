@@ -55,7 +55,7 @@ impl ToolListChange {
     }
 }
 
-/// A change of the list of a server of tools.
+/// A change of the list of a server of tools. Programs receive it as a [`RunEvent`](crate::RunEvent).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ServerToolsChange {
     /// The server's name in the configuration.

@@ -63,7 +63,7 @@ impl ReferenceReader for SessionReferences {
     }
 }
 
-/// The result of a call, as the journal holds it.
+/// The result of a call, as the journal holds it. [`SessionHandle`](crate::SessionHandle) returns it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StoredResult {

@@ -82,6 +82,7 @@ pub struct CurrentRun {
     /// The number of the current turn.
     pub turn: u32,
     /// The reason why the run waits before its first turn: servers of tools are not connected yet.
+    #[doc(hidden)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<WaitingFor>,
     /// True if the end of its host interrupted the run and it waits to be resumed or stopped.

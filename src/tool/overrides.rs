@@ -8,6 +8,7 @@ use crate::config::ToolOverride;
 impl ToolRegistry {
     /// Applies the `[tools.NAME]` overrides to the specs of registered tools. Ignores names without
     /// a tool: [`Config::check_tools`](crate::config::Config::check_tools) reports them.
+    #[doc(hidden)]
     pub fn apply_overrides(&mut self, overrides: &BTreeMap<String, ToolOverride>) {
         for (name, tool_override) in overrides {
             self.apply_override(name, tool_override);

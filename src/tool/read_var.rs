@@ -157,7 +157,7 @@ fn excerpt_of(text: &str, start: usize, end: usize) -> (usize, usize) {
     (from, to.max(from))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "testing"))]
 mod tests {
     use proptest::prelude::*;
 

@@ -96,7 +96,7 @@ pub struct Question {
     pub kind: QuestionKind,
 }
 
-/// The kind of the answer to a question.
+/// The kind of the answer to a [`Question`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QuestionKind {
@@ -107,7 +107,7 @@ pub enum QuestionKind {
     Url(String),
 }
 
-/// The answer to a question.
+/// The answer to a [`Question`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Answer {
