@@ -85,9 +85,10 @@ fn content_continues(before: &Value, after: &Value) -> bool {
     match (before, after) {
         (Value::String(before), Value::String(after)) => after.starts_with(&**before),
         (Value::Array(before), Value::Array(after)) => after.starts_with(before),
+        // Texts are joined to one as long as no image is among them.
         (Value::String(before), Value::Array(after)) => {
-            let first = after.first().and_then(|part| part.get("text")?.as_str());
-            first.is_some_and(|text| text.starts_with(&**before))
+            let texts = after.iter().map_while(|part| part.get("text")?.as_str());
+            texts.collect::<Vec<_>>().join("\n\n").starts_with(&**before)
         }
         (before, after) => before == after,
     }

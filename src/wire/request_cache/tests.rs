@@ -206,9 +206,14 @@ fn step(wire: Wire) -> impl Strategy<Value = (Vec<Message>, bool)> {
         |(mut response, has_images, inputs, is_final)| {
             // A call of the service goes back while it may still run, and later only with its result.
             if let Some(Message::Assistant(message)) = &mut response {
-                Arc::make_mut(message).parts.retain(
+                let message = Arc::make_mut(message);
+                message.parts.retain(
                     |part| !matches!(part, MessagePart::Raw { json } if json.contains("tool_")),
                 );
+                // A blank response is no message of a history.
+                if message.text.is_empty() && message.calls.is_empty() {
+                    message.text.push_str("ok");
+                }
             }
             let results = match &response {
                 Some(Message::Assistant(message)) => message
