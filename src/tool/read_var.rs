@@ -157,7 +157,8 @@ fn excerpt_of(text: &str, start: usize, end: usize) -> (usize, usize) {
     (from, to.max(from))
 }
 
-#[cfg(all(test, feature = "testing"))]
+#[cfg(feature = "testing")]
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
