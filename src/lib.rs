@@ -124,10 +124,10 @@ pub use record::StopMode;
 pub use runtime::{
     ApprovalQuestion, CallReport, CurrentRun, ErrorKind, Host, HostError, OpenSession,
     PendingApproval, QueuedInput, RunEvent, RunFailed, RunReport, RunRequest, SessionHandle,
-    SessionSnapshot, SessionState, StartedRun, StatsReport, StoredResult, ToolListChange,
+    SessionSnapshot, SessionState, StartedRun, StatsReport, ToolListChange,
 };
 #[doc(hidden)]
-pub use runtime::{HostCounts, ModelStatus};
+pub use runtime::{HostCounts, ModelStatus, StoredResult};
 #[doc(hidden)]
 pub use turn::ApprovalDecision;
 pub use types::{

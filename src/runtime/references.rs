@@ -63,7 +63,8 @@ impl ReferenceReader for SessionReferences {
     }
 }
 
-/// The result of a call, as the journal holds it. [`SessionHandle`](crate::SessionHandle) returns it.
+/// The result of a call, as the journal holds it.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StoredResult {
@@ -80,6 +81,7 @@ impl SessionHandle {
     ///
     /// # Errors
     /// If the session has no such result, or it cannot be read.
+    #[doc(hidden)]
     pub async fn result(&self, key: CallKey) -> Result<StoredResult, HostError> {
         let reference = Reference::Result(key);
         let locate = |reply| SessionMessage::Locate { reference: reference.clone(), reply };
