@@ -87,7 +87,12 @@ impl World {
             let Some(call) = self.turn.calls.iter().find(|call| call.key() == key) else {
                 continue;
             };
-            let is_open = !self.outcomes.contains_key(&key)
+            // Calls are admitted in call order, and some wait until the values of their references are read again.
+            let mut admitted_first = self.turn.calls.iter().filter(|call| call.key() <= key);
+            let waits_for_values =
+                admitted_first.any(|call| call.phase == CallPhase::AwaitingReferences);
+            let is_open = !waits_for_values
+                && !self.outcomes.contains_key(&key)
                 && self.recorded_decision((key, phase), &self.log).is_none()
                 && matches!(
                     &self.turn.stage,
