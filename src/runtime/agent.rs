@@ -534,7 +534,8 @@ fn offer(
     Offering { search, references }: Offering,
 ) -> (BTreeMap<String, RegisteredTool>, Arc<[ToolDefinition]>) {
     static READ_VAR_TOOL: LazyLock<RegisteredTool> = LazyLock::new(|| RegisteredTool::own(ReadVar));
-    if references {
+    // A model that is offered no tool may know none.
+    if references && !tools.is_empty() {
         tools.insert(READ_VAR.to_owned(), READ_VAR_TOOL.clone());
     }
     if !search {
