@@ -33,7 +33,7 @@ const RATE_INTERVAL: &str = "1m";
 const RANGE: &str = "1h";
 
 /// Scenes: the user's input of a run and its run end. In some of them something fails.
-const SCENES: [(&str, &str); 11] = [
+const SCENES: [(&str, &str); 12] = [
     ("several quick calls", "answered"),
     ("a call that fails", "answered"),
     ("a call that panics", "answered"),
@@ -45,6 +45,7 @@ const SCENES: [(&str, &str); 11] = [
     ("two that conflict", "answered"),
     ("streams that break", "answered"),
     ("a cut off answer", "answered"),
+    ("more than the window", "failed"),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -113,6 +114,7 @@ fn happened(page: &str) {
         "callsheet_approvals_total{verdict=\"rejected\"}",
         "callsheet_variable_conflicts_total{tool=\"peek\",resolution=\"rerun\"}",
         "callsheet_tool_starts_early_total",
+        "callsheet_context_overflows_total{model=\"main\"}",
         "streaming_rollbacks_total",
         "callsheet_model_fallbacks_total",
         "callsheet_model_breaker_opened_total{model=\"flaky\"}",
@@ -153,6 +155,8 @@ fn script() -> Value {
         json!({"when": {"model": "flaky"}, "status": 500, "repeat": true}),
         json!({"when": {"last_user": "streams that break", "stream": true}, "repeat": true,
             "text": ["It ", "breaks."], "cut_after_chunks": 2}),
+        json!({"when": {"last_user": "more than the window"}, "repeat": true, "status": 400,
+            "error": {"error": {"message": "too long", "code": "context_length_exceeded"}}}),
         json!({"when": {"last_user": "a cut off answer", "turns": 0}, "repeat": true,
             "calls": [call("quick", "a")], "finish_reason": "length"}),
         json!({"when": {"last_user": "the same again and again"}, "repeat": true,
