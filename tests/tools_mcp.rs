@@ -274,10 +274,11 @@ fn result(report: &RunReport) -> (&str, &str) {
     (report.calls[0].status.as_str(), &report.calls[0].result)
 }
 
-/// Returns the names of the tools of each request.
+/// Returns the names of the tools of each request, without the one that the host adds.
 fn offered(model: &FakeModel) -> Vec<Vec<String>> {
     let names = |request: &callsheet::model::ModelRequest| {
-        request.tools.iter().map(|tool| tool.name.clone()).collect()
+        let names = request.tools.iter().map(|tool| tool.name.clone());
+        names.filter(|name| name != "read_var").collect()
     };
     model.requests().iter().map(names).collect()
 }
