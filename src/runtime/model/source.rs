@@ -54,7 +54,7 @@ pub trait ModelSource: Send + Sync + 'static {
     ///
     /// fn respond(_: ModelRequest) -> ModelStream {
     ///     let words = ["It ", "is ", "42."].map(|word| Ok(vec![Delta::Text(word.to_owned())]));
-    ///     let finish = FinishReason { kind: FinishKind::Stop, raw: "stop".into() };
+    ///     let finish = FinishReason::new(FinishKind::Stop, "stop");
     ///     let last = Ok(vec![Delta::Finish(finish)]);
     ///     Box::pin(futures::stream::iter(words.into_iter().chain([last])))
     /// }
