@@ -41,7 +41,7 @@ pub struct ContextPartReport {
     pub bytes: u64,
 }
 
-/// What was done to make the context of a session smaller.
+/// The result of a request to make a context smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 #[doc(hidden)]

@@ -70,7 +70,7 @@ impl Session {
         Ok(())
     }
 
-    /// Handles the answer to a request for a summary. Ignored if none is pending_summary any more.
+    /// Handles the answer to a request for a summary. Ignored if none is pending any more.
     pub fn handle_summary(&mut self, reply: SummaryReply, rules_of: super::RulesOf<'_>) {
         let Some(plan) = self.context.pending_summary.take() else { return };
         let overrides = self.run.as_ref().map(|run| run.overrides.clone()).unwrap_or_default();

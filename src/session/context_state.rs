@@ -1,10 +1,10 @@
-//! What a session knows about the size of its context.
+//! The state of a session that concerns the size of its context.
 
 use crate::context::compaction::SummaryPlan;
 use crate::context::tokens::TokenMeter;
 use crate::types::RunId;
 
-/// What is known about the size of the context.
+/// The measurements and pending changes of the context.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ContextState {
     pub(super) meter: TokenMeter,
