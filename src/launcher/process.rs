@@ -91,15 +91,21 @@ impl LaunchedProcess {
         let (stdout, stdout_end) = io::pipe()?;
         let (stderr, stderr_end) = io::pipe()?;
         let body = serde_json::to_vec(request).map_err(io::Error::other)?;
-        send_streams(
-            &own_end,
-            body.len(),
-            &[stdin_end.as_fd(), stdout_end.as_fd(), stderr_end.as_fd()],
-        )?;
+        // A binary that has ended already, or ends without reading, is not a launcher.
+        let has_ended = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+        let send_error = |error: io::Error| {
+            if has_ended.contains(&error.kind()) {
+                StartError::NoLauncher { binary: binary.clone() }
+            } else {
+                StartError::Io(error)
+            }
+        };
+        let streams = [stdin_end.as_fd(), stdout_end.as_fd(), stderr_end.as_fd()];
+        send_streams(&own_end, body.len(), &streams).map_err(send_error)?;
         drop((stdin_end, stdout_end, stderr_end));
         own_end.set_nonblocking(true)?;
         let mut socket = BufReader::new(UnixStream::from_std(own_end)?);
-        socket.write_all(&body).await?;
+        socket.write_all(&body).await.map_err(send_error)?;
         let partial = Vec::new();
         let mut control =
             ProcessControl { socket, launcher, partial, has_exceeded_processes: false };
