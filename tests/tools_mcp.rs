@@ -410,12 +410,16 @@ async fn calls_end_in_time_although_the_server_reads_nothing() {
     // More than a pipe holds.
     let long = "x".repeat(60_000);
     let echo = ("test__echo", json!({"text": long}));
-    let model = calling([echo.clone(), echo.clone(), echo]);
+    let model = calling([(); 4].map(|()| echo.clone()));
     let host = folder.host(&folder.text("deaf", "timeout = \"300ms\""), &model).await;
     let session = host.open_session("one").await.unwrap();
+    // The first is read, and the pipe takes the second and a part of the third.
     for _ in 0..3 {
         assert_eq!(result(&session.run("go").await.unwrap()).0, "timeout");
     }
+    let report = session.run("go").await.unwrap();
+    let (status, text) = result(&report);
+    assert!(status == "error" && text.contains("this one was not sent"), "{status}: {text}");
     host.shutdown().await;
     folder.empty().await;
 }

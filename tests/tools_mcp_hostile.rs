@@ -19,7 +19,8 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use callsheet::RunRequest;
-use callsheet::model::ModelRequest;
+use callsheet::model::{ModelReply, ModelRequest};
+use callsheet::testing::FakeModel;
 use folder::{Folder, calling, result, wait_until};
 use futures::{StreamExt as _, stream};
 use serde_json::{Value, json};
@@ -42,6 +43,7 @@ fn server_process() {
                 let folder = std::env::var("TEST_FOLDER").unwrap();
                 std::fs::write(format!("{folder}/lists"), lists.to_string()).unwrap();
             }
+            "tools/call" if mode == "deaf" => read_nothing(),
             "tools/call" => called(id, &message["params"]["arguments"]),
             _ if id.is_null() => {}
             _ => write(id, "error", json!({"code": -32601, "message": "no"})),
@@ -51,6 +53,15 @@ fn server_process() {
         std::thread::sleep(Duration::from_secs(600));
     }
     std::process::exit(0);
+}
+
+/// Reads nothing more, and ends when it is told to.
+fn read_nothing() {
+    let end = format!("{}/end", std::env::var("TEST_FOLDER").unwrap());
+    while !std::path::Path::new(&end).exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::process::exit(1);
 }
 
 fn initialized() -> Value {
@@ -229,6 +240,37 @@ async fn a_server_whose_discovery_is_empty_is_asked_for_the_handshake() {
     folder.empty().await;
 }
 
+#[tokio::test]
+async fn calls_that_a_dead_server_has_not_been_sent_are_no_unknown_ones() {
+    let folder = Folder::new("deaf");
+    // Each fills most of a pipe: the first is read, the second waits in the pipe, and a part of the third.
+    let long = json!({"text": "x".repeat(60_000)});
+    let calls = (0..6).map(|_| ModelReply::call("test__act", long.clone()));
+    let model = FakeModel::replies(calls.chain((0..6).map(|_| ModelReply::text("done"))));
+    let text = process(&folder, "deaf", "");
+    let host = folder.host(&text, &model).await;
+    let mut runs = Vec::new();
+    for number in 0..6 {
+        let session = host.open_session(format!("s{number}")).await.unwrap();
+        runs.push(session.start_run("go").await.unwrap());
+    }
+    wait_until(|| model.requests().len() == 6).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    std::fs::write(folder.path.join("end"), "").unwrap();
+    let (mut unknown, mut unsent) = (0, 0);
+    for run in runs {
+        let report = run.report.await.unwrap();
+        match result(&report) {
+            ("unknown", _) => unknown += 1,
+            ("error", text) if text.contains("was not sent") => unsent += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!((1..=3).contains(&unknown) && unsent == 6 - unknown, "{unknown} {unsent}");
+    host.shutdown().await;
+    folder.empty().await;
+}
+
 /// A service whose event streams break in the middle of a call.
 struct Service {
     mode: &'static str,
@@ -259,10 +301,24 @@ async fn answer(State(service): State<Arc<Service>>, Json(message): Json<Value>)
     let id = message["id"].clone();
     let json = |key: &str, value: Value| {
         let body = Json(json!({"jsonrpc": "2.0", "id": id, key: value}));
-        ([("mcp-session-id", "one")], body).into_response()
+        // The newest protocol has no sessions.
+        match service.mode.starts_with("headers") {
+            true => body.into_response(),
+            false => ([("mcp-session-id", "one")], body).into_response(),
+        }
     };
     match message["method"].as_str().unwrap() {
         "initialize" => json("result", initialized()),
+        "server/discover" if service.mode.starts_with("headers") => {
+            let versions =
+                json!({"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}});
+            json("result", complete(versions))
+        }
+        "tools/list" if service.mode == "headers" => json("result", complete(with_headers())),
+        "tools/list" if service.mode == "headers in events" => {
+            let list = complete(with_headers());
+            events(format!("data: {}\n\n", json!({"jsonrpc": "2.0", "id": id, "result": list})))
+        }
         "tools/list" => {
             let number = service.lists.fetch_add(1, Ordering::SeqCst);
             if service.mode == "drained" && number == 1 {
@@ -295,6 +351,27 @@ async fn answer(State(service): State<Arc<Service>>, Json(message): Json<Value>)
         _ if id.is_null() => StatusCode::ACCEPTED.into_response(),
         _ => json("error", json!({"code": -32601, "message": "no"})),
     }
+}
+
+/// Returns a result of the protocol of 2026-07-28.
+fn complete(mut result: Value) -> Value {
+    let complete = json!({"resultType": "complete", "ttlMs": 0, "cacheScope": "private"});
+    for (key, value) in complete.as_object().unwrap() {
+        result[key] = value.clone();
+    }
+    result
+}
+
+/// Returns a list of tools of which two have headers that are not valid.
+fn with_headers() -> Value {
+    let schema = |kind: &str, header: &str| json!({"type": "object", "properties": {"a": {"type": kind, "x-mcp-header": header}}});
+    let tools = [
+        tool("good", schema("string", "Region")),
+        tool("list", schema("array", "Region")),
+        tool("colon", schema("string", "a:b")),
+        tool("plain", object()),
+    ];
+    json!({"tools": tools})
 }
 
 fn answered() -> Value {
@@ -346,6 +423,21 @@ async fn a_call_whose_event_stream_breaks_is_unknown_and_not_sent_again() {
         assert_eq!(status, expected, "{mode}: {text}");
         assert_eq!(service.calls.load(Ordering::SeqCst), 1, "{mode}");
         host.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_tool_with_a_wrong_header_is_left_out_with_the_reason() {
+    for mode in ["headers", "headers in events"] {
+        let (_service, address) = Service::start(mode).await;
+        let folder = Folder::new("headers");
+        let text = format!("[mcp.test]\nurl = \"http://{address}/mcp\"\nexclude = [\"colon\"]\n");
+        let list = move || folder.tools(&text, &["list"]);
+        let (succeeded, printed) = tokio::task::spawn_blocking(list).await.unwrap();
+        assert!(succeeded, "{printed}");
+        assert!(printed.contains("test__good") && printed.contains("test__plain"), "{printed}");
+        assert!(!printed.contains("test__list") && !printed.contains("colon"), "{printed}");
+        assert!(printed.contains("list") && printed.contains("x-mcp-header"), "{printed}");
     }
 }
 

@@ -65,10 +65,16 @@ pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
         assert_eq!(journal.document("check"), Ok(Some(text.to_owned())), "a document is replaced");
     }
 
+    let removes_documents = check_unused_documents(&*journal, &mut logs);
     journal.remove(&[b.clone(), session("unknown")]).unwrap_or_else(|e| panic!("remove: {e}"));
     assert_eq!(journal.find(&b), Ok(None), "a removed session is not found");
     assert_eq!(journal.read(&b, Seq(0)), Ok(Vec::new()), "a removed session has no records");
     assert_eq!(journal.count(), Ok(1), "a removed session does not count");
+    remove_unused(&*journal, u64::MAX);
+    let kept = journal.document("tools-of-b").map(|text| text.is_some());
+    assert_eq!(kept, Ok(!removes_documents), "the document of a removed session is not used");
+    let kept = journal.document("tools-of-a").map(|text| text.is_some());
+    assert_eq!(kept, Ok(true), "a document that a session names is kept");
     journal.close();
     if journal.is_in_memory() {
         return;
@@ -78,7 +84,39 @@ pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
     let [log, _] = logs;
     check_contents(&*journal, &[log]);
     assert_eq!(journal.document("check"), Ok(Some("second".to_owned())), "a document is kept");
+    remove_unused(&*journal, u64::MAX);
+    let kept = journal.document("tools-of-a").map(|text| text.is_some());
+    assert_eq!(kept, Ok(true), "the sessions that name a document are known after a restart");
     journal.close();
+}
+
+/// Checks the deletion of documents that no record names. Returns whether the engine deletes them.
+fn check_unused_documents(journal: &dyn Journal, logs: &mut [TestLog; 2]) -> bool {
+    let put = |key: &str| {
+        journal.put_document(key, key).unwrap_or_else(|e| panic!("put_document: {e}"));
+    };
+    let has =
+        |key: &str| journal.document(key).unwrap_or_else(|e| panic!("document: {e}")).is_some();
+    for (log, name) in logs.iter_mut().zip(["of-a", "of-b"]) {
+        let record = Record::ToolsFrozen { sha256: name.into() };
+        log.append(journal, vec![record]);
+        let entry = log.entries.last().and_then(|entry| entry.document());
+        let key = entry.unwrap_or_else(|| panic!("a frozen list is a document"));
+        // A list is stored before the record that names it. It may be the same one as before.
+        put(&key);
+    }
+    put("tools-unused");
+    remove_unused(journal, 0);
+    assert!(has("tools-unused"), "a document that was stored later than the limit is kept");
+    remove_unused(journal, u64::MAX);
+    assert!(has("tools-of-a") && has("tools-of-b"), "a document that a record names is kept");
+    assert!(has("check"), "a document with another prefix is kept");
+    !has("tools-unused")
+}
+
+fn remove_unused(journal: &dyn Journal, stored_before: u64) {
+    let removed = journal.remove_unused_documents("tools-", stored_before);
+    removed.unwrap_or_else(|error| panic!("remove_unused_documents: {error}"));
 }
 
 fn session(id: &str) -> SessionId {

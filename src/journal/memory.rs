@@ -1,6 +1,6 @@
 //! The storage engine that keeps records in memory, until the process ends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::{
     AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, SessionQuery,
-    SessionSummary,
+    SessionSummary, unix_ms,
 };
 use crate::record::Seq;
 use crate::types::SessionId;
@@ -39,7 +39,10 @@ use crate::types::SessionId;
 #[derive(Debug, Default)]
 pub struct MemoryJournal {
     sessions: Mutex<BTreeMap<SessionId, Vec<Arc<JournalEntry>>>>,
-    documents: Mutex<BTreeMap<String, String>>,
+    /// The documents with the times at which they were stored.
+    documents: Mutex<BTreeMap<String, (u64, String)>>,
+    /// The documents that sessions name. Locked after `sessions`.
+    uses: Mutex<BTreeSet<(SessionId, String)>>,
 }
 
 impl MemoryJournal {
@@ -53,6 +56,11 @@ impl MemoryJournal {
 impl Journal for MemoryJournal {
     fn append(&self, batch: Batch) -> AppendStatus {
         let mut sessions = self.sessions.lock();
+        let named = batch.entries.iter().filter_map(|entry| entry.document());
+        let mut named = named.map(|key| (batch.session.clone(), key)).peekable();
+        if named.peek().is_some() {
+            self.uses.lock().extend(named);
+        }
         match sessions.get_mut(&batch.session) {
             Some(entries) => entries.extend(batch.entries),
             None => {
@@ -100,16 +108,35 @@ impl Journal for MemoryJournal {
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
         let mut kept = self.sessions.lock();
         sessions.iter().for_each(|session| drop(kept.remove(session)));
+        let mut uses = self.uses.lock();
+        if !uses.is_empty() {
+            let removed: BTreeSet<&SessionId> = sessions.iter().collect();
+            uses.retain(|(session, _)| !removed.contains(session));
+        }
         Ok(())
     }
 
     fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
-        self.documents.lock().insert(key.to_owned(), text.to_owned());
+        self.documents.lock().insert(key.to_owned(), (unix_ms(), text.to_owned()));
         Ok(())
     }
 
     fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
-        Ok(self.documents.lock().get(key).cloned())
+        Ok(self.documents.lock().get(key).map(|(_, text)| text.clone()))
+    }
+
+    fn remove_unused_documents(
+        &self,
+        prefix: &str,
+        stored_before: u64,
+    ) -> Result<(), JournalError> {
+        let mut documents = self.documents.lock();
+        let uses = self.uses.lock();
+        let used: BTreeSet<&String> = uses.iter().map(|(_, key)| key).collect();
+        documents.retain(|key, (stored, _)| {
+            !key.starts_with(prefix) || *stored >= stored_before || used.contains(key)
+        });
+        Ok(())
     }
 
     fn is_in_memory(&self) -> bool {

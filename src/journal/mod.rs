@@ -127,6 +127,21 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// If it cannot be read.
     fn document(&self, key: &str) -> Result<Option<String>, JournalError>;
 
+    /// Deletes the documents whose keys begin with `prefix`, which were stored before this Unix time in
+    /// milliseconds, and which no record of a stored session [names](JournalEntry::document). A document that
+    /// was stored again counts as new. An engine that keeps all documents need not implement this.
+    ///
+    /// # Errors
+    /// If they could not be deleted. Some may have been.
+    fn remove_unused_documents(
+        &self,
+        prefix: &str,
+        stored_before: u64,
+    ) -> Result<(), JournalError> {
+        let _ = (prefix, stored_before);
+        Ok(())
+    }
+
     /// Returns whether it finds and removes sessions without blocking on a disk.
     fn is_in_memory(&self) -> bool {
         false

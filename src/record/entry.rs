@@ -67,6 +67,14 @@ pub struct UnreadableRecord {
 }
 
 impl JournalEntry {
+    /// Returns the key of the document of the journal that the record names, if it names one. The document
+    /// is needed as long as the record is stored.
+    #[must_use]
+    pub fn document(&self) -> Option<String> {
+        let Record::ToolsFrozen { sha256 } = &self.record else { return None };
+        Some(super::frozen_tools_key(sha256))
+    }
+
     /// Returns the body to store: one JSON object `{"v", "shown"?, "record"}`. Sequence number and
     /// time are stored beside it.
     #[must_use]

@@ -391,6 +391,14 @@ pub enum Record {
     SessionClosed,
 }
 
+/// The beginning of the keys of the journal's documents with frozen lists of tools.
+pub(crate) const FROZEN_TOOLS: &str = "tools-";
+
+/// Returns the key of the journal's document with a frozen list of tools.
+pub(crate) fn frozen_tools_key(sha256: &str) -> String {
+    format!("{FROZEN_TOOLS}{sha256}")
+}
+
 /// The mode of a stop.
 ///
 /// [`SessionHandle::stop`](crate::SessionHandle::stop) shows its use.

@@ -118,8 +118,8 @@ impl SessionHandle {
         })
     }
 
-    /// Starts a run and waits for its end. A call that needs approval is rejected at once if nobody can be
-    /// asked: nobody subscribes to the session's events, the host has no server, and the program has never
+    /// Starts a run and waits for its end. A call that needs approval is rejected at once if no person can be
+    /// asked: the session's events have no subscriber, the host has no server, and the program has never
     /// looked for [`Self::approvals`]. A program whose tools need approval uses [`Self::start_run`], or answers
     /// [`Self::approvals`] elsewhere.
     ///
@@ -334,7 +334,7 @@ impl SessionHandle {
     /// let session = host.open_session("demo").await?;
     /// for question in session.approvals().await? {
     ///     println!("{} {}", question.approval.tool_name, question.approval.input);
-    ///     question.reject("nobody is there to answer").await?;
+    ///     question.reject("no person is there to answer").await?;
     /// }
     /// # host.shutdown().await;
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();

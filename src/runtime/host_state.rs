@@ -53,6 +53,8 @@ pub(super) struct HostState {
     pub(super) keep_idle: Option<Duration>,
     /// The time of the last search for sessions to delete, in milliseconds since the host started.
     pub(super) deleted_ms: AtomicU64,
+    /// The time of the next search for lists of tools that no session uses, in milliseconds since the host started.
+    pub(super) next_list_search_ms: AtomicU64,
     /// Sessions with interrupted runs that wait for a manual resume.
     pub(super) suspended: Mutex<BTreeSet<SessionId>>,
     pub(super) started: Instant,

@@ -21,6 +21,9 @@ const ACTORS_KEPT_MS: u64 = 5_000;
 /// The interval of the search for sessions to delete, in milliseconds.
 const DELETE_PAUSE_MS: u64 = 60_000;
 
+/// The interval of the search for lists of tools that no session uses, in milliseconds.
+const UNUSED_LISTS_PAUSE_MS: u64 = 3_600_000;
+
 /// Maximum number of sessions that are deleted at the same time.
 const DELETED_MAX: usize = 1000;
 
@@ -32,6 +35,7 @@ pub(super) fn run(link: &HostRef) {
     release_idle(shared);
     wake_expired(link);
     wake_failed_runs(link);
+    delete_unused_lists(link);
     if let Some(kept) = shared.keep_idle
         && !shared.is_closing()
     {
@@ -103,6 +107,23 @@ fn wake_failed_runs(link: &HostRef) {
             }
         });
     }
+}
+
+/// Deletes the lists of tools that no stored session uses any more.
+fn delete_unused_lists(link: &HostRef) {
+    let (now, next) = (link.shared.clock_ms(), &link.shared.next_list_search_ms);
+    if now < next.load(Ordering::Relaxed) {
+        return;
+    }
+    next.store(now.saturating_add(UNUSED_LISTS_PAUSE_MS), Ordering::Relaxed);
+    let link = link.clone();
+    task::detach(async move {
+        let servers = Arc::clone(&link.shared.tool_servers);
+        let deleted = link.read(move || servers.remove_unused_lists()).await;
+        if let Ok(Err(error)) = deleted {
+            tracing::warn!(%error, "unused_tool_lists_not_deleted");
+        }
+    });
 }
 
 /// Deletes hibernating sessions that were idle for `keep_idle`.

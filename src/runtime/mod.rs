@@ -116,8 +116,6 @@ pub use run_events::{ApprovalQuestion, RunEvent};
 use session_events::HistoryLimits;
 pub use session_events::SessionEvents;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
-#[cfg(any(feature = "cli", test))]
-pub(crate) use tool_servers::frozen_tools_key;
 
 use crate::config::{Config, Resume};
 use crate::context::InitialHistory;
@@ -378,6 +376,7 @@ impl Host {
             idle_after: config.host.idle_after,
             keep_idle: config.journal.keep_idle,
             deleted_ms: AtomicU64::new(0),
+            next_list_search_ms: AtomicU64::new(0),
             suspended: parking_lot::Mutex::default(),
             started,
             closing: AtomicBool::new(false),
@@ -648,7 +647,7 @@ impl Host {
         }
     }
 
-    /// Notes that somebody who can answer approvals looks for them. They wait from now on.
+    /// Notes that a reader who can answer approvals looks for them. They wait from now on.
     #[cfg(feature = "server")]
     pub(crate) fn note_approvals_are_read(&self) {
         self.shared().approvals_are_read.store(true, Ordering::Relaxed);

@@ -14,7 +14,8 @@ use super::task::blocking;
 use super::tool_limiter::ToolLimiters;
 use crate::config::ToolOverride;
 use crate::event::ToolListChange;
-use crate::journal::{Journal, JournalError};
+use crate::journal::{Journal, JournalError, unix_ms};
+use crate::record::{FROZEN_TOOLS, frozen_tools_key};
 use crate::telemetry::Telemetry;
 use crate::tool::{
     FrozenList, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
@@ -24,6 +25,10 @@ use crate::types::SessionId;
 /// Time that a server has to end when the host shuts down. Then its connection is dropped, which kills
 /// its process.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time for which the journal keeps a frozen list that no session names. The record that names it is stored
+/// after it.
+const UNUSED_LIST_KEPT_MS: u64 = 3_600_000;
 
 /// Stands for the list without tools, which is not stored.
 const NO_TOOLS: &str = "[]";
@@ -59,8 +64,9 @@ impl Drop for OwnConnection {
 /// An agent's name and the SHA-256 of a list.
 type FrozenKey = (Arc<str>, Arc<str>);
 
-/// The last frozen list of an agent, with the lists of the servers that it was made from.
-type LatestTools = (Vec<Option<Arc<ServerListing>>>, Arc<FrozenTools>);
+/// The last frozen list of an agent, with the lists of the servers that it was made from, and the Unix time in
+/// milliseconds at which the journal stored it.
+type LatestTools = (Vec<Option<Arc<ServerListing>>>, Arc<FrozenTools>, u64);
 
 /// The servers of a host.
 pub(super) struct ToolServers {
@@ -163,8 +169,10 @@ impl ToolServers {
             }
             listings.push(listing);
         }
-        if let Some((made_from, frozen)) = self.latest.lock().get(&agent.name)
+        let now = unix_ms();
+        if let Some((made_from, frozen, stored)) = self.latest.lock().get(&agent.name)
             && is_same(made_from, &listings)
+            && now.saturating_sub(*stored) < UNUSED_LIST_KEPT_MS / 2
         {
             return Ok(Arc::clone(frozen));
         }
@@ -188,7 +196,7 @@ impl ToolServers {
         for (server, error) in &frozen.missing {
             tracing::warn!(agent = &*agent.name, server, error, "tools_left_out");
         }
-        let entry = (listings, Arc::clone(&frozen));
+        let entry = (listings, Arc::clone(&frozen), now);
         self.latest.lock().insert(Arc::clone(&agent.name), entry);
         Ok(frozen)
     }
@@ -270,6 +278,15 @@ impl ToolServers {
         }
     }
 
+    /// Deletes the frozen lists that no stored session names any more.
+    ///
+    /// # Errors
+    /// If the journal cannot be written.
+    pub(super) fn remove_unused_lists(&self) -> Result<(), JournalError> {
+        let stored_before = unix_ms().saturating_sub(UNUSED_LIST_KEPT_MS);
+        self.journal.remove_unused_documents(FROZEN_TOOLS, stored_before)
+    }
+
     /// Ends all servers.
     pub(super) async fn close(&self) {
         let own: Vec<_> = self.own.lock().values().flatten().filter_map(Weak::upgrade).collect();
@@ -344,11 +361,6 @@ fn is_same(before: &[Option<Arc<ServerListing>>], now: &[Option<Arc<ServerListin
         (Some(_), None) | (None, Some(_)) => false,
     };
     before.len() == now.len() && before.iter().zip(now).all(same)
-}
-
-/// Returns the key of the journal's document with a frozen list.
-pub(crate) fn frozen_tools_key(sha256: &str) -> String {
-    format!("tools-{sha256}")
 }
 
 /// Returns the key of the journal's document with the last list of a server.

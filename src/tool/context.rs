@@ -249,7 +249,7 @@ impl ToolContext {
     }
 
     /// Asks the people who watch the run, and waits for their answer. They receive the question like an
-    /// approval, with the phase `input`. Where nobody can be asked, it is declined at once.
+    /// approval, with the phase `input`. Where no person can be asked, it is declined at once.
     ///
     /// The call's timeout stands still while its question is open, and the tool's `approval_timeout`
     /// counts instead. A tool that drops the future withdraws the question. A call asks one question at a
@@ -268,7 +268,7 @@ impl ToolContext {
     ///     let form = json!({ "type": "object", "properties": { "seats": { "type": "integer" } } });
     ///     match context.ask(Question::form("How many seats?", form)).await? {
     ///         Answer::Accepted(answer) => Ok(format!("booked {}", answer["seats"])),
-    ///         _ => Err(ToolError::new("not booked: nobody answered")),
+    ///         _ => Err(ToolError::new("not booked: no answer")),
     ///     }
     /// }
     /// ```

@@ -113,7 +113,7 @@ pub enum QuestionKind {
 pub enum Answer {
     /// A person answered: with an object that is valid for the form, or with null to a question with a URL.
     Accepted(Arc<Value>),
-    /// A person declined to answer, or nobody can be asked. Holds the reason, if one was given.
+    /// A person declined to answer, or no person can be asked. Holds the reason, if one was given.
     Declined(Option<String>),
     /// No answer arrived within the tool's `approval_timeout`.
     Expired,

@@ -11,7 +11,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
 
 use super::super::JournalError;
 use super::errors::{self, RESTORE_HINT};
-use super::{data_directory, pages};
+use super::{data_directory, pages, query};
 
 /// The application id in the file: `CSHJ`.
 const APPLICATION_ID: i32 = 0x4353_484a;
@@ -45,8 +45,30 @@ const SCHEMA: &str = "
     CREATE UNIQUE INDEX records_by_place ON records(session, seq);
 ";
 
-/// The table of texts that belong to no session. It is made with the first one.
-pub(super) const DOCUMENTS_TABLE: &str = "CREATE TABLE IF NOT EXISTS documents(key TEXT NOT NULL PRIMARY KEY, text TEXT NOT NULL) STRICT";
+/// The texts that belong to no session, with the times at which they were stored, and the sessions whose records
+/// name them. The tables are made with the first text. The sessions that use the texts of an earlier program are
+/// not known, so these are used by number 0, which no session has.
+const DOCUMENT_TABLES: &str = "
+    CREATE TABLE IF NOT EXISTS documents(key TEXT NOT NULL PRIMARY KEY, text TEXT NOT NULL) STRICT;
+    ALTER TABLE documents ADD COLUMN stored INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE document_uses(
+        session INTEGER NOT NULL, key TEXT NOT NULL, PRIMARY KEY(session, key)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX document_uses_by_key ON document_uses(key);
+    INSERT INTO document_uses SELECT 0, key FROM documents;
+";
+
+/// Creates the tables of documents, unless they exist.
+pub(super) fn create_document_tables(connection: &Connection) -> rusqlite::Result<()> {
+    if has_document_tables(connection)? {
+        return Ok(());
+    }
+    connection.execute_batch(DOCUMENT_TABLES)
+}
+
+pub(super) fn has_document_tables(connection: &Connection) -> rusqlite::Result<bool> {
+    query::has_table(connection, "document_uses")
+}
 
 /// Converts the tables of version 1.
 const CONVERSION: &str = "

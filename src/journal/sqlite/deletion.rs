@@ -6,7 +6,7 @@
 
 use rusqlite::{OptionalExtension as _, Transaction};
 
-use super::query;
+use super::{database, query};
 use crate::types::SessionId;
 
 /// A text that is greater than the ids of sessions that are being deleted, and less than all others.
@@ -34,10 +34,15 @@ pub(super) fn hide(
     sessions: &[SessionId],
 ) -> rusqlite::Result<Vec<i64>> {
     let mut hidden = Vec::new();
+    let has_documents = database::has_document_tables(transaction)?;
     for session in sessions {
         let Some(row) = query::session_row(transaction, session)? else { continue };
         let hide = "UPDATE sessions SET id = '!' || number, running = 0 WHERE number = ?1";
         transaction.prepare_cached(hide)?.execute([row.number])?;
+        if has_documents {
+            let release = "DELETE FROM document_uses WHERE session = ?1";
+            transaction.prepare_cached(release)?.execute([row.number])?;
+        }
         hidden.push(row.number);
     }
     Ok(hidden)

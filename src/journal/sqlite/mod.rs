@@ -307,6 +307,14 @@ impl Journal for SqliteJournal {
         self.readers.run(|connection| query::document(connection, key))
     }
 
+    fn remove_unused_documents(
+        &self,
+        prefix: &str,
+        stored_before: u64,
+    ) -> Result<(), JournalError> {
+        self.run_on_writer(WriterTask::RemoveDocuments(prefix.to_owned(), stored_before)).map(drop)
+    }
+
     fn status(&self) -> JournalStatus {
         JournalStatus { queued: self.queue.len(), bytes: database::bytes(&self.file) }
     }
@@ -342,6 +350,8 @@ fn queued_batch(batch: Batch) -> Option<QueuedBatch> {
         state: state_after(entries.iter().map(Arc::as_ref)),
         seqs: entries.first()?.seq.0..=entries.last()?.seq.0,
         rows: stored_rows(entries.get(shared..)?),
+        // A fork uses the documents of the records that it shares.
+        documents: entries.iter().filter_map(|entry| entry.document()).collect(),
         on_status: Arc::new(Mutex::new(on_status)),
         session,
         opening,

@@ -181,10 +181,14 @@ pub(super) fn first_of_row(last: u64, bodies: &str) -> u64 {
     last.saturating_sub(memchr::memchr_iter(b'\n', bodies.as_bytes()).count() as u64)
 }
 
+pub(super) fn has_table(connection: &Connection, name: &str) -> rusqlite::Result<bool> {
+    let table = "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = ?1";
+    connection.query_row(table, [name], |row| Ok(row.get::<_, i64>(0)? > 0))
+}
+
 /// Returns the document with this key.
 pub(super) fn document(connection: &Connection, key: &str) -> Result<Option<String>, QueryError> {
-    let table = "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'documents'";
-    if connection.query_row(table, [], |row| row.get::<_, i64>(0))? == 0 {
+    if !has_table(connection, "documents")? {
         return Ok(None);
     }
     let mut statement = connection.prepare_cached("SELECT text FROM documents WHERE key = ?1")?;

@@ -38,6 +38,8 @@ pub(super) struct QueuedBatch {
     /// The sequence numbers of its records.
     pub(super) seqs: RangeInclusive<u64>,
     pub(super) rows: Vec<StoredRow>,
+    /// The keys of the documents that its records name.
+    pub(super) documents: Vec<String>,
     pub(super) urgent: bool,
     pub(super) engine_state: Arc<EngineLogState>,
     pub(super) on_status: SharedCallback,
@@ -64,6 +66,8 @@ pub(super) struct StoredRow {
 pub(super) enum WriterTask {
     /// Stores a document: its key and its text.
     PutDocument(String, String),
+    /// Deletes documents without uses: the beginning of their keys, and the time before which they were stored.
+    RemoveDocuments(String, u64),
     /// Hides sessions: they do not exist any more.
     Hide(Vec<SessionId>),
     /// Deletes some of the records of hidden sessions.

@@ -427,6 +427,40 @@ async fn a_fork_of_a_session_that_has_been_removed_is_refused() {
 }
 
 #[tokio::test]
+async fn documents_stay_for_forks_and_those_of_earlier_programs_for_ever() {
+    let dir = TestDir::new();
+    drop(open(&dir, Durability::Strict));
+    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    connection
+        .execute_batch(
+            "CREATE TABLE documents(key TEXT NOT NULL PRIMARY KEY, text TEXT NOT NULL) STRICT;
+             INSERT INTO documents VALUES ('tools-old', 'old');",
+        )
+        .unwrap();
+    drop(connection);
+    let journal = open(&dir, Durability::Strict);
+    journal.put_document("tools-new", "new").unwrap();
+    let session = log(&journal, "origin", 0);
+    let frozen = Record::ToolsFrozen { sha256: "new".into() };
+    session.append(vec![opened("x"), frozen], Urgency::Urgent, || ());
+    session.wait_durable(Seq(2)).await.unwrap();
+    store_fork(&journal, "origin", 2, "fork").await.unwrap();
+    let kept = |journal: &SqliteJournal| {
+        journal.remove_unused_documents("tools-", u64::MAX).unwrap();
+        ["tools-old", "tools-new"].map(|key| journal.document(key).unwrap().is_some())
+    };
+    assert_eq!(kept(&journal), [true, true]);
+    journal.remove(&[id("origin")]).unwrap();
+    assert_eq!(kept(&journal), [true, true]);
+    drop((session, journal));
+    let journal = open(&dir, Durability::Strict);
+    assert_eq!(kept(&journal), [true, true]);
+    journal.remove(&[id("fork")]).unwrap();
+    assert_eq!(kept(&journal), [true, false]);
+    assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
+}
+
+#[tokio::test]
 async fn a_database_of_version_1_is_converted() {
     let dir = TestDir::new();
     drop(open(&dir, Durability::Strict));

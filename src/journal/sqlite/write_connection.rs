@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior};
 
-use super::super::JournalError;
+use super::super::{JournalError, unix_ms};
 use super::database;
 use super::deletion::{self, DeletionStep};
 use super::kill_point::KillPoint;
@@ -63,9 +63,29 @@ impl WriteConnection {
     /// Stores a document, or replaces it. Databases of earlier programs have no table for it.
     pub(super) fn put_document(&mut self, key: &str, text: &str) -> rusqlite::Result<()> {
         let transaction = immediate(&mut self.connection)?;
-        transaction.execute_batch(database::DOCUMENTS_TABLE)?;
-        let insert = "INSERT OR REPLACE INTO documents(key, text) VALUES (?1, ?2)";
-        transaction.execute(insert, [key, text])?;
+        database::create_document_tables(&transaction)?;
+        let insert = "INSERT OR REPLACE INTO documents(key, text, stored) VALUES (?1, ?2, ?3)";
+        transaction.execute(insert, (key, text, unix_ms()))?;
+        transaction.commit()
+    }
+
+    /// Deletes the documents that no session uses, among those with this beginning of the key that were stored
+    /// before a time.
+    pub(super) fn remove_unused_documents(
+        &mut self,
+        prefix: &str,
+        stored_before: u64,
+    ) -> rusqlite::Result<()> {
+        let transaction = immediate(&mut self.connection)?;
+        if !database::has_document_tables(&transaction)? {
+            return Ok(());
+        }
+        let delete = "DELETE FROM documents
+                      WHERE substr(key, 1, length(?1)) = ?1 AND stored < ?2
+                      AND NOT EXISTS (SELECT 1 FROM document_uses u WHERE u.key = documents.key)";
+        // A time that SQLite cannot express is after all others.
+        let stored_before = i64::try_from(stored_before).unwrap_or(i64::MAX);
+        transaction.execute(delete, (prefix, stored_before))?;
         transaction.commit()
     }
 
@@ -207,6 +227,14 @@ fn insert_batch(
         .prepare_cached("INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)")?;
     for row in &batch.rows {
         insert.execute((number, row.last_seq, row.time, &row.bodies))?;
+    }
+    if !batch.documents.is_empty() {
+        database::create_document_tables(transaction)?;
+        let name = "INSERT OR IGNORE INTO document_uses(session, key) VALUES (?1, ?2)";
+        let mut name = transaction.prepare_cached(name)?;
+        for key in &batch.documents {
+            name.execute((number, key))?;
+        }
     }
     if let (false, Some(state)) = (new, batch.state) {
         transaction

@@ -372,6 +372,9 @@ impl JournalWriter {
                 written.map_err(|error| errors::write_error(&error))?;
                 self.log.sync_data().map_err(|error| JournalError::Write(error.to_string()))?;
             }
+            WriterTask::RemoveDocuments(prefix, stored_before) => {
+                self.make_room(|store| store.remove_unused_documents(&prefix, stored_before))?;
+            }
             WriterTask::Hide(sessions) => {
                 let hidden = self.make_room(|store| store.hide(&sessions))?;
                 self.sessions.fetch_sub(hidden, Ordering::AcqRel);

@@ -105,7 +105,7 @@ impl SessionActorState {
         self.reject_if_nobody_can_be_asked();
     }
 
-    /// Rejects the open approvals of a run whose caller waits for its end, if nobody else can answer them.
+    /// Rejects the open approvals of a run whose caller waits for its end, if no other reader can answer them.
     fn reject_if_nobody_can_be_asked(&self) {
         let Some(run) = self.run.as_ref().filter(|run| run.is_awaited()) else { return };
         let is_read = self.shared.approvals_are_read.load(Ordering::Relaxed);

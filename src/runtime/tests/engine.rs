@@ -79,6 +79,10 @@ impl Journal for Engine {
         self.inner.put_document(key, text)
     }
 
+    fn remove_unused_documents(&self, prefix: &str, before: u64) -> Result<(), JournalError> {
+        self.inner.remove_unused_documents(prefix, before)
+    }
+
     fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
         self.inner.document(key)
     }

@@ -5,7 +5,7 @@ use super::provider::{Reply, answer_with, calls_to};
 use super::*;
 use crate::config::{OnExcess, RunOverrides};
 use crate::journal::SessionQuery;
-use crate::record::{JournalEntry, Record, Seq};
+use crate::record::{JournalEntry, Record, Seq, frozen_tools_key};
 use crate::session::{Replayed, replay};
 use crate::tool::FrozenList;
 use crate::turn::{Difference, TurnRules};

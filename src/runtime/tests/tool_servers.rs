@@ -10,7 +10,7 @@ use super::*;
 use crate::config::{AgentConfig, McpConfig, McpTransport, ToolLoading};
 use crate::event::EventId;
 use crate::journal::MemoryJournal;
-use crate::record::{Record, StopMode};
+use crate::record::{FROZEN_TOOLS, Record, StopMode, frozen_tools_key};
 use crate::telemetry::FeedItem;
 use crate::tool::{
     RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
@@ -221,6 +221,37 @@ async fn a_server_that_is_down_at_the_first_run_offers_its_last_known_tools() {
         assert_eq!(names, ["files__read", "own"]);
     }
     assert_eq!(lists(&host, &lasting), lists(&host, &other));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_list_is_deleted_with_the_last_session_that_uses_it() {
+    let provider = calling("files__read").await;
+    let server = FakeServer::new("files", ServerState::Up, &["read"]);
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::new());
+    let setup = setup(&provider, with_servers(&[&server]), |_| ());
+    let host = start_on(setup, Arc::clone(&journal)).await.unwrap();
+    let one = session(&host).await;
+    one.run("go").await.unwrap();
+    let at = one.snapshot().await.unwrap().seq;
+    let fork = host.fork(&one, at, None).await.unwrap();
+    let key = frozen_tools_key(&lists(&host, &one)[0]);
+    // The unused lists of the last hour are kept.
+    let is_kept = |before: u64| {
+        journal.remove_unused_documents(FROZEN_TOOLS, before).unwrap();
+        journal.document(&key).unwrap().is_some()
+    };
+    let listed = Arc::clone(&journal);
+    until("the list is stored", || listed.document("server-files").unwrap().is_some()).await;
+    assert!(is_kept(u64::MAX));
+    one.delete().await.unwrap();
+    assert!(is_kept(u64::MAX), "the fork uses it");
+    assert_eq!(fork.run("again").await.unwrap().run_end, RunEnd::Answered);
+    fork.delete().await.unwrap();
+    host.inner.link.shared.tool_servers.remove_unused_lists().unwrap();
+    assert!(is_kept(0), "it was stored just now");
+    assert!(!is_kept(u64::MAX));
+    assert!(journal.document("server-files").unwrap().is_some(), "the last known list is kept");
     nothing_left(&host).await;
 }
 

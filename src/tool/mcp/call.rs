@@ -160,10 +160,15 @@ impl McpTool {
                 // The time begins again.
                 () = call.arrived.notified() => {}
                 () = context.cancelled() => {
-                    cancel(&peer, id, "the call was cancelled").await;
+                    if !calls.writes.withdraw(&id) {
+                        cancel(&peer, id, "the call was cancelled").await;
+                    }
                     return Err(ToolError::new("cancelled"));
                 }
                 () = tokio::time::sleep(self.timeout), if !call.is_asking() => {
+                    if calls.writes.withdraw(&id) {
+                        return Err(self.unread());
+                    }
                     cancel(&peer, id, "the call took too long").await;
                     return Err(self.timed_out());
                 }
@@ -171,7 +176,7 @@ impl McpTool {
         };
         match answer {
             Ok(answer) => Ok(serde_json::to_value(answer).unwrap_or_default()),
-            Err(error) => Err(self.failure(&error, context)),
+            Err(error) => Err(self.failure(&error, || calls.writes.withdraw(&id), context)),
         }
     }
 
@@ -183,13 +188,18 @@ impl McpTool {
         }
     }
 
-    fn failure(&self, error: &ServiceError, context: &ToolContext) -> ToolError {
+    fn failure(
+        &self,
+        error: &ServiceError,
+        is_withdrawn: impl FnOnce() -> bool,
+        context: &ToolContext,
+    ) -> ToolError {
         if let ServiceError::McpError(error) = error {
             // The server has refused the request.
             let message = format!("{} (code {})", error.message, error.code.0);
             return ToolError::new(message).permanent();
         }
-        if is_unsent(error) {
+        if is_unsent(error) || is_withdrawn() {
             return self.down(&error_chain(error));
         }
         self.lost(&error_chain(error), context)
@@ -200,6 +210,15 @@ impl McpTool {
         let limit = humantime::format_duration(self.timeout);
         let message = format!("no answer within {limit} (mcp.{}.timeout)", self.server);
         ToolError::new(message).with_kind(FailureKind::Timeout).with_status(ToolStatus::TimedOut)
+    }
+
+    /// Returns the error of a call that waited for the server to read others.
+    fn unread(&self) -> ToolError {
+        let (name, limit) = (&self.server, humantime::format_duration(self.timeout));
+        let message = format!(
+            "the server {name} has read no call for {limit} (mcp.{name}.timeout), and this one was not sent"
+        );
+        ToolError::new(message).with_kind(FailureKind::NotSent)
     }
 
     /// Returns the error of a call that was not sent.

@@ -152,7 +152,8 @@ impl Endpoint {
                 let tail = Arc::new(Mutex::new(Vec::new()));
                 let reader = spawn(keep_tail(process.stderr, Arc::clone(&tail)));
                 let noise = Arc::clone(&shared.noise);
-                let transport = StdioTransport::new(process.stdout, process.stdin, noise);
+                let transport =
+                    StdioTransport::new(process.stdout, process.stdin, noise, Arc::clone(&calls));
                 let mut process = Process { control: process.control, end: None, tail, reader };
                 match serve_client_with_lifecycle(handler, transport, lifecycle).await {
                     Ok(service) => Ok(Connection::new(service, calls, Some(process))),
@@ -361,6 +362,8 @@ pub(super) fn drained(mut connection: Connection) -> AbortOnDropHandle<()> {
 /// The tools as a server describes them.
 pub(super) struct ListedTools {
     pub(super) tools: Vec<Value>,
+    /// The names of the tools that the library has left out, because of a wrong `x-mcp-header`.
+    pub(super) dropped: Vec<String>,
     /// True if the server has more tools than are read.
     pub(super) is_cut: bool,
 }
@@ -369,18 +372,24 @@ pub(super) struct ListedTools {
 ///
 /// # Errors
 /// The reason, for people.
-pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<ListedTools, String> {
-    let (mut tools, mut cursor, mut pages) = (Vec::new(), None::<String>, 0);
+pub(super) async fn list_tools(connection: &OpenConnection) -> Result<ListedTools, String> {
+    let OpenConnection { peer, calls } = connection;
+    let (mut tools, mut dropped) = (Vec::new(), Vec::new());
+    let (mut cursor, mut pages) = (None::<String>, 0);
     loop {
         let params = PaginatedRequestParams::default().with_cursor(cursor.clone());
         let request = ListToolsRequest::with_param(params);
         let request = ClientRequest::ListToolsRequest(request);
         let options = PeerRequestOptions::no_options();
         let answer = peer.send_cancellable_request(request, options).await;
-        let answer = match answer {
-            Ok(handle) => handle.await_response().await,
-            Err(error) => Err(error),
+        let (answer, id) = match answer {
+            Ok(handle) => {
+                let id = handle.id.clone();
+                (handle.await_response().await, Some(id))
+            }
+            Err(error) => (Err(error), None),
         };
+        let named = id.and_then(|id| calls.listed.lock().remove(&id)).unwrap_or_default();
         let answer =
             answer.map_err(|error| format!("tools/list failed: {}", error_chain(&error)))?;
         // One wrong tool must not cost the others, so the answer is read without the library's types.
@@ -388,13 +397,15 @@ pub(super) async fn list_tools(peer: &Peer<RoleClient>) -> Result<ListedTools, S
         let Some(page) = answer["tools"].as_array() else {
             return Err("tools/list failed: the answer has no list of tools".to_owned());
         };
+        let is_kept = |name: &String| page.iter().any(|tool| tool["name"] == name.as_str());
+        dropped.extend(named.into_iter().filter(|name| !is_kept(name)));
         tools.extend(page.iter().cloned());
         pages += 1;
         let next = answer["nextCursor"].as_str().map(str::to_owned);
         if next.is_none() || next == cursor || pages == PAGES_MAX || tools.len() >= TOOLS_MAX {
             let is_cut = tools.len() > TOOLS_MAX || (next.is_some() && next != cursor);
             tools.truncate(TOOLS_MAX);
-            return Ok(ListedTools { tools, is_cut });
+            return Ok(ListedTools { tools, dropped, is_cut });
         }
         cursor = next;
     }

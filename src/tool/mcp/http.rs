@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use futures::StreamExt as _;
 use http::{HeaderName, HeaderValue};
-use rmcp::model::{ClientJsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientRequest, JsonRpcRequest, RequestId, ServerJsonRpcMessage,
+    ServerResult,
+};
 use rmcp::transport::common::client_side_sse::BoxedSseResponse;
 use rmcp::transport::streamable_http_client::{
     StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
@@ -62,11 +65,17 @@ impl StreamableHttpClient for ServiceClient {
         headers: Headers,
         limits: StreamableHttpResponseLimits,
     ) -> Result<StreamableHttpPostResponse, ServiceClientError> {
-        let request = match &message {
-            ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),
+        if !self.calls.writes.begin(&message) {
+            // It was the last one that waited for its answer.
+            return Err(StreamableHttpError::TransportChannelClosed);
+        }
+        let (request, lists) = match &message {
+            ClientJsonRpcMessage::Request(JsonRpcRequest { id, request, .. }) => {
+                (Some(id.clone()), matches!(request, ClientRequest::ListToolsRequest(_)))
+            }
             ClientJsonRpcMessage::Response(_)
             | ClientJsonRpcMessage::Notification(_)
-            | ClientJsonRpcMessage::Error(_) => None,
+            | ClientJsonRpcMessage::Error(_) => (None, false),
         };
         let post = self
             .client
@@ -82,8 +91,16 @@ impl StreamableHttpClient for ServiceClient {
             self.shared.suspect.notify_one();
         }
         Ok(match (response, request) {
+            (StreamableHttpPostResponse::Json(answer, session), Some(_)) if lists => {
+                note_list(&answer, &self.calls);
+                StreamableHttpPostResponse::Json(answer, session)
+            }
             (StreamableHttpPostResponse::Sse(stream, session), Some(call)) => {
-                let stream = note_questions(stream, Arc::clone(&self.calls), call);
+                let calls = Arc::clone(&self.calls);
+                let stream = match lists {
+                    true => note_lists(stream, calls),
+                    false => note_questions(stream, calls, call),
+                };
                 StreamableHttpPostResponse::Sse(stream, session)
             }
             (response, _) => response,
@@ -132,6 +149,30 @@ impl StreamableHttpClient for ServiceClient {
         );
         self.noted(stream.await)
     }
+}
+
+/// Notes the names of all tools of an answer to `tools/list`. The library then leaves out those with a wrong
+/// `x-mcp-header`.
+fn note_list(answer: &ServerJsonRpcMessage, calls: &OpenCalls) {
+    if let ServerJsonRpcMessage::Response(response) = answer
+        && let ServerResult::ListToolsResult(list) = &response.result
+    {
+        let names = list.tools.iter().map(|tool| tool.name.to_string()).collect();
+        calls.listed.lock().insert(response.id.clone(), names);
+    }
+}
+
+/// Notes the names of all tools in the event stream of an answer to `tools/list`.
+fn note_lists(events: BoxedSseResponse, calls: Arc<OpenCalls>) -> BoxedSseResponse {
+    let events = events.inspect(move |event| {
+        let data = event.as_ref().ok().and_then(|event| event.data.as_deref());
+        // Most lists have no such headers, and are not parsed twice.
+        let data = data.filter(|data| data.contains("x-mcp-header"));
+        if let Some(Ok(answer)) = data.map(serde_json::from_str) {
+            note_list(&answer, &calls);
+        }
+    });
+    events.boxed()
 }
 
 /// Notes for which call a service asks questions: the one in whose event stream they come.

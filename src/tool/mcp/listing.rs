@@ -80,6 +80,18 @@ pub(super) fn listing(
     ServerListing { tools: offered.into_values().collect(), left_out, warnings }
 }
 
+/// Returns the tools that the library has left out, with the reason. The protocol demands it of clients over HTTP
+/// (<https://modelcontextprotocol.io/specification/2026-07-28/server/tools>).
+pub(super) fn wrong_headers(
+    dropped: &[String],
+    filter: &ToolFilter,
+) -> impl Iterator<Item = (String, String)> {
+    let reason = "its inputSchema has an x-mcp-header that is not valid: it must be the name of a header, \
+                  stand once, and belong to a property of type string, integer or boolean";
+    let wrong = dropped.iter().filter(|name| filter.admits(name));
+    wrong.map(move |name| (excerpt(name, QUOTED_NAME_CHARS_MAX), reason.to_owned()))
+}
+
 /// Describes a tool that is not as it was accepted.
 fn describe(problem: PinProblem) -> String {
     match problem {

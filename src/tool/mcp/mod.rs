@@ -13,6 +13,7 @@
 //! | `stdio.rs` | messages over the standard input and output of a process |
 //! | `call.rs` | the tool: one call |
 //! | `server_call.rs` | a call whose answer is awaited |
+//! | `call_writes.rs` | the calls that were certainly not sent |
 //! | `questions.rs` | questions of a server (elicitation) |
 //! | `naming.rs` | the names under which tools are offered |
 //! | `listing.rs` | the list of tools, from the results of `tools/list` |
@@ -21,6 +22,7 @@
 //! | `reconnect.rs` | the waits between attempts to connect |
 
 mod call;
+mod call_writes;
 mod connection;
 mod http;
 mod listing;
@@ -37,7 +39,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use rmcp::service::{Peer, RoleClient};
 use tokio::sync::{SemaphorePermit, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -52,9 +53,9 @@ use crate::config::{McpConfig, McpPin, McpShare, McpTrust};
 use crate::types::SessionId;
 use call::McpTool;
 use connection::{Connection, Endpoint, ListedTools, drained, list_tools};
-use listing::{Pins, ToolFilter, listing};
+use listing::{Pins, ToolFilter, listing, wrong_headers};
 use reconnect::Reconnect;
-use shared::{SessionConnections, SharedConnection, ToolConnection};
+use shared::{OpenConnection, SessionConnections, SharedConnection, ToolConnection};
 
 /// The reason of the end of all connections.
 const CLOSING: &str = "the host is shutting down";
@@ -175,7 +176,7 @@ impl McpServer {
         let starting = async {
             let connected = endpoint.connect(&self.shared);
             let connection = self.shared.observe("initialize", connected, |_| "failed").await?;
-            let tools = self.list_tools(connection.peer()).await?;
+            let tools = self.list_tools(connection.open()).await?;
             Ok::<_, String>((connection, tools))
         };
         let started = tokio::select! {
@@ -199,6 +200,7 @@ impl McpServer {
     fn listing(&self, listed: &ListedTools) -> ServerListing {
         let Definition { name, filter, pins, .. } = &*self.definition;
         let mut listing = listing(name, &listed.tools, filter, pins.as_ref());
+        listing.left_out.extend(wrong_headers(&listed.dropped, filter));
         if listed.is_cut {
             let read = listed.tools.len();
             let reason = format!("the list goes on, but only its first {read} tools are read");
@@ -210,8 +212,8 @@ impl McpServer {
         listing
     }
 
-    async fn list_tools(&self, peer: &Peer<RoleClient>) -> Result<ListedTools, String> {
-        let list = list_tools(peer);
+    async fn list_tools(&self, connection: &OpenConnection) -> Result<ListedTools, String> {
+        let list = list_tools(connection);
         self.shared.observe("tools/list", list, |_| "failed").await
     }
 
@@ -227,12 +229,12 @@ impl McpServer {
                 () = connection.ended() => break None,
                 () = &mut changes => {}
                 () = self.shared.list_changed.notified() => {
-                    if let Ok(tools) = self.list_again(connection.peer()).await {
+                    if let Ok(tools) = self.list_again(connection.open()).await {
                         self.set(ServerState::Up, list(&tools));
                     }
                 }
                 () = self.shared.suspect.notified() => {
-                    if let Err(error) = self.list_again(connection.peer()).await {
+                    if let Err(error) = self.list_again(connection.open()).await {
                         break Some(error);
                     }
                 }
@@ -248,8 +250,8 @@ impl McpServer {
     }
 
     /// Lists the tools of a server that is connected.
-    async fn list_again(&self, peer: &Peer<RoleClient>) -> Result<ListedTools, String> {
-        let listed = self.list_tools(peer);
+    async fn list_again(&self, connection: &OpenConnection) -> Result<ListedTools, String> {
+        let listed = self.list_tools(connection);
         let limit = self.definition.config.start_timeout;
         let listed = tokio::time::timeout(limit, listed).await;
         let listed =

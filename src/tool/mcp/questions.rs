@@ -3,8 +3,8 @@
 //! A server of the newest protocol answers a call with `input_required`. The call is then sent again, with the
 //! answers and the server's opaque state. A server of an earlier protocol sends a request during the call; it does
 //! not say for which. Over HTTP the event stream that carries it tells. Over a process the question belongs to the
-//! call that was sent last, unless calls of several sessions run: then it is declined, so that nobody reads the
-//! question of another session.
+//! call that was sent last, unless calls of several sessions run: then it is declined, so that no session receives
+//! the question of another one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -147,7 +147,7 @@ fn action(answer: &Answer) -> Value {
     }
 }
 
-/// Returns the result of a question that nobody is asked.
+/// Returns the result that declines a question.
 pub(super) fn decline() -> Value {
     json!({ "action": "decline" })
 }

@@ -11,6 +11,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use super::call_writes::CallWrites;
 use super::server_call::ServerCall;
 use super::stdio::Noise;
 use crate::tool::server::{RequestObserver, ServerState, ServerStatus};
@@ -74,6 +75,9 @@ pub(super) struct OpenCalls {
     pub(super) tracker: TaskTracker,
     /// The calls that run, by the tokens of their progress.
     pub(super) running: Mutex<HashMap<ProgressToken, ServerCall>>,
+    pub(super) writes: CallWrites,
+    /// The names in answers to `tools/list`, by the ids of the requests, before the library leaves some out.
+    pub(super) listed: Mutex<HashMap<RequestId, Vec<String>>>,
     /// The calls in whose event streams questions of a service came, by the ids of the questions.
     askers: Mutex<HashMap<RequestId, RequestId>>,
 }
@@ -109,6 +113,7 @@ impl OpenCalls {
     pub(super) fn remove(&self, token: &ProgressToken) {
         if let Some(call) = self.running.lock().remove(token) {
             self.askers.lock().retain(|_, asker| asker != call.id());
+            self.writes.end(call.id());
         }
     }
 }

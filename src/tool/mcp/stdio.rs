@@ -11,6 +11,7 @@ use serde::de::IgnoredAny;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::unix::pipe;
 
+use super::shared::OpenCalls;
 use crate::types::excerpt;
 
 /// Maximum size of a line. Longer ones are skipped.
@@ -62,6 +63,7 @@ pub(super) struct StdioTransport {
     skips: bool,
     writer: Arc<tokio::sync::Mutex<Option<pipe::Sender>>>,
     noise: Arc<Mutex<Noise>>,
+    calls: Arc<OpenCalls>,
 }
 
 impl StdioTransport {
@@ -69,9 +71,11 @@ impl StdioTransport {
         stdout: pipe::Receiver,
         stdin: pipe::Sender,
         noise: Arc<Mutex<Noise>>,
+        calls: Arc<OpenCalls>,
     ) -> Self {
         let writer = Arc::new(tokio::sync::Mutex::new(Some(stdin)));
-        Self { reader: BufReader::new(stdout), line: Vec::new(), skips: false, writer, noise }
+        let reader = BufReader::new(stdout);
+        Self { reader, line: Vec::new(), skips: false, writer, noise, calls }
     }
 
     /// Reads the next line. `None` at the end. May be dropped and called again: what has arrived of a line
@@ -104,15 +108,27 @@ impl Transport<RoleClient> for StdioTransport {
         &mut self,
         item: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = Result<(), SendError>> + Send + 'static {
-        let writer = Arc::clone(&self.writer);
+        let (writer, calls) = (Arc::clone(&self.writer), Arc::clone(&self.calls));
         async move {
             let mut message = serde_json::to_vec(&item)?;
             message.push(b'\n');
             let mut writer = writer.lock().await;
             let Some(pipe) = writer.as_mut() else { return Err(SendError::NotSent) };
-            let written = match pipe.write(&message).await {
-                Ok(0) | Err(_) => return Err(SendError::NotSent),
-                Ok(written) => written,
+            // A call can be withdrawn until the pipe has accepted a byte of it.
+            let written = loop {
+                let writable = pipe.writable().await;
+                if writable.is_err() || !calls.writes.begin(&item) {
+                    return Err(SendError::NotSent);
+                }
+                match pipe.try_write(&message) {
+                    Ok(written @ 1..) => break written,
+                    result => {
+                        calls.writes.fail(&item);
+                        if !result.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                            return Err(SendError::NotSent);
+                        }
+                    }
+                }
             };
             pipe.write_all(message.get(written..).unwrap_or_default()).await?;
             Ok(())
