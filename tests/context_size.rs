@@ -67,11 +67,17 @@ fn beginnings(world: &World, request: usize) -> Vec<String> {
     messages(world, request).iter().map(text).collect()
 }
 
-/// Checks that the records of the session are valid, have a line of text each, and replay the same.
-async fn check_records(world: &World) {
+/// Checks that the records of the session are valid.
+async fn check_valid(world: &World) {
     let entries = world.session.records(Seq(0)).await.unwrap();
     let breaches = verify(world.session.id(), &entries);
     assert!(breaches.is_empty(), "{breaches:?}");
+}
+
+/// Checks that the records of the session are valid, have a line of text each, and replay the same.
+async fn check_records(world: &World) {
+    check_valid(world).await;
+    let entries = world.session.records(Seq(0)).await.unwrap();
     let text: String = callsheet::journal::export::text(&entries).collect();
     assert!(text.contains("  compacted  ") && !text.contains("misplaced"), "{text}");
     let mut config = Config::default();
@@ -227,7 +233,7 @@ async fn two_summaries_without_effect_are_told_and_the_run_goes_on() {
         of_tokens(Response::text(&long), 550),
         of_tokens(calls("kept"), 530),
         Response::status(500),
-        of_tokens(Response::text("Done."), 940),
+        of_tokens(Response::text("Done."), 560),
     ];
     let world = host(responses, 600, |config| {
         config.agents.get_mut("default").unwrap().context.keep_turns = 0;
@@ -242,6 +248,115 @@ async fn two_summaries_without_effect_are_told_and_the_run_goes_on() {
         limits.map(|event| (event["limit"].clone(), event["action"].clone())).collect();
     let of = |action: &str| (json!("compact_at"), json!(action));
     assert_eq!(actions, [of("summary_has_no_effect"), of("summary_failed")]);
+    // The tokens of a summary without effect count, too.
+    assert_eq!(report.stats.input_tokens, 120 + 550 + 530 + 560);
+    assert_eq!(world.session.snapshot().await.unwrap().usage.input_tokens, 120 + 550 + 530 + 560);
+    check_valid(&world).await;
+}
+
+/// A refusal that names the window.
+fn refusal(window: u64) -> Response {
+    let message = format!("This model's maximum context length is {window} tokens.");
+    let error = json!({"error": {"message": message, "code": "context_length_exceeded"}});
+    Response { error: Some(error), ..Response::status(400) }
+}
+
+#[tokio::test]
+async fn a_failed_summary_is_asked_for_again_before_the_first_turn_of_the_next_input() {
+    let responses = [
+        of_tokens(calls("kept"), 120),
+        refusal(600),
+        Response::status(500),
+        of_tokens(Response::text("## Goal\ngo"), 560),
+        of_tokens(Response::text("Done."), 200),
+    ];
+    let world = host(responses, 0, |config| {
+        config.agents.get_mut("default").unwrap().context.keep_turns = 0;
+    })
+    .await;
+    let (report, changes) = run(&world).await;
+    assert_eq!((report.run_end, changes.len()), (RunEnd::Failed, 0));
+    assert_eq!(report.error.unwrap().code, "CONTEXT_OVERFLOW");
+    let (report, changes) = run(&world).await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
+    assert_eq!(changes.len(), 1, "{changes:?}");
+    assert_eq!(changes[0]["kind"], "summarised");
+    check_records(&world).await;
+}
+
+#[tokio::test]
+async fn a_request_above_the_window_that_is_not_refused_is_made_smaller_once_in_a_turn() {
+    let cut_off = Response {
+        finish_reason: callsheet::rehearsal::Finish::Word("length".into()),
+        ..Response::text("")
+    };
+    let silent = [of_tokens(Response::text("junk"), 2_100), of_tokens(cut_off, 1_985)];
+    for silent in silent {
+        let responses = [
+            of_tokens(calls("long"), 100),
+            of_tokens(calls("long"), 550),
+            silent.clone(),
+            of_tokens(Response::text("Done."), 900),
+            // Nothing can be cleared any more.
+            silent.clone(),
+            silent,
+            of_tokens(Response::text("Here I am."), 700),
+        ];
+        let world = host(responses, 2_000, |config| {
+            let agent = config.agents.get_mut("default").unwrap();
+            agent.context.compact_at = Share::of(0.0).unwrap();
+        })
+        .await;
+        let (report, changes) = run(&world).await;
+        assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
+        assert_eq!(changes.len(), 1, "{changes:?}");
+        assert_eq!((&changes[0]["kind"], report.turns), (&json!("cleared"), 3));
+        assert!(!beginnings(&world, 3).iter().any(|text| text.contains("junk")));
+        let (report, _) = run(&world).await;
+        assert_eq!(report.run_end, RunEnd::Failed);
+        assert_eq!(report.error.unwrap().code, "CONTEXT_OVERFLOW");
+        let page = world.host.metrics_page().unwrap();
+        assert!(page.contains("callsheet_context_overflows_total{model=\"scripted\"} "), "{page}");
+        check_records(&world).await;
+        let left = 7 - world.requests().len();
+        for _ in 0..left {
+            run(&world).await;
+        }
+        world.assert_paired();
+    }
+}
+
+#[tokio::test]
+async fn an_empty_response_of_maximum_length_far_from_the_window_is_no_overflow() {
+    let finish_reason = callsheet::rehearsal::Finish::Word("length".into());
+    let cut_off = Response { finish_reason, ..Response::text("") };
+    let responses = [of_tokens(cut_off, 1_900), of_tokens(Response::text("Done."), 1_950)];
+    let world = host(responses, 2_000, |_| ()).await;
+    let (report, changes) = run(&world).await;
+    assert_eq!((report.run_end, changes.len()), (RunEnd::Answered, 0));
+}
+
+#[tokio::test]
+async fn the_parts_of_each_request_and_the_cached_tokens_are_counted() {
+    let usage = json!({"prompt_tokens": 600, "completion_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 512}});
+    let second = Response { usage: Some(usage), ..Response::text("Done.") };
+    let world = host([of_tokens(calls("long"), 100), second], 0, |_| ()).await;
+    run(&world).await;
+    let page = world.host.metrics_page().unwrap();
+    let value = |series: &str| -> f64 {
+        let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {series} in\n{page}")).parse().unwrap()
+    };
+    let of =
+        |part: &str, of: &str| value(&format!("callsheet_context_tokens_{of}{{part=\"{part}\"}}"));
+    for part in ["tools", "system", "user", "assistant", "results", "summary"] {
+        assert_eq!(of(part, "count"), 2.0, "{part}");
+    }
+    assert!(of("results", "sum") > 300.0, "{page}");
+    assert!(of("tools", "sum") > 0.0 && of("user", "sum") > 0.0 && of("summary", "sum") == 0.0);
+    let cached = page.lines().find(|line| line.starts_with("callsheet_cached_input_tokens_total{"));
+    assert!(cached.is_some_and(|line| line.ends_with(" 512")), "{cached:?}");
 }
 
 #[tokio::test]

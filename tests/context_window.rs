@@ -10,7 +10,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig};
+use callsheet::config::{BaseUrl, Config, ModelConfig};
+use callsheet::journal::MemoryJournal;
 use callsheet::message::Message;
 use callsheet::model::{CallDelta, Delta, ModelRequest, ModelSource, ModelStream};
 use callsheet::prelude::*;
@@ -38,6 +39,8 @@ struct Window {
     tokens: u64,
     /// The service names its window when it refuses a request.
     names_window: bool,
+    /// The turns before an answer.
+    turns: usize,
     seen: Arc<Mutex<Seen>>,
 }
 
@@ -68,7 +71,7 @@ impl Window {
         let (content, kind) = if asks_summary {
             seen.summaries += 1;
             (Delta::Text(SUMMARY.to_owned()), FinishKind::Stop)
-        } else if seen.answers % (TURNS + 1) == TURNS {
+        } else if seen.answers % (self.turns + 1) == self.turns {
             seen.answers += 1;
             (Delta::Text("All pages are read.".to_owned()), FinishKind::Stop)
         } else {
@@ -123,6 +126,16 @@ fn has_input(messages: &[Arc<Message>]) -> bool {
 }
 
 async fn host(window: Window, known: Option<u64>) -> Host {
+    host_at(window, known, "http://127.0.0.1:9", Arc::new(MemoryJournal::new())).await
+}
+
+/// Starts a host whose model has this address.
+async fn host_at(
+    window: Window,
+    known: Option<u64>,
+    address: &str,
+    journal: Arc<MemoryJournal>,
+) -> Host {
     let page = ToolSpec::named("page", "Returns a page.").pure().into_tool(
         async |input: serde_json::Value, _| {
             Ok(format!("{} {}", input["number"], "word ".repeat(BYTES / 5)))
@@ -133,19 +146,19 @@ async fn host(window: Window, known: Option<u64>) -> Host {
         agent.limits.repeat_limit = None;
         agent.limits.run_timeout = None;
     });
-    let address = BaseUrl::parse("http://127.0.0.1:9").unwrap();
+    let address = BaseUrl::parse(address).unwrap();
     let model = ModelConfig::new(address, "window").with(|model| model.context_window = known);
     let config = Config::default().with(|config| {
-        config.journal.engine = JournalEngine::Memory;
         config.agents.insert("default".to_owned(), agent);
         config.models.insert("window".to_owned(), model);
     });
-    Host::builder().config(config).model_source("window", window).tool(page).start().await.unwrap()
+    let host = Host::builder().config(config).model_source("window", window).tool(page);
+    host.journal(journal).start().await.unwrap()
 }
 
 async fn read_pages(known: Option<u64>, names_window: bool, runs: usize) -> Seen {
     let seen = Arc::new(Mutex::new(Seen::default()));
-    let window = Window { tokens: 60_000, names_window, seen: Arc::clone(&seen) };
+    let window = Window { tokens: 60_000, names_window, turns: TURNS, seen: Arc::clone(&seen) };
     let host = host(window, known).await;
     let session = host.open_session("s").await.unwrap();
     for _ in 0..runs {
@@ -179,4 +192,66 @@ async fn a_run_of_many_large_results_ends_answered() {
         assert!(seen.refusals <= 1, "{seen:?}");
         assert!(seen.largest <= 60_000);
     }
+}
+
+/// Runs a new session that reads ten pages, and returns the refused requests and the known window.
+async fn read_ten_pages(host: &Host, seen: &Mutex<Seen>) -> (usize, Option<u64>) {
+    let before = seen.lock().refusals;
+    let session = host.open_session(OpenSession::default()).await.unwrap();
+    let report = session.run("Read all pages, and remember 4711.").await.unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered, "{:?}", report.error);
+    (seen.lock().refusals - before, session.context().await.unwrap().window)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_learnt_window_is_known_to_new_sessions_and_to_the_next_host() {
+    for names_window in [true, false] {
+        let (seen, journal) =
+            (Arc::new(Mutex::new(Seen::default())), Arc::new(MemoryJournal::new()));
+        let start = async |known, address: &str| {
+            let window =
+                Window { tokens: 60_000, names_window, turns: 10, seen: Arc::clone(&seen) };
+            host_at(window, known, address, Arc::clone(&journal)).await
+        };
+        let host = start(None, "http://127.0.0.1:9").await;
+        let (refusals, learnt) = read_ten_pages(&host, &seen).await;
+        assert_eq!(refusals, 1, "it is learnt from a refusal");
+        let learnt = learnt.unwrap();
+        assert!(if names_window { learnt == 60_000 } else { (40_000..60_000).contains(&learnt) });
+        assert_eq!(read_ten_pages(&host, &seen).await.0, 0, "another session");
+        host.shutdown().await;
+        let host = start(None, "http://127.0.0.1:9").await;
+        let (refusals, known) = read_ten_pages(&host, &seen).await;
+        assert_eq!(refusals, 0, "the next host");
+        assert!(known >= Some(learnt), "{known:?}");
+        host.shutdown().await;
+        let host = start(Some(50_000), "http://127.0.0.1:9").await;
+        assert_eq!(
+            read_ten_pages(&host, &seen).await,
+            (0, Some(50_000)),
+            "the configured one wins"
+        );
+        host.shutdown().await;
+        let host = start(None, "http://127.0.0.1:10").await;
+        assert_eq!(read_ten_pages(&host, &seen).await.0, 1, "another service");
+        host.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn the_first_request_of_a_session_is_counted_by_the_ratio_of_the_model() {
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let window = Window { tokens: 600_000, names_window: true, turns: 20, seen };
+    let host = host(window, None).await;
+    let first = host.open_session("first").await.unwrap();
+    let used = async |id: &str| {
+        let session = host.open_session(id).await.unwrap();
+        session.context().await.unwrap().used
+    };
+    let before = used("before").await;
+    first.run("Read all pages, and remember 4711.").await.unwrap();
+    let after = used("after").await;
+    // The words of the pages are a quarter longer than a token of this model.
+    assert!(after > before, "{before} {after}");
+    host.shutdown().await;
 }

@@ -62,7 +62,7 @@ pub struct ModelConfig {
     pub breaker_open_for: Duration,
     /// The context window of the model in tokens: input and output together. `None` if it is not known.
     pub context_window: Option<u64>,
-    /// Whether requests ask the service to cache the prompt.
+    /// The rule for asking the service to cache the prompt.
     pub prompt_cache: PromptCache,
     /// Maximum number of output tokens that requests ask for.
     pub max_output_tokens: Option<u32>,
@@ -119,6 +119,14 @@ impl ModelConfig {
             omit_body: BTreeSet::new(),
             fast_path: true,
         }
+    }
+
+    /// Returns the window that the configuration names: `context_window`, or else the `num_ctx` that requests to
+    /// Ollama ask for. Ollama cuts a longer prompt without an error.
+    pub(crate) fn window_of_requests(&self) -> Option<u64> {
+        let asked = || self.extra_body.get("options")?.get("num_ctx")?.as_u64();
+        let asked = || asked().filter(|tokens| *tokens > 0 && self.wire == Wire::OllamaChat);
+        self.context_window.or_else(asked)
     }
 
     /// Returns whether requests ask the service to cache the prompt.

@@ -10,10 +10,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::tokens::estimate_message;
+use super::tokens::{add_messages, estimate_message};
 use crate::message::{Message, ResponseMessage, ResultContent};
 use crate::record::ContextChange;
-use crate::types::{CallKey, Content, READ_VAR, Reference, ToolCall, one_line};
+use crate::types::{CallKey, Content, PartTokens, READ_VAR, Reference, ToolCall, one_line};
 
 /// The beginning of each log block of a formatted run.
 const LOG_MARK: &str = "[Tool Execution Log]";
@@ -181,10 +181,27 @@ pub fn plan_summary(
     Some(SummaryPlan { messages: end, user_messages })
 }
 
+/// The messages that a change leaves.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AppliedChange {
+    /// The messages.
+    pub messages: Vec<Arc<Message>>,
+    /// The index of the first message of the last run that is left.
+    pub first: usize,
+    /// The tokens of the messages, by estimate.
+    pub tokens: PartTokens,
+}
+
 /// Applies a change to the messages of a session. `first` is the index of the last run's first message.
-/// Returns the messages, and the index of the first one of that run that is left.
 #[must_use]
-pub fn apply(
+pub fn apply(change: &ContextChange, messages: &[Arc<Message>], first: usize) -> AppliedChange {
+    let (messages, first) = replaced(change, messages, first);
+    let mut tokens = PartTokens::default();
+    add_messages(&mut tokens, &messages);
+    AppliedChange { messages, first, tokens }
+}
+
+fn replaced(
     change: &ContextChange,
     messages: &[Arc<Message>],
     first: usize,
@@ -383,7 +400,7 @@ mod tests {
         assert_eq!(keys, ["t1a1c0", "t5a1c0"]);
         assert!(plan.saved > 1_000, "{}", plan.saved);
         let change = ContextChange::Cleared { calls: plan.calls, references: true };
-        let (cleared, first) = apply(&change, &messages, 0);
+        let AppliedChange { messages: cleared, first, .. } = apply(&change, &messages, 0);
         assert_eq!((cleared.len(), first), (messages.len(), 0));
         let line = "tool: [cleared by the host: the result of fetch, 4000 bytes. \
                     read_var reads it: $VAR_REF{{t1a1c0}}]";
@@ -432,7 +449,7 @@ mod tests {
         assert_eq!(text.split_at(*hint_bytes), (hint, log));
         let before = [user("Hello."), answer("Hi.", Vec::new())];
         let all = [&before[..], &messages[..]].concat();
-        let (formatted, first) = apply(&change, &all, 2);
+        let AppliedChange { messages: formatted, first, .. } = apply(&change, &all, 2);
         assert_eq!(first, 2);
         let expected = ["user: What does the page say?", "user: And quickly."].map(str::to_owned);
         assert_eq!(texts(&formatted)[2..4], expected);
@@ -459,12 +476,12 @@ mod tests {
         assert_eq!(roomy, SummaryPlan { messages: 9, user_messages: 3 });
         let change =
             ContextChange::Summarised { text: "so far".into(), messages: 9, user_messages: 1 };
-        let (left, first) = apply(&change, &messages, 0);
+        let AppliedChange { messages: left, first, .. } = apply(&change, &messages, 0);
         let summary = "summary: [The conversation before this point was summarised:]\n\nso far";
         assert_eq!(texts(&left)[..2], ["user: Third.".to_owned(), summary.to_owned()]);
         assert_eq!((left.len(), first), (6, 0));
         // The first message of a run behind the summary keeps its place.
-        assert_eq!(apply(&change, &messages, 10).1, 3);
+        assert_eq!(apply(&change, &messages, 10).first, 3);
         assert_eq!(super::super::repair_pairing(&left).1, 0);
         // Large turns are summarised too, and users' messages alone are not.
         assert_eq!(plan_summary(&messages, 2, 10, 50).unwrap().messages, messages.len());
@@ -480,7 +497,7 @@ mod tests {
         let SummaryPlan { messages: count, user_messages } = plan;
         let text = "new".to_owned();
         let change = ContextChange::Summarised { text, messages: count, user_messages };
-        let left = texts(&apply(&change, &messages, 0).0);
+        let left = texts(&apply(&change, &messages, 0).messages);
         assert_eq!(left.len(), 2);
         assert!(left[0] == "user: First." && left[1].ends_with("new"), "{left:?}");
     }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use super::initial_history::InitialHistory;
 use super::pairing::{are_paired, repair_pairing};
 use super::result_cut::{ResultCut, model_content};
-use super::tokens::estimate_message;
+use super::tokens::add_messages;
 use crate::message::{Message, MessageList};
 use crate::record::ResponseMessage;
 use crate::types::{
-    CallKey, Content, Reference, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata,
+    CallKey, Content, PartTokens, Reference, ResultNotes, ToolCall, ToolOutcome, ToolResult,
+    metadata,
 };
 
 /// The messages of a session, with the results of each turn in call order. Clones share the
@@ -40,7 +41,7 @@ pub struct History {
 struct Estimate {
     /// Number of messages that are counted.
     messages: usize,
-    tokens: u64,
+    tokens: PartTokens,
 }
 
 impl PartialEq for Estimate {
@@ -158,18 +159,23 @@ impl History {
         self.messages.iter().rev().find_map(text).unwrap_or_default()
     }
 
-    /// Replaces all messages by those that a change of the context leaves.
-    pub fn replace(&mut self, messages: MessageList) {
+    /// Replaces all messages by those that a change of the context leaves. `tokens` are theirs by estimate.
+    pub fn replace(&mut self, messages: MessageList, tokens: PartTokens) {
+        self.estimate = Estimate { messages: messages.len(), tokens };
         self.messages = messages;
-        (self.paired_len, self.estimate) = (0, Estimate::default());
+        self.paired_len = 0;
         self.check_pairing();
     }
 
     /// Returns about the number of tokens of the messages. Counts only those that it has not counted before.
     pub fn estimated_tokens(&mut self) -> u64 {
+        self.estimated_parts().total()
+    }
+
+    /// Returns about the number of tokens of the messages, by part.
+    pub fn estimated_parts(&mut self) -> PartTokens {
         let new = self.messages.get(self.estimate.messages..).unwrap_or_default();
-        let tokens: u64 = new.iter().map(|message| estimate_message(message)).sum();
-        self.estimate.tokens += tokens;
+        add_messages(&mut self.estimate.tokens, new);
         self.estimate.messages = self.messages.len();
         self.estimate.tokens
     }

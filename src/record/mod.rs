@@ -350,6 +350,9 @@ pub enum Record {
         /// The note for the model, appended to the last result of the previous turn.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         note: Option<String>,
+        /// The usage of a request for a summary that had no effect.
+        #[serde(skip_serializing_if = "Usage::is_zero", default)]
+        usage: Usage,
     },
     /// The run ended.
     RunEnded {

@@ -102,6 +102,7 @@ impl Agent {
                 .iter()
                 .any(|server| names_server(&agent.tools, &**server)),
             fixed_tokens: fixed_tokens(&blank),
+            system_tokens: system_tokens(&blank),
             context: agent.context.clone(),
             models: Arc::new(plans),
         };
@@ -169,9 +170,14 @@ impl Agent {
                 Arc::make_mut(spec).approval = approval;
             }
         }
+        let fixed_tokens = match overrides.tools {
+            Some(_) => own.system_tokens + tools_tokens(&definitions),
+            None => own.fixed_tokens,
+        };
         let rules = TurnRules {
             tools: specs,
             found,
+            fixed_tokens,
             limits: overrides.limits.apply(&own.limits, may_raise)?,
             execution: overrides.execution(own.execution, may_raise)?,
             multi_tool_calls,
@@ -409,8 +415,15 @@ impl Agent {
 
 /// Returns the tokens of tools and system text in each request, by estimate.
 fn fixed_tokens(blank: &ModelRequest) -> u64 {
-    let system = blank.system.as_deref().map_or(0, estimate_text);
-    system + blank.tools.iter().map(estimate_tool).sum::<u64>()
+    system_tokens(blank) + tools_tokens(&blank.tools)
+}
+
+fn tools_tokens(tools: &[ToolDefinition]) -> u64 {
+    tools.iter().map(estimate_tool).sum()
+}
+
+fn system_tokens(blank: &ModelRequest) -> u64 {
+    blank.system.as_deref().map_or(0, estimate_text)
 }
 
 /// The rules of the runs of each configured agent, without a running host.

@@ -1,5 +1,5 @@
-//! Periodic work of a host: metrics, hibernation of idle sessions, deletion of old sessions, and
-//! expiry of approvals.
+//! Periodic work of a host: metrics, hibernation of idle sessions, deletion of old sessions, expiry of
+//! approvals, and storing what was learnt of models.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,6 +36,7 @@ pub(super) fn run(link: &HostRef) {
     wake_expired(link);
     wake_failed_runs(link);
     delete_unused_lists(link);
+    shared.models.values().for_each(|model| model.learnt.store_soon(&shared.journal));
     if let Some(kept) = shared.keep_idle
         && !shared.is_closing()
     {

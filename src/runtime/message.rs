@@ -116,7 +116,12 @@ pub(super) enum SessionMessage {
     SummaryMade { reply: SummaryReply },
     /// The request of the current turn was larger than the window of its model. The turn waits for
     /// [`AccumulatorMessage::ContextReduced`].
-    ContextOverflowed { epoch: u64, error: ProviderError },
+    ContextOverflowed {
+        epoch: u64,
+        /// The index of the model in the run's chain.
+        model: usize,
+        error: ProviderError,
+    },
     /// Return the actors of runs: stream, accumulator, tool supervisor.
     #[cfg(test)]
     NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },

@@ -40,6 +40,7 @@
 //! | `supervisor`, `tool`, `blocking` | the supervisor of tool calls; one call; the threads of tools that block |
 //! | `agent`, `models`, `model/` | a configured agent; the configured models; the client of one model |
 //! | `model_limiter`, `tool_limiter`, `fair_semaphore` | limits and circuit breakers of models and of tools; the semaphore of both |
+//! | `model_tokens` | learnt windows and token ratios of models, in memory and in the journal |
 //! | `tool_attempts` | the attempts of a call |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids` | counts of live objects; tasks that end with their owner; new ids |
@@ -64,6 +65,7 @@ mod maintenance;
 mod message;
 pub mod model;
 mod model_limiter;
+mod model_tokens;
 mod models;
 mod publish;
 mod recovery;
@@ -355,8 +357,12 @@ impl Host {
         .await?;
         let agents = Agent::all(&config, tools, &models)?;
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
-        let stored = Arc::clone(&journal);
-        let (stored, unfinished) = blocking(move || unfinished(&*stored)).await??;
+        let (stored, known) = (Arc::clone(&journal), Arc::clone(&models));
+        let read = move || {
+            known.values().try_for_each(|model| model.learnt.read(&*stored))?;
+            unfinished(&*stored)
+        };
+        let (stored, unfinished) = blocking(read).await??;
         let shared = Arc::new(HostState {
             agents,
             tool_sources,
@@ -633,6 +639,9 @@ impl Host {
         let _ = link.host.stop_and_wait(None, Some(END_MAX)).await;
         let _ = timeout(END_MAX, shared.gauges.awake.wait_zero()).await;
         shared.index.lock().clear();
+        for model in shared.models.values() {
+            model.learnt.store(&shared.journal).await;
+        }
         let journal = Arc::clone(&shared.journal);
         // Everything that is queued is stored by then.
         let _ = blocking(move || journal.close()).await;

@@ -10,6 +10,7 @@ use sha2::{Digest as _, Sha256};
 use super::error::HostError;
 use super::model::{ModelClient, ModelRequest, ModelService, ModelSource, StallClock};
 use super::model_limiter::{ModelLimiter, ModelStatus};
+use super::model_tokens::LearntTokens;
 use crate::config::{Config, ModelConfig};
 use crate::telemetry::{PrefixBreakMetrics, Telemetry};
 use crate::turn::{ModelPlan, ModelPlans};
@@ -42,6 +43,8 @@ pub(super) struct Model {
     prompt_cache: bool,
     /// Counts the breaks of the prefix of sessions.
     pub(super) prefix_breaks: PrefixBreakMetrics,
+    /// The numbers that all sessions have learnt of it.
+    pub(super) learnt: LearntTokens,
 }
 
 impl Model {
@@ -92,7 +95,7 @@ impl Model {
                 origin: Arc::new(ModelOrigin { wire: config.wire, model: config.model.clone() }),
                 streamed: config.stream,
                 max_attempts: config.max_attempts,
-                context_window: config.context_window,
+                context_window: config.window_of_requests(),
             },
             max_output_tokens: config.max_output_tokens,
             temperature: config.temperature,
@@ -100,7 +103,18 @@ impl Model {
             omit_body: config.omit_body.clone(),
             prompt_cache: config.sends_prompt_cache(),
             prefix_breaks,
+            learnt: LearntTokens::new(name, config),
         }
+    }
+
+    /// Returns whether it has made a message with this origin.
+    pub(super) fn has_origin(&self, origin: &Arc<ModelOrigin>) -> bool {
+        Arc::ptr_eq(&self.plan.origin, origin) || self.plan.origin == *origin
+    }
+
+    /// Returns whether its configuration names its window.
+    pub(super) fn has_window(&self) -> bool {
+        self.plan.context_window.is_some()
     }
 
     /// Returns its current status.

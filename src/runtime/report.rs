@@ -13,7 +13,7 @@ use crate::types::{
     Verdict,
 };
 
-/// What fills the window of a session's model.
+/// The parts of a context and their sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 #[doc(hidden)]

@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::agent::Agent;
 use super::error::HostError;
-use super::task::blocking;
+use super::task::{blocking, with_journal};
 use super::tool_limiter::ToolLimiters;
 use crate::config::ToolOverride;
 use crate::event::ToolListChange;
@@ -187,7 +187,7 @@ impl ToolServers {
         // A host without servers writes nothing.
         if !is_empty {
             let key = frozen_tools_key(&sha256);
-            self.with_journal(move |journal| journal.put_document(&key, &text)).await?;
+            with_journal(&self.journal, move |journal| journal.put_document(&key, &text)).await?;
         }
         let frozen = self.used(agent, sha256, list, missing);
         for pattern in frozen.agent.unmatched_patterns() {
@@ -216,7 +216,7 @@ impl ToolServers {
             return Ok(frozen);
         }
         let key = frozen_tools_key(sha256);
-        let text = self.with_journal(move |journal| journal.document(&key)).await?;
+        let text = with_journal(&self.journal, move |journal| journal.document(&key)).await?;
         let list = text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_else(|| {
             if **sha256 != self::sha256(NO_TOOLS) {
                 tracing::error!(agent = &*agent.name, sha256 = &**sha256, "tool_list_lost");
@@ -224,18 +224,6 @@ impl ToolServers {
             FrozenList { search: agent.needs_search(&[]), tools: Vec::new() }
         });
         Ok(self.used(agent, Arc::clone(sha256), list, Vec::new()))
-    }
-
-    /// Uses the journal: on this thread if it is in memory, else on a thread that may block.
-    async fn with_journal<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&dyn Journal) -> Result<T, JournalError> + Send + 'static,
-    ) -> Result<T, HostError> {
-        if self.journal.is_in_memory() {
-            return Ok(work(&*self.journal)?);
-        }
-        let journal = Arc::clone(&self.journal);
-        Ok(blocking(move || work(&*journal)).await??)
     }
 
     /// Returns the shared value of a frozen list.
@@ -272,7 +260,8 @@ impl ToolServers {
         self.last_listings.lock().insert(server.to_owned(), Arc::clone(listing));
         let text = serde_json::to_string(&**listing).unwrap_or_default();
         let key = listing_key(server);
-        let stored = self.with_journal(move |journal| journal.put_document(&key, &text)).await;
+        let stored =
+            with_journal(&self.journal, move |journal| journal.put_document(&key, &text)).await;
         if let Err(error) = stored {
             tracing::warn!(server, %error, "tool_list_not_stored");
         }

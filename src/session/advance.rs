@@ -11,7 +11,7 @@ use crate::config::RunOverrides;
 use crate::event::{CallLabel, Event, RunStats};
 use crate::record::{Record, RequestKey};
 use crate::turn::{InitialCallsStart, LimitHit, TurnRules, TurnSpec};
-use crate::types::{RunEnd, RunError, RunId};
+use crate::types::{RunEnd, RunError, RunId, Usage};
 
 /// Returns the rules of a run with these overrides.
 pub type RulesOf<'a> = &'a dyn Fn(&RunOverrides) -> Arc<TurnRules>;
@@ -243,6 +243,8 @@ impl Session {
                 .limits
                 .run_timeout
                 .map(|timeout| timeout.saturating_sub(working)),
+            // What its window led to is in the records of a replayed turn.
+            window: self.window(&rules).filter(|_| !self.context.is_replayed),
             variables: self.variables.clone(),
             seed: 0,
             run: run.id.clone(),
@@ -255,7 +257,8 @@ impl Session {
         let (limit, action) = (limit.to_owned(), action.to_owned());
         let event =
             Event::LimitReached { limit: limit.clone(), value, maximum, action: action.clone() };
-        let record = Record::LimitReached { limit, value, maximum, action, note };
+        let record =
+            Record::LimitReached { limit, value, maximum, action, note, usage: Usage::default() };
         self.run_record(run, record, vec![event])
     }
 

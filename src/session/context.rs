@@ -9,13 +9,13 @@ use super::effect::{SessionEffect, SessionRecord, SessionRefusal, SummaryReply, 
 use super::machine::Session;
 use super::open_run::{Overflow, RunStage};
 use crate::config::{ContextPolicy, HistoryForm, RunOverrides, Share};
-use crate::context::compaction::{self, SummaryPlan};
-use crate::context::tokens::estimate_message;
+use crate::context::compaction::{self, AppliedChange, SummaryPlan};
+use crate::context::tokens::{ModelTokens, TokenMeter};
 use crate::event::Event;
 use crate::message::Message;
 use crate::record::{ContextChange, Record};
 use crate::turn::TurnRules;
-use crate::types::{COMPACT_AT, ProviderError, RunId, Usage};
+use crate::types::{COMPACT_AT, ContextPart, PartTokens, RunId, Usage};
 
 /// Number of summaries without effect after which none is asked for until the next input.
 const FAILED_SUMMARIES_MAX: u32 = 2;
@@ -38,13 +38,45 @@ enum Step {
 impl Session {
     /// Returns about the number of tokens of the next request with these rules.
     pub fn request_tokens(&mut self, rules: &TurnRules) -> u64 {
-        self.context.meter.tokens(rules.fixed_tokens + self.history.estimated_tokens())
+        self.meter().tokens(self.estimated_request(rules))
+    }
+
+    /// Returns the tokens of the next request, by estimate alone.
+    pub fn estimated_request(&mut self, rules: &TurnRules) -> u64 {
+        rules.fixed_tokens + self.history.estimated_tokens()
+    }
+
+    /// Returns about the number of tokens of each part of the next request.
+    pub fn part_tokens(&mut self, rules: &TurnRules) -> PartTokens {
+        let used = self.request_tokens(rules);
+        let mut sizes = self.history.estimated_parts();
+        let tools = rules.fixed_tokens.saturating_sub(rules.system_tokens);
+        sizes.add(ContextPart::Tools, tools);
+        sizes.add(ContextPart::System, rules.system_tokens);
+        // The service's own counts correct the sum, so they correct the parts alike.
+        sizes.scaled_to(used)
+    }
+
+    /// Returns the service's count of the last request, if it counts.
+    #[must_use]
+    pub fn counted_tokens(&self) -> Option<u64> {
+        self.context.meter.counted()
+    }
+
+    /// Handles what the host has learnt of the first model of the next request. Only decisions that follow
+    /// depend on it, and these are in records.
+    pub fn handle_model_tokens(&mut self, model: ModelTokens) {
+        self.context.model = model;
     }
 
     /// Returns the window of the model, in tokens: the configured one, or the one that its service has shown.
     #[must_use]
     pub fn window(&self, rules: &TurnRules) -> Option<u64> {
-        rules.models.first().context_window.or(self.context.learnt_window)
+        rules.models.first().context_window.or(self.context.model.window())
+    }
+
+    fn meter(&self) -> TokenMeter {
+        self.context.meter.with_ratio_of(&self.context.model)
     }
 
     /// Returns true if the session waits for a summary.
@@ -77,42 +109,30 @@ impl Session {
         let rules = rules_of(&overrides);
         let SummaryPlan { messages, user_messages } = plan;
         let before = self.request_tokens(&rules);
-        let failure = match reply {
+        let (failure, usage) = match reply {
             SummaryReply::Text { text, usage } => {
                 let change = ContextChange::Summarised { text, messages, user_messages };
-                let (_, after) = self.sizes(&rules, &change);
+                let applied = self.applied(&change);
+                let (_, after) = self.sizes(&rules, &applied);
                 // A summary must save a third, or it does not count.
                 if after <= before / 3 * 2 {
-                    self.record_change(&rules, change, usage);
+                    self.record_applied(&rules, change, applied, usage);
                     return;
                 }
-                "summary_has_no_effect"
+                ("summary_has_no_effect", usage)
             }
-            SummaryReply::Failed => "summary_failed",
+            SummaryReply::Failed { usage } => ("summary_failed", usage),
         };
-        self.record_failed_summary(&rules, before, failure);
+        self.record_failed_summary(&rules, before, failure, usage);
     }
 
     /// Handles that the current turn's request was larger than the window of its model.
-    pub fn handle_overflow(&mut self, error: &ProviderError, rules_of: super::RulesOf<'_>) {
-        self.learn_window(error);
+    pub fn handle_overflow(&mut self, rules_of: super::RulesOf<'_>) {
         let Some(run) = self.run.as_deref() else { return };
         let rules = rules_of(&run.overrides);
         let tokens = self.request_tokens(&rules);
         if let Some(RunStage::Turn(turn)) = self.run.as_deref_mut().map(|run| &mut run.stage) {
             turn.overflow = Some(Overflow { tokens, ..Overflow::default() });
-        }
-    }
-
-    /// Learns the window of the model from a refusal: its number, or nine tenths of the last accepted
-    /// request.
-    pub(super) fn learn_window(&mut self, error: &ProviderError) {
-        // A refusal of the request's bytes says nothing about the window.
-        if error.overflow.is_some_and(|overflow| !overflow.of_body) {
-            let accepted = self.context.meter.counted().map(|tokens| tokens / 10 * 9);
-            let window = error.overflow.and_then(|overflow| overflow.window);
-            let learnt = window.or(accepted);
-            self.context.learnt_window = learnt.or(self.context.learnt_window);
         }
     }
 
@@ -127,7 +147,7 @@ impl Session {
         }
         match self.step_before_turn(rules) {
             Step::Done => return false,
-            Step::Change(change) => self.record_change(rules, change, Usage::default()),
+            Step::Change(change) => self.record_change(rules, change),
             Step::Summarise(plan) => self.request_summary(rules, plan),
         }
         true
@@ -140,7 +160,7 @@ impl Session {
         let is_above = |share: Share| !share.is_zero() && tokens > share.part_of(window);
         if is_above(policy.clear_at) {
             let plan = self.clearing(rules, policy.keep_results);
-            let saved = self.context.meter.part(plan.saved);
+            let saved = self.meter().part(plan.saved);
             if saved > 0 && saved >= policy.clear_at_least.part_of(window) {
                 let references = policy.references;
                 return Step::Change(ContextChange::Cleared { calls: plan.calls, references });
@@ -166,7 +186,7 @@ impl Session {
             turn.overflow = next;
         }
         match step {
-            Step::Change(change) => self.record_change(rules, change, Usage::default()),
+            Step::Change(change) => self.record_change(rules, change),
             Step::Summarise(plan) => self.request_summary(rules, plan),
             Step::Done => {
                 let reduced = self.request_tokens(rules) < overflow.tokens;
@@ -195,7 +215,7 @@ impl Session {
             next.is_cleared = true;
             for keep_results in [policy.keep_results, 0] {
                 let plan = self.clearing(rules, keep_results);
-                let saved = self.context.meter.part(plan.saved);
+                let saved = self.meter().part(plan.saved);
                 let is_enough = overflow.tokens.saturating_sub(saved) <= goal;
                 if saved > 0 && (is_enough || keep_results == 0) {
                     let (calls, references) = (plan.calls, policy.references);
@@ -235,7 +255,7 @@ impl Session {
             if policy.history == HistoryForm::Compact
                 && let Some(change) = compaction::format_run(messages, policy.references)
             {
-                self.record_change(&rules, change, Usage::default());
+                self.record_change(&rules, change);
                 return true;
             }
         }
@@ -276,9 +296,11 @@ impl Session {
         self.context.is_replayed = true;
     }
 
-    /// Notes an input of a user: summaries are asked for again.
+    /// Notes an input of a user: summaries are asked for again, also before the turn that follows a failed
+    /// one.
     pub(super) fn note_input(&mut self) {
         self.context.failed_summaries = 0;
+        self.context.summarised_after = None;
     }
 
     /// Notes a limit that was recorded.
@@ -288,13 +310,12 @@ impl Session {
 
     /// Replaces messages by a recorded change.
     pub(super) fn apply_change(&mut self, change: &ContextChange) {
-        let first = self.first_of_last_run();
         let estimated = self.history.estimated_tokens();
-        let (messages, first) = compaction::apply(change, self.history.messages(), first);
-        self.history.replace(messages.into());
-        self.context
-            .meter
-            .handle_removal(estimated.saturating_sub(self.history.estimated_tokens()));
+        let prepared = self.context.prepared.take().filter(|prepared| prepared.0 == *change);
+        let applied = prepared.map_or_else(|| self.applied(change), |prepared| prepared.1);
+        let AppliedChange { messages, first, tokens } = applied;
+        self.history.replace(messages.into(), tokens);
+        self.context.meter.handle_removal(estimated.saturating_sub(tokens.total()));
         match (&mut self.run, &mut self.context.ended_run) {
             (Some(run), _) => {
                 run.first_message = first;
@@ -319,6 +340,7 @@ impl Session {
     pub(super) fn durable_context(&self) -> super::context_state::ContextState {
         let mut state = self.context.clone();
         (state.pending_summary, state.is_requested, state.summarised_after) = (None, false, None);
+        (state.model, state.prepared) = (ModelTokens::default(), None);
         if let Some(run) = &mut state.ended_run {
             run.is_formatted = false;
         }
@@ -360,13 +382,15 @@ impl Session {
         self.outbox.push_back(SessionEffect::RequestSummary(Box::new(request)));
     }
 
+    /// Returns the messages that a change leaves.
+    fn applied(&self, change: &ContextChange) -> AppliedChange {
+        compaction::apply(change, self.history.messages(), self.first_of_last_run())
+    }
+
     /// Returns the sizes of the next request in tokens before and after a change, by estimate.
-    fn sizes(&mut self, rules: &TurnRules, change: &ContextChange) -> (u64, u64) {
+    fn sizes(&mut self, rules: &TurnRules, applied: &AppliedChange) -> (u64, u64) {
         let (before, estimated) = (self.request_tokens(rules), self.history.estimated_tokens());
-        let first = self.first_of_last_run();
-        let (messages, _) = compaction::apply(change, self.history.messages(), first);
-        let left: u64 = messages.iter().map(|message| estimate_message(message)).sum();
-        let meter = &self.context.meter;
+        let (meter, left) = (self.meter(), applied.tokens.total());
         let saved = meter.part(estimated.saturating_sub(left));
         (before, before.saturating_sub(saved) + meter.part(left.saturating_sub(estimated)))
     }
@@ -378,8 +402,21 @@ impl Session {
         first.unwrap_or_else(|| self.history.messages().len())
     }
 
-    fn record_change(&mut self, rules: &TurnRules, change: ContextChange, usage: Usage) {
-        let (tokens_before, tokens_after) = self.sizes(rules, &change);
+    fn record_change(&mut self, rules: &TurnRules, change: ContextChange) {
+        let applied = self.applied(&change);
+        self.record_applied(rules, change, applied, Usage::default());
+    }
+
+    /// Records a change. Keeps what it leaves until its record is applied.
+    fn record_applied(
+        &mut self,
+        rules: &TurnRules,
+        change: ContextChange,
+        applied: AppliedChange,
+        usage: Usage,
+    ) {
+        let (tokens_before, tokens_after) = self.sizes(rules, &applied);
+        self.context.prepared = Some(Box::new((change.clone(), applied)));
         let upto = match &change {
             ContextChange::Cleared { calls, .. } => calls.last().map_or(self.turn, |key| key.turn),
             ContextChange::Formatted { .. } => self.turn,
@@ -398,14 +435,20 @@ impl Session {
     }
 
     /// Records that a summary has no effect. Without a run, the client that asked for it is told.
-    fn record_failed_summary(&mut self, rules: &TurnRules, tokens: u64, action: &str) {
+    fn record_failed_summary(
+        &mut self,
+        rules: &TurnRules,
+        tokens: u64,
+        action: &str,
+        usage: Usage,
+    ) {
         let Some(run) = self.run.as_ref().map(|run| run.id.clone()) else { return };
         let (limit, action) = (COMPACT_AT.to_owned(), action.to_owned());
         let window = self.window(rules).unwrap_or_default();
         let (value, maximum) = (tokens, rules.context.compact_at.part_of(window));
         let event =
             Event::LimitReached { limit: limit.clone(), value, maximum, action: action.clone() };
-        let record = Record::LimitReached { limit, value, maximum, action, note: None };
+        let record = Record::LimitReached { limit, value, maximum, action, note: None, usage };
         let record = self.run_record(&run, record, vec![event]);
         self.record(vec![record]);
     }

@@ -1,15 +1,16 @@
 //! The state of a session that concerns the size of its context.
 
-use crate::context::compaction::SummaryPlan;
-use crate::context::tokens::TokenMeter;
+use crate::context::compaction::{AppliedChange, SummaryPlan};
+use crate::context::tokens::{ModelTokens, TokenMeter};
+use crate::record::ContextChange;
 use crate::types::RunId;
 
 /// The measurements and pending changes of the context.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ContextState {
     pub(super) meter: TokenMeter,
-    /// The window that the refusal of a service has shown, in tokens.
-    pub(super) learnt_window: Option<u64>,
+    /// What the host has learnt of the first model, from all sessions. Given by the host, so not durable.
+    pub(super) model: ModelTokens,
     /// Number of summaries since the last input that had no effect.
     pub(super) failed_summaries: u32,
     /// The last run that has ended.
@@ -22,6 +23,8 @@ pub(super) struct ContextState {
     pub(super) is_replayed: bool,
     /// A client asked for a smaller context, and nothing has been done yet. Not durable.
     pub(super) is_requested: bool,
+    /// The change whose record follows, with the messages that it leaves. Not durable.
+    pub(super) prepared: Option<Box<(ContextChange, AppliedChange)>>,
 }
 
 /// A run that has ended.

@@ -141,7 +141,10 @@ pub enum SummaryReply {
         usage: Usage,
     },
     /// No model has answered, or the answer was blank.
-    Failed,
+    Failed {
+        /// The usage of the requests.
+        usage: Usage,
+    },
 }
 
 /// A record of the session machine with its events.

@@ -248,8 +248,11 @@ impl Session {
                 self.history.steer(*after_turn, input.clone());
             }
             Record::StopAsked { mode } => self.open_run()?.stop(*mode),
-            Record::LimitReached { limit, note, .. } => {
-                self.open_run()?.limit_recorded(limit);
+            Record::LimitReached { limit, note, usage, .. } => {
+                let run = self.open_run()?;
+                run.limit_recorded(limit);
+                run.add_usage(*usage);
+                self.usage += *usage;
                 self.note_limit(limit);
                 note.iter().for_each(|note| self.history.add_note(note));
             }
@@ -274,13 +277,9 @@ impl Session {
                 }
             }
             Record::SessionClosed => self.lifecycle = Lifecycle::Closed,
-            Record::AttemptFailed { turn, error, .. } => {
-                self.learn_window(error);
-                self.apply_turn_record(*turn)?;
-            }
-            Record::AttemptStarted { turn, .. } | Record::ResponseEnded { turn, .. } => {
-                self.apply_turn_record(*turn)?
-            }
+            Record::AttemptStarted { turn, .. }
+            | Record::AttemptFailed { turn, .. }
+            | Record::ResponseEnded { turn, .. } => self.apply_turn_record(*turn)?,
             Record::TurnCommitted { turn, .. } => {
                 self.apply_turn_record(*turn)?;
                 self.references.add_commit(*turn, at.seq);

@@ -80,6 +80,7 @@ pub(super) struct RequestHandles {
     pub(super) first_chunk: Histogram,
     pub(super) input_tokens: Histogram,
     pub(super) output_tokens: Histogram,
+    pub(super) cached_tokens: Counter,
 }
 
 impl RequestHandles {
@@ -96,6 +97,7 @@ impl RequestHandles {
             first_chunk: table::FIRST_CHUNK_TIME.series(recorder, &chat),
             input_tokens: tokens("input"),
             output_tokens: tokens("output"),
+            cached_tokens: table::CACHED_TOKENS.series(recorder, &[request]),
         }
     }
 }

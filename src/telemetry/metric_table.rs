@@ -465,6 +465,10 @@ metric_table! {
             "Tool calls whose arguments were truncated, invalid, encoded twice or changed after the seal.";
         LIMITS_REACHED: Counter, Count, ["limit"], "callsheet_limits_reached_total",
             "Limits that were reached, by configuration key.";
+        CACHED_TOKENS: Counter, Count, ["gen_ai_request_model"], "callsheet_cached_input_tokens_total",
+            "Input tokens of model requests that the service read from its prompt cache, if it counted them. They are input tokens of gen_ai_client_token_usage too.";
+        CONTEXT_TOKENS: Histogram(TOKENS), Count, ["part"], "callsheet_context_tokens",
+            "Tokens of the first request of each turn, by part: tools, system, user (inputs), assistant (responses), results, summary. Estimated, and corrected by the service's counts.";
         CONTEXT_TOKENS_SAVED: Counter, Count, ["kind"], "callsheet_context_tokens_saved_total",
             "Tokens that changes of contexts saved in the next request, by estimate: cleared, formatted or summarised.";
         PREFIX_BREAKS: Counter, Count, ["reason"], "callsheet_prompt_prefix_breaks_total",

@@ -17,8 +17,8 @@ use crate::config::Limits;
 use crate::event::{ArgumentsAnomaly, Event, RunStats, ServiceCallStatus, TurnSummary};
 use crate::turn::BreakerState;
 use crate::types::{
-    CompactionKind, FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState,
-    ToolResult, Usage, Verdict,
+    CompactionKind, ContextPart, FailureKind, PartTokens, ProviderError, ProviderErrorKind, RunEnd,
+    RunError, SessionState, ToolResult, Usage, Verdict,
 };
 use crate::wire::PromptChange;
 
@@ -53,6 +53,7 @@ pub struct Metrics {
     run_ends: PerValue<RunEnd>,
     approvals: PerValue<Verdict>,
     tokens_saved: PerValue<CompactionKind>,
+    context_tokens: [Histogram; ContextPart::ALL.len()],
 }
 
 const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
@@ -141,6 +142,8 @@ impl Metrics {
                 &CompactionKind::ALL,
                 CompactionKind::as_str,
             ),
+            context_tokens: ContextPart::ALL
+                .map(|part| table::CONTEXT_TOKENS.series(&recorder, &[("part", part.as_str())])),
             recorder,
         }
     }
@@ -225,6 +228,13 @@ impl Metrics {
             Event::RunEnded { agent, end, error, stats, text: _ } => {
                 self.run_ended(agent, *end, error.as_ref(), stats);
             }
+        }
+    }
+
+    /// Records the tokens of each part of a turn's request.
+    pub fn context_tokens(&self, sizes: PartTokens) {
+        for (histogram, (_, tokens)) in self.context_tokens.iter().zip(sizes.iter()) {
+            histogram.record(tokens as f64);
         }
     }
 
@@ -381,6 +391,7 @@ impl Metrics {
         if usage.input_tokens > 0 || usage.output_tokens > 0 {
             handles.input_tokens.record(usage.input_tokens as f64);
             handles.output_tokens.record(usage.output_tokens as f64);
+            handles.cached_tokens.increment(usage.cached_tokens);
         }
     }
 

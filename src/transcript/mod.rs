@@ -202,6 +202,8 @@ pub struct ReachedLimit<'a> {
     pub action: &'a str,
     /// The text for the model about it.
     pub note: Option<&'a str>,
+    /// The usage of a request for a summary that had no effect.
+    pub usage: Usage,
 }
 
 /// The end of a run, as it was recorded.

@@ -183,10 +183,11 @@ impl<'a> Transcript<'a> {
                     run.stops.push(StopRequest { at, mode: *mode });
                 }
             }
-            Record::LimitReached { limit, value, maximum, action, note } => {
-                let (value, maximum, note) = (*value, *maximum, note.as_deref());
+            Record::LimitReached { limit, value, maximum, action, note, usage } => {
+                let (value, maximum, note, usage) = (*value, *maximum, note.as_deref(), *usage);
                 if let Some(run) = self.open_run_for(at) {
-                    run.limits.push(ReachedLimit { at, limit, value, maximum, action, note });
+                    let reached = ReachedLimit { at, limit, value, maximum, action, note, usage };
+                    run.limits.push(reached);
                 }
             }
             Record::RunEnded { run_id: id, end, text, error, stats, waiting } => {

@@ -13,10 +13,15 @@ use super::{Turn, TurnStage};
 use crate::event::Event;
 use crate::record::{Record, ResponseDisposition};
 use crate::response::{DisplayOrder, ResponseAssembler, ResponseLimits};
-use crate::types::{FinishReason, ProviderError, RunError, ToolStatus};
+use crate::types::{
+    ContextOverflow, FinishReason, ProviderError, ProviderErrorKind, RunError, ToolStatus,
+};
 
 /// The code of the error of a run whose context is larger than the window of its models.
 const CONTEXT_OVERFLOW: &str = "CONTEXT_OVERFLOW";
+
+/// Anthropic's finish reason of a response that the end of the window has cut off.
+const WINDOW_EXCEEDED: &str = "model_context_window_exceeded";
 
 /// The state of the current attempt. Its calls are in [`Turn`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -167,11 +172,51 @@ impl Turn {
         });
     }
 
+    /// Returns the end of a response, or an error if the response shows that its request was too large although
+    /// the service has not refused it: it counts more input tokens than the configured window has, or the
+    /// window was full before the first word of the answer.
+    pub(super) fn check_silent_overflow(
+        &self,
+        ending: ResponseDisposition,
+    ) -> Result<ResponseDisposition, ProviderError> {
+        let response = &self.attempt.response;
+        let tokens = response.usage().input_tokens;
+        let window = self.spec.window.filter(|_| self.attempt.plan.model == 0);
+        // A service whose window is learnt refuses larger requests. If it accepts one, its window is larger.
+        let configured = self.spec.rules.models.first().context_window;
+        let is_above = configured == window && window.is_some_and(|window| tokens > window);
+        let is_near = window
+            .is_some_and(|window| tokens.saturating_mul(100) >= window.saturating_mul(99))
+            || response.finish().is_some_and(|finish| &*finish.raw == WINDOW_EXCEEDED);
+        let has_no_output = response.text().is_empty() && self.calls.is_empty();
+        let is_overflow = match ending {
+            ResponseDisposition::Well => is_above,
+            ResponseDisposition::Length => is_above || (is_near && has_no_output),
+            ResponseDisposition::Refused
+            | ResponseDisposition::BrokeKept
+            | ResponseDisposition::Excess
+            | ResponseDisposition::Cancelled => false,
+        };
+        // Calls with effects that have started need their response.
+        if !is_overflow || self.has_started_effects() {
+            return Ok(ending);
+        }
+        let of = window.map(|window| format!(" of {window}")).unwrap_or_default();
+        let message = format!("the request has {tokens} tokens, which fill the context window{of}");
+        let mut error = ProviderError::new(ProviderErrorKind::TooLarge, message);
+        error.overflow = Some(ContextOverflow::of_window(None, Some(tokens)));
+        Err(error)
+    }
+
+    /// Returns whether a call with effects has started in this attempt.
+    fn has_started_effects(&self) -> bool {
+        self.calls.iter().any(|call| call.has_effects() && call.has_started())
+    }
+
     /// Handles an attempt that broke. It is void unless a call with effects has started: then the
     /// partial response is kept.
     pub(super) fn handle_broken(&mut self, error: ProviderError) {
-        let effects_started =
-            self.calls.iter().any(|call| call.has_effects() && call.has_started());
+        let effects_started = self.has_started_effects();
         self.record(Record::AttemptFailed {
             turn: self.spec.number,
             attempt: self.attempt(),

@@ -83,6 +83,7 @@ pub(crate) fn rules(execution: Execution) -> TurnRules {
         found: Arc::default(),
         has_servers: false,
         fixed_tokens: 0,
+        system_tokens: 0,
         context: ContextPolicy::default(),
         models: Arc::new(ModelPlans::new(model("m", 3), Vec::new())),
     }
@@ -103,6 +104,7 @@ pub(crate) fn spec(rules: TurnRules) -> TurnSpec {
         budget: Budget::default(),
         began: Duration::ZERO,
         run_time_left: None,
+        window: None,
         variables: Variables::default(),
         seed: 1,
         run: RunId("s".into()),

@@ -18,7 +18,7 @@
 //! | approval, approval timeout (`approval_timeout`), expiry | `approval` |
 //! | questions of running calls: answer, form, expiry, clock of the tool | `question` |
 //! | attempt, void attempt, reuse of pure results | `attempt` |
-//! | request larger than the context window (`CONTEXT_OVERFLOW`), once made smaller | `attempt` |
+//! | request larger than the context window (`CONTEXT_OVERFLOW`), refused or not, once made smaller | `attempt` |
 //! | retry, backoff, jitter, `Retry-After`, fallback model | `retry` |
 //! | circuit breaker, probe | `breaker` |
 //! | end of a response without a finish reason | `response::finish_reason` |
@@ -167,6 +167,12 @@ impl Turn {
         self.attempt.plan.attempt
     }
 
+    /// Returns the index of the model of the current attempt.
+    #[must_use]
+    pub fn model(&self) -> usize {
+        self.attempt.plan.model
+    }
+
     /// Returns the response of the current attempt.
     #[must_use]
     pub fn response(&self) -> &ResponseAssembler {
@@ -206,7 +212,8 @@ impl Turn {
         }
         // A call without a name is not a call.
         self.attempt.response.end(false);
-        match classify_ending(&self.attempt.response, end) {
+        let ended = classify_ending(&self.attempt.response, end);
+        match ended.and_then(|ending| self.check_silent_overflow(ending)) {
             Ok(ending) => {
                 if ending == ResponseDisposition::Well {
                     let changes = self.attempt.response.end(true);

@@ -20,6 +20,7 @@ use crate::event::Event;
 use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
 use crate::response::classify_ending;
+use crate::types::Usage;
 
 /// The configuration key of the limit of a run's tokens.
 pub(crate) const MAX_TOKENS: &str = "max_tokens_per_run";
@@ -142,6 +143,7 @@ impl Turn {
             maximum,
             action: action.to_owned(),
             note: None,
+            usage: Usage::default(),
         });
         let (limit, action) = (limit.to_owned(), action.to_owned());
         self.emit(Event::LimitReached { limit, value, maximum, action });

@@ -28,6 +28,8 @@ pub struct TurnSpec {
     /// The remaining time of the run. It does not decrease while the turn waits only for
     /// approvals.
     pub run_time_left: Option<Duration>,
+    /// The context window of the first model in tokens, if it is configured or learnt.
+    pub window: Option<u64>,
     /// The session's variables at the start of the turn.
     pub variables: Variables,
     /// The seed of the backoff's jitter.
@@ -77,6 +79,8 @@ pub struct TurnRules {
     pub has_servers: bool,
     /// The tokens of tools and system text in each request, by estimate.
     pub fixed_tokens: u64,
+    /// The share of the system text in `fixed_tokens`.
+    pub system_tokens: u64,
     /// The rules that keep the context small.
     pub context: ContextPolicy,
     /// The models. Each turn starts with the first one.

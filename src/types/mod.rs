@@ -6,6 +6,7 @@ mod approval;
 mod call;
 mod compaction;
 mod content;
+mod context_part;
 mod indirect_call;
 mod message_part;
 mod reference;
@@ -29,6 +30,7 @@ pub use call::{
 };
 pub use compaction::{COMPACT_AT, CompactionKind};
 pub use content::{Content, ContentPart, Image, InvalidContent};
+pub use context_part::{ContextPart, PartTokens};
 pub use indirect_call::{USE_TOOL, used_tool};
 pub use message_part::{MessagePart, ModelOrigin};
 pub use reference::{

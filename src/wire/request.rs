@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use crate::message::MessageList;
+use crate::types::CompactionKind;
 
 /// One request to a model.
 ///
@@ -121,12 +122,8 @@ impl ModelRequest {
 /// The reason why the prompt of a request does not begin with that of the session's request before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PromptChange {
-    /// Old results were cleared.
-    Cleared,
-    /// A run that ended became one message.
-    Formatted,
-    /// The history was summarised.
-    Summarised,
+    /// The context was made smaller.
+    Compacted(CompactionKind),
     /// The run changes its agent, or the run before did.
     RunOverride,
     /// The form of the answer changed.
@@ -148,9 +145,9 @@ pub enum PromptChange {
 impl PromptChange {
     /// All reasons.
     pub const ALL: [Self; 11] = [
-        Self::Cleared,
-        Self::Formatted,
-        Self::Summarised,
+        Self::Compacted(CompactionKind::Cleared),
+        Self::Compacted(CompactionKind::Formatted),
+        Self::Compacted(CompactionKind::Summarised),
         Self::RunOverride,
         Self::Output,
         Self::ClientTools,
@@ -165,9 +162,7 @@ impl PromptChange {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Cleared => "cleared",
-            Self::Formatted => "formatted",
-            Self::Summarised => "summarised",
+            Self::Compacted(kind) => kind.as_str(),
             Self::RunOverride => "run_override",
             Self::Output => "output",
             Self::ClientTools => "client_tools",

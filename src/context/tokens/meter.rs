@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::ModelTokens;
+
 /// The estimate is taken as it is while nothing was counted.
-const INITIAL_RATIO_MILLI: u64 = 1000;
+pub(super) const INITIAL_RATIO_MILLI: u64 = 1000;
 
 /// Estimated tokens whose count weighs as much as all counts before them. A count of a whole request
 /// has tokens that the host does not see, such as the template of a chat. A count that is higher than
@@ -17,8 +19,8 @@ const MARGIN_MILLI: u64 = 100;
 
 /// The limits of the ratio. An estimate is never wrong by so much, but a count may be: some services
 /// leave the cached tokens out.
-const RATIO_MILLI_MIN: u64 = 400;
-const RATIO_MILLI_MAX: u64 = 5_000;
+pub(super) const RATIO_MILLI_MIN: u64 = 400;
+pub(super) const RATIO_MILLI_MAX: u64 = 5_000;
 
 /// Counts the tokens of the requests of one session.
 ///
@@ -59,7 +61,7 @@ impl TokenMeter {
         let tokens = input_tokens.max(scale(estimated_request, RATIO_MILLI_MIN));
         let new = CountedRequest { estimated: estimated_request, tokens };
         let before = self.last.replace(new);
-        // What was added since the last count tells more about the texts to come than the whole.
+        // The growth since the last count says more about the next texts than the whole request.
         let (estimated, tokens, upward_weight) = match before {
             Some(before) if new.estimated >= before.estimated => (
                 new.estimated - before.estimated,
@@ -82,6 +84,15 @@ impl TokenMeter {
         if let Some(last) = &mut self.last {
             last.estimated = last.estimated.saturating_sub(estimated);
             last.tokens = last.tokens.saturating_sub(tokens);
+        }
+    }
+
+    /// Returns the meter with the ratio of the model, as long as no request was counted.
+    #[must_use]
+    pub fn with_ratio_of(self, model: &ModelTokens) -> Self {
+        match self.last {
+            Some(_) => self,
+            None => Self { ratio_milli: model.ratio_milli(), ..self },
         }
     }
 

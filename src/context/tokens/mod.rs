@@ -9,9 +9,11 @@
 //! | --- | --- |
 //! | estimate of a text | `text.rs` |
 //! | estimate of a message, an input, a tool | `parts.rs` |
-//! | the service's numbers and their ratio to the estimates | `meter.rs` |
+//! | the service's numbers and their ratio to the estimates, for one session | `meter.rs` |
+//! | the window and the ratio of a model, from all sessions of a host | `model.rs` |
 
 mod meter;
+mod model;
 mod parts;
 #[cfg(test)]
 mod samples;
@@ -20,5 +22,8 @@ mod tests;
 mod text;
 
 pub use meter::TokenMeter;
-pub use parts::{IMAGE_TOKENS, estimate_content, estimate_message, estimate_tool};
+pub use model::ModelTokens;
+pub use parts::{
+    IMAGE_TOKENS, add_messages, estimate_content, estimate_message, estimate_tool, part_of,
+};
 pub use text::estimate_text;

@@ -1,8 +1,10 @@
 //! The estimates of the parts of a request.
 
+use std::sync::Arc;
+
 use super::estimate_text;
 use crate::message::{Message, ResponseMessage};
-use crate::types::{Content, ContentPart, MessagePart};
+use crate::types::{Content, ContentPart, ContextPart, MessagePart, PartTokens};
 use crate::wire::ToolDefinition;
 
 /// The tokens of one image. Services count 85 to 4,800 by its size; most screenshots and photographs are
@@ -33,6 +35,24 @@ pub fn estimate_message(message: &Message) -> u64 {
         }
     };
     tokens + MESSAGE_TOKENS
+}
+
+/// Returns the part of the context that a message belongs to.
+#[must_use]
+pub fn part_of(message: &Message) -> ContextPart {
+    match message {
+        Message::User { .. } => ContextPart::User,
+        Message::Assistant(_) => ContextPart::Assistant,
+        Message::Tool { .. } => ContextPart::Results,
+        Message::Summary { .. } => ContextPart::Summary,
+    }
+}
+
+/// Adds about the number of tokens of messages to the sizes of their parts.
+pub fn add_messages(sizes: &mut PartTokens, messages: &[Arc<Message>]) {
+    for message in messages {
+        sizes.add(part_of(message), estimate_message(message));
+    }
 }
 
 /// Returns about the number of tokens of an input.

@@ -57,7 +57,7 @@ fn a_first_estimate_is_in_the_range_of_the_tokenizers() {
         let errors = tokenizers()
             .map(|(_, tokenizer)| error_percent(estimated, tokenizer.count(text.as_str()) as u64));
         report += &format!("{name:20} {errors:?}\n");
-        // Where the tokenizers agree, so does the estimate. Where they differ, it lies between them.
+        // The estimate agrees with tokenizers that agree, and lies between those that differ.
         assert!(errors.iter().any(|error| *error >= -10), "{name}: {errors:?}\n{report}");
         assert!(errors.iter().any(|error| *error <= 25), "{name}: {errors:?}\n{report}");
         assert!(errors.iter().all(|error| (-60..=150).contains(error)), "{name}: {errors:?}");

@@ -181,7 +181,7 @@ impl PastEvents {
                 self.turn = *turn;
                 Event::TurnEnded { summary: summary.clone() }
             }
-            Record::LimitReached { limit, value, maximum, action, note: _ } => {
+            Record::LimitReached { limit, value, maximum, action, note: _, usage: _ } => {
                 Event::LimitReached {
                     limit: limit.clone(),
                     value: *value,

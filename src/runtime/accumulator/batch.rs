@@ -138,8 +138,9 @@ impl AccumulatorSetup {
                 let _ = self.stream.cast(StreamMessage::Disconnect);
             }
             TurnAction::ReduceContext(error) => {
-                let epoch = self.epoch;
-                let _ = self.session.cast(SessionMessage::ContextOverflowed { epoch, error });
+                let (epoch, model) = (self.epoch, current.turn.model());
+                let overflowed = SessionMessage::ContextOverflowed { epoch, model, error };
+                let _ = self.session.cast(overflowed);
             }
             TurnAction::ReadReferences { key, references, bytes_max } => {
                 let (reader, accumulator) = (Arc::clone(&self.references), myself.clone());

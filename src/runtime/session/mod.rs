@@ -48,7 +48,6 @@ use super::run_actors::RunActors;
 use super::snapshot::SessionSnapshot;
 use super::task::OwnedTask;
 use super::tool_servers::OwnConnection;
-use crate::config::RunOverrides;
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq};
 use crate::session::{RunAdmission, RunInput, Session, SessionRefusal};
@@ -202,17 +201,19 @@ impl Actor for SessionActor {
                 state.server_tools_changed(change);
                 return Ok(());
             }
-            SessionMessage::Compact { reply } => state.compact(reply),
+            SessionMessage::Compact { reply } => {
+                state.give_model_tokens();
+                state.compact(reply);
+            }
             SessionMessage::ReportContext { reply } => {
+                state.give_model_tokens();
                 let _ = reply.send(state.context_report());
                 return Ok(());
             }
             SessionMessage::SummaryMade { reply } => state.summary_made(reply),
-            SessionMessage::ContextOverflowed { epoch, error } => {
+            SessionMessage::ContextOverflowed { epoch, model, error } => {
                 if epoch == state.epoch {
-                    let agents = &state.agents;
-                    let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
-                    state.session.handle_overflow(&error, &rules_of);
+                    state.context_overflowed(model, &error);
                 }
             }
             SessionMessage::RefreshTools { tools, reply } => {
@@ -349,9 +350,11 @@ impl SessionActorState {
 
     /// Commits a turn, and keeps the reports of its calls if a caller waits for them.
     fn commit(&mut self, record: TurnRecord, seq: Seq) -> bool {
+        let estimated = self.session.estimated_request(&self.agents.current().rules);
         if !self.session.handle_turn_committed(&record) {
             return false;
         }
+        self.learn_usage(&record, estimated);
         self.session.handle_commit_recorded(record.number, seq);
         if let Some(run) = &mut self.run {
             run.turn_committed(record);

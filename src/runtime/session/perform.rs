@@ -34,6 +34,7 @@ impl SessionActorState {
             if self.run.is_none() {
                 self.agents.read_tool_sources(&self.id, &self.shared);
             }
+            self.give_model_tokens();
             let (now, agents) = (self.now(), &self.agents);
             let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
             let Some(effect) = self.session.poll(now, &rules_of) else { break };
@@ -168,6 +169,10 @@ impl SessionActorState {
             self.publisher.publish(&run_id, spec.number, Event::HistoryRepaired { repairs });
         }
         let request = self.next_request(messages, spec.last_request);
+        if origin == TurnOrigin::New {
+            let sizes = self.session.part_tokens(&spec.rules);
+            self.shared.telemetry.metrics().context_tokens(sizes);
+        }
         let Some(run) = &self.run else { return };
         let agent = Arc::clone(self.agents.current());
         let start = TurnStart {

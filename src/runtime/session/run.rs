@@ -82,11 +82,7 @@ impl RunAgents {
 
     /// Notes that the context was made smaller.
     pub(super) fn note_compaction(&mut self, kind: CompactionKind) {
-        self.context_change = Some(match kind {
-            CompactionKind::Cleared => PromptChange::Cleared,
-            CompactionKind::Formatted => PromptChange::Formatted,
-            CompactionKind::Summarised => PromptChange::Summarised,
-        });
+        self.context_change = Some(PromptChange::Compacted(kind));
     }
 
     /// Notes that the current agent makes a request. Returns why its prompt may differ from that of the

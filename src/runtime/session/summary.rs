@@ -21,8 +21,8 @@ use crate::runtime::publish::Publisher;
 use crate::runtime::report::CompactionReport;
 use crate::runtime::task::OwnedTask;
 use crate::session::{SummaryReply, SummaryRequest};
-use crate::turn::{AttemptPlan, RetryPolicy};
-use crate::types::{ProviderError, RunId, Usage};
+use crate::turn::{AttemptPlan, RetryPolicy, TurnRecord};
+use crate::types::{ContextOverflow, ProviderError, RunId, Usage};
 
 impl SessionActorState {
     /// Makes the context smaller, on request of a client.
@@ -70,7 +70,7 @@ impl SessionActorState {
     pub(super) fn summary_made(&mut self, reply: SummaryReply) {
         let agents = &self.agents;
         let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
-        let failed = matches!(reply, SummaryReply::Failed);
+        let failed = matches!(reply, SummaryReply::Failed { .. });
         self.session.handle_summary(reply, &rules_of);
         self.summary = None;
         if failed {
@@ -100,6 +100,45 @@ impl SessionActorState {
         for reply in self.compact_replies.drain(..) {
             let _ = reply.send(Ok(report));
         }
+    }
+
+    /// Gives the session what the host has learnt of the first model of the next request.
+    pub(super) fn give_model_tokens(&mut self) {
+        let agent = match self.session.run() {
+            Some(_) => self.agents.current(),
+            None => self.agents.own(),
+        };
+        self.session.handle_model_tokens(agent.models.first().learnt.get());
+    }
+
+    /// Learns from the service's count of the request of a turn. `estimated` is the estimate of the same request.
+    pub(super) fn learn_usage(&self, record: &TurnRecord, estimated: u64) {
+        let Some(origin) = record.message.as_ref().and_then(|message| message.origin.as_ref())
+        else {
+            return;
+        };
+        let mut models = self.agents.current().models.iter();
+        if let Some(model) = models.find(|model| model.has_origin(origin)) {
+            model.learnt.update(|tokens| tokens.handle_usage(estimated, record.request_tokens));
+        }
+    }
+
+    /// Learns the window of a model whose request was too large, and makes the context smaller.
+    pub(super) fn context_overflowed(&mut self, model: usize, error: &ProviderError) {
+        let agent = Arc::clone(self.agents.current());
+        let model = agent.models.at(model);
+        let (tokens, counted) =
+            (self.session.request_tokens(&agent.rules), self.session.counted_tokens());
+        // Nothing is to be guessed where the configuration names the window.
+        let is_of_use =
+            |overflow: &ContextOverflow| overflow.window.is_some() || !model.has_window();
+        if let Some(overflow) = error.overflow.filter(is_of_use) {
+            model.learnt.update(|learnt| learnt.handle_overflow(overflow, tokens, counted));
+            model.learnt.store_soon(&self.shared.journal);
+        }
+        let agents = &self.agents;
+        let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
+        self.session.handle_overflow(&rules_of);
     }
 
     /// Hands the turn whose request was too large a new request, or tells it that there is none.
@@ -144,10 +183,10 @@ impl Summariser {
                 Ok(text) if !text.trim().is_empty() => {
                     return SummaryReply::Text { text: text.trim().to_owned(), usage };
                 }
-                Ok(_) => return SummaryReply::Failed,
+                Ok(_) => return SummaryReply::Failed { usage },
                 Err(error) => match retry.after_error(&error, plan.streamed) {
                     Some(next) => plan = next,
-                    None => return SummaryReply::Failed,
+                    None => return SummaryReply::Failed { usage },
                 },
             }
         }

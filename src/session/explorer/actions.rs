@@ -274,9 +274,9 @@ impl World {
                 assert_eq!(refreshed.is_ok(), is_idle && is_open, "{refreshed:?}");
             }
             Action::Summarise(is_made) => {
-                let (text, usage) = ("s".to_owned(), Usage::default());
+                let (text, usage) = ("s".to_owned(), usage());
                 let made = SummaryReply::Text { text, usage };
-                let reply = if is_made { made } else { SummaryReply::Failed };
+                let reply = if is_made { made } else { SummaryReply::Failed { usage } };
                 let rules = self.rules();
                 self.session.handle_summary(reply, &|_| Arc::clone(&rules));
             }

@@ -136,6 +136,10 @@ impl World {
                     of_run += summary.usage;
                     calls += self.results(*turn).len();
                 }
+                Record::Compacted { usage, .. } | Record::LimitReached { usage, .. } => {
+                    all += *usage;
+                    of_run += *usage;
+                }
                 Record::RunEnded { stats, .. } => {
                     let counted = (stats.input_tokens, stats.output_tokens);
                     assert_eq!(counted, (of_run.input_tokens, of_run.output_tokens));

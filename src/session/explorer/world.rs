@@ -346,6 +346,9 @@ impl World {
                 let own = if is_initial { 0 } else { self.results(*turn).len() };
                 (calls + own, tokens + summary.usage.total())
             }
+            Record::Compacted { usage, .. } | Record::LimitReached { usage, .. } => {
+                (calls, tokens + usage.total())
+            }
             _ => (calls, tokens),
         });
         assert_eq!(spec.budget.calls_left, Some(CALLS_MAX - calls as u32), "the calls left");

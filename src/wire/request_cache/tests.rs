@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::message::{ResponseMessage, ResultContent};
-use crate::types::{CallKey, Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall};
+use crate::types::{
+    CallKey, CompactionKind, Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall,
+};
 use crate::wire::{ToolChoice, ToolDefinition};
 
 const WIRES: [Wire; 5] = [
@@ -299,7 +301,8 @@ fn breaks_of(requests: &[(Wire, ModelRequest)]) -> Vec<Option<PromptChange>> {
 
 #[test]
 fn what_is_appended_is_no_break_and_everything_else_is_one() {
-    use PromptChange::{Cleared, Config, Fallback, RunOverride, ToolsRefreshed, Unexplained};
+    use PromptChange::{Config, Fallback, RunOverride, ToolsRefreshed, Unexplained};
+    let cleared = PromptChange::Compacted(CompactionKind::Cleared);
     for wire in WIRES {
         let base = request(turns(3));
         let grown = |turns_more: usize| {
@@ -341,17 +344,17 @@ fn what_is_appended_is_no_break_and_everything_else_is_one() {
         for other in [edited.clone(), shorter, no_tools, other_system] {
             let sent = |other: ModelRequest| breaks_of(&[(wire, base.clone()), (wire, other)]);
             assert_eq!(sent(other.clone()), [Some(Unexplained)], "{wire}");
-            for reason in [Cleared, RunOverride, ToolsRefreshed, Config] {
+            for reason in [cleared, RunOverride, ToolsRefreshed, Config] {
                 let other = ModelRequest { prompt_change: Some(reason), ..other.clone() };
                 assert_eq!(sent(other), [Some(reason)], "{wire}");
             }
         }
         // A reason without a break is none.
-        let reason = ModelRequest { prompt_change: Some(Cleared), ..grown(1) };
+        let reason = ModelRequest { prompt_change: Some(cleared), ..grown(1) };
         assert_eq!(breaks_of(&[(wire, base.clone()), (wire, reason)]), [None], "{wire}");
         let other_wire = WIRES[(WIRES.iter().position(|w| *w == wire).unwrap() + 1) % 5];
         let other_model =
-            ModelRequest { model: "n".into(), prompt_change: Some(Cleared), ..edited };
+            ModelRequest { model: "n".into(), prompt_change: Some(cleared), ..edited };
         let sent = [(wire, base.clone()), (wire, other_model), (other_wire, grown(1))];
         assert_eq!(breaks_of(&sent), [Some(Fallback), Some(Fallback)], "{wire}");
     }

@@ -1,0 +1,147 @@
+//! The window and the token ratio of a model, learnt from the responses of its service.
+
+use serde::{Deserialize, Serialize};
+
+use super::meter::{INITIAL_RATIO_MILLI, RATIO_MILLI_MAX, RATIO_MILLI_MIN};
+use crate::types::ContextOverflow;
+
+/// Estimated tokens whose count weighs as much as all counts before them.
+const RATIO_WEIGHT: u64 = 20_000;
+
+/// The numbers that the requests of all sessions have shown of one model.
+///
+/// A service names its window when it refuses a request, or else nine tenths of the largest request that it
+/// has accepted count as the window. A larger request that is accepted raises a learnt window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModelTokens {
+    /// The window in tokens, if a refusal has shown it.
+    window: Option<u64>,
+    /// The tokens of the largest request that was accepted.
+    accepted: u64,
+    /// The service's tokens for each 1,000 estimated ones.
+    ratio_milli: u64,
+}
+
+impl Default for ModelTokens {
+    fn default() -> Self {
+        Self { window: None, accepted: 0, ratio_milli: INITIAL_RATIO_MILLI }
+    }
+}
+
+impl ModelTokens {
+    /// Returns the window in tokens, if a refusal has shown it.
+    #[must_use]
+    pub fn window(&self) -> Option<u64> {
+        self.window
+    }
+
+    /// Returns the service's tokens for each 1,000 estimated ones.
+    #[must_use]
+    pub fn ratio_milli(&self) -> u64 {
+        self.ratio_milli.clamp(RATIO_MILLI_MIN, RATIO_MILLI_MAX)
+    }
+
+    /// Learns from the service's count of a request that it has accepted, and the estimate of the same
+    /// request. A count of 0 is none.
+    pub fn handle_usage(&mut self, estimated_request: u64, input_tokens: u64) {
+        if input_tokens == 0 {
+            return;
+        }
+        self.accepted = self.accepted.max(input_tokens);
+        self.window = self.window.map(|window| window.max(input_tokens));
+        let sum = self
+            .ratio_milli()
+            .saturating_mul(RATIO_WEIGHT)
+            .saturating_add(input_tokens.saturating_mul(1000));
+        let ratio = sum / RATIO_WEIGHT.saturating_add(estimated_request);
+        self.ratio_milli = ratio.clamp(RATIO_MILLI_MIN, RATIO_MILLI_MAX);
+    }
+
+    /// Learns the window from a refusal. `request_tokens` are those of the request by estimate, and
+    /// `accepted` the service's count of the session's request before, if there is one.
+    pub fn handle_overflow(
+        &mut self,
+        overflow: ContextOverflow,
+        request_tokens: u64,
+        accepted: Option<u64>,
+    ) {
+        // A refusal of the request's bytes says nothing about the window.
+        if overflow.of_body {
+            return;
+        }
+        let nine_tenths = |tokens: u64| tokens / 10 * 9;
+        // The window of a service may have become smaller since the largest request.
+        let below = nine_tenths(overflow.request_tokens.unwrap_or(request_tokens));
+        let accepted = self.accepted.max(accepted.unwrap_or_default());
+        let guess = nine_tenths(accepted).min(below);
+        let window = overflow.window.or(Some(guess).filter(|guess| *guess > 0));
+        self.window = window.or(self.window);
+        self.accepted = accepted.min(self.window.unwrap_or(accepted));
+    }
+
+    /// Returns whether the numbers differ so much from the stored ones that they are stored again.
+    #[must_use]
+    pub fn differs_from(&self, stored: &Self) -> bool {
+        let (ratio, old) = (self.ratio_milli(), stored.ratio_milli());
+        self.window != stored.window || ratio.abs_diff(old) > old / 10
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(window: Option<u64>) -> ContextOverflow {
+        ContextOverflow::of_window(window, None)
+    }
+
+    #[test]
+    fn the_services_number_wins_and_else_nine_tenths_of_the_largest_accepted_request() {
+        let mut model = ModelTokens::default();
+        model.handle_overflow(refusal(None), 9_000, None);
+        assert_eq!(model.window(), None, "nothing was accepted");
+        model.handle_usage(5_000, 5_000);
+        model.handle_overflow(refusal(None), 9_000, Some(2_000));
+        assert_eq!(model.window(), Some(4_500));
+        model.handle_overflow(refusal(Some(8_192)), 9_000, Some(5_000));
+        assert_eq!(model.window(), Some(8_192));
+        model.handle_overflow(ContextOverflow::of_body(), 3_000, Some(3_000));
+        assert_eq!(model.window(), Some(8_192), "the bytes of a request are not its tokens");
+    }
+
+    #[test]
+    fn a_larger_accepted_request_raises_the_window_and_a_smaller_refused_one_lowers_it() {
+        let mut model = ModelTokens::default();
+        model.handle_usage(1_000, 1_000);
+        model.handle_overflow(refusal(None), 50_000, None);
+        assert_eq!(model.window(), Some(900));
+        model.handle_usage(30_000, 30_000);
+        assert_eq!(model.window(), Some(30_000));
+        // The service was restarted with a smaller window.
+        model.handle_overflow(refusal(None), 10_000, Some(8_000));
+        assert_eq!(model.window(), Some(9_000));
+        model.handle_overflow(refusal(None), 8_000, Some(6_000));
+        assert_eq!(model.window(), Some(7_200));
+    }
+
+    #[test]
+    fn the_ratio_follows_the_counts_and_small_changes_are_not_stored() {
+        let stored = ModelTokens::default();
+        let mut model = stored;
+        model.handle_usage(0, 0);
+        assert_eq!(model, stored, "a service that does not count");
+        model.handle_usage(1_000, 1_100);
+        assert!(!model.differs_from(&stored), "{model:?}");
+        for _ in 0..30 {
+            model.handle_usage(10_000, 15_000);
+        }
+        assert!((1_490..=1_500).contains(&model.ratio_milli()), "{model:?}");
+        assert!(model.differs_from(&stored));
+        model.handle_usage(u64::MAX, 1);
+        assert_eq!(model.ratio_milli(), RATIO_MILLI_MIN);
+        // An unreadable number is bounded.
+        let wrong: ModelTokens = serde_json::from_str("{\"ratio_milli\": 0}").unwrap();
+        assert_eq!(wrong.ratio_milli(), RATIO_MILLI_MIN);
+    }
+}
