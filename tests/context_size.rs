@@ -4,11 +4,13 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use callsheet::config::{BaseUrl, Config, HistoryForm, RunOverrides, Share, ToolPattern};
-use callsheet::journal::verify;
+use callsheet::journal::{Journal as _, MemoryJournal, verify};
 use callsheet::record::{Seq, StopMode};
-use callsheet::rehearsal::{At, Call, Response, Script};
-use callsheet::runtime::{AgentRules, Host, HostError, OpenSession, RunReport};
+use callsheet::rehearsal::{At, Call, Rehearsal, Response, Script};
+use callsheet::runtime::{AgentRules, Host, HostError, OpenSession, RunReport, RunRequest};
 use callsheet::session::replay;
 use callsheet::tool::{ToolRegistry, ToolSpec};
 use callsheet::types::RunEnd;
@@ -316,7 +318,10 @@ async fn a_request_above_the_window_that_is_not_refused_is_made_smaller_once_in_
         assert_eq!(report.run_end, RunEnd::Failed);
         assert_eq!(report.error.unwrap().code, "CONTEXT_OVERFLOW");
         let page = world.host.metrics_page().unwrap();
-        assert!(page.contains("callsheet_context_overflows_total{model=\"scripted\"} "), "{page}");
+        assert!(
+            page.contains("callsheet_context_overflows_total{model=\"rehearsal\"} 3"),
+            "{page}"
+        );
         check_records(&world).await;
         let left = 7 - world.requests().len();
         for _ in 0..left {
@@ -486,4 +491,56 @@ async fn requests_of_a_session_continue_their_prompt_except_at_a_change_of_the_c
         world.requests().iter().map(|request| request.body["prompt_cache_key"].clone()).collect();
     assert!(keys[0].as_str().is_some_and(|key| key.len() == 32), "{keys:?}");
     assert!(keys.iter().all(|key| *key == keys[0]), "{keys:?}");
+}
+
+#[tokio::test]
+async fn the_first_request_after_a_restart_is_compared_with_the_last_one_before_it() {
+    let journal = Arc::new(MemoryJournal::new());
+    let breaks = async |system: &str, history: HistoryForm, overrides: RunOverrides| {
+        let responses = [calls("long"), Response::text("Done.")];
+        let model = Rehearsal::with_script(Script::new(responses)).await.unwrap();
+        let mut config = Config::default();
+        config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
+        let agent = config.agents.get_mut("default").unwrap();
+        agent.tools = vec![ToolPattern::new("*")];
+        agent.system = system.to_owned();
+        agent.context.history = history;
+        let host = Host::builder().config(config).tools(tools()).journal(journal.clone());
+        let host = host.start().await.unwrap();
+        let session = host.get_or_open_session(OpenSession::from("s")).await.unwrap();
+        let mut request = RunRequest::from("go");
+        request.overrides = overrides;
+        within(session.start_run(request).await.unwrap().report).await.unwrap();
+        let page = host.metrics_page().unwrap();
+        host.shutdown().await;
+        let series = page.lines().filter_map(|line| {
+            let reason = line.strip_prefix("callsheet_prompt_prefix_breaks_total{reason=\"")?;
+            let (reason, count) = reason.split_once("\"} ")?;
+            (count != "0").then(|| format!("{reason} {count}"))
+        });
+        series.collect::<Vec<_>>()
+    };
+    let (full, compact) = (HistoryForm::Full, HistoryForm::Compact);
+    let own = RunOverrides::default;
+    let few = || {
+        let mut overrides = own();
+        overrides.tools = Some(vec!["long".to_owned()]);
+        overrides
+    };
+    assert_eq!(breaks("Be brief.", full, own()).await, [""; 0], "the first request");
+    assert_eq!(breaks("Be brief.", full, own()).await, [""; 0], "nothing has changed");
+    assert_eq!(breaks("Be long.", full, own()).await, ["config 1"]);
+    // The run before is formatted when the session wakes, and this one at its end.
+    assert_eq!(breaks("Be long.", compact, own()).await, ["formatted 1"]);
+    assert_eq!(breaks("Be long.", full, own()).await, ["formatted 1"]);
+    assert_eq!(breaks("Be long.", full, few()).await, ["run_override 1"]);
+    assert_eq!(breaks("Be long.", full, few()).await, [""; 0]);
+    assert_eq!(breaks("Be long.", full, own()).await, ["run_override 1"]);
+    let session = callsheet::types::SessionId::parse("s").unwrap();
+    let entries = journal.read(&session, Seq(0)).unwrap();
+    assert!(verify(&session, &entries).is_empty());
+    let recorded = entries.iter().filter(|entry| {
+        matches!(entry.record, callsheet::record::Record::AttemptStarted { prompt: Some(_), .. })
+    });
+    assert_eq!(recorded.count(), 4, "a prompt is recorded when it changes");
 }

@@ -197,6 +197,10 @@ pub enum Record {
         /// The delay before it, in milliseconds.
         #[serde(skip_serializing_if = "is_zero", default)]
         wait_ms: u64,
+        /// The hash of what precedes the messages in the request: model, system text and tools. Set if it
+        /// differs from that of the session's turn before.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        prompt: Option<u64>,
     },
     /// An attempt failed.
     AttemptFailed {

@@ -1,7 +1,7 @@
 //! A configured agent with its models and tools.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use super::error::HostError;
 use super::gauge::Gauge;
@@ -47,6 +47,8 @@ pub(super) struct Agent {
     patterns: Arc<[ToolPattern]>,
     /// A request to the first model, without messages.
     blank: ModelRequest,
+    /// The hash of what precedes the messages in its requests.
+    prompt_hash: OnceLock<u64>,
 }
 
 impl Agent {
@@ -117,6 +119,7 @@ impl Agent {
             registry: Arc::clone(registry),
             allow_overrides: agent.allow_overrides,
             blank,
+            prompt_hash: OnceLock::new(),
         }
     }
 
@@ -201,6 +204,7 @@ impl Agent {
             loading: self.loading,
             patterns: Arc::clone(&self.patterns),
             blank,
+            prompt_hash: OnceLock::new(),
         }))
     }
 
@@ -319,6 +323,7 @@ impl Agent {
             loading: self.loading,
             patterns: Arc::clone(&self.patterns),
             blank,
+            prompt_hash: OnceLock::new(),
             tools: Arc::new(tools),
             registry: Arc::new(registry),
         }
@@ -401,6 +406,13 @@ impl Agent {
             Wire::OpenaiChat | Wire::OpenaiResponses | Wire::GeminiGenerate => ToolChoice::None,
         };
         ModelRequest { messages, tool_choice, ..self.blank.clone() }
+    }
+
+    /// Returns the hash of what precedes the messages in its requests.
+    pub(super) fn prompt_hash(&self) -> u64 {
+        *self
+            .prompt_hash
+            .get_or_init(|| self.blank.prompt_hash(self.rules.models.first().origin.wire))
     }
 
     /// Returns the model request of a turn.

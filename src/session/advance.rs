@@ -245,6 +245,7 @@ impl Session {
                 .map(|timeout| timeout.saturating_sub(working)),
             // What its window led to is in the records of a replayed turn.
             window: self.window(&rules).filter(|_| !self.context.is_replayed),
+            new_prompt: None,
             variables: self.variables.clone(),
             seed: 0,
             run: run.id.clone(),

@@ -16,6 +16,7 @@ use crate::message::Message;
 use crate::record::{ContextChange, Record};
 use crate::turn::TurnRules;
 use crate::types::{COMPACT_AT, ContextPart, PartTokens, RunId, Usage};
+use crate::wire::PromptChange;
 
 /// Number of summaries without effect after which none is asked for until the next input.
 const FAILED_SUMMARIES_MAX: u32 = 2;
@@ -100,6 +101,42 @@ impl Session {
         }
         self.context.is_requested = true;
         Ok(())
+    }
+
+    /// Returns the hash of what preceded the messages in the last request.
+    #[must_use]
+    pub fn requested_prompt(&self) -> Option<u64> {
+        self.context.requested.hash
+    }
+
+    /// Handles that a request follows in which `hash` is that of what precedes the messages. Returns the reason
+    /// if it does not begin like the session's request before. `has_sources` is true if the program may
+    /// offer other tools in each run.
+    pub fn handle_request(&mut self, hash: u64, has_sources: bool) -> Option<PromptChange> {
+        let change = self.context.prompt_change;
+        let before = self.context.requested.hash;
+        let overrides = self.run.as_ref().map(|run| &run.overrides);
+        let is_override = overrides != Some(&self.context.requested.overrides);
+        self.note_request(Some(hash));
+        let before = before?;
+        if before == hash {
+            return change.filter(|change| matches!(change, PromptChange::Compacted(_)));
+        }
+        if is_override {
+            return Some(PromptChange::RunOverride);
+        }
+        let refreshed = has_sources.then_some(PromptChange::ToolsRefreshed);
+        change.or(refreshed).or(Some(PromptChange::Config))
+    }
+
+    /// Notes a request of the current run.
+    pub(super) fn note_request(&mut self, hash: Option<u64>) {
+        self.context.prompt_change = None;
+        self.context.requested.hash = hash;
+        let requested = &mut self.context.requested.overrides;
+        if let Some(run) = self.run.as_ref().filter(|run| run.overrides != *requested) {
+            requested.clone_from(&run.overrides);
+        }
     }
 
     /// Handles the answer to a request for a summary. Ignored if none is pending any more.
@@ -324,6 +361,7 @@ impl Session {
             (None, Some(run)) => run.first_message = first,
             (None, None) => {}
         }
+        self.context.prompt_change = Some(PromptChange::Compacted(change.kind()));
         match change {
             ContextChange::Formatted { .. } => {
                 if let Some(run) = &mut self.context.ended_run {
@@ -341,6 +379,8 @@ impl Session {
         let mut state = self.context.clone();
         (state.pending_summary, state.is_requested, state.summarised_after) = (None, false, None);
         (state.model, state.prepared) = (ModelTokens::default(), None);
+        (state.requested, state.prompt_change) =
+            (super::context_state::RequestedPrompt::default(), None);
         if let Some(run) = &mut state.ended_run {
             run.is_formatted = false;
         }

@@ -1,9 +1,11 @@
 //! The state of a session that concerns the size of its context.
 
+use crate::config::RunOverrides;
 use crate::context::compaction::{AppliedChange, SummaryPlan};
 use crate::context::tokens::{ModelTokens, TokenMeter};
 use crate::record::ContextChange;
 use crate::types::RunId;
+use crate::wire::PromptChange;
 
 /// The measurements and pending changes of the context.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -23,8 +25,23 @@ pub(super) struct ContextState {
     pub(super) is_replayed: bool,
     /// A client asked for a smaller context, and nothing has been done yet. Not durable.
     pub(super) is_requested: bool,
+    /// The last request that was made.
+    pub(super) requested: RequestedPrompt,
+    /// The last change since that request, after which the next one may begin with other bytes.
+    pub(super) prompt_change: Option<PromptChange>,
     /// The change whose record follows, with the messages that it leaves. Not durable.
     pub(super) prepared: Option<Box<(ContextChange, AppliedChange)>>,
+}
+
+/// What precedes the messages in a request, as far as it is compared with that of the next request.
+///
+/// It is read from records, but a living session knows of a request before it is recorded. Decides nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct RequestedPrompt {
+    /// The hash of model, system text and tools.
+    pub(super) hash: Option<u64>,
+    /// The overrides of its run.
+    pub(super) overrides: RunOverrides,
 }
 
 /// A run that has ended.

@@ -176,7 +176,7 @@ pub struct RecordedAt {
 pub struct TurnBegin {
     /// The run of the turn.
     pub run_id: RunId,
-    /// The input of the turn machine. Its `seed` is left to the shell.
+    /// The input of the turn machine. Its `seed` and `new_prompt` are left to the shell.
     pub spec: TurnSpec,
     /// The origin of the turn.
     pub origin: TurnOrigin,

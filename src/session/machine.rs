@@ -15,6 +15,7 @@ use crate::context::{History, InitialHistory, ResultCut, Variables};
 use crate::record::{Record, StopMode};
 use crate::turn::TurnRecord;
 use crate::types::{RunId, Usage};
+use crate::wire::PromptChange;
 
 /// Returns the terms of a run with these overrides.
 pub type TermsOf<'a> = &'a dyn Fn(&RunOverrides) -> RunTerms;
@@ -268,7 +269,10 @@ impl Session {
                 self.history.end_run();
                 self.note_ended_run(run_id.clone(), first_message);
             }
-            Record::ToolsFrozen { sha256 } => self.frozen_tools = Some(Arc::clone(sha256)),
+            Record::ToolsFrozen { sha256 } => {
+                self.frozen_tools = Some(Arc::clone(sha256));
+                self.context.prompt_change.get_or_insert(PromptChange::ToolsRefreshed);
+            }
             Record::Compacted { change, usage, .. } => {
                 self.apply_change(change);
                 self.usage += *usage;
@@ -277,9 +281,13 @@ impl Session {
                 }
             }
             Record::SessionClosed => self.lifecycle = Lifecycle::Closed,
-            Record::AttemptStarted { turn, .. }
-            | Record::AttemptFailed { turn, .. }
-            | Record::ResponseEnded { turn, .. } => self.apply_turn_record(*turn)?,
+            Record::AttemptStarted { turn, prompt, .. } => {
+                self.apply_turn_record(*turn)?;
+                self.note_request(prompt.or(self.context.requested.hash));
+            }
+            Record::AttemptFailed { turn, .. } | Record::ResponseEnded { turn, .. } => {
+                self.apply_turn_record(*turn)?
+            }
             Record::TurnCommitted { turn, .. } => {
                 self.apply_turn_record(*turn)?;
                 self.references.add_commit(*turn, at.seq);

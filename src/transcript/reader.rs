@@ -85,7 +85,15 @@ impl<'a> Transcript<'a> {
                 let start = RunStart { at, id, input, overrides, model, execution };
                 self.runs.push(RunTranscript { start: Some(start), ..RunTranscript::default() });
             }
-            Record::AttemptStarted { turn, attempt, model, streamed, reason, wait_ms } => {
+            Record::AttemptStarted {
+                turn,
+                attempt,
+                model,
+                streamed,
+                reason,
+                wait_ms,
+                prompt: _,
+            } => {
                 let (streamed, reason, wait_ms) = (*streamed, reason.as_deref(), *wait_ms);
                 let start = AttemptStart { at, model, streamed, reason, wait_ms };
                 self.add_attempt(*turn, *attempt, start);

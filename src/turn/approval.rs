@@ -57,7 +57,7 @@ impl Turn {
         }
         let index = self.position(key);
         let call = index.and_then(|index| self.calls.get(index));
-        let pending = call.and_then(TurnCall::pending_approval_phase);
+        let pending = call.and_then(|call| self.pending_phase(call));
         let pending = pending.filter(|phase| *phase != ApprovalPhase::Input);
         let decided = |phase| self.approvals.decisions.get(&(key, phase));
         let (before, after) = (decided(ApprovalPhase::Before), decided(ApprovalPhase::After));
@@ -82,20 +82,34 @@ impl Turn {
             return decision.check_repeat(first.verdict);
         }
         let Some((index, phase)) = pending else { return Err(ApprovalError::NotAsked) };
+        if self.approvals.requested_before_resume.contains_key(&(key, phase)) {
+            // The call waits for an earlier one. Counts the time before the resume.
+            self.request_approval(index, phase);
+        }
         self.decide_approval(index, phase, decision.judgement, None);
         Ok(())
     }
 
     /// Returns the pending approvals in call order.
     pub fn pending_approvals(&self) -> impl Iterator<Item = (CallKey, ApprovalPhase)> {
-        self.calls.iter().filter_map(|call| Some((call.key(), call.pending_approval_phase()?)))
+        self.calls.iter().filter_map(|call| Some((call.key(), self.pending_phase(call)?)))
+    }
+
+    /// Returns the pending approval of a call. After a resume, it is pending even if the call can be
+    /// admitted only when the values of an earlier call's references are read.
+    fn pending_phase(&self, call: &TurnCall) -> Option<ApprovalPhase> {
+        let before = ApprovalPhase::Before;
+        let is_open = call.phase == CallPhase::Sealed
+            && call.notes.before.is_none()
+            && self.approvals.requested_before_resume.contains_key(&(call.key(), before));
+        call.pending_approval_phase().or(is_open.then_some(before))
     }
 
     /// Returns the pending approval of a call as clients see it.
     #[must_use]
     pub fn pending_approval(&self, key: CallKey) -> Option<ApprovalRequest> {
         let call = self.calls.get(self.position(key)?)?;
-        Some(approval_request(call, call.pending_approval_phase()?))
+        Some(approval_request(call, self.pending_phase(call)?))
     }
 
     /// Returns whether the turn waits only for approvals. That time does not count towards
@@ -246,6 +260,10 @@ impl Turn {
         *note = Some(judgement);
         if let Some(rejection) = rejection {
             self.end_call(index, rejection);
+            return;
+        }
+        if call.phase == CallPhase::Sealed {
+            // It starts when it is admitted.
             return;
         }
         call.waiting_for = None;

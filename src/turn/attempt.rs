@@ -129,6 +129,7 @@ impl Turn {
             streamed: plan.streamed,
             reason,
             wait_ms: u64::try_from(plan.wait.as_millis()).unwrap_or(u64::MAX),
+            prompt: self.spec.new_prompt,
         });
         self.emit(event);
         self.attempt.plan = plan.clone();

@@ -105,6 +105,7 @@ pub(crate) fn spec(rules: TurnRules) -> TurnSpec {
         began: Duration::ZERO,
         run_time_left: None,
         window: None,
+        new_prompt: None,
         variables: Variables::default(),
         seed: 1,
         run: RunId("s".into()),

@@ -30,6 +30,8 @@ pub struct TurnSpec {
     pub run_time_left: Option<Duration>,
     /// The context window of the first model in tokens, if it is configured or learnt.
     pub window: Option<u64>,
+    /// The hash of what precedes the messages in the requests, if it differs from that of the turn before.
+    pub new_prompt: Option<u64>,
     /// The session's variables at the start of the turn.
     pub variables: Variables,
     /// The seed of the backoff's jitter.

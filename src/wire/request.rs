@@ -4,9 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
 
 use crate::message::MessageList;
-use crate::types::CompactionKind;
+use crate::types::{CompactionKind, Wire};
+
+/// The members of bodies that belong to the prompt, other than the history.
+pub(super) const PROMPT_MEMBERS: [&str; 4] =
+    ["tools", "system", "instructions", "systemInstruction"];
 
 /// One request to a model.
 ///
@@ -83,6 +88,25 @@ impl ModelRequest {
             && self.extra_body == other.extra_body
             && self.omit_body == other.omit_body
             && self.prompt_cache == other.prompt_cache
+    }
+
+    /// Returns the hash of what precedes the messages: model, system text, tools, and members that may replace
+    /// them. It is the same in each version of the program, so that records can hold it. It has 48 bits, which
+    /// JSON numbers represent exactly everywhere.
+    pub(crate) fn prompt_hash(&self, wire: Wire) -> u64 {
+        let tools = self.tools.iter().map(|tool| (&tool.name, &tool.description, &tool.schema));
+        let extra = self.extra_body.iter().filter(|(name, _)| PROMPT_MEMBERS.contains(&&***name));
+        let omitted = self.omit_body.iter().filter(|name| PROMPT_MEMBERS.contains(&&***name));
+        let prompt = json!([
+            wire.as_str(),
+            self.model,
+            self.system,
+            tools.collect::<Vec<_>>(),
+            extra.collect::<Vec<_>>(),
+            omitted.collect::<Vec<_>>(),
+        ]);
+        let digest = Sha256::digest(prompt.to_string());
+        digest.iter().take(6).fold(0, |hash, byte| hash << 8 | u64::from(*byte))
     }
 
     /// Returns true if nothing differs but the messages and what follows them in a body.

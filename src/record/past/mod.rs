@@ -98,7 +98,15 @@ impl PastEvents {
                 let (agent, model) = (self.agent.clone(), model.clone());
                 Event::RunStarted { agent, model, execution: *execution }
             }
-            Record::AttemptStarted { turn, attempt, model, streamed, reason, wait_ms } => {
+            Record::AttemptStarted {
+                turn,
+                attempt,
+                model,
+                streamed,
+                reason,
+                wait_ms,
+                prompt: _,
+            } => {
                 self.release_held(out);
                 self.turn = *turn;
                 self.last_request = (model.clone(), *streamed);

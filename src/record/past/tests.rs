@@ -61,6 +61,7 @@ fn attempt(attempt: u32, reason: Option<&str>, bytes: u64) -> (u64, Record) {
         streamed: true,
         reason: reason.map(str::to_owned),
         wait_ms: 0,
+        prompt: None,
     };
     (bytes, record)
 }

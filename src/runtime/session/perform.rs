@@ -149,7 +149,7 @@ impl SessionActorState {
 
     /// Sends a turn to the accumulator.
     fn begin_turn(&mut self, begin: TurnBegin) {
-        let TurnBegin { run_id, spec, origin, cancel } = begin;
+        let TurnBegin { run_id, mut spec, origin, cancel } = begin;
         let Some(run) = &mut self.run else { return };
         let resume = match origin {
             TurnOrigin::New => {
@@ -168,7 +168,9 @@ impl SessionActorState {
         if repairs > 0 {
             self.publisher.publish(&run_id, spec.number, Event::HistoryRepaired { repairs });
         }
+        let known = self.session.requested_prompt();
         let request = self.next_request(messages, spec.last_request);
+        spec.new_prompt = self.session.requested_prompt().filter(|hash| known != Some(*hash));
         if origin == TurnOrigin::New {
             let sizes = self.session.part_tokens(&spec.rules);
             self.shared.telemetry.metrics().context_tokens(sizes);
@@ -191,7 +193,9 @@ impl SessionActorState {
 
     /// Returns the model request of the current turn.
     pub(super) fn next_request(&mut self, messages: MessageList, last: bool) -> Arc<ModelRequest> {
-        let prompt_change = self.agents.next_request();
+        let hash = self.agents.current().prompt_hash();
+        let has_sources = !self.shared.tool_sources.0.is_empty();
+        let prompt_change = self.session.handle_request(hash, has_sources);
         Arc::new(ModelRequest {
             prompt_cache_key: Some(prompt_cache_key(&self.id)),
             prompt_change,

@@ -25,8 +25,7 @@ use crate::runtime::tool_servers::FrozenTools;
 use crate::telemetry::TracedRun;
 use crate::tool::{Extensions, ToolSourceContext};
 use crate::turn::{TurnRecord, TurnRules};
-use crate::types::{CompactionKind, Content, RunId, RunTrace, SessionId, TraceContext};
-use crate::wire::PromptChange;
+use crate::types::{Content, RunId, RunTrace, SessionId, TraceContext};
 
 /// The caller of a run that waits in the queue.
 pub(super) struct RunCaller {
@@ -61,43 +60,12 @@ pub(super) struct RunAgents {
     /// The agent with the tools of servers and of the host's tool sources.
     own: Arc<Agent>,
     current: (RunOverrides, Arc<Agent>),
-    /// The current agent at the last request.
-    requested: Option<(RunOverrides, Arc<Agent>)>,
-    /// The last change of the context since the last request.
-    context_change: Option<PromptChange>,
 }
 
 impl RunAgents {
     pub(super) fn new(own: Arc<Agent>) -> Self {
         let current = (RunOverrides::default(), Arc::clone(&own));
-        Self {
-            configured: Arc::clone(&own),
-            frozen: None,
-            own,
-            current,
-            requested: None,
-            context_change: None,
-        }
-    }
-
-    /// Notes that the context was made smaller.
-    pub(super) fn note_compaction(&mut self, kind: CompactionKind) {
-        self.context_change = Some(PromptChange::Compacted(kind));
-    }
-
-    /// Notes that the current agent makes a request. Returns why its prompt may differ from that of the
-    /// request before.
-    pub(super) fn next_request(&mut self) -> Option<PromptChange> {
-        let context_change = self.context_change.take();
-        let (overrides, agent) = self.requested.replace(self.current.clone())?;
-        if overrides != self.current.0 {
-            return Some(PromptChange::RunOverride);
-        }
-        if context_change.is_some() {
-            return context_change;
-        }
-        // The session has other tools of servers or of the program.
-        (!Arc::ptr_eq(&agent, &self.current.1)).then_some(PromptChange::ToolsRefreshed)
+        Self { configured: Arc::clone(&own), frozen: None, own, current }
     }
 
     /// Uses these tools of servers from now on.

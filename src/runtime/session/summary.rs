@@ -91,7 +91,6 @@ impl SessionActorState {
     /// Tells the clients that asked for a smaller context that it is smaller.
     pub(super) fn context_compacted(&mut self, record: &Record) {
         let Record::Compacted { change, tokens_before, tokens_after, .. } = record else { return };
-        self.agents.note_compaction(change.kind());
         let report = CompactionReport {
             kind: change.kind().as_str(),
             tokens_before: *tokens_before,

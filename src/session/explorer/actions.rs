@@ -170,6 +170,7 @@ impl World {
                     streamed: true,
                     reason: None,
                     wait_ms: 0,
+                    prompt: None,
                 }]);
             }
             Action::Answer => {

@@ -94,6 +94,7 @@ impl Recorded {
             streamed: true,
             reason: None,
             wait_ms: 0,
+            prompt: None,
         };
         let commit = Record::TurnCommitted { turn, end: TurnEnd::Finished, summary };
         self.append(now, &attempt);

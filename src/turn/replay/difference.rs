@@ -42,7 +42,8 @@ pub(crate) fn same(recorded: &Record, now: &Record) -> bool {
 pub(super) fn timeless(record: &Record) -> Record {
     let mut record = record.clone();
     match &mut record {
-        Record::AttemptStarted { wait_ms, .. } => *wait_ms = 0,
+        // The prompt is that of the configuration at the time.
+        Record::AttemptStarted { wait_ms, prompt, .. } => (*wait_ms, *prompt) = (0, None),
         Record::ResponseEnded { displayed_segments, .. } => displayed_segments.clear(),
         Record::CallEnded { started_ms, wait_ms, duration_ms, early, .. } => {
             *early = false;

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::context::ReferenceValues;
 use crate::event::StatsReport;
-use crate::types::{ReferenceError, ReferencedValue, RunEnd, RunId};
+use crate::turn::ApprovalDecision;
+use crate::types::{Judgement, ReferenceError, ReferencedValue, RunEnd, RunId, Verdict};
 
 /// Returns the records of the run `run_7` with this answer.
 fn run_records(answer: &str) -> Vec<Record> {
@@ -240,4 +241,43 @@ fn without_references_the_arguments_stay_as_they_are() {
     assert_eq!(driver.arguments(), [&json!({"text": "It is: $VAR_REF{{run_7}}"})]);
     driver.end_well().finish_call(0, "done").finish_call(1, "done");
     assert_eq!(driver.references_requested, []);
+}
+
+#[test]
+fn an_approval_stays_open_after_a_crash_while_an_earlier_call_reads_its_values() {
+    for is_approved in [true, false] {
+        let mut driver = driver(|_| ());
+        driver.receive([call(0, "pure", ANSWER), call(1, "asked", r#"{"n": 7}"#)]).end_well();
+        driver.read(0, answer("the answer")).assert_started(&["pure#0"]);
+        let asked = driver.turn.pending_approval(key(1)).expect("it is asked");
+        // The pure call has left no record.
+        driver.crash(driver.log.len()).assert_started(&[]);
+        assert_eq!(driver.references_requested.len(), 2);
+        assert_eq!(driver.turn.pending_approval(key(1)), Some(asked.clone()));
+        let decision = ApprovalDecision {
+            phase: None,
+            judgement: Judgement {
+                verdict: if is_approved { Verdict::Approved } else { Verdict::Rejected },
+                message: None,
+            },
+            arguments_sha256: asked.arguments_sha256,
+            content: None,
+        };
+        let mut decide = |decision| {
+            let decided = driver.turn.handle_approval(driver.now, key(1), decision);
+            driver.perform_effects();
+            decided
+        };
+        assert_eq!(decide(decision.clone()), Ok(()));
+        assert_eq!(decide(decision), Ok(()), "a repetition");
+        assert_eq!(driver.turn.pending_approvals().count(), 0);
+        driver.read(0, answer("the answer")).finish_call(0, "done");
+        if is_approved {
+            driver.assert_started(&["pure#0", "asked#1"]).finish_call(1, "done");
+        }
+        let record = driver.commit.as_ref().unwrap();
+        let statuses: Vec<_> = record.results.iter().map(|result| result.outcome.status).collect();
+        assert_eq!(statuses, [OK, if is_approved { OK } else { ToolStatus::Refused }]);
+        assert_eq!(driver.count_events(|event| matches!(event, Event::ApprovalAsked { .. })), 1);
+    }
 }

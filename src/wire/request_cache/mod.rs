@@ -101,8 +101,11 @@ impl RequestCache {
         };
         let (body, prefix) = wire.write_history(request, writer);
         let body = Bytes::from(body);
-        self.prompt_break =
-            before.and_then(|before| before.find_break(wire, request, &body, prefix));
+        self.prompt_break = match before {
+            Some(before) => before.find_break(wire, request, &body, prefix),
+            // The request before was made in an earlier life of the session or of its actors.
+            None => request.prompt_change,
+        };
         let new = request.messages.get(messages.len()..prefix.messages).unwrap_or_default();
         messages.extend_from_slice(new);
         let body_shared = body.clone();

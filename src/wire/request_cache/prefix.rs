@@ -8,14 +8,11 @@ use std::borrow::Cow;
 use memchr::memmem;
 use serde_json::Value;
 
-use crate::wire::request::PromptChange;
+use crate::wire::request::{PROMPT_MEMBERS, PromptChange};
 use crate::wire::{ModelRequest, Wire};
 
 /// A breakpoint of Anthropic's cache, in the bytes of a body. Within a text its quotes would be escaped.
 const BREAKPOINT: &[u8] = br#","cache_control":{"type":"ephemeral"}"#;
-
-/// The members of a body that belong to the prompt, other than the history.
-const HEAD_MEMBERS: [&str; 4] = ["tools", "system", "instructions", "systemInstruction"];
 
 /// Returns whether a history continues another one. Both are the bytes of their last elements, after the same
 /// elements.
@@ -60,7 +57,7 @@ pub(super) fn body_continues(history_member: &str, before: &[u8], after: &[u8]) 
     let is_same = |member: &str| before.get(member) == after.get(member);
     let history = |body: &Value| body.get(history_member).and_then(Value::as_array).cloned();
     let (Some(old), Some(new)) = (history(&before), history(&after)) else { return false };
-    HEAD_MEMBERS.iter().all(|member| is_same(member)) && history_continues(&old, &new)
+    PROMPT_MEMBERS.iter().all(|member| is_same(member)) && history_continues(&old, &new)
 }
 
 fn history_continues(before: &[Value], after: &[Value]) -> bool {
