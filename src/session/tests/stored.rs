@@ -123,6 +123,7 @@ fn a_fold_gives_the_history_that_was_written_live() {
             maximum: 2,
             action: String::new(),
             note,
+            usage: Usage::default(),
         });
     }
     let last = serde_json::to_value(&live.messages()[3]).unwrap();

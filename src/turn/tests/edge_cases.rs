@@ -276,6 +276,7 @@ fn a_cancelled_run_starts_no_call_after_a_crash() {
         maximum: 1,
         action: "ended".into(),
         note: None,
+        usage: crate::types::Usage::default(),
     };
     for (record, cancel, reason) in [
         (Some(stop), None, CancelReason::Stop),
