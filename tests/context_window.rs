@@ -200,7 +200,8 @@ async fn read_ten_pages(host: &Host, seen: &Mutex<Seen>) -> (usize, Option<u64>)
     let session = host.open_session(OpenSession::default()).await.unwrap();
     let report = session.run("Read all pages, and remember 4711.").await.unwrap();
     assert_eq!(report.run_end, RunEnd::Answered, "{:?}", report.error);
-    (seen.lock().refusals - before, session.context().await.unwrap().window)
+    let window = session.context().await.unwrap().window;
+    (seen.lock().refusals - before, window)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
