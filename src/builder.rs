@@ -13,7 +13,7 @@ use crate::journal::Journal;
 use crate::runtime::model::ModelSource;
 use crate::runtime::{Host, HostError, HostSetup, ModelSources, ToolSources};
 use crate::telemetry::MetricsOptions;
-use crate::tool::{Tool, ToolRegistry, ToolSource};
+use crate::tool::{Hook, HookRule, RegisteredHook, Tool, ToolRegistry, ToolSource};
 
 impl Host {
     /// Returns a builder of a host. Without further calls it has one agent, called `default`, without
@@ -50,6 +50,8 @@ pub struct HostBuilder {
     tools: ToolRegistry,
     /// The names of the tools that every agent is offered.
     offered: Vec<String>,
+    /// The hooks of the program, which are asked after those of the registry.
+    hooks: Vec<RegisteredHook>,
     tool_sources: ToolSources,
     model_sources: ModelSources,
     journal: Option<Arc<dyn Journal>>,
@@ -65,6 +67,7 @@ impl HostBuilder {
             config,
             tools: ToolRegistry::new(),
             offered: Vec::new(),
+            hooks: Vec::new(),
             tool_sources: ToolSources::default(),
             model_sources: ModelSources::default(),
             journal: None,
@@ -147,6 +150,13 @@ impl HostBuilder {
     /// Adds a source of tools, which is read when a run starts. Every agent offers its tools.
     pub fn tool_source(mut self, source: impl ToolSource) -> Self {
         self.tool_sources.0.push(Arc::new(source));
+        self
+    }
+
+    /// Registers a hook, which is asked at a point of runs and can forbid what it is asked about. Hooks are asked
+    /// in the order in which they are registered, after those of the configuration. [`Hook`] has an example.
+    pub fn hook(mut self, rule: HookRule, hook: impl Hook) -> Self {
+        self.hooks.push(RegisteredHook { rule, hook: Arc::new(hook) });
         self
     }
 
@@ -240,8 +250,9 @@ impl HostBuilder {
     pub async fn start(self) -> Result<Host, HostError> {
         let Self {
             mut config,
-            tools,
+            mut tools,
             offered,
+            hooks,
             tool_sources,
             model_sources,
             journal,
@@ -264,6 +275,10 @@ impl HostBuilder {
             let missing: Vec<_> = offered.iter().filter(missing).map(ToolPattern::new).collect();
             agent.tools.extend(missing);
         }
+        for hook in hooks {
+            check_hook(&hook.rule, &config)?;
+            tools.add_hook(hook);
+        }
         let kept = start_rehearsal(&mut config).await?;
         let setup = HostSetup::new(config, tools);
         Host::start(HostSetup {
@@ -276,6 +291,26 @@ impl HostBuilder {
             ..setup
         })
         .await
+    }
+}
+
+/// Checks the rule of a hook of the program.
+fn check_hook(rule: &HookRule, config: &Config) -> Result<(), HostError> {
+    let wrong = |problem: &str| Err(HostError::Config(format!("hook {:?}: {problem}", rule.name)));
+    if rule.timeout.is_zero() {
+        return wrong("its timeout must be longer than 0");
+    }
+    let is_empty = rule.agents.as_ref().is_some_and(Vec::is_empty)
+        || rule.tools.as_ref().is_some_and(Vec::is_empty);
+    if is_empty {
+        return wrong("its lists of agents and tools must not be empty");
+    }
+    if rule.tools.is_some() && !rule.on.concerns_call() {
+        return wrong(&format!("it is asked at {} and has tools", rule.on));
+    }
+    match rule.agents.iter().flatten().find(|name| !config.agents.contains_key(*name)) {
+        Some(unknown) => wrong(&format!("there is no agent {unknown:?}")),
+        None => Ok(()),
     }
 }
 

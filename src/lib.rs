@@ -191,6 +191,8 @@ mod documents {
     struct Architecture;
     #[doc = include_str!("../docs/embedding.md")]
     struct Embedding;
+    #[doc = include_str!("../docs/hooks.md")]
+    struct Hooks;
     #[doc = include_str!("../README.md")]
     struct Readme;
     #[doc = include_str!("../docs/tools.md")]

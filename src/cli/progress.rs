@@ -289,6 +289,7 @@ impl CallProgress {
                 WaitingFor::Rate => "waits for its rate limit".to_owned(),
                 WaitingFor::Approval => "waits for approval".to_owned(),
                 WaitingFor::Server => "waits for its server".to_owned(),
+                WaitingFor::Hook => "waits for hooks".to_owned(),
             },
             CallActivity::Running { since } => format_duration(now.saturating_sub(*since)),
         };

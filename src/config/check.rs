@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::error::did_you_mean;
 use super::mcp::tool_prefix;
 use super::{Config, ConfigError, ConfigErrors, Limits};
+use crate::types::{READ_VAR, USE_TOOL};
 
 impl Config {
     /// Checks the configuration against the names of the registered tools. The values of a file are
@@ -102,6 +103,25 @@ impl Config {
                 }
             }
         }
+        for (at, hook) in self.hooks.iter().enumerate() {
+            for (nth, pattern) in hook.rule.tools.iter().flatten().enumerate() {
+                let mut names = registered.iter().copied().chain(HOST_TOOLS);
+                let is_known = names.any(|tool| pattern.matches(tool))
+                    || prefixes.iter().any(|prefix| pattern.may_match_longer(prefix));
+                if !is_known {
+                    let key = format!("hooks[{at}].tools[{nth}]");
+                    let message = match pattern.text.as_str() {
+                        USE_TOOL => {
+                            "hooks are asked about the tool that use_tool calls: name that \
+                                     tool"
+                                .to_owned()
+                        }
+                        text => no_tool(text, registered),
+                    };
+                    errors.push(self.origins.error(&key, message));
+                }
+            }
+        }
         let is_of_server = |name: &&String| prefixes.iter().any(|prefix| name.starts_with(prefix));
         let unknown = self.tools.keys().filter(|name| !registered.contains(&name.as_str()));
         for name in unknown.filter(|name| !is_of_server(name)) {
@@ -117,6 +137,9 @@ impl Config {
         errors
     }
 }
+
+/// The tools of the host itself that hooks are asked about.
+const HOST_TOOLS: [&str; 2] = [READ_VAR, "find_tools"];
 
 const NOT_ONE: &str = "must be at least 1";
 const NO_TIME: &str = "must be longer than 0";

@@ -11,6 +11,7 @@ mod duration;
 mod error;
 #[cfg(feature = "toml")]
 mod file;
+mod hooks;
 mod host;
 mod journal;
 mod limits;
@@ -37,6 +38,9 @@ pub use duration::parse_duration;
 #[doc(hidden)]
 pub use error::ConfigError;
 pub use error::ConfigErrors;
+#[doc(hidden)]
+pub use hooks::{HookConfig, HookKind};
+pub use hooks::{HookFailure, HookRule};
 pub use host::HostConfig;
 #[doc(hidden)]
 pub use host::{TOKEN_ENV, parse_listen};
@@ -104,6 +108,9 @@ pub struct Config {
     /// Servers of the Model Context Protocol, by name.
     #[doc(hidden)]
     pub mcp: BTreeMap<String, McpConfig>,
+    /// Hooks, in their order.
+    #[doc(hidden)]
+    pub hooks: Vec<HookConfig>,
     stream: Option<bool>,
     fast_path: bool,
     origins: Origins,
@@ -179,6 +186,13 @@ impl Config {
         ConfigErrors::new(vec![self.origins.error(&format!("mcp.{server}.{key}"), message.into())])
     }
 
+    /// Creates an error about a value of `[[hooks]]`, with its line.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn hook_error(&self, at: usize, key: &str, message: impl Into<String>) -> ConfigErrors {
+        ConfigErrors::new(vec![self.origins.error(&format!("hooks[{at}].{key}"), message.into())])
+    }
+
     fn add_model(&mut self, name: &str, mut model: ModelConfig) {
         if let Some(on) = self.stream {
             model.stream = on;
@@ -201,6 +215,7 @@ impl Default for Config {
             agents,
             tools: BTreeMap::new(),
             mcp: BTreeMap::new(),
+            hooks: Vec::new(),
             stream: None,
             fast_path: true,
             origins: Origins::default(),

@@ -326,7 +326,7 @@ fn status(metadata: &serde_json::Value) -> &'static str {
     match metadata.get("kind").and_then(serde_json::Value::as_str) {
         Some("timeout") => "timeout",
         Some("cancelled" | "not_started") => "cancelled",
-        Some("rejected" | "approval_expired" | "limit") => "refused",
+        Some("rejected" | "approval_expired" | "limit" | "hook") => "refused",
         Some("host_stopped") => "unknown",
         Some(_) | None => "error",
     }

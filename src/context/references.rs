@@ -243,6 +243,7 @@ pub fn is_needed(record: &Record, reference: &Reference) -> bool {
             | Record::CallReported { .. }
             | Record::ApprovalAsked { .. }
             | Record::ApprovalGiven { .. }
+            | Record::HooksDecided { .. }
     );
     !is_unused && !matches!(record, Record::CallEnded { call, .. } if call.key != key)
 }

@@ -164,4 +164,6 @@ pub enum WaitingFor {
     Approval,
     /// A server of tools must be connected.
     Server,
+    /// Hooks must decide about the call, or about its result.
+    Hook,
 }

@@ -24,9 +24,9 @@ pub use crate::types::Seq;
 use crate::config::RunOverrides;
 use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary};
 use crate::types::{
-    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, ReadSet, ResultNotes,
-    RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome, TraceContext, Usage, Verdict,
-    WriteSet,
+    ApprovalPhase, CallKey, Content, Execution, FinishReason, HookDecision, HookPoint,
+    ProviderError, ReadSet, ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome,
+    TraceContext, Usage, Verdict, WriteSet,
 };
 
 /// The end of a response, which decides what happens to its calls. `docs/architecture.md` has the
@@ -286,6 +286,15 @@ pub enum Record {
         /// The answer to a form, with its defaults.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         content: Option<Arc<Value>>,
+    },
+    /// Hooks decided about a call, or about its result.
+    HooksDecided {
+        /// The call.
+        key: CallKey,
+        /// The point.
+        on: HookPoint,
+        /// The decision.
+        decision: Arc<HookDecision>,
     },
     /// A call ended: it has its outcome.
     CallEnded {

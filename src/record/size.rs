@@ -35,6 +35,11 @@ impl JournalEntry {
             Record::ApprovalGiven { content, .. } => {
                 content.as_ref().map_or(0, |content| json_bytes(content))
             }
+            Record::HooksDecided { decision, .. } => {
+                let values = [&decision.arguments, &decision.result].into_iter().flatten();
+                let message = decision.message.as_ref().map_or(0, |message| message.len());
+                values.map(|value| json_bytes(value)).sum::<usize>() + message
+            }
             Record::RunEnded { text, .. } => text.len(),
             Record::Compacted { change, .. } => change.approximate_bytes(),
             Record::SessionForked { .. }

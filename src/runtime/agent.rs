@@ -18,12 +18,12 @@ use crate::message::{Message, MessageList};
 use crate::session::RunTerms;
 use crate::telemetry::Telemetry;
 use crate::tool::{
-    FrozenList, RESERVED_NAMES, ReadVar, RegisteredKind, RegisteredTool, Tool, ToolDescription,
-    ToolRegistry, ToolServer, ToolSpec, find_tools, use_tool_spec,
+    FrozenList, RESERVED_NAMES, ReadVar, RegisteredHook, RegisteredKind, RegisteredTool, Tool,
+    ToolDescription, ToolRegistry, ToolServer, ToolSpec, find_tools, use_tool_spec,
 };
 #[cfg(feature = "server")]
 use crate::tool::{ListedTool, definition_tokens, list_tools};
-use crate::turn::TurnRules;
+use crate::turn::{HookScope, TurnRules};
 use crate::types::{READ_VAR, Secrets, Wire};
 use crate::wire::{ToolChoice, ToolDefinition};
 
@@ -45,6 +45,8 @@ pub(super) struct Agent {
     registry: Arc<ToolRegistry>,
     allow_overrides: bool,
     patterns: Arc<[ToolPattern]>,
+    /// The hooks that are asked about its runs, in their order.
+    pub(super) hooks: Arc<[RegisteredHook]>,
     /// A request to the first model, without messages.
     blank: ModelRequest,
     /// The hash of what precedes the messages in its requests.
@@ -79,6 +81,8 @@ impl Agent {
         configured: &Arc<BTreeMap<String, Arc<Model>>>,
         registry: &Arc<ToolRegistry>,
     ) -> Self {
+        let hooks = registry.hooks().iter().filter(|hook| hook.rule.concerns_agent(name));
+        let hooks: Arc<[RegisteredHook]> = hooks.cloned().collect();
         let tools = matching_tools(registry.iter(), &agent.tools);
         let search = needs_search(agent.tool_loading, &tools, &agent.tools);
         let offering = Offering { search, references: agent.context.references };
@@ -106,6 +110,7 @@ impl Agent {
             fixed_tokens: fixed_tokens(&blank),
             system_tokens: system_tokens(&blank),
             context: agent.context.clone(),
+            hooks: hooks.iter().filter_map(call_scope).collect(),
             models: Arc::new(plans),
         };
         Self {
@@ -115,6 +120,7 @@ impl Agent {
             tools: Arc::new(tools),
             loading: agent.tool_loading,
             patterns: agent.tools.as_slice().into(),
+            hooks,
             configured: Arc::clone(configured),
             registry: Arc::clone(registry),
             allow_overrides: agent.allow_overrides,
@@ -203,6 +209,7 @@ impl Agent {
             allow_overrides: self.allow_overrides,
             loading: self.loading,
             patterns: Arc::clone(&self.patterns),
+            hooks: Arc::clone(&self.hooks),
             blank,
             prompt_hash: OnceLock::new(),
         }))
@@ -322,6 +329,7 @@ impl Agent {
             allow_overrides: self.allow_overrides,
             loading: self.loading,
             patterns: Arc::clone(&self.patterns),
+            hooks: Arc::clone(&self.hooks),
             blank,
             prompt_hash: OnceLock::new(),
             tools: Arc::new(tools),
@@ -525,6 +533,12 @@ fn is_searched(name: &str, patterns: &[ToolPattern]) -> bool {
     let mut matching = patterns.iter().filter(|pattern| pattern.matches(name)).peekable();
     let is_own = RESERVED_NAMES.contains(&name);
     !is_own && matching.peek().is_some() && matching.all(|pattern| !pattern.is_name())
+}
+
+/// Returns the calls that a hook is asked about, if it is asked about calls.
+fn call_scope(hook: &RegisteredHook) -> Option<HookScope> {
+    let RegisteredHook { rule, .. } = hook;
+    rule.on.concerns_call().then(|| HookScope { on: rule.on, tools: rule.tools.clone() })
 }
 
 /// Returns the names of the tools that are only found by a search.

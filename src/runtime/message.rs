@@ -34,8 +34,8 @@ use crate::turn::{
     StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
 };
 use crate::types::{
-    Answer, CallKey, Content, ProviderError, Question, Reference, ReferenceError, RunId, RunTrace,
-    ToolCall, TraceContext,
+    Answer, CallKey, Content, HookDecision, HookPoint, ProviderError, Question, Reference,
+    ReferenceError, RunId, RunTrace, ToolCall, TraceContext,
 };
 use crate::wire::Delta;
 
@@ -201,6 +201,8 @@ pub(super) enum AccumulatorMessage {
     QuestionWithdrawn { key: CallKey, number: u32 },
     /// The values of the references of a call were read.
     ReferencesRead { key: CallKey, values: Result<ReferenceValues, ReferenceError> },
+    /// Hooks have decided about a call.
+    HooksDecided { key: CallKey, on: HookPoint, decision: HookDecision },
     /// Calls have ended. Their completions are in the accumulator's [`CompletionQueue`].
     ToolsFinished,
     /// Stop: the tool supervisor has ended and no other turn begins.

@@ -56,6 +56,7 @@ mod extensions;
 mod fair_semaphore;
 mod gauge;
 mod handle;
+mod hooks;
 mod host;
 mod host_ref;
 mod host_state;
@@ -332,6 +333,7 @@ impl Host {
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
         let registered: Vec<&str> = names.iter().map(String::as_str).collect();
         config.check(&registered).map_err(|errors| HostError::Config(errors.to_string()))?;
+        check_hooks_registered(&config, &tools)?;
         tools.apply_overrides(&config.tools);
         // Another host may use the registry, too.
         tools.renew_servers();
@@ -744,6 +746,19 @@ impl Host {
         let name = name.unwrap_or_else(|| crate::config::DEFAULT_AGENT.to_owned());
         found.map(Arc::clone).ok_or(HostError::UnknownAgent(name))
     }
+}
+
+/// Checks that the hooks of the configuration are asked.
+fn check_hooks_registered(config: &Config, tools: &ToolRegistry) -> Result<(), HostError> {
+    for (at, configured) in config.hooks.iter().enumerate() {
+        if !tools.hooks().iter().any(|hook| hook.rule == configured.rule) {
+            let message =
+                "is not registered: call ToolRegistry::register_configured (feature tools)";
+            let error = config.hook_error(at, "kind", message);
+            return Err(HostError::Config(error.to_string()));
+        }
+    }
+    Ok(())
 }
 
 /// Logs the tools that no agent may call.

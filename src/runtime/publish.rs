@@ -31,6 +31,11 @@ impl Publisher {
         &self.session
     }
 
+    /// Returns the metrics and logs of the host.
+    pub(super) fn telemetry(&self) -> &Telemetry {
+        &self.telemetry
+    }
+
     /// Closes the feed for hibernation, unless there are subscribers. Returns whether it was closed.
     pub(super) fn close_if_unwatched(&self) -> bool {
         self.feed.close_if_unwatched()

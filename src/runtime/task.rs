@@ -28,6 +28,15 @@ impl OwnedTask {
     }
 }
 
+/// Runs a future in a task of its own, which is aborted when this future is dropped. A panic ends only that
+/// task.
+#[expect(clippy::disallowed_methods, reason = "the task is aborted when the future is dropped")]
+pub(super) async fn isolated<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> Result<T, tokio::task::JoinError> {
+    AbortOnDropHandle::new(tokio::spawn(future)).await
+}
+
 /// Spawns a short task without an owner, which ends by itself.
 #[expect(clippy::disallowed_methods, reason = "the task is short and ends by itself")]
 pub(super) fn detach(future: impl Future<Output = ()> + Send + 'static) {

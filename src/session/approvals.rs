@@ -49,7 +49,8 @@ pub fn open_approvals<'a>(
             | Record::AttemptFailed { .. }
             | Record::ResponseEnded { .. }
             | Record::CallIntended { .. }
-            | Record::CallReported { .. } => {}
+            | Record::CallReported { .. }
+            | Record::HooksDecided { .. } => {}
         }
     }
     open.into_values().collect()

@@ -294,7 +294,9 @@ impl Session {
             }
             Record::CallIntended { call, .. } => self.apply_turn_record(call.key.turn)?,
             Record::CallEnded { call, .. } => self.apply_turn_record(call.key.turn)?,
-            Record::CallReported { key, .. } | Record::ApprovalGiven { key, .. } => {
+            Record::CallReported { key, .. }
+            | Record::ApprovalGiven { key, .. }
+            | Record::HooksDecided { key, .. } => {
                 self.apply_turn_record(key.turn)?;
             }
             Record::ApprovalAsked { request } => self.apply_turn_record(request.call.key.turn)?,

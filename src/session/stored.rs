@@ -211,6 +211,7 @@ impl<'a> SessionReader<'a> {
             | Record::ResponseEnded { .. }
             | Record::CallIntended { .. }
             | Record::CallReported { .. }
+            | Record::HooksDecided { .. }
             | Record::CallEnded { .. }
             | Record::ApprovalAsked { .. }
             | Record::ApprovalGiven { .. }

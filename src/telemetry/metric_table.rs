@@ -453,6 +453,9 @@ metric_table! {
         MCP_OPERATION_DURATION: Histogram(LONG), Seconds, ["method", "error_type"],
             "mcp_client_operation_duration_seconds",
             "Duration of requests to MCP servers. Only failed ones have error_type.";
+        HOOK_DURATION: Histogram(LONG), Seconds, ["hook", "on", "outcome"],
+            "callsheet_hook_duration_seconds",
+            "Time until a hook answered, by its verdict; `failed`: its failure refused, `failure_ignored`: its failure allowed.";
         TOOL_RESULTS: Counter, Count, ["tool", "status"], "callsheet_tool_results_total",
             "Outcomes of tool calls, including calls that never ran.";
         VARIABLE_CONFLICTS: Counter, Count, ["tool", "resolution"], "callsheet_variable_conflicts_total",

@@ -17,8 +17,8 @@ use crate::config::Limits;
 use crate::event::{ArgumentsAnomaly, Event, RunStats, ServiceCallStatus, TurnSummary};
 use crate::turn::BreakerState;
 use crate::types::{
-    CompactionKind, ContextPart, FailureKind, PartTokens, ProviderError, ProviderErrorKind, RunEnd,
-    RunError, SessionState, ToolResult, Usage, Verdict,
+    CompactionKind, ContextPart, FailureKind, HookPoint, PartTokens, ProviderError,
+    ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult, Usage, Verdict,
 };
 use crate::wire::PromptChange;
 
@@ -307,6 +307,13 @@ impl Metrics {
         let error = error_type.map(|error| ("error_type", error));
         let labels: Vec<(&str, &str)> = [("method", method)].into_iter().chain(error).collect();
         let histogram: Histogram = table::MCP_OPERATION_DURATION.series(&self.recorder, &labels);
+        histogram.record(duration);
+    }
+
+    /// Records the time until a hook answered.
+    pub fn hook_answered(&self, hook: &str, on: HookPoint, outcome: &str, duration: Duration) {
+        let labels = [("hook", hook), ("on", on.as_str()), ("outcome", outcome)];
+        let histogram: Histogram = table::HOOK_DURATION.series(&self.recorder, &labels);
         histogram.record(duration);
     }
 

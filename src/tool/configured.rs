@@ -6,14 +6,14 @@ use super::defined_input::DefinitionError;
 use super::http_request::HttpTool;
 #[cfg(all(feature = "mcp", target_os = "linux"))]
 use super::mcp::McpServer;
-use super::{RegisteredKind, ToolRegistry};
+use super::{RegisteredHook, RegisteredKind, ToolRegistry};
 #[cfg(not(all(feature = "mcp", target_os = "linux")))]
 use crate::config::McpTransport;
 use crate::config::{CommandConfig, Config, ConfigErrors, ConfiguredTool, McpConfig, ToolKind};
 
 impl ToolRegistry {
-    /// Registers the tools that the configuration defines: the tables `[tools.NAME]` with `kind`.
-    /// Everything is checked that can be checked before a call.
+    /// Registers the tools that the configuration defines: the tables `[tools.NAME]` with `kind`, servers of
+    /// tools, and the hooks of `[[hooks]]`. Everything is checked that can be checked before a call.
     ///
     /// ```
     /// use callsheet::config::Config;
@@ -49,6 +49,14 @@ impl ToolRegistry {
         for (name, server) in &config.mcp {
             if let Err(DefinitionError { key, message }) = self.register_server(name, server) {
                 errors.push(config.mcp_error(name, &key, message));
+            }
+        }
+        for (at, hook) in config.hooks.iter().enumerate() {
+            match RegisteredHook::configured(hook) {
+                Ok(hook) => self.add_hook(hook),
+                Err(DefinitionError { key, message }) => {
+                    errors.push(config.hook_error(at, &key, message));
+                }
             }
         }
         ConfigErrors::join(errors)

@@ -1,6 +1,6 @@
 //! A tool that sends an HTTP request: `[tools.NAME]` with `kind = "http"`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -73,17 +73,7 @@ impl HttpTool {
         for (name, value) in &config.query {
             query.push((name.clone(), input.template(&format!("query.{name}"), value)?));
         }
-        let mut headers = HeaderMap::new();
-        for (name, value) in &config.headers {
-            let key = format!("headers.{name}");
-            let value = HeaderValue::from_str(value).map_err(|_| {
-                DefinitionError::new(&key, "has a character that a header cannot have")
-            })?;
-            headers.insert(header_name(&key, name)?, value);
-        }
-        for name in config.secret_headers.keys() {
-            header_name(&format!("secret_headers.{name}"), name)?;
-        }
+        let headers = check_headers(&config.headers, &config.secret_headers)?;
         if let HttpBody::Text(name) = &config.body {
             input.check_name("body", name)?;
         }
@@ -148,28 +138,6 @@ impl HttpTool {
                 Some(("application/json", Value::from(members).to_string()))
             }
         }
-    }
-
-    /// Reads the secret headers now, and returns them with the values to redact.
-    fn secret_headers(&self) -> Result<(HeaderMap, Secrets), ToolError> {
-        let mut headers = HeaderMap::new();
-        let mut secrets = Vec::new();
-        for (name, variable) in &self.config.secret_headers {
-            let Ok(value) = std::env::var(variable) else {
-                let message = format!("the environment variable {variable} is not set");
-                return Err(ToolError::new(message));
-            };
-            let Ok(mut header) = HeaderValue::from_str(value.trim()) else {
-                let message =
-                    format!("the environment variable {variable} is not a header's value");
-                return Err(ToolError::new(message));
-            };
-            header.set_sensitive(true);
-            headers.extend(HeaderName::from_bytes(name.as_bytes()).ok().map(|name| (name, header)));
-            secrets.push(value);
-        }
-        let values = secrets.iter().flat_map(|value| with_last_word(value.trim()));
-        Ok((headers, Secrets::new(values)))
     }
 
     /// Sends the request. Follows the redirects of a GET request; another origin receives none of the
@@ -258,7 +226,7 @@ impl Tool for HttpTool {
         let arguments = self.input.with_defaults(context.arguments());
         let url = self.call_url(&arguments)?;
         let body = self.call_body(&arguments);
-        let (mut headers, secrets) = self.secret_headers()?;
+        let (mut headers, secrets) = read_secret_headers(&self.config.secret_headers)?;
         headers.extend(self.headers.clone());
         let has_effects = context.effect() == ToolEffect::Some;
         if has_effects {
@@ -313,6 +281,48 @@ fn with_body(
     request.body(text)
 }
 
+/// Checks configured headers. Returns those whose values are not secret.
+pub(super) fn check_headers(
+    configured: &BTreeMap<String, String>,
+    secret: &BTreeMap<String, String>,
+) -> Result<HeaderMap, DefinitionError> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in configured {
+        let key = format!("headers.{name}");
+        let value = HeaderValue::from_str(value)
+            .map_err(|_| DefinitionError::new(&key, "has a character that a header cannot have"))?;
+        headers.insert(header_name(&key, name)?, value);
+    }
+    for name in secret.keys() {
+        header_name(&format!("secret_headers.{name}"), name)?;
+    }
+    Ok(headers)
+}
+
+/// Reads secret headers now, by the host's variables with their values. Returns them with the values to
+/// redact.
+pub(super) fn read_secret_headers(
+    variables: &BTreeMap<String, String>,
+) -> Result<(HeaderMap, Secrets), ToolError> {
+    let mut headers = HeaderMap::new();
+    let mut secrets = Vec::new();
+    for (name, variable) in variables {
+        let Ok(value) = std::env::var(variable) else {
+            let message = format!("the environment variable {variable} is not set");
+            return Err(ToolError::new(message));
+        };
+        let Ok(mut header) = HeaderValue::from_str(value.trim()) else {
+            let message = format!("the environment variable {variable} is not a header's value");
+            return Err(ToolError::new(message));
+        };
+        header.set_sensitive(true);
+        headers.extend(HeaderName::from_bytes(name.as_bytes()).ok().map(|name| (name, header)));
+        secrets.push(value);
+    }
+    let values = secrets.iter().flat_map(|value| with_last_word(value.trim()));
+    Ok((headers, Secrets::new(values)))
+}
+
 fn header_name(key: &str, name: &str) -> Result<HeaderName, DefinitionError> {
     let parsed = HeaderName::from_bytes(name.as_bytes());
     let parsed = parsed
@@ -326,25 +336,39 @@ fn header_name(key: &str, name: &str) -> Result<HeaderName, DefinitionError> {
 
 /// Checks the URL of a tool. Returns the rule that allows its host, if that is not a placeholder.
 fn check_url(url: &Template) -> Result<Option<AllowRule>, DefinitionError> {
-    let wrong = |message: String| DefinitionError::new("url", message);
     let prefix = url.literal_prefix();
-    if !prefix.starts_with("http://") && !prefix.starts_with("https://") {
-        return Err(wrong("must begin with http:// or https://".to_owned()));
-    }
+    check_scheme(prefix)?;
     let placeholders = url.names().map(|name| (name.to_owned(), Value::from("x"))).collect();
-    let sample = url.render(&placeholders).unwrap_or_default();
-    let parsed = Url::parse(&sample).map_err(|error| wrong(error.to_string()))?;
-    if !parsed.username().is_empty() || parsed.password().is_some() {
-        let message = "must not contain a user name or password: use secret_headers";
-        return Err(wrong(message.to_owned()));
-    }
+    let parsed = parse_url(&url.render(&placeholders).unwrap_or_default())?;
     let host = prefix.split_once("://").map_or("", |(_, rest)| rest);
     if url.as_literal().is_none() && !host.contains(['/', '?', '#']) {
         return Ok(None);
     }
-    let (Some(host), Some(port)) = (parsed.host_str(), parsed.port_or_known_default()) else {
-        return Err(wrong("must have a host".to_owned()));
+    host_rule(&parsed).map(Some)
+}
+
+fn check_scheme(url: &str) -> Result<(), DefinitionError> {
+    if url.starts_with("http://") || url.starts_with("https://") {
+        return Ok(());
+    }
+    Err(DefinitionError::new("url", "must begin with http:// or https://"))
+}
+
+/// Parses a configured URL.
+pub(super) fn parse_url(url: &str) -> Result<Url, DefinitionError> {
+    check_scheme(url)?;
+    let parsed = Url::parse(url).map_err(|error| DefinitionError::new("url", error))?;
+    if !parsed.username().is_empty() || parsed.password().is_some() {
+        let message = "must not contain a user name or password: use secret_headers";
+        return Err(DefinitionError::new("url", message));
+    }
+    Ok(parsed)
+}
+
+/// Returns the rule that allows the host of a configured URL.
+pub(super) fn host_rule(url: &Url) -> Result<AllowRule, DefinitionError> {
+    let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else {
+        return Err(DefinitionError::new("url", "must have a host"));
     };
-    let rule = format!("{host}:{port}").parse().map_err(|error| DefinitionError::new("url", error));
-    rule.map(Some)
+    format!("{host}:{port}").parse().map_err(|error| DefinitionError::new("url", error))
 }

@@ -50,6 +50,7 @@
 //! | `testing.rs` | [`testing::ToolTest`]: runs a tool without a host |
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
 //! | `read_var.rs` | `read_var`: reads parts of earlier results |
+//! | `hook/` | [`Hook`]: code that is asked before and after calls, and can forbid them |
 //! | `search.rs` | search among many tools: `find_tools` |
 //! | `server.rs` | servers of tools: what the host needs of them |
 //! | `listing.rs` | feature `server`: the tools of an agent, for `callsheet tools list` and `GET /v1/tools` |
@@ -77,6 +78,7 @@ mod context;
 mod defined_input;
 mod error;
 mod extensions;
+mod hook;
 #[cfg(feature = "tools")]
 mod http;
 #[cfg(feature = "tools")]
@@ -118,6 +120,9 @@ use crate::types::SessionId;
 #[cfg(feature = "tools")]
 pub use builtin::{BuiltinError, BuiltinOptions, builtin};
 
+pub use crate::config::{HookFailure, HookRule};
+pub use crate::types::{HookPoint, HookVerdict};
+
 pub use crate::types::{Answer, Question, QuestionKind};
 #[cfg(feature = "tools")]
 #[doc(hidden)]
@@ -132,6 +137,8 @@ pub(crate) use error::NextAttempt;
 pub use error::ToolError;
 #[doc(hidden)]
 pub use extensions::Extensions;
+pub(crate) use hook::RegisteredHook;
+pub use hook::{Hook, HookAnswer, HookError, HookInput};
 #[cfg(feature = "tools")]
 #[doc(hidden)]
 pub use http::{AllowRule, DnsLookup, HttpClientError, InvalidAllowRule};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{RESERVED_NAMES, Tool, ToolServer, ToolSpec};
+use super::{RESERVED_NAMES, RegisteredHook, Tool, ToolServer, ToolSpec};
 
 /// A registered tool with its spec, after the overrides of the configuration.
 #[derive(Clone)]
@@ -63,6 +63,7 @@ impl fmt::Debug for RegisteredTool {
 pub struct ToolRegistry {
     tools: BTreeMap<String, RegisteredTool>,
     servers: Vec<Arc<dyn ToolServer>>,
+    hooks: Vec<RegisteredHook>,
 }
 
 impl fmt::Debug for ToolRegistry {
@@ -71,6 +72,7 @@ impl fmt::Debug for ToolRegistry {
         f.debug_struct("ToolRegistry")
             .field("tools", &self.tools)
             .field("servers", &servers)
+            .field("hooks", &self.hooks)
             .finish()
     }
 }
@@ -130,6 +132,16 @@ impl ToolRegistry {
     )]
     pub(crate) fn add_server(&mut self, server: Arc<dyn ToolServer>) {
         self.servers.push(server);
+    }
+
+    /// Adds a hook, which is asked after those that were added before.
+    pub(crate) fn add_hook(&mut self, hook: RegisteredHook) {
+        self.hooks.push(hook);
+    }
+
+    /// Returns the hooks in the order in which they are asked.
+    pub(crate) fn hooks(&self) -> &[RegisteredHook] {
+        &self.hooks
     }
 
     /// Replaces the servers by others of the same configuration, which no host has connected.

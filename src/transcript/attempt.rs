@@ -10,8 +10,9 @@ use super::RecordLocation;
 use crate::event::{ApprovalRequest, CallLabel};
 use crate::record::{DisplayedSegment, PartialResponse, ResponseDisposition, ResponseMessage};
 use crate::types::{
-    ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, Question, QuestionKind,
-    ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, Usage, Verdict, WriteSet,
+    ApprovalPhase, CallKey, FinishReason, HookDecision, HookPoint, Judgement, ProviderError,
+    Question, QuestionKind, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, Usage,
+    Verdict, WriteSet,
 };
 
 /// An attempt of a turn: one HTTP exchange with a provider.
@@ -89,6 +90,8 @@ pub struct CallTranscript<'a> {
     pub questions: Vec<RecordedQuestion<'a>>,
     /// Decisions about the approvals.
     pub decisions: Vec<RecordedDecision<'a>>,
+    /// Decisions of hooks.
+    pub hooks: Vec<RecordedHooks<'a>>,
     /// Its outcomes. Those after the first one only change notes, or replace a result that does not
     /// count.
     pub outcomes: Vec<RecordedOutcome<'a>>,
@@ -142,6 +145,17 @@ pub struct RecordedDecision<'a> {
     pub message: Option<&'a str>,
     /// The answer to a form.
     pub content: Option<&'a Arc<Value>>,
+}
+
+/// A decision of hooks about a call or its result.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordedHooks<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The point at which the hooks were asked.
+    pub on: HookPoint,
+    /// The decision.
+    pub decision: &'a Arc<HookDecision>,
 }
 
 /// The outcome of a call, as it was recorded.
@@ -243,8 +257,9 @@ impl<'a> CallTranscript<'a> {
         let reports = self.reports.iter().map(|report| report.at);
         let questions = self.questions.iter().map(|question| question.at);
         let decisions = self.decisions.iter().map(|decision| decision.at);
+        let hooks = self.hooks.iter().map(|hooks| hooks.at);
         let outcomes = self.outcomes.iter().map(|outcome| outcome.at);
-        intents.chain(reports).chain(questions).chain(decisions).chain(outcomes)
+        intents.chain(reports).chain(questions).chain(decisions).chain(hooks).chain(outcomes)
     }
 
     /// Returns the last recorded outcome.
@@ -270,6 +285,12 @@ impl<'a> CallTranscript<'a> {
             });
             Some((question, decision))
         })
+    }
+
+    /// Returns the last decision of hooks at this point.
+    #[must_use]
+    pub fn hook_decision(&self, on: HookPoint) -> Option<&'a Arc<HookDecision>> {
+        self.hooks.iter().rfind(|hooks| hooks.on == on).map(|hooks| hooks.decision)
     }
 
     /// Returns the decision about this question.

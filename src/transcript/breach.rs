@@ -37,6 +37,8 @@ pub enum Invariant {
     Intent,
     /// An approval is decided only after it was requested, and the first decision counts.
     Approval,
+    /// A call that hooks refuse does not run, and a result that they withhold is not used.
+    Hook,
     /// Variables are written by calls that succeeded, with the values that these reported.
     Writes,
     /// A commit agrees with the records of its turn.
@@ -61,6 +63,7 @@ impl Invariant {
             Self::Outcome => "outcome",
             Self::Intent => "intent",
             Self::Approval => "approval",
+            Self::Hook => "hook",
             Self::Writes => "writes",
             Self::Commit => "commit",
             Self::Pairing => "pairing",

@@ -22,7 +22,7 @@ mod tests;
 
 pub use attempt::{
     AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, CallIntent, CallTranscript,
-    RecordedDecision, RecordedOutcome, RecordedQuestion, RecordedReport,
+    RecordedDecision, RecordedHooks, RecordedOutcome, RecordedQuestion, RecordedReport,
 };
 pub use breach::{Breach, Invariant};
 pub use reader::TIME_FALL_MAX_MS;

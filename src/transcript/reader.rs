@@ -3,9 +3,9 @@
 use super::{
     AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, Breach, CallIntent,
     CallTranscript, Invariant, ReachedLimit, RecordLocation, RecordedCompaction, RecordedDecision,
-    RecordedInput, RecordedOutcome, RecordedQuestion, RecordedReport, RecordedRunEnd, RunStart,
-    RunTranscript, SessionFork, SessionOpening, SteeredInput, StopRequest, Transcript, TurnCommit,
-    TurnTranscript,
+    RecordedHooks, RecordedInput, RecordedOutcome, RecordedQuestion, RecordedReport,
+    RecordedRunEnd, RunStart, RunTranscript, SessionFork, SessionOpening, SteeredInput,
+    StopRequest, Transcript, TurnCommit, TurnTranscript,
 };
 use crate::record::{JournalEntry, Record};
 use crate::types::CallKey;
@@ -145,6 +145,11 @@ impl<'a> Transcript<'a> {
                 let content = content.as_ref();
                 if let Some(call) = self.open_call(at, *key, Invariant::Approval) {
                     call.decisions.push(RecordedDecision { at, phase, verdict, message, content });
+                }
+            }
+            Record::HooksDecided { key, on, decision } => {
+                if let Some(call) = self.open_call(at, *key, Invariant::Hook) {
+                    call.hooks.push(RecordedHooks { at, on: *on, decision });
                 }
             }
             Record::CallEnded {

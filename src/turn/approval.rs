@@ -136,7 +136,8 @@ impl Turn {
     /// Ends a call with what its tool answered, or requests the approval of the result first.
     pub(super) fn review_or_end(&mut self, index: usize, outcome: ToolOutcome, writes: WriteSet) {
         let Some(call) = self.calls.get(index) else { return };
-        let needs_review = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
+        let is_reviewed = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
+        let needs_review = is_reviewed || call.is_result_questioned();
         let approval = (call.key(), ApprovalPhase::After);
         let decision = self.approvals.decisions.get(&approval).cloned();
         if !needs_review {
@@ -182,10 +183,10 @@ impl Turn {
     pub(super) fn waits_for_approval(&self) -> bool {
         matches!(self.stage, TurnStage::ResponseEnded { .. })
             && self.calls.iter().any(|call| call.pending_approval_phase().is_some())
-            && !self
-                .calls
-                .iter()
-                .any(|call| call.holds_permit() && call.pending_approval_phase().is_none())
+            && !self.calls.iter().any(|call| {
+                let works = call.holds_permit() && call.pending_approval_phase().is_none();
+                works || call.waits_for_hooks()
+            })
     }
 
     /// Returns the time at which an approval that is requested now expires. The time that passed
@@ -273,7 +274,7 @@ impl Turn {
         }
     }
 
-    fn is_cancelled(&self) -> bool {
+    pub(super) fn is_cancelled(&self) -> bool {
         matches!(
             self.stage,
             TurnStage::ResponseEnded { cancelled: Some(_), .. }

@@ -5,16 +5,15 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use sha2::{Digest as _, Sha256};
-
+use super::hook_chain::sha256;
 use super::question::{AskedQuestion, OpenQuestion};
 use super::started_calls::{CallStartState, LastWriters, StartedCall};
 use crate::event::{CallLabel, WaitingFor};
 use crate::tool::ToolSpec;
 use crate::transcript::RecordedOutcome;
 use crate::types::{
-    ApprovalPhase, CallKey, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, WriteSet,
-    excerpt,
+    ApprovalPhase, CallKey, HookDecision, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult,
+    WriteSet, excerpt,
 };
 
 /// Characters of arguments and results that are quoted to people.
@@ -29,6 +28,8 @@ pub(super) enum CallPhase {
     Sealed,
     /// The call is sealed and waits for the values of the references in its arguments.
     AwaitingReferences,
+    /// The call is sealed and waits for the decision of hooks.
+    AwaitingHooks,
     /// The call is admitted and waits for its ticket or a permit.
     Ready,
     /// The call copies the outcome of an identical call.
@@ -43,6 +44,8 @@ pub(super) enum CallPhase {
     Running { deadline: Option<Duration>, question: Option<OpenQuestion> },
     /// The tool has answered. The outcome depends on the writes of earlier calls.
     Reported(ReportedOutcome),
+    /// The tool has answered. The call waits for the decision of hooks about its result.
+    AwaitingResultHooks { outcome: ToolOutcome, writes: WriteSet },
     /// The call waits for the approval of its result.
     AwaitingReview { outcome: ToolOutcome, writes: WriteSet, until: Option<Duration> },
     /// The outcome is decided.
@@ -68,11 +71,21 @@ pub(super) struct RecordedTimes {
     duration: Duration,
 }
 
+/// The decisions of hooks about a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct CallHooks {
+    /// The decision about running the call.
+    pub(super) before: Option<Arc<HookDecision>>,
+    /// The decision about its result.
+    pub(super) after: Option<Arc<HookDecision>>,
+}
+
 /// A call of the response.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct TurnCall {
     pub(super) call: ToolCall,
-    /// The arguments as the model made them, if values of references were put into those of `call`.
+    /// The arguments as the model made them, if those of `call` are others: with values of references, or
+    /// changed by hooks.
     pub(super) made: Option<Arc<Value>>,
     /// The tool, or `None` if no tool has the name.
     pub(super) tool: Option<Arc<ToolSpec>>,
@@ -95,6 +108,8 @@ pub(super) struct TurnCall {
     pub(super) approval_requested_at: Option<Duration>,
     /// The time for which the approval was pending before the turn was resumed.
     pub(super) approval_wait_before_resume: Duration,
+    /// The decisions of hooks.
+    pub(super) hooks: CallHooks,
     /// The questions that its tool has asked, in their order.
     pub(super) questions: Vec<AskedQuestion>,
     /// The time for which its tool waited for answers since its start.
@@ -141,6 +156,7 @@ impl TurnCall {
             answered_at: None,
             approval_requested_at: None,
             approval_wait_before_resume: Duration::ZERO,
+            hooks: CallHooks::default(),
             questions: Vec::new(),
             question_wait: Duration::ZERO,
             recorded: None,
@@ -233,8 +249,7 @@ impl TurnCall {
 
     /// Returns the SHA-256 of its arguments (compact JSON with sorted keys) in hexadecimal.
     pub(super) fn arguments_sha256(&self) -> String {
-        let digest = Sha256::digest(self.call.arguments_text());
-        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+        sha256(&self.call.arguments)
     }
 
     /// Returns the state that the call's supervisor keeps.
@@ -260,7 +275,23 @@ impl TurnCall {
 
     /// Returns whether the tool has answered and the outcome is not decided.
     pub(super) fn has_undecided_report(&self) -> bool {
-        matches!(self.phase, CallPhase::Reported(_) | CallPhase::AwaitingReview { .. })
+        match self.phase {
+            CallPhase::Reported(_)
+            | CallPhase::AwaitingResultHooks { .. }
+            | CallPhase::AwaitingReview { .. } => true,
+            CallPhase::Open
+            | CallPhase::Sealed
+            | CallPhase::AwaitingReferences
+            | CallPhase::AwaitingHooks
+            | CallPhase::Ready
+            | CallPhase::Duplicate { .. }
+            | CallPhase::AwaitingPermit { .. }
+            | CallPhase::Intended
+            | CallPhase::AwaitingApproval { .. }
+            | CallPhase::Running { .. }
+            | CallPhase::Ended { .. }
+            | CallPhase::Dropped => false,
+        }
     }
 
     /// Returns the phase of the pending approval.
@@ -272,12 +303,14 @@ impl TurnCall {
             CallPhase::Open
             | CallPhase::Sealed
             | CallPhase::AwaitingReferences
+            | CallPhase::AwaitingHooks
             | CallPhase::Ready
             | CallPhase::Duplicate { .. }
             | CallPhase::AwaitingPermit { .. }
             | CallPhase::Intended
             | CallPhase::Running { question: None, .. }
             | CallPhase::Reported(_)
+            | CallPhase::AwaitingResultHooks { .. }
             | CallPhase::Ended { .. }
             | CallPhase::Dropped => None,
         }
@@ -285,7 +318,8 @@ impl TurnCall {
 
     /// Returns whether the call needs an approval to run that it does not have yet.
     pub(super) fn needs_approval(&self) -> bool {
-        self.notes.before.is_none() && self.tool.as_ref().is_some_and(|tool| tool.asks_before())
+        let is_asked = self.tool.as_ref().is_some_and(|tool| tool.asks_before());
+        self.notes.before.is_none() && (is_asked || self.is_start_questioned())
     }
 
     pub(super) fn is_kept(&self) -> bool {

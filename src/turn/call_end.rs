@@ -20,6 +20,7 @@ impl Turn {
         let now = self.clock.now();
         let parallel = self.spec.rules.execution != Execution::Sequential;
         self.release_tool_permit(index);
+        self.withdraw_hooks(index);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = CallPhase::Ended { outcome: outcome.clone(), at: now };
         call.writes = writes.clone();

@@ -161,7 +161,7 @@ impl Turn {
                 streaming: self.attempt.plan.streamed,
             });
         }
-        self.resolve_references(index);
+        self.prepare_call(index);
     }
 
     /// Handles bytes for a call that is already sealed: the call is malformed. A call with effects

@@ -12,7 +12,8 @@ use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
 use crate::types::{
-    Answer, ApprovalPhase, CallKey, Judgement, ProviderError, Reference, ToolCall, Verdict,
+    Answer, ApprovalPhase, CallKey, HookPoint, Judgement, ProviderError, Reference, ToolCall,
+    ToolOutcome, Verdict,
 };
 
 pub use crate::record::{CancelReason, TurnEnd};
@@ -48,6 +49,11 @@ pub enum TurnAction {
         /// The maximum number of bytes of all values together.
         bytes_max: usize,
     },
+    /// Ask the hooks about a call. The answer is
+    /// [`handle_hook_decision`](super::Turn::handle_hook_decision).
+    AskHooks(Box<HookRequest>),
+    /// Drop the question to the hooks of a call: the decision is not needed.
+    WithdrawHooks(CallKey),
     /// Request a permit of the call's tool, whose concurrency is limited by the host. The answer is
     /// [`handle_tool_permit`](super::Turn::handle_tool_permit).
     RequestToolPermit {
@@ -73,6 +79,17 @@ pub enum TurnAction {
     Abort(CallKey),
     /// Write the finished turn to the context. Only events about late outcomes can follow.
     Commit(Box<TurnRecord>),
+}
+
+/// What the hooks are asked about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HookRequest {
+    /// The point.
+    pub on: HookPoint,
+    /// The call, with its final arguments.
+    pub call: ToolCall,
+    /// Its result, if its tool has answered.
+    pub outcome: Option<ToolOutcome>,
 }
 
 /// A call that starts.

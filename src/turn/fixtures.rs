@@ -85,6 +85,7 @@ pub(crate) fn rules(execution: Execution) -> TurnRules {
         fixed_tokens: 0,
         system_tokens: 0,
         context: ContextPolicy::default(),
+        hooks: Arc::default(),
         models: Arc::new(ModelPlans::new(model("m", 3), Vec::new())),
     }
 }

@@ -25,6 +25,7 @@ pub(super) fn find_identical_call(call: &TurnCall, earlier: &[TurnCall]) -> Opti
             | CallPhase::AwaitingApproval { .. }
             | CallPhase::Running { .. }
             | CallPhase::Reported(_)
+            | CallPhase::AwaitingResultHooks { .. }
             | CallPhase::AwaitingReview { .. } => true,
             // A call that was answered without running has no result to copy, unless its approval
             // was rejected.
@@ -35,6 +36,7 @@ pub(super) fn find_identical_call(call: &TurnCall, earlier: &[TurnCall]) -> Opti
             CallPhase::Open
             | CallPhase::Sealed
             | CallPhase::AwaitingReferences
+            | CallPhase::AwaitingHooks
             | CallPhase::Duplicate { .. }
             | CallPhase::Dropped => false,
         };

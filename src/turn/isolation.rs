@@ -81,7 +81,7 @@ impl Turn {
         // A call that did not succeed changes no variable.
         let writes = if outcome.status == ToolStatus::Ok { writes } else { WriteSet::default() };
         if reads.0.is_empty() && writes.is_empty() {
-            self.review_or_end(index, outcome, writes);
+            self.check_result(index, outcome, writes);
             return;
         }
         self.record_report(index, &outcome, &reads, &writes);
@@ -121,6 +121,8 @@ impl Turn {
                 CallPhase::Open
                 | CallPhase::Sealed
                 | CallPhase::AwaitingReferences
+                | CallPhase::AwaitingHooks
+                | CallPhase::AwaitingResultHooks { .. }
                 | CallPhase::Ready
                 | CallPhase::AwaitingPermit { .. }
                 | CallPhase::Intended
@@ -172,7 +174,7 @@ impl Turn {
             if call.notes.writes_dropped {
                 writes = WriteSet::default();
             }
-            self.review_or_end(index, outcome, writes);
+            self.check_result(index, outcome, writes);
         }
         if has_conflict && !is_conflict_published {
             self.emit(Event::ConflictFound { call: label, names, resolution });

@@ -9,6 +9,7 @@
 //! | unknown tool, invalid arguments | `admission` |
 //! | identical calls (same name and arguments), `repeatable` | `identical_calls` |
 //! | references in arguments (`$VAR_REF{{..}}`) | `references` |
+//! | hooks: before a call, after a call; the strictest of several verdicts | `hooks`, `hook_chain` |
 //! | call ids: missing, duplicate, reused | `call_id` |
 //! | seal, arguments that change after the seal | `deltas` |
 //! | early start (`early_start`, `start_on_seal`), ticket, `exclusive`, sequential execution, `parallel = N` | `schedule` |
@@ -54,6 +55,8 @@ mod effect;
 pub(crate) mod explorer;
 #[cfg(test)]
 pub(crate) mod fixtures;
+mod hook_chain;
+mod hooks;
 mod identical_calls;
 mod initial_calls;
 mod isolation;
@@ -83,14 +86,15 @@ pub use breaker::{
 };
 pub use committed::{TurnRecord, results_so_far};
 pub use effect::{
-    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, PermitReply,
-    TurnAction, TurnEnd,
+    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, HookRequest,
+    PermitReply, TurnAction, TurnEnd,
 };
+pub use hook_chain::{HookChain, HookOutcome, sha256};
 pub use initial_calls::InitialCallsStart;
 pub use replay::Difference;
 pub use run_limits::LimitHit;
 pub(crate) use run_limits::{MAX_CALLS, MAX_TOKENS};
-pub use spec::{Budget, ModelPlan, ModelPlans, TurnRules, TurnSpec};
+pub use spec::{Budget, HookScope, ModelPlan, ModelPlans, TurnRules, TurnSpec};
 pub use started_calls::{
     CallStartState, StartedCall, StartedCalls, StartedQuestion, ToolCompletion,
 };
@@ -360,6 +364,8 @@ impl Turn {
             CallPhase::Open
             | CallPhase::Sealed
             | CallPhase::AwaitingReferences
+            | CallPhase::AwaitingHooks
+            | CallPhase::AwaitingResultHooks { .. }
             | CallPhase::Ready
             | CallPhase::Duplicate { .. }
             | CallPhase::AwaitingPermit { .. }

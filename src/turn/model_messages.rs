@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::call::{QUOTE_CHARS, TurnCall};
 use crate::types::{
-    ApprovalPhase, FailureKind, Judgement, ReferenceError, ToolOutcome, ToolStatus, VariableName,
-    Verdict, excerpt,
+    ApprovalPhase, FailureKind, HookDecision, HookPoint, Judgement, ReferenceError, ToolOutcome,
+    ToolStatus, VariableName, Verdict, excerpt,
 };
 
 /// Returns the answer to a call of an unknown tool.
@@ -166,6 +166,28 @@ pub(super) fn rejected(phase: ApprovalPhase, judgement: &Judgement) -> ToolOutco
 /// Returns the answer to a call whose result was not approved before the run ended.
 pub(super) fn unreviewed() -> ToolOutcome {
     refused(FailureKind::Rejected, "it ran, but the run was ended before its result was approved")
+}
+
+/// Returns the answer to a call that hooks refuse, or whose result they withhold.
+pub(super) fn refused_by_hook(on: HookPoint, decision: &HookDecision) -> ToolOutcome {
+    let message = decision.message.as_deref().map(str::to_owned).unwrap_or_else(|| {
+        let hook = decision.hook.as_deref().unwrap_or_default();
+        match on {
+            HookPoint::AfterCall => format!("it ran, and the hook {hook} withholds its result"),
+            HookPoint::BeforeCall => {
+                format!("not run: the hook {hook} refuses the call")
+            }
+        }
+    });
+    refused(FailureKind::Hook, &message)
+}
+
+/// Returns the answer to a call whose result hooks had not decided about before the run ended.
+pub(super) fn unchecked() -> ToolOutcome {
+    refused(
+        FailureKind::Hook,
+        "it ran, but the run was ended before hooks had decided about its result",
+    )
 }
 
 /// Returns the note on a result whose call read outdated variables.

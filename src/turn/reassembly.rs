@@ -30,6 +30,8 @@ impl Reassembly {
                 CallPhase::Open
                 | CallPhase::Sealed
                 | CallPhase::AwaitingReferences
+                | CallPhase::AwaitingHooks
+                | CallPhase::AwaitingResultHooks { .. }
                 | CallPhase::Ready
                 | CallPhase::Duplicate { .. }
                 | CallPhase::AwaitingPermit { .. }

@@ -34,9 +34,10 @@ impl TurnCall {
             && has_references(&self.call.arguments)
     }
 
-    /// Sets the arguments with the values of their references.
+    /// Sets the arguments for the tool. Those of the model are kept.
     pub(super) fn set_final_arguments(&mut self, arguments: Arc<serde_json::Value>) {
-        self.made = Some(std::mem::replace(&mut self.call.arguments, arguments));
+        let before = std::mem::replace(&mut self.call.arguments, arguments);
+        self.made.get_or_insert(before);
         self.identity = super::call::identity(&self.call);
     }
 }
@@ -57,6 +58,7 @@ impl Turn {
         }
         self.set_phase(index, CallPhase::Sealed);
         self.put_in_values(index, values);
+        self.check_start(index);
         self.advance();
     }
 

@@ -92,6 +92,7 @@ impl Turn {
                 CallPhase::Open
                 | CallPhase::Sealed
                 | CallPhase::AwaitingReferences
+                | CallPhase::AwaitingHooks
                 | CallPhase::Ready
                 | CallPhase::AwaitingApproval { .. }
                 | CallPhase::AwaitingPermit { .. } => {
@@ -102,6 +103,7 @@ impl Turn {
                 | CallPhase::Intended
                 | CallPhase::Running { .. }
                 | CallPhase::Reported(_)
+                | CallPhase::AwaitingResultHooks { .. }
                 | CallPhase::AwaitingReview { .. }
                 | CallPhase::Ended { .. }
                 | CallPhase::Dropped => {}
@@ -135,6 +137,10 @@ impl Turn {
                     let outcome = model_messages::cancelled(call);
                     self.end_call(index, outcome);
                 }
+                // The call ran, but hooks have not decided about its result.
+                CallPhase::AwaitingResultHooks { .. } => {
+                    self.end_call(index, model_messages::unchecked())
+                }
                 // The call ran, but its result is not approved.
                 CallPhase::AwaitingReview { .. } => {
                     self.end_call(index, model_messages::unreviewed())
@@ -142,6 +148,7 @@ impl Turn {
                 CallPhase::Open
                 | CallPhase::Sealed
                 | CallPhase::AwaitingReferences
+                | CallPhase::AwaitingHooks
                 | CallPhase::Ready
                 | CallPhase::AwaitingApproval { .. }
                 | CallPhase::AwaitingPermit { .. }
@@ -168,6 +175,7 @@ impl Turn {
     /// Aborts a running call and drops it with its result.
     pub(super) fn discard(&mut self, index: usize) {
         self.release_tool_permit(index);
+        self.withdraw_hooks(index);
         let Some(call) = self.calls.get(index) else { return };
         let (label, had_result) = (call.label(), call.has_result() || call.has_undecided_report());
         if call.is_running() {

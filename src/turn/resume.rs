@@ -30,7 +30,7 @@ use crate::transcript::{
     AttemptTranscript, CallTranscript, RunTranscript, Transcript, TurnTranscript,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, Judgement, ProviderError, ProviderErrorKind, ToolCall, Usage,
+    ApprovalPhase, CallKey, HookPoint, Judgement, ProviderError, ProviderErrorKind, ToolCall, Usage,
 };
 
 /// The records of the turn's last attempt.
@@ -117,7 +117,7 @@ impl Turn {
             self.cancel_calls();
         }
         for index in 0..self.calls.len() {
-            self.resolve_references(index);
+            self.prepare_call(index);
         }
     }
 
@@ -208,9 +208,16 @@ impl Turn {
                 restored.restore_questions(transcript);
             }
             if let Some(arguments) = transcript.and_then(final_arguments)
-                && restored.has_references(rules)
+                && (restored.has_references(rules) || restored.call.arguments != *arguments)
             {
                 restored.set_final_arguments(Arc::clone(arguments));
+            }
+            let runs_again = runs_again(&restored, rules);
+            if let Some(transcript) = transcript {
+                restored.hooks.before = transcript.hook_decision(HookPoint::BeforeCall).cloned();
+                let after = transcript.hook_decision(HookPoint::AfterCall);
+                // Another result needs another decision.
+                restored.hooks.after = after.filter(|_| !runs_again).cloned();
             }
             let report = transcript.and_then(|call| call.reports.last());
             if let Some(ended) = transcript.and_then(CallTranscript::outcome) {
@@ -220,7 +227,7 @@ impl Turn {
                 }
                 self.variables.apply(call.key.index, ended.writes);
                 self.clock.add_tool_time(Duration::from_millis(ended.duration_ms));
-            } else if let Some(report) = report.filter(|_| !runs_again(&restored, rules)) {
+            } else if let Some(report) = report.filter(|_| !runs_again) {
                 restored.started_at = Some(Duration::ZERO);
                 restored.answered_at = Some(Duration::ZERO);
                 // A second report shows that the call ran again because of a conflict.
@@ -263,7 +270,7 @@ impl Turn {
                 && writes.is_empty()
             {
                 let (outcome, writes) = (outcome.clone(), writes.clone());
-                self.review_or_end(index, outcome, writes);
+                self.check_result(index, outcome, writes);
                 continue;
             }
             if call.outcome().is_some() || call.has_undecided_report() {
@@ -373,16 +380,20 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
     }
 }
 
-/// Returns the arguments with which a call was intended or submitted for approval.
+/// Returns the arguments with which a call was intended or submitted for approval, or those of a hook.
 fn final_arguments<'a>(call: &CallTranscript<'a>) -> Option<&'a Arc<serde_json::Value>> {
     let intended = call.intents.last().map(|intent| &intent.call.arguments);
-    intended.or(call.questions.last().map(|question| &question.request.arguments))
+    let asked = || call.questions.last().map(|question| &question.request.arguments);
+    let changed = || call.hook_decision(HookPoint::BeforeCall)?.arguments.as_ref();
+    intended.or_else(asked).or_else(changed)
 }
 
-/// Returns whether a pure call that has reported runs again, because the approval of its result needs the
-/// values of its references, which are in no record.
+/// Returns whether a pure call that has reported runs again, because the approval of its result, or the hooks
+/// that decide about it, need the values of its references, which are in no record.
 fn runs_again(call: &TurnCall, rules: &TurnRules) -> bool {
-    call.tool.as_ref().is_some_and(|tool| tool.approval.after) && call.has_references(rules)
+    let is_reviewed = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
+    (is_reviewed || rules.has_hook(HookPoint::AfterCall, &call.call.name))
+        && call.has_references(rules)
 }
 
 /// Returns the first recorded reason to end the turn.

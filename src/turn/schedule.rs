@@ -65,7 +65,10 @@ pub(super) fn next_action(
     for (index, call) in calls.iter().enumerate() {
         match call.phase {
             CallPhase::Dropped | CallPhase::Ended { .. } => continue,
-            CallPhase::Open | CallPhase::Sealed | CallPhase::AwaitingReferences => {
+            CallPhase::Open
+            | CallPhase::Sealed
+            | CallPhase::AwaitingReferences
+            | CallPhase::AwaitingHooks => {
                 earlier_without_ticket = true;
                 continue;
             }
@@ -76,6 +79,7 @@ pub(super) fn next_action(
             | CallPhase::AwaitingApproval { .. }
             | CallPhase::Running { .. }
             | CallPhase::Reported(_)
+            | CallPhase::AwaitingResultHooks { .. }
             | CallPhase::AwaitingReview { .. } => {}
             CallPhase::Ready => {
                 let is_gate_open = gate.is_open_to(call);

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{ContextPolicy, Limits};
+use crate::config::{ContextPolicy, Limits, ToolPattern};
 use crate::context::Variables;
 use crate::tool::ToolSpec;
-use crate::types::{CallKey, Execution, ModelOrigin, RunId, USE_TOOL};
+use crate::types::{CallKey, Execution, HookPoint, ModelOrigin, RunId, USE_TOOL};
 
 /// The values with which a turn starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -60,6 +60,24 @@ pub struct Budget {
     pub calls_left: Option<u32>,
 }
 
+/// The calls that a hook is asked about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HookScope {
+    /// The point.
+    pub on: HookPoint,
+    /// The tools. `None`: all.
+    pub tools: Option<Vec<ToolPattern>>,
+}
+
+impl HookScope {
+    /// Returns whether the hook is asked at this point about calls of this tool.
+    #[must_use]
+    pub fn contains(&self, on: HookPoint, tool: &str) -> bool {
+        let is_named = |tools: &Vec<ToolPattern>| tools.iter().any(|name| name.matches(tool));
+        self.on == on && self.tools.as_ref().is_none_or(is_named)
+    }
+}
+
 /// The rules that are the same for all turns of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TurnRules {
@@ -85,11 +103,18 @@ pub struct TurnRules {
     pub system_tokens: u64,
     /// The rules that keep the context small.
     pub context: ContextPolicy,
+    /// The calls that hooks are asked about.
+    pub hooks: Arc<[HookScope]>,
     /// The models. Each turn starts with the first one.
     pub models: Arc<ModelPlans>,
 }
 
 impl TurnRules {
+    /// Returns whether a hook is asked at this point about calls of this tool.
+    pub(super) fn has_hook(&self, on: HookPoint, tool: &str) -> bool {
+        self.hooks.iter().any(|scope| scope.contains(on, tool))
+    }
+
     /// Returns whether a call of this name means another tool.
     pub(super) fn is_use_tool(&self, name: &str) -> bool {
         self.search && name == USE_TOOL

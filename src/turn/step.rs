@@ -30,7 +30,9 @@ impl Turn {
             let Some((earlier, rest)) = self.calls.split_at_checked(index) else { return };
             let Some(call) = rest.first() else { return };
             match call.phase {
-                CallPhase::Open | CallPhase::AwaitingReferences => return,
+                CallPhase::Open | CallPhase::AwaitingReferences | CallPhase::AwaitingHooks => {
+                    return;
+                }
                 CallPhase::Sealed => {}
                 CallPhase::Ready
                 | CallPhase::Duplicate { .. }
@@ -39,6 +41,7 @@ impl Turn {
                 | CallPhase::AwaitingApproval { .. }
                 | CallPhase::Running { .. }
                 | CallPhase::Reported(_)
+                | CallPhase::AwaitingResultHooks { .. }
                 | CallPhase::AwaitingReview { .. }
                 | CallPhase::Ended { .. }
                 | CallPhase::Dropped => continue,
@@ -47,7 +50,12 @@ impl Turn {
             let earlier_result = self.reusable_results.get(&call.identity).cloned();
             match admission {
                 CallAdmission::Answer(outcome) => self.end_call(index, outcome),
-                CallAdmission::Run if earlier_result.is_some() && !call.has_effects() => {
+                // An approval that a hook asks for was not given to the earlier call.
+                CallAdmission::Run
+                    if earlier_result.is_some()
+                        && !call.has_effects()
+                        && !call.is_start_questioned() =>
+                {
                     if let Some(call) = self.calls.get_mut(index) {
                         call.notes.reused = true;
                     }

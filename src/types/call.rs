@@ -187,6 +187,8 @@ pub enum FailureKind {
     ToolChanged,
     /// The server of the tool is not connected, or the connection broke during the call.
     ServerDown,
+    /// A hook refused the call, or withheld its result.
+    Hook,
 }
 
 impl FailureKind {
@@ -214,6 +216,7 @@ impl FailureKind {
             Self::NotSent => "not_sent",
             Self::ToolChanged => "tool_changed",
             Self::ServerDown => "server_down",
+            Self::Hook => "hook",
         }
     }
 }

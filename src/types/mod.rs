@@ -7,6 +7,7 @@ mod call;
 mod compaction;
 mod content;
 mod context_part;
+mod hook;
 mod indirect_call;
 mod message_part;
 mod reference;
@@ -31,6 +32,7 @@ pub use call::{
 pub use compaction::{COMPACT_AT, CompactionKind};
 pub use content::{Content, ContentPart, Image, InvalidContent};
 pub use context_part::{ContextPart, PartTokens};
+pub use hook::{HookDecision, HookPoint, HookVerdict};
 pub use indirect_call::{USE_TOOL, used_tool};
 pub use message_part::{MessagePart, ModelOrigin};
 pub use reference::{

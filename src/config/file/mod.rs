@@ -2,6 +2,7 @@
 
 mod agent;
 mod context;
+mod hooks;
 mod host;
 mod journal;
 mod limits;
@@ -15,8 +16,8 @@ mod values;
 use std::collections::BTreeMap;
 
 use super::{
-    AgentConfig, BaseUrl, Config, ConfigErrors, DEFAULT_AGENT, FAST_PATH_ENV, HostConfig,
-    JournalConfig, MULTI_TOOL_CALLS_ENV, McpConfig, ModelConfig, REHEARSAL, STREAM_ENV,
+    AgentConfig, BaseUrl, Config, ConfigErrors, DEFAULT_AGENT, FAST_PATH_ENV, HookConfig,
+    HostConfig, JournalConfig, MULTI_TOOL_CALLS_ENV, McpConfig, ModelConfig, REHEARSAL, STREAM_ENV,
     ToolOverride,
 };
 use source::ConfigSource;
@@ -85,6 +86,26 @@ impl Config {
                 (name, server)
             })
             .collect();
+        let hooks = root
+            .table_list("hooks")
+            .into_iter()
+            .filter_map(|section| {
+                let hook = HookConfig::read(&section, env)?;
+                for (at, name) in hook.rule.agents.iter().flatten().enumerate() {
+                    let is_known =
+                        agents.contains_key(name) || (agents.is_empty() && name == DEFAULT_AGENT);
+                    if !is_known {
+                        let known = match agents.is_empty() {
+                            true => DEFAULT_AGENT.to_owned(),
+                            false => agents.keys().cloned().collect::<Vec<_>>().join(", "),
+                        };
+                        let message = format!("no agent is called {name:?} (known: {known})");
+                        section.add_item_error("agents", at, message);
+                    }
+                }
+                Some(hook)
+            })
+            .collect();
         root.finish();
         if agents.is_empty() {
             match AgentConfig::embedded(&models) {
@@ -102,7 +123,7 @@ impl Config {
         let fast_path = fast_path(&source, env);
         let origins = source.finish()?;
         let mut config =
-            Self { host, journal, models, agents, tools, mcp, stream, fast_path, origins };
+            Self { host, journal, models, agents, tools, mcp, hooks, stream, fast_path, origins };
         if let Some(on) = multi_tool_calls {
             config.set_multi_tool_calls(on);
         }

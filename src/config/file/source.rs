@@ -191,6 +191,39 @@ impl<'s, 't> Section<'s, 't> {
         found
     }
 
+    /// Returns the tables of a list, such as `[[hooks]]`.
+    pub(super) fn table_list(&self, key: &'static str) -> Vec<Self> {
+        let Some(value) = self.value(key) else { return Vec::new() };
+        let path = self.key(key);
+        self.source.locate(&path, value.span().start);
+        let Some(items) = value.get_ref().as_array() else {
+            let form = format!("a list of tables ([[{key}]])");
+            let message = values::wrong_type(&form, value.get_ref());
+            self.source.add_error(Some(value.span().start), &path, message);
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        for (at, item) in items.iter().enumerate() {
+            let path = format!("{path}[{at}]");
+            self.source.locate(&path, item.span().start);
+            match item.get_ref().as_table() {
+                Some(table) => found.push(Section::new(self.source, path, Some(table))),
+                None => {
+                    let message = values::wrong_type("a table", item.get_ref());
+                    self.source.add_error(Some(item.span().start), &path, message);
+                }
+            }
+        }
+        found
+    }
+
+    /// Records an error about an item of a list that was read.
+    pub(super) fn add_item_error(&self, key: &'static str, at: usize, message: String) {
+        let path = format!("{}[{at}]", self.key(key));
+        let error = self.source.origins.borrow().error(&path, message);
+        self.source.errors.borrow_mut().push(error);
+    }
+
     /// Records an error about a key, or about the whole table if the key is missing.
     pub(super) fn add_error(&self, key: &str, message: impl Into<String>) {
         let entry = self.table.and_then(|table| table.get_key_value(key));

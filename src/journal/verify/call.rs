@@ -13,8 +13,8 @@ use crate::transcript::{
     RecordedOutcome, RunTranscript,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, FailureKind, Judgement, Reference, ReferenceError, ToolCall,
-    ToolStatus, Verdict,
+    ApprovalPhase, CallKey, FailureKind, HookDecision, HookPoint, HookVerdict, Judgement,
+    Reference, ReferenceError, ToolCall, ToolStatus, Verdict,
 };
 
 impl<'a> Verifier<'_, 'a> {
@@ -81,11 +81,27 @@ impl<'a> Verifier<'_, 'a> {
             Invariant::Approval,
             || format!("{of} starts without an approval"),
         );
+        let decision = hooks_before(call, HookPoint::BeforeCall, at);
+        let is_refused = decision.is_some_and(|hooks| hooks.verdict == HookVerdict::Refuse);
+        self.require(!is_refused, at, Invariant::Hook, || {
+            format!("{of} starts, and hooks have refused it")
+        });
+        let is_questioned = decision.is_some_and(|hooks| hooks.verdict == HookVerdict::Ask);
+        self.require(!is_questioned || is_requested, at, Invariant::Hook, || {
+            format!("{of} starts without the approval that a hook has asked for")
+        });
+        let changed = decision.and_then(|hooks| hooks.arguments.as_ref());
+        self.require(
+            changed.is_none_or(|changed| *changed == intent.call.arguments),
+            at,
+            Invariant::Hook,
+            || format!("{of} starts with other arguments than those of its hooks"),
+        );
         let has_ended = attempt.response.is_some_and(|response| response.at.is_before(at));
         let what = match intent.partial {
             None if !has_ended => "it starts early, and the partial response is missing",
             Some(_) if has_ended => "it has a partial response, and the response had ended",
-            Some(partial) if !self.is_made(&partial.message.calls, intent.call) => {
+            Some(partial) if !self.is_made(&partial.message.calls, intent.call, call) => {
                 "the partial response does not hold it"
             }
             None | Some(_) => return,
@@ -94,17 +110,31 @@ impl<'a> Verifier<'_, 'a> {
     }
 
     /// Returns whether the model made the intended call.
-    fn is_made(&self, made: &[ToolCall], intended: &ToolCall) -> bool {
+    fn is_made(
+        &self,
+        made: &[ToolCall],
+        intended: &ToolCall,
+        records: &CallTranscript<'a>,
+    ) -> bool {
         made.iter().any(|made| {
             let arguments = Arc::clone(&intended.arguments);
             ToolCall { arguments, ..made.clone() } == *intended
-                && self.are_final(&made.arguments, &intended.arguments)
+                && self.are_final(&made.arguments, &intended.arguments, records)
         })
     }
 
     /// Returns whether the arguments of an intent are those of the model, or these with the values of their
-    /// references. The values of variables at the start of a turn are not compared.
-    pub(super) fn are_final(&self, made: &Value, intended: &Value) -> bool {
+    /// references, or those of its hooks. The values of variables at the start of a turn are not compared.
+    pub(super) fn are_final(
+        &self,
+        made: &Value,
+        intended: &Value,
+        records: &CallTranscript<'a>,
+    ) -> bool {
+        let decision = records.hook_decision(HookPoint::BeforeCall);
+        if let Some(changed) = decision.and_then(|hooks| hooks.arguments.as_ref()) {
+            return **changed == *intended;
+        }
         if made == intended || !has_references(made) {
             return made == intended;
         }
@@ -267,6 +297,12 @@ impl<'a> Verifier<'_, 'a> {
         self.require(!(is_forbidden && is_ok), at, Invariant::Approval, || {
             format!("{key} has a result that was forbidden")
         });
+        let hooks = [HookPoint::BeforeCall, HookPoint::AfterCall];
+        let mut hooks = hooks.into_iter().filter_map(|on| hooks_before(call, on, at));
+        let is_refused = hooks.any(|hooks| hooks.verdict == HookVerdict::Refuse);
+        self.require(!(is_refused && is_ok), at, Invariant::Hook, || {
+            format!("{key} has a result that hooks have refused")
+        });
         let is_expired = outcome.kind == Some(FailureKind::ApprovalExpired);
         let is_decided = is_forbidden || notes.duplicate_of.is_some();
         self.require(!is_expired || is_decided, at, Invariant::Approval, || {
@@ -310,6 +346,17 @@ impl<'a> Verifier<'_, 'a> {
             format!("{key} repeats the outcome of {of}, which has no such outcome")
         });
     }
+}
+
+/// Returns the decision of hooks at a point, if it was recorded before `at`.
+fn hooks_before<'a>(
+    call: &CallTranscript<'a>,
+    on: HookPoint,
+    at: RecordLocation,
+) -> Option<&'a HookDecision> {
+    let mut recorded = call.hooks.iter();
+    let last = recorded.rfind(|hooks| hooks.on == on && hooks.at.is_before(at))?;
+    Some(last.decision)
 }
 
 /// Returns the verdict on a call, if it was recorded before `at`.

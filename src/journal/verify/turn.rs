@@ -100,8 +100,9 @@ impl<'a> Verifier<'_, 'a> {
             });
         }
         for call in &response.message.calls {
-            let mut intents =
-                attempt.calls.get(&call.key).into_iter().flat_map(|known| &known.intents);
+            let none = CallTranscript::default();
+            let records = attempt.calls.get(&call.key).unwrap_or(&none);
+            let mut intents = records.intents.iter();
             let first = intents.clone().next();
             let has_effects = first.is_some_and(|intent| intent.at.is_before(at));
             let is_refused = response.ending == ResponseDisposition::Refused;
@@ -111,7 +112,7 @@ impl<'a> Verifier<'_, 'a> {
             // The raw arguments may have grown since the call was intended.
             let is_same = intents.all(|intent| {
                 intent.call.name == call.name
-                    && self.are_final(&call.arguments, &intent.call.arguments)
+                    && self.are_final(&call.arguments, &intent.call.arguments, records)
             });
             self.require(is_same, at, Invariant::Intent, || {
                 format!("{} is not the call that was intended", call.key)

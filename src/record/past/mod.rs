@@ -218,6 +218,7 @@ impl PastEvents {
             Record::SessionForked { .. }
             | Record::InputQueued { .. }
             | Record::CallReported { .. }
+            | Record::HooksDecided { .. }
             | Record::ApprovalGiven { .. }
             | Record::Steered { .. }
             | Record::StopAsked { .. }

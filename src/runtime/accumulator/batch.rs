@@ -9,10 +9,11 @@ use super::{AccumulatorSetup, CurrentTurn};
 use crate::event::Event;
 use crate::journal::{AppendStatus, PendingRecord, Urgency, unix_ms};
 use crate::record::Seq;
+use crate::runtime::hooks::HookQuestion;
 use crate::runtime::message::{
     AccumulatorMessage, SessionMessage, StartTool, StreamMessage, ToolCommand,
 };
-use crate::runtime::task;
+use crate::runtime::task::{self, OwnedTask};
 use crate::telemetry::SourceRecord;
 use crate::turn::{CallStart, PermitReply, TurnAction};
 use crate::types::CallKey;
@@ -150,6 +151,20 @@ impl AccumulatorSetup {
                     let _ = accumulator.cast(AccumulatorMessage::ReferencesRead { key, values });
                 });
             }
+            TurnAction::AskHooks(request) => {
+                let (key, on, accumulator) = (request.call.key, request.on, myself.clone());
+                let position = (self.publisher.session(), &current.run, current.number);
+                let telemetry = self.publisher.telemetry();
+                let question =
+                    HookQuestion::about_call(*request, position, &current.agent, telemetry);
+                let task = OwnedTask::spawn(&self.gauges.tasks, async move {
+                    let decision = question.ask().await;
+                    let _ =
+                        accumulator.cast(AccumulatorMessage::HooksDecided { key, on, decision });
+                });
+                current.hooks.insert(key, task);
+            }
+            TurnAction::WithdrawHooks(key) => drop(current.hooks.remove(&key)),
             TurnAction::RequestToolPermit { key, tool } => {
                 let permit = self.request_tool_permit(key, &tool, current, myself);
                 current.turn.handle_tool_permit(current.began.elapsed(), key, permit);

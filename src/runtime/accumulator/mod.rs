@@ -83,6 +83,8 @@ struct CurrentTurn {
     /// Permits and pending permit requests of calls that have not started. Only tools with a
     /// concurrency limit need them.
     permits: HashMap<CallKey, CallPermit>,
+    /// The tasks that ask hooks about calls.
+    hooks: HashMap<CallKey, OwnedTask>,
     /// The breaker permit of the exchange that has ended. It is released with the attempt's result.
     breaker_permit: Option<BreakerPermitGuard>,
     began: Instant,
@@ -186,6 +188,7 @@ impl CurrentTurn {
             next_request: None,
             commands: Vec::new(),
             permits: HashMap::new(),
+            hooks: HashMap::new(),
             breaker_permit: None,
             began,
             records: 0,
@@ -278,6 +281,11 @@ impl AccumulatorState {
             AccumulatorMessage::ReferencesRead { key, values } => {
                 let Some((current, now)) = self.now() else { return };
                 current.turn.handle_references(now, key, values);
+            }
+            AccumulatorMessage::HooksDecided { key, on, decision } => {
+                let Some((current, now)) = self.now() else { return };
+                current.hooks.remove(&key);
+                current.turn.handle_hook_decision(now, key, on, decision);
             }
             AccumulatorMessage::ToolsFinished => {
                 let completions = std::mem::take(&mut *self.completions.lock());

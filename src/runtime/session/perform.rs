@@ -135,6 +135,7 @@ impl SessionActorState {
             | Record::AttemptFailed { .. }
             | Record::CallIntended { .. }
             | Record::CallReported { .. }
+            | Record::HooksDecided { .. }
             | Record::CallEnded { .. }
             | Record::ApprovalAsked { .. }
             | Record::ApprovalGiven { .. }

@@ -4,6 +4,7 @@ mod approvals;
 mod client;
 mod deaths;
 mod engine;
+mod hooks;
 mod hostile;
 mod inputs;
 mod limits;

@@ -101,7 +101,9 @@ pub(super) fn record_turn(record: &Record) -> Option<u32> {
         | Record::TurnCommitted { turn, .. } => Some(*turn),
         Record::CallIntended { call, .. } => Some(call.key.turn),
         Record::CallEnded { call, .. } => Some(call.key.turn),
-        Record::CallReported { key, .. } | Record::ApprovalGiven { key, .. } => Some(key.turn),
+        Record::CallReported { key, .. }
+        | Record::ApprovalGiven { key, .. }
+        | Record::HooksDecided { key, .. } => Some(key.turn),
         Record::ApprovalAsked { request } => Some(request.call.key.turn),
         Record::SessionOpened { .. }
         | Record::SessionForked { .. }

@@ -116,6 +116,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             | Record::ResponseEnded { .. }
             | Record::CallIntended { .. }
             | Record::CallReported { .. }
+            | Record::HooksDecided { .. }
             | Record::CallEnded { .. }
             | Record::ApprovalAsked { .. }
             | Record::ApprovalGiven { .. }

@@ -309,8 +309,10 @@ impl Life {
                     TurnAction::ReduceContext(_)
                     | TurnAction::RequestToolPermit { .. }
                     | TurnAction::ReleaseToolPermit(_)
-                    | TurnAction::ReadReferences { .. } => {
-                        panic!("no call of the script needs a permit or has references")
+                    | TurnAction::ReadReferences { .. }
+                    | TurnAction::AskHooks(_)
+                    | TurnAction::WithdrawHooks(_) => {
+                        panic!("no call of the script needs a permit, has references or hooks")
                     }
                 },
             }

@@ -21,7 +21,7 @@ use super::redaction::redacted;
 use super::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::config::{CommandConfig, CommandOutput, CommandStdin, ConfiguredTool};
 use crate::launcher::{LaunchedProcess, ProcessControl, ProcessEnd, Program, StartError};
-use crate::types::FailureKind;
+use crate::types::{FailureKind, Secrets};
 use arguments::ArgumentTemplates;
 use output::CapturedOutput;
 
@@ -97,8 +97,7 @@ impl CommandTool {
     ) -> Result<ToolOutput, ToolError> {
         let is_ok = matches!(end, ProcessEnd::Exited(code) if self.config.ok_exit.contains(&code));
         if !is_ok {
-            let max_processes = self.config.process.max_processes;
-            return Err(output::failure(end, stdout, stderr, max_processes));
+            return Err(stdout.failure(end, stderr, self.config.process.max_processes));
         }
         match self.config.output {
             CommandOutput::Text => Ok(stdout.text_result(end).into()),
@@ -120,41 +119,68 @@ impl Tool for CommandTool {
         let arguments = self.input.with_defaults(context.arguments());
         let argv = self.arguments.render(&arguments)?;
         let input = self.stdin_text(&arguments);
-        let (process, secrets) = self.program.start(argv).await.map_err(start_error)?;
-        let LaunchedProcess { stdin, stdout, stderr, mut control } = process;
-        let mut standard_output = CapturedOutput::head(self.config.max_output_bytes);
-        let mut standard_error = CapturedOutput::tail(STDERR_BYTES_MAX);
-        let transfer = async {
-            tokio::join!(
-                write_input(stdin, input),
-                standard_output.read(stdout),
-                standard_error.read(stderr)
-            );
-        };
-        let end = {
-            tokio::pin!(transfer);
-            let exited = wait(&mut control, &context);
-            tokio::pin!(exited);
-            tokio::select! {
-                end = &mut exited => {
-                    let _ = tokio::time::timeout(OUTPUT_GRACE, transfer).await;
-                    end
-                }
-                () = &mut transfer => exited.await,
-            }
-        };
-        control.kill().await;
-        let result = self.result(end, &standard_output, &standard_error);
-        redacted(result, &secrets)
+        let bytes_max = self.config.max_output_bytes;
+        let run = run_program(&self.program, argv, input, bytes_max, context.cancelled()).await;
+        let ProgramRun { end, stdout, stderr, secrets } = run.map_err(start_error)?;
+        redacted(self.result(end, &stdout, &stderr), &secrets)
     }
 }
 
-/// Waits for the end of the program. Asks it to end when the call is cancelled; the host drops the
-/// call after `cancel_grace`, which kills the program.
-async fn wait(control: &mut ProcessControl, context: &ToolContext) -> ProcessEnd {
+/// A program that has ended.
+#[derive(Debug)]
+pub(super) struct ProgramRun {
+    pub(super) end: ProcessEnd,
+    pub(super) stdout: CapturedOutput,
+    pub(super) stderr: CapturedOutput,
+    /// The values of its secret variables.
+    pub(super) secrets: Secrets,
+}
+
+/// Runs a program to its end, with this text on its standard input. Asks it to end when `cancelled` is
+/// ready, and kills it when the future is dropped. Keeps `bytes_max` bytes of its standard output.
+///
+/// # Errors
+/// If it does not start.
+pub(super) async fn run_program(
+    program: &Program,
+    arguments: Vec<String>,
+    input: String,
+    bytes_max: usize,
+    cancelled: impl Future<Output = ()>,
+) -> Result<ProgramRun, StartError> {
+    let (process, secrets) = program.start(arguments).await?;
+    let LaunchedProcess { stdin, stdout, stderr, mut control } = process;
+    let mut standard_output = CapturedOutput::head(bytes_max);
+    let mut standard_error = CapturedOutput::tail(STDERR_BYTES_MAX);
+    let transfer = async {
+        tokio::join!(
+            write_input(stdin, input),
+            standard_output.read(stdout),
+            standard_error.read(stderr)
+        );
+    };
+    let end = {
+        tokio::pin!(transfer);
+        let exited = wait(&mut control, cancelled);
+        tokio::pin!(exited);
+        tokio::select! {
+            end = &mut exited => {
+                let _ = tokio::time::timeout(OUTPUT_GRACE, transfer).await;
+                end
+            }
+            () = &mut transfer => exited.await,
+        }
+    };
+    control.kill().await;
+    Ok(ProgramRun { end, stdout: standard_output, stderr: standard_error, secrets })
+}
+
+/// Waits for the end of the program. Asks it to end when `cancelled` is ready; the host drops the call after
+/// `cancel_grace`, which kills the program.
+async fn wait(control: &mut ProcessControl, cancelled: impl Future<Output = ()>) -> ProcessEnd {
     tokio::select! {
         end = control.wait() => return end,
-        () = context.cancelled() => {}
+        () = cancelled => {}
     }
     control.terminate().await;
     control.wait().await

@@ -20,7 +20,7 @@ const READ_BYTES: usize = 16 * 1024;
 
 /// The bytes of a stream, at most a number of them.
 #[derive(Debug)]
-pub(super) struct CapturedOutput {
+pub(in crate::tool) struct CapturedOutput {
     bytes: Vec<u8>,
     /// Number of bytes that the program wrote.
     written: usize,
@@ -57,6 +57,11 @@ impl CapturedOutput {
             let space = self.bytes_max - self.bytes.len();
             self.bytes.extend(bytes.iter().take(space));
         }
+    }
+
+    /// Returns the bytes, if all are kept.
+    pub(in crate::tool) fn whole(&self) -> Option<&[u8]> {
+        (!self.is_cut()).then_some(&self.bytes)
     }
 
     fn is_cut(&self) -> bool {
@@ -114,39 +119,39 @@ impl CapturedOutput {
     }
 
     /// Returns the last lines.
-    fn last_lines(&self) -> String {
+    pub(in crate::tool) fn last_lines(&self) -> String {
         let text = String::from_utf8_lossy(&self.bytes);
         let lines: Vec<&str> = text.trim_end().lines().collect();
         let first = lines.len().saturating_sub(QUOTED_LINES_MAX);
         lines.get(first..).unwrap_or_default().join("\n")
     }
-}
 
-/// Returns the error of a program that did not end well.
-pub(super) fn failure(
-    end: ProcessEnd,
-    stdout: &CapturedOutput,
-    stderr: &CapturedOutput,
-    max_processes: Option<NonZeroU32>,
-) -> ToolError {
-    let mut message = match end {
-        ProcessEnd::Exited(code) => format!("the program ended with exit status {code}"),
-        ProcessEnd::Signalled(signal) => {
-            let signal = ExitStatus::from_raw(signal).to_string();
-            format!("the program was ended by {}", signal.replacen("signal: ", "signal ", 1))
+    /// Returns the error of a program with this standard output that did not end well.
+    pub(in crate::tool) fn failure(
+        &self,
+        end: ProcessEnd,
+        stderr: &Self,
+        max_processes: Option<NonZeroU32>,
+    ) -> ToolError {
+        let mut message = match end {
+            ProcessEnd::Exited(code) => format!("the program ended with exit status {code}"),
+            ProcessEnd::Signalled(signal) => {
+                let signal = ExitStatus::from_raw(signal).to_string();
+                format!("the program was ended by {}", signal.replacen("signal: ", "signal ", 1))
+            }
+            ProcessEnd::TooManyProcesses => {
+                let max = max_processes.map_or(0, NonZeroU32::get);
+                format!("the program was killed: it had more than {max} processes (max_processes)")
+            }
+            ProcessEnd::LauncherDied => "the launcher of the program was killed".to_owned(),
+        };
+        let quoted = [("stderr", stderr), ("stdout", self)];
+        let quoted = quoted.map(|(name, stream)| (name, stream.last_lines()));
+        if let Some((name, lines)) = quoted.iter().find(|(_, lines)| !lines.is_empty()) {
+            message.push_str(&format!("; {name}:\n{lines}"));
         }
-        ProcessEnd::TooManyProcesses => {
-            let max = max_processes.map_or(0, NonZeroU32::get);
-            format!("the program was killed: it had more than {max} processes (max_processes)")
-        }
-        ProcessEnd::LauncherDied => "the launcher of the program was killed".to_owned(),
-    };
-    let quoted = [("stderr", stderr), ("stdout", stdout)];
-    let quoted = quoted.map(|(name, stream)| (name, stream.last_lines()));
-    if let Some((name, lines)) = quoted.iter().find(|(_, lines)| !lines.is_empty()) {
-        message.push_str(&format!("; {name}:\n{lines}"));
+        ToolError::new(message).with_kind(FailureKind::ExitStatus)
     }
-    ToolError::new(message).with_kind(FailureKind::ExitStatus)
 }
 
 #[cfg(test)]
@@ -199,7 +204,7 @@ mod tests {
     fn a_failure_quotes_the_last_lines() {
         let none = NonZeroU32::new(8);
         let message = |end, out: &str, err: &str| {
-            let error = failure(end, &head(out.as_bytes(), 100), &tail(err), none);
+            let error = head(out.as_bytes(), 100).failure(end, &tail(err), none);
             assert_eq!(error.kind(), FailureKind::ExitStatus);
             error.message().to_owned()
         };

@@ -30,7 +30,9 @@ impl World {
     }
 
     pub(super) fn is_reviewed(&self, key: CallKey) -> bool {
-        self.call(key).tool.as_ref().is_some_and(|tool| tool.approval.after)
+        let call = self.call(key);
+        let is_reviewed = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
+        is_reviewed || call.is_result_questioned()
     }
 
     /// Returns the recorded decision of an approval.
@@ -89,9 +91,11 @@ impl World {
             };
             // Calls are admitted in call order, and some wait until the values of their references are read again.
             let mut admitted_first = self.turn.calls.iter().filter(|call| call.key() <= key);
-            let waits_for_values =
-                admitted_first.any(|call| call.phase == CallPhase::AwaitingReferences);
-            let is_open = !waits_for_values
+            let waits_for_admission = admitted_first.any(|call| {
+                let waits = [CallPhase::AwaitingReferences, CallPhase::AwaitingHooks];
+                waits.contains(&call.phase)
+            });
+            let is_open = !waits_for_admission
                 && !self.outcomes.contains_key(&key)
                 && self.recorded_decision((key, phase), &self.log).is_none()
                 && matches!(
@@ -164,13 +168,13 @@ impl World {
         let tool = call.tool.as_ref().unwrap();
         if phase == ApprovalPhase::After {
             assert!(
-                tool.approval.after && self.ever_started.contains(&key),
+                self.is_reviewed(key) && self.ever_started.contains(&key),
                 "a review without a result"
             );
             return;
         }
         assert!(
-            tool.asks_before() && self.may_start(call, rules),
+            (tool.asks_before() || call.is_start_questioned()) && self.may_start(call, rules),
             "an approval of a call that may not start"
         );
         assert!(
@@ -217,7 +221,8 @@ impl World {
     /// Checks that a call which needs an approval runs only after it is approved.
     pub(super) fn check_start_approved(&self, key: CallKey) {
         let call = self.call(key);
-        if call.tool.as_ref().is_some_and(|tool| tool.asks_before()) {
+        let is_asked = call.tool.as_ref().is_some_and(|tool| tool.asks_before());
+        if is_asked || call.is_start_questioned() {
             let log =
                 if call.has_effects() { &self.log[..self.durable as usize] } else { &self.log };
             let decision = self.recorded_decision((key, ApprovalPhase::Before), log);
@@ -248,6 +253,7 @@ impl World {
         matches!(self.turn.stage, TurnStage::ResponseEnded { .. })
             && self.turn.calls.iter().any(|call| call.pending_approval_phase().is_some())
             && self.running.len() == self.open_questions()
+            && self.awaiting_hooks.is_empty()
             && !self.turn.calls.iter().any(awaits_start)
     }
 
@@ -262,6 +268,11 @@ impl World {
     /// Checks the pending approvals after every action, and that repeated or stale decisions change
     /// nothing.
     pub(super) fn check_pending_approvals(&mut self, scenario: &Scenario) {
+        // An approval that was requested before the resume may have waited for the admission of its call.
+        let is_old = |index: usize| (index as u64) < self.records_before_resume;
+        let is_old = |approval: &ApprovalId| self.request_index(*approval).is_some_and(is_old);
+        let old: Vec<_> = self.turn.pending_approvals().filter(is_old).collect();
+        self.pending_approvals.extend(old);
         let stopped =
             matches!(&self.turn.stage, TurnStage::ResponseEnded { cancelled: Some(_), .. });
         for call in &self.turn.calls {

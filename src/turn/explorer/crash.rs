@@ -53,6 +53,7 @@ impl World {
         self.delivered_deltas = None;
         self.awaiting_permit.clear();
         self.awaiting_references.clear();
+        self.awaiting_hooks.clear();
         self.holding_permit.clear();
         if started.calls.is_empty() {
             self.tool_outcomes.clear();

@@ -49,6 +49,8 @@ impl World {
             // After a crash it is unknown whether an intended call had started.
             Some(FailureKind::Cancelled) => assert!(has_started || self.crashes > 0),
             Some(FailureKind::HostStopped) => assert!(self.crashes > 0 && call.has_effects()),
+            // The refusal of the call, or of its result.
+            Some(FailureKind::Hook) => {}
             // The rejection of the call, or of its result.
             Some(FailureKind::Rejected | FailureKind::ApprovalExpired) => {
                 assert!(
@@ -195,7 +197,9 @@ impl World {
                 assert_eq!(other.attempt, key.attempt, "effects of two attempts");
                 // Later calls may overtake a call that waits for its approval or for a permit of its
                 // tool.
-                let may_overtake = tool.asks_before() || started.needs_tool_permit();
+                let may_overtake = tool.asks_before()
+                    || started.needs_tool_permit()
+                    || started.is_start_questioned();
                 assert!(again || may_overtake || other < key, "effects out of order");
                 let same = scenario.identical_run_once && *identity == started.identity;
                 assert!(again || !same, "an identical call ran twice");

@@ -5,6 +5,7 @@
 mod approvals;
 mod budgets;
 mod crash;
+mod hooks;
 mod invariants;
 mod questions;
 mod random_walks;

@@ -151,7 +151,9 @@ impl World {
         let marked = result.notes.conflict
             && outcome.status == tool_answer.status
             && outcome.content.starts_with(&*tool_answer.content);
-        let is_hidden = !is_tool_outcome(outcome) && self.is_reviewed(result.call.key);
+        let is_withheld = outcome.kind == Some(FailureKind::Hook);
+        let is_hidden =
+            is_withheld || (!is_tool_outcome(outcome) && self.is_reviewed(result.call.key));
         assert!(
             tool_answer == outcome || malformed || marked || is_hidden,
             "a tool's answer was lost"

@@ -1,12 +1,13 @@
 //! The simulated environment of a turn, and the actions that are possible in it.
 
 use super::approvals::ApprovalId;
+use super::hooks;
 use super::questions::SupervisedQuestions;
 use super::references;
 use super::variables::{CallStartSnapshot, run_tool};
 use super::*;
 use crate::context::has_references;
-use crate::types::Verdict;
+use crate::types::{HookDecision, HookPoint, HookVerdict, Verdict};
 
 /// The time that passes while an approval is pending.
 const PASSED_TIME: Duration = Duration::from_secs(7);
@@ -26,6 +27,8 @@ pub(super) struct World {
     pub(super) holding_permit: BTreeSet<CallKey>,
     /// The calls that wait for the values of their references.
     pub(super) awaiting_references: BTreeSet<CallKey>,
+    /// The calls that wait for the decision of hooks.
+    pub(super) awaiting_hooks: BTreeMap<CallKey, HookPoint>,
     pub(super) ever_started: BTreeSet<CallKey>,
     /// The answers of the tools whose calls ran since the last crash.
     pub(super) tool_outcomes: BTreeMap<CallKey, ToolOutcome>,
@@ -76,6 +79,8 @@ pub(super) enum Action {
     PermitReply(CallKey, PermitReply),
     /// The values of a call's references were read, or could not be.
     ReadReferences(CallKey, bool),
+    /// Hooks decide about a call.
+    DecideHooks(CallKey, HookVerdict),
     EndCall(CallKey, ToolStatus),
     /// All records become durable.
     MakeDurable,
@@ -118,6 +123,7 @@ impl World {
             awaiting_permit: BTreeSet::new(),
             holding_permit: BTreeSet::new(),
             awaiting_references: BTreeSet::new(),
+            awaiting_hooks: BTreeMap::new(),
             ever_started: BTreeSet::new(),
             tool_outcomes: BTreeMap::new(),
             started_effects: Vec::new(),
@@ -182,6 +188,9 @@ impl World {
             if scenario.failures {
                 actions.push(Action::ReadReferences(*key, false));
             }
+        }
+        for key in self.awaiting_hooks.keys() {
+            actions.extend(hooks::VERDICTS.map(|verdict| Action::DecideHooks(*key, verdict)));
         }
         if self.durable < self.log.len() as u64 {
             actions.push(Action::MakeDurable);
@@ -272,6 +281,7 @@ impl World {
                 self.awaiting_references.remove(&key);
                 self.turn.handle_references(now, key, references::values(is_read));
             }
+            Action::DecideHooks(key, verdict) => self.decide_hooks(key, verdict),
             Action::MakeDurable => self.make_durable(),
             Action::Timeout => {
                 self.advance_to(self.now.max(self.turn.poll_timeout().unwrap()));
@@ -332,8 +342,8 @@ impl World {
         );
         assert_eq!(
             self.turn.clock.queued(),
-            self.awaiting_permit.len(),
-            "the calls that wait for a permit are miscounted"
+            self.awaiting_permit.len() + self.awaiting_hooks.len(),
+            "the calls that wait for a permit or for hooks are miscounted"
         );
     }
 
@@ -367,6 +377,17 @@ impl World {
         for key in keys.iter().filter(|key| !self.awaiting_references.contains(key)) {
             self.turn.handle_references(self.now, *key, references::values(true));
             assert_eq!(self.turn.poll(), None, "values that no call waits for had an effect");
+        }
+        for key in keys.iter().filter(|key| !self.awaiting_hooks.contains_key(key)) {
+            for on in [HookPoint::BeforeCall, HookPoint::AfterCall] {
+                let decision = HookDecision::default();
+                self.turn.handle_hook_decision(self.now, *key, on, decision);
+                assert_eq!(
+                    self.turn.poll(),
+                    None,
+                    "a decision that no call waits for had an effect"
+                );
+            }
         }
         let is_awaiting_response = self.turn.stage == TurnStage::AwaitingResponse;
         let after =
@@ -441,6 +462,17 @@ impl World {
                 assert_eq!(references, references::references());
                 assert!(self.awaiting_references.insert(key), "{key} requests its values twice");
             }
+            Effect::Perform(TurnAction::AskHooks(request)) => {
+                let key = request.call.key;
+                assert!(!has_references(&request.call.arguments), "a hook was given a reference");
+                assert_eq!(request.outcome.is_some(), request.on == HookPoint::AfterCall);
+                let before = self.awaiting_hooks.insert(key, request.on);
+                assert_eq!(before, None, "hooks were asked twice about {key}");
+            }
+            Effect::Perform(TurnAction::WithdrawHooks(key)) => {
+                let was_asked = self.awaiting_hooks.remove(&key).is_some();
+                assert!(was_asked, "a question to hooks was withdrawn that was not asked");
+            }
             Effect::Perform(TurnAction::RequestToolPermit { key, tool }) => {
                 self.check_permit_request(key, &tool, scenario)
             }
@@ -457,6 +489,7 @@ impl World {
             })) => {
                 assert!(!has_references(&call.arguments), "a tool was given a reference");
                 self.check_start(&call.key, scenario);
+                self.check_start_allowed(call.key, &scenario.spec.rules);
                 self.questions.insert(call.key, SupervisedQuestions::new(state.questions()));
                 if scenario.owner_deaths > 0 {
                     let started = StartedCall {
@@ -485,6 +518,7 @@ impl World {
                     "an outcome was not published right after its record"
                 );
                 self.check_review(&result);
+                self.check_result_allowed(&result, &scenario.spec.rules);
                 let before = self.outcomes.insert(key, result.outcome);
                 assert_eq!(before, None, "two outcomes were published");
             }

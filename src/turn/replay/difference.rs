@@ -75,6 +75,7 @@ pub(super) fn timeless(record: &Record) -> Record {
         | Record::RunStarted { .. }
         | Record::AttemptFailed { .. }
         | Record::CallReported { .. }
+        | Record::HooksDecided { .. }
         | Record::ApprovalAsked { .. }
         | Record::ApprovalGiven { .. }
         | Record::Steered { .. }

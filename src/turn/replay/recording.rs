@@ -1,6 +1,9 @@
 //! The records that are replayed, with lookups of the later records of a call, a turn or a run.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::Value;
 
 use crate::context::recorded_value;
 use crate::record::{JournalEntry, Record, ResponseDisposition};
@@ -11,7 +14,8 @@ use crate::transcript::{
 use crate::turn::CancelReason;
 use crate::turn::effect::TurnEnd;
 use crate::types::{
-    COMPACT_AT, CallKey, FailureKind, ReadSet, Reference, ReferenceError, ReferencedValue,
+    COMPACT_AT, CallKey, FailureKind, HookPoint, ReadSet, Reference, ReferenceError,
+    ReferencedValue,
 };
 
 /// The records of a session, read only. An `at` is the index of a record.
@@ -184,6 +188,11 @@ impl<'a> Recording<'a> {
         Some(report.reads)
     }
 
+    /// Returns the arguments that hooks have put in place of those of a call.
+    pub(super) fn changed_arguments(&self, at: usize, key: CallKey) -> Option<&'a Arc<Value>> {
+        self.call(at, key)?.hook_decision(HookPoint::BeforeCall)?.arguments.as_ref()
+    }
+
     /// Returns whether a call started. Returns `None` if it has no outcome.
     pub(super) fn started(&self, at: usize, key: CallKey) -> Option<bool> {
         let mut outcomes = self.call(at, key)?.outcomes.iter();
@@ -211,17 +220,20 @@ impl<'a> Recording<'a> {
     /// are admitted in call order.
     pub(super) fn has_gone_on_from(&self, at: usize, key: CallKey) -> bool {
         let Some(attempt) = self.attempt(at, key.turn, key.attempt) else { return true };
-        attempt.calls.range(key..).any(|(_, call)| {
-            let is_admitted = |ended: &RecordedOutcome<'_>| {
-                let without_admission = matches!(
-                    ended.outcome.kind,
-                    Some(FailureKind::NotStarted | FailureKind::Malformed)
-                );
-                ended.started_ms.is_some() || !without_admission
-            };
-            !(call.intents.is_empty() && call.questions.is_empty() && call.reports.is_empty())
-                || call.outcomes.iter().any(is_admitted)
-        })
+        // Hooks are asked about a call before the calls before it are admitted.
+        let is_asked = attempt.calls.get(&key).is_some_and(|call| !call.hooks.is_empty());
+        is_asked
+            || attempt.calls.range(key..).any(|(_, call)| {
+                let is_admitted = |ended: &RecordedOutcome<'_>| {
+                    let without_admission = matches!(
+                        ended.outcome.kind,
+                        Some(FailureKind::NotStarted | FailureKind::Malformed)
+                    );
+                    ended.started_ms.is_some() || !without_admission
+                };
+                !(call.intents.is_empty() && call.questions.is_empty() && call.reports.is_empty())
+                    || call.outcomes.iter().any(is_admitted)
+            })
     }
 
     /// Returns the value of a reference from the records before this one.

@@ -7,6 +7,7 @@ mod calls;
 mod differential;
 mod edge_cases;
 mod fallbacks;
+mod hooks;
 mod interactions;
 mod questions;
 mod references;
@@ -23,8 +24,8 @@ use std::time::Duration;
 
 use super::fixtures::{call, entries, finish, more, rules, spec, text};
 use super::{
-    CancelReason, Effect, PermitReply, ToolCompletion, Turn, TurnAction, TurnEnd, TurnRecord,
-    TurnRules, TurnSpec,
+    CancelReason, Effect, HookRequest, PermitReply, ToolCompletion, Turn, TurnAction, TurnEnd,
+    TurnRecord, TurnRules, TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::context::Variables;
@@ -48,6 +49,8 @@ struct Driver {
     started_arguments: Vec<Arc<serde_json::Value>>,
     /// The references whose values calls wait for.
     references_requested: Vec<(u32, BTreeSet<Reference>)>,
+    hooks_asked: Vec<HookRequest>,
+    hooks_withdrawn: Vec<u32>,
     /// The snapshots of the started calls, in the same order.
     snapshots: Vec<Variables>,
     aborted: Vec<u32>,
@@ -108,6 +111,8 @@ impl Driver {
             started: Vec::new(),
             started_arguments: Vec::new(),
             references_requested: Vec::new(),
+            hooks_asked: Vec::new(),
+            hooks_withdrawn: Vec::new(),
             snapshots: Vec::new(),
             aborted: Vec::new(),
             permits_requested: Vec::new(),
@@ -160,6 +165,8 @@ impl Driver {
             TurnAction::ReadReferences { key, references, .. } => {
                 self.references_requested.push((key.index, references));
             }
+            TurnAction::AskHooks(request) => self.hooks_asked.push(*request),
+            TurnAction::WithdrawHooks(key) => self.hooks_withdrawn.push(key.index),
             TurnAction::RequestToolPermit { key, .. } => self.permits_requested.push(key.index),
             TurnAction::ReleaseToolPermit(key) => self.permits_released.push(key.index),
             TurnAction::Answer { key, number, answer } => {

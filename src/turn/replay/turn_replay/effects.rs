@@ -66,7 +66,11 @@ impl TurnReplay<'_, '_> {
                 self.committed = Some(record).filter(|_| !self.is_forked);
             }
             Effect::Perform(
-                TurnAction::Start(_) | TurnAction::Answer { .. } | TurnAction::Abort(_),
+                TurnAction::Start(_)
+                | TurnAction::Answer { .. }
+                | TurnAction::Abort(_)
+                | TurnAction::AskHooks(_)
+                | TurnAction::WithdrawHooks(_),
             )
             | Effect::Emit(_) => {}
         }
@@ -186,6 +190,9 @@ impl TurnReplay<'_, '_> {
             if let Ok(arguments) = substitute_references(&call.arguments, &values, bytes_max) {
                 made.set_final_arguments(arguments.into());
             }
+        }
+        if let Some(arguments) = self.recording.changed_arguments(self.first, call.key) {
+            made.set_final_arguments(Arc::clone(arguments));
         }
         made.identity
     }

@@ -45,6 +45,10 @@ impl TurnReplay<'_, '_> {
                 let judgement = Judgement { verdict: *verdict, message: message.clone() };
                 inputs.push(ReplayInput::Decide(*key, *phase, judgement, content.clone()));
             }
+            Record::HooksDecided { key, on, decision } => {
+                inputs.push(ReplayInput::DecideHooks(*key, *on, Arc::clone(decision)));
+                inputs.extend(self.up_to_seal(*key));
+            }
             Record::CallIntended { .. } | Record::ApprovalAsked { .. } => {
                 if let Record::ApprovalAsked { request } = record
                     && let Some(question) = &request.question
@@ -124,7 +128,8 @@ impl TurnReplay<'_, '_> {
                 | FailureKind::Limit
                 | FailureKind::HostStopped
                 | FailureKind::Rejected
-                | FailureKind::ApprovalExpired,
+                | FailureKind::ApprovalExpired
+                | FailureKind::Hook,
             ) => false,
         };
         let runs = self.call(key).is_some_and(TurnCall::is_running);

@@ -26,8 +26,8 @@ use crate::turn::spec::TurnSpec;
 use crate::turn::started_calls::{StartedCalls, ToolCompletion};
 use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
-    ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, Question, Reference,
-    ToolOutcome, VariablesUse, Verdict,
+    ApprovalPhase, CallKey, FailureKind, HookDecision, HookPoint, Judgement, ProviderError,
+    Question, Reference, ToolOutcome, VariablesUse, Verdict,
 };
 use crate::wire::Delta;
 
@@ -92,6 +92,8 @@ enum ReplayInput {
     Ask(CallKey, Arc<Question>),
     WithdrawQuestion(CallKey),
     Decide(CallKey, ApprovalPhase, Judgement, Option<Arc<Value>>),
+    /// Hooks decide about a call.
+    DecideHooks(CallKey, HookPoint, Arc<HookDecision>),
     OutOfTime,
     Cancel(CancelReason),
     /// The context was made smaller, or could not be.
@@ -272,6 +274,9 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
             }
             ReplayInput::Decide(key, phase, judgement, content) => {
                 self.decide_approval(key, phase, judgement, content)
+            }
+            ReplayInput::DecideHooks(key, on, decision) => {
+                self.turn.handle_hook_decision(now, key, on, (*decision).clone());
             }
             ReplayInput::OutOfTime => {
                 self.receive_rest();

@@ -1,0 +1,197 @@
+//! Reads `[[hooks]]`.
+
+use super::source::Section;
+use super::tool_definition::{EnvLookup, secret_variables};
+use super::tools::allow;
+use super::values;
+use crate::config::{HookConfig, HookFailure, HookKind, HookRule, ProcessConfig, ToolPattern};
+use crate::types::HookPoint;
+
+/// The value of `kind`.
+#[derive(Clone, Copy)]
+enum HookKindWord {
+    Command,
+    Http,
+}
+
+const KINDS: [(&str, HookKindWord); 2] =
+    [("command", HookKindWord::Command), ("http", HookKindWord::Http)];
+
+impl HookConfig {
+    /// Returns `None` if the point or the kind is missing or wrong.
+    pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Option<Self> {
+        let on = section.read("on", |value| values::word(value, &HookPoint::WORDS));
+        section.require("on", on.is_none());
+        let word = section.read("kind", |value| values::word(value, &KINDS));
+        section.require("kind", word.is_none());
+        let name = section.read("name", values::non_empty_string);
+        let agents = section.list("agents", values::non_empty_string);
+        let tools = section.list("tools", values::non_empty_string);
+        let timeout = section.read("timeout", values::time);
+        let failures = [("refuse", HookFailure::Refuse), ("allow", HookFailure::Allow)];
+        let on_failure = section.read("on_failure", |value| values::word(value, &failures));
+        for (key, list) in [("agents", &agents), ("tools", &tools)] {
+            if list.as_ref().is_some_and(Vec::is_empty) {
+                let message = "must not be empty: leave it out for all, or remove the hook";
+                section.add_error(key, message);
+            }
+        }
+        if tools.is_some() && on.is_some_and(|on| !on.concerns_call()) {
+            section.add_error("tools", "needs on = \"before_call\" or \"after_call\"");
+        }
+        let kind = word.map(|word| match word {
+            HookKindWord::Command => command(section, env),
+            HookKindWord::Http => http(section, env),
+        });
+        section.finish();
+        let (on, kind) = (on?, kind?);
+        let mut rule = HookRule::new(name.unwrap_or_else(|| kind.default_name()), on);
+        rule.agents = agents;
+        rule.tools = tools.map(|tools| tools.into_iter().map(ToolPattern::new).collect());
+        rule.timeout = timeout.unwrap_or(rule.timeout);
+        rule.on_failure = on_failure.unwrap_or_default();
+        Some(Self { rule, kind })
+    }
+}
+
+fn command(section: &Section<'_, '_>, env: EnvLookup<'_>) -> HookKind {
+    let mut command = section.list("command", values::text).unwrap_or_default();
+    match command.first_mut() {
+        // A program with a path is relative to the configuration, a name is searched in PATH.
+        Some(program) if program.contains('/') => {
+            *program = section.relative_to_file(program).display().to_string();
+        }
+        Some(_) => {}
+        None if section.has("command") => section.add_error("command", "must not be empty"),
+        None => {
+            section.add_error("command", "is missing: a list of the program and its arguments");
+        }
+    }
+    let process = Box::new(ProcessConfig::read(section, env));
+    HookKind::Command { command, process }
+}
+
+fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> HookKind {
+    let url = section.read("url", values::non_empty_string);
+    section.require("url", url.is_none());
+    let headers = section.table("headers").entries(values::text);
+    let secret_headers = secret_variables(section, "secret_headers", env);
+    for name in headers.keys().filter(|name| secret_headers.contains_key(*name)) {
+        section.add_error("headers", format!("{name} is also in secret_headers"));
+    }
+    let allow = section.list("allow", allow).unwrap_or_default();
+    HookKind::Http { url: url.unwrap_or_default(), headers, secret_headers, allow }
+}
+
+impl HookKind {
+    /// Returns the file name of the program, or the host of the URL.
+    fn default_name(&self) -> String {
+        match self {
+            Self::Command { command, .. } => {
+                let program = command.first().map_or("", String::as_str);
+                program.rsplit('/').next().unwrap_or(program).to_owned()
+            }
+            Self::Http { url, .. } => {
+                let rest = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest);
+                rest.split(['/', '?', '#']).next().unwrap_or(rest).to_owned()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::Config;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        let env = |name: &str| (name == "SET").then(|| "value".to_owned());
+        Config::parse(text, "etc/callsheet.toml", &env).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_hook_has_all_keys_of_its_table() {
+        let text = r#"
+[[hooks]]
+on = "before_call"
+kind = "command"
+command = ["./guard", "-v"]
+agents = ["default"]
+tools = ["files__*"]
+timeout = "2s"
+on_failure = "allow"
+cwd = "work"
+secret_env = { TOKEN = "SET" }
+sandbox = "read"
+
+[[hooks]]
+on = "after_call"
+name = "audit"
+kind = "http"
+url = "https://audit.example.com/x"
+headers = { "x-team" = "search" }
+secret_headers = { authorization = "SET" }
+"#;
+        let config = parse(text).unwrap();
+        let [guard, audit] = &config.hooks[..] else { panic!("two") };
+        let HookConfig { rule, kind: HookKind::Command { command, process } } = guard else {
+            panic!("a command")
+        };
+        assert_eq!((&*rule.name, rule.on), ("guard", HookPoint::BeforeCall));
+        assert_eq!((rule.timeout, rule.on_failure), (Duration::from_secs(2), HookFailure::Allow));
+        assert!(rule.concerns_agent("default") && !rule.concerns_agent("other"));
+        assert!(rule.concerns_tool("files__read") && !rule.concerns_tool("clock"));
+        assert_eq!(*command, ["etc/./guard", "-v"]);
+        assert_eq!(process.cwd, std::path::Path::new("etc/work"));
+        let HookConfig { rule, kind: HookKind::Http { url, headers, secret_headers, .. } } = audit
+        else {
+            panic!("http")
+        };
+        assert_eq!((&*rule.name, rule.on_failure), ("audit", HookFailure::Refuse));
+        assert_eq!(rule.timeout, Duration::from_secs(5));
+        assert!(rule.concerns_agent("default") && rule.concerns_tool("clock"));
+        assert_eq!(url, "https://audit.example.com/x");
+        assert_eq!((headers.len(), secret_headers.len()), (1, 1));
+    }
+
+    #[test]
+    fn wrong_hooks_name_line_and_remedy() {
+        let hook = "[[hooks]]\non = \"before_call\"\nkind = \"command\"\ncommand = [\"true\"]\n";
+        for (text, expected) in [
+            (
+                "[[hooks]]\non = \"before_cal\"\nkind = \"command\"\ncommand = [\"true\"]",
+                "2: hooks[0].on: must be \"before_call\" or \"after_call\", not \"before_cal\"",
+            ),
+            (
+                "[[hooks]]\non = \"before_request\"\nkind = \"command\"\ncommand = [\"true\"]",
+                "2: hooks[0].on: must be \"before_call\" or \"after_call\", not \"before_request\"",
+            ),
+            ("[[hooks]]\non = \"before_call\"", "1: hooks[0].kind: is missing"),
+            ("hooks = 1", "1: hooks: must be a list of tables ([[hooks]]), not 1"),
+            ("hooks = [1]", "1: hooks[0]: must be a table, not 1"),
+            (
+                &format!("{hook}tools = []"),
+                "5: hooks[0].tools: must not be empty: leave it out for all, or remove the hook",
+            ),
+            (
+                &format!("{hook}agents = [\"nobody\"]"),
+                "5: hooks[0].agents[0]: no agent is called \"nobody\" (known: default)",
+            ),
+            (&format!("{hook}timeout = \"0s\""), "5: hooks[0].timeout: must be longer than 0"),
+            (
+                &format!("{hook}on_failure = \"ask\""),
+                "5: hooks[0].on_failure: must be \"refuse\" or \"allow\", not \"ask\"",
+            ),
+            (&format!("{hook}url = \"x\""), "5: hooks[0].url: unknown key"),
+            (
+                &hook.replace("command = [\"true\"]", ""),
+                "1: hooks[0].command: is missing: a list of the program and its arguments",
+            ),
+        ] {
+            let expected = format!("etc/callsheet.toml:{expected}");
+            assert_eq!(parse(text).unwrap_err(), expected, "{text}");
+        }
+    }
+}

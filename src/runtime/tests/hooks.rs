@@ -1,0 +1,148 @@
+//! Tests of hooks: their decisions outlive the death of actors and of the host.
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
+
+use std::sync::atomic::AtomicUsize;
+
+use super::provider::{Reply, answer_with, calls_to};
+use super::recovery::{ACCUMULATOR, kill};
+use super::*;
+use crate::record::Record;
+use crate::tool::{Hook, HookAnswer, HookError, HookInput, HookRule, RegisteredHook};
+use crate::types::{HookPoint, RunEnd};
+
+/// A hook that counts its questions and waits for a permit before each answer.
+struct Gated {
+    asked: AtomicUsize,
+    gate: tokio::sync::Semaphore,
+    answer: HookAnswer,
+}
+
+impl Gated {
+    fn new(answer: HookAnswer) -> Arc<Self> {
+        Arc::new(Self { asked: AtomicUsize::new(0), gate: tokio::sync::Semaphore::new(0), answer })
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+struct Shared(Arc<Gated>);
+
+#[async_trait]
+impl Hook for Shared {
+    async fn answer(&self, _: &HookInput) -> Result<HookAnswer, HookError> {
+        self.0.asked.fetch_add(1, Ordering::SeqCst);
+        self.0.gate.acquire().await.map_err(HookError::new)?.forget();
+        Ok(self.0.answer.clone())
+    }
+}
+
+/// Returns a registry with a tool that has effects, and a hook; and the number of times that the tool ran.
+fn hooked(on: HookPoint, hook: &Arc<Gated>) -> (ToolRegistry, Arc<AtomicUsize>) {
+    let ran = Arc::new(AtomicUsize::new(0));
+    let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, {
+        let ran = Arc::clone(&ran);
+        move |context| {
+            ran.fetch_add(1, Ordering::SeqCst);
+            let arguments = context.arguments().to_string();
+            async move { Ok(arguments.into()) }
+        }
+    });
+    let mut registry = registry([pay]);
+    let rule = HookRule::new("gated", on).timeout(SOON);
+    registry.add_hook(RegisteredHook { rule, hook: Arc::new(Shared(Arc::clone(hook))) });
+    (registry, ran)
+}
+
+async fn paying() -> Provider {
+    Provider::new(|_, request| {
+        let messages = request["messages"].as_array().unwrap();
+        Reply::Sse(match messages.last().unwrap()["role"].as_str() {
+            Some("tool") => answer_with("done"),
+            _ => calls_to(&[("pay", r#"{"n": 1}"#)]),
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn hooks_are_asked_again_after_a_death_and_the_call_runs_once() {
+    for on in [HookPoint::BeforeCall, HookPoint::AfterCall] {
+        let answer = match on {
+            HookPoint::BeforeCall => HookAnswer::allow().with_arguments(json!({"n": 2})),
+            _ => HookAnswer::allow().with_result("other"),
+        };
+        let (provider, hook) = (paying().await, Gated::new(answer));
+        let (registry, ran) = hooked(on, &hook);
+        let host = host(&provider, registry, |_| ()).await;
+        let session = session(&host).await;
+        let run = session.start_run("go").await.unwrap();
+        until("the hook is asked", || hook.asked() == 1).await;
+        kill(&session, ACCUMULATOR).await;
+        until("the hook is asked again", || hook.asked() == 2).await;
+        hook.gate.add_permits(1);
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        let expected = if on == HookPoint::BeforeCall { r#"{"n":2}"# } else { "other" };
+        assert_eq!(results(&report)["pay"], ("success", expected));
+        assert_eq!((ran.load(Ordering::SeqCst), hook.asked()), (1, 2));
+        nothing_left(&host).await;
+    }
+}
+
+#[tokio::test]
+async fn hooks_are_asked_again_after_the_end_of_a_host() {
+    for on in [HookPoint::BeforeCall, HookPoint::AfterCall] {
+        let (provider, hook) = (paying().await, Gated::new(HookAnswer::refuse("no")));
+        let journal = Arc::new(crate::journal::MemoryJournal::new());
+        let (registry, ran) = hooked(on, &hook);
+        let first =
+            start_on(setup(&provider, registry, |_| ()), Arc::clone(&journal) as Arc<dyn Journal>);
+        let first = first.await.unwrap();
+        let session = session(&first).await;
+        let _run = session.start_run("go").await.unwrap();
+        until("the hook is asked", || hook.asked() == 1).await;
+        let id = session.id().clone();
+        drop((first, session));
+        let (registry, ran_again) = hooked(on, &hook);
+        let setup = setup(&provider, registry, |_| ());
+        let host = timeout(SOON, async {
+            // The first host may hold the journal for a moment.
+            loop {
+                let setup = HostSetup::new(setup.config.clone(), setup.tools.clone());
+                match start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await {
+                    Ok(host) => return host,
+                    Err(_) => sleep(Duration::from_millis(1)).await,
+                }
+            }
+        });
+        let host = host.await.unwrap();
+        until("the hook is asked again", || hook.asked() == 2).await;
+        hook.gate.add_permits(1);
+        let session = host.session(&id);
+        until("the run is over", || session.state() == SessionState::Idle).await;
+        let entries = super::engine::entries(&*journal, &id);
+        let ended = entries.iter().find_map(|entry| match &entry.record {
+            Record::CallEnded { outcome, .. } => Some(outcome.status.as_str()),
+            _ => None,
+        });
+        assert_eq!(ended, Some("refused"), "{on}");
+        let runs = ran.load(Ordering::SeqCst) + ran_again.load(Ordering::SeqCst);
+        assert_eq!(runs, usize::from(on == HookPoint::AfterCall), "{on}");
+        nothing_left(&host).await;
+    }
+}
+
+#[tokio::test]
+async fn a_host_with_hooks_replays_its_sessions() {
+    let hook = Gated::new(HookAnswer::ask().with_arguments(json!({"n": 3})));
+    hook.gate.add_permits(9);
+    let (provider, (registry, ran)) = (paying().await, hooked(HookPoint::BeforeCall, &hook));
+    let host = host(&provider, registry, |_| ()).await;
+    let session = session(&host).await;
+    // No reader can approve, so the question of the hook is rejected.
+    let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    assert_eq!((report.run_end, ran.load(Ordering::SeqCst)), (RunEnd::Answered, 0));
+    assert_eq!(results(&report)["pay"].0, "refused");
+    nothing_left(&host).await;
+}

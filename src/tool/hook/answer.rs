@@ -1,0 +1,179 @@
+//! The answer of a hook, and its failure.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::types::{HookPoint, HookVerdict, excerpt};
+
+/// Maximum number of characters of a message.
+const MESSAGE_CHARS_MAX: usize = 2000;
+
+/// The answer of a hook.
+///
+/// ```
+/// use callsheet::tool::{HookAnswer, HookVerdict};
+/// use serde_json::json;
+///
+/// assert_eq!(HookAnswer::refuse("no deletions").verdict, HookVerdict::Refuse);
+/// let changed = HookAnswer::allow().with_arguments(json!({ "path": "./work" }));
+/// assert_eq!(changed.arguments.unwrap()["path"], "./work");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct HookAnswer {
+    /// The verdict.
+    pub verdict: HookVerdict,
+    /// A message for the model: the reason of a refusal.
+    #[serde(default)]
+    pub message: Option<String>,
+    /// The arguments that replace those of the call. Only `before_call` has them.
+    #[serde(default)]
+    pub arguments: Option<Value>,
+    /// The result that replaces that of the call: a text, or another JSON value. Only `after_call` has it.
+    #[serde(default)]
+    pub result: Option<Value>,
+}
+
+impl HookAnswer {
+    /// Has no objection.
+    #[must_use]
+    pub fn allow() -> Self {
+        Self::default()
+    }
+
+    /// Asks a person for approval.
+    #[must_use]
+    pub fn ask() -> Self {
+        Self { verdict: HookVerdict::Ask, ..Self::default() }
+    }
+
+    /// Refuses for a reason that the model reads.
+    #[must_use]
+    pub fn refuse(message: impl Into<String>) -> Self {
+        let (verdict, message) = (HookVerdict::Refuse, Some(message.into()));
+        Self { verdict, message, ..Self::default() }
+    }
+
+    /// Replaces the arguments of the call.
+    #[must_use]
+    pub fn with_arguments(self, arguments: Value) -> Self {
+        Self { arguments: Some(arguments), ..self }
+    }
+
+    /// Replaces the result of the call.
+    #[must_use]
+    pub fn with_result(self, result: impl Into<Value>) -> Self {
+        Self { result: Some(result.into()), ..self }
+    }
+
+    /// Parses the answer of a program or a service.
+    ///
+    /// # Errors
+    /// If it is not one JSON object of this form.
+    #[cfg_attr(not(feature = "tools"), expect(dead_code, reason = "only configured hooks need it"))]
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, HookError> {
+        let form = "it must be one JSON object such as {\"verdict\": \"allow\"}";
+        if bytes.trim_ascii().is_empty() {
+            return Err(HookError::new(format!("its answer is empty: {form}")));
+        }
+        serde_json::from_slice(bytes)
+            .map_err(|error| HookError::new(format!("its answer is invalid: {error}; {form}")))
+    }
+
+    /// Checks that the answer has only what may be answered at this point.
+    ///
+    /// # Errors
+    /// If it has something else.
+    pub(crate) fn check(&self, on: HookPoint) -> Result<(), HookError> {
+        let wrong = |message: &str| Err(HookError::new(message));
+        if self.verdict == HookVerdict::Ask && !on.concerns_call() {
+            return wrong("its verdict is ask, and only calls can be approved");
+        }
+        if self.arguments.is_some() && on != HookPoint::BeforeCall {
+            return wrong("its answer has arguments, and only before_call may change them");
+        }
+        if self.result.is_some() && on != HookPoint::AfterCall {
+            return wrong("its answer has a result, and only after_call may change it");
+        }
+        if self.arguments.as_ref().is_some_and(|arguments| !arguments.is_object()) {
+            return wrong("the arguments of its answer are not an object");
+        }
+        Ok(())
+    }
+}
+
+/// The reason why a hook gave no answer.
+///
+/// [`Hook`](super::Hook) shows its use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookError {
+    message: Arc<str>,
+}
+
+impl HookError {
+    /// Makes an error. Its message is logged, and the model reads it if the failure refuses a call.
+    pub fn new(message: impl fmt::Display) -> Self {
+        Self { message: excerpt(&message.to_string(), MESSAGE_CHARS_MAX).into() }
+    }
+
+    /// Returns the message.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl fmt::Display for HookError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for HookError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_one_object_with_a_verdict() {
+        let answer = HookAnswer::parse(b" {\"verdict\": \"ask\", \"message\": \"m\"}\n").unwrap();
+        assert_eq!((answer.verdict, answer.message.as_deref()), (HookVerdict::Ask, Some("m")));
+        for rubbish in [
+            "",
+            " \n",
+            "allow",
+            "{}",
+            "null",
+            "[]",
+            "{\"verdict\": \"maybe\"}",
+            "{\"verdict\": \"allow\", \"argumens\": {}}",
+            "{\"verdict\": \"allow\"} {\"verdict\": \"allow\"}",
+            "{\"verdict\": \"allow\"",
+        ] {
+            let error = HookAnswer::parse(rubbish.as_bytes()).unwrap_err();
+            assert!(error.message().contains("{\"verdict\": \"allow\"}"), "{rubbish}: {error}");
+        }
+        assert!(HookAnswer::parse(b"{\"verdict\": \"allow\", \"message\": \xff}").is_err());
+    }
+
+    #[test]
+    fn an_answer_has_only_what_its_point_allows() {
+        let arguments = HookAnswer::allow().with_arguments(serde_json::json!({}));
+        let result = HookAnswer::allow().with_result("text");
+        for (answer, allowed) in [
+            (HookAnswer::ask(), &[HookPoint::BeforeCall, HookPoint::AfterCall][..]),
+            (arguments, &[HookPoint::BeforeCall]),
+            (result, &[HookPoint::AfterCall]),
+            (HookAnswer::allow().with_arguments(serde_json::json!([])), &[]),
+        ] {
+            for (_, on) in HookPoint::WORDS {
+                assert_eq!(answer.check(on).is_ok(), allowed.contains(&on), "{answer:?} {on}");
+            }
+        }
+    }
+}

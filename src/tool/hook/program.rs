@@ -1,0 +1,82 @@
+//! A hook that runs a program: `[[hooks]]` with `kind = "command"`.
+//!
+//! The program reads one JSON object from its standard input. With exit status 0 its standard output is its
+//! answer; with 2 it refuses, and its standard error is the message. Everything else is a failure.
+
+use async_trait::async_trait;
+
+use super::{Hook, HookAnswer, HookError, HookInput};
+use crate::config::ProcessConfig;
+use crate::launcher::{ProcessEnd, Program};
+use crate::tool::command::{ProgramRun, run_program};
+use crate::tool::defined_input::DefinitionError;
+
+/// Maximum size of an answer.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
+
+/// The exit status of a refusal.
+const REFUSED: i32 = 2;
+
+/// A hook that runs a program.
+#[derive(Debug)]
+pub(super) struct ProgramHook {
+    program: Program,
+    arguments: Vec<String>,
+    process: ProcessConfig,
+}
+
+impl ProgramHook {
+    /// Checks the program of a hook.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub(super) fn new(
+        command: &[String],
+        process: &ProcessConfig,
+    ) -> Result<Self, DefinitionError> {
+        let Some((program, arguments)) = command.split_first() else {
+            return Err(DefinitionError::new("command", "must not be empty"));
+        };
+        let program = Program::check(program, process)
+            .map_err(|error| DefinitionError::new(error.key, error.message))?;
+        Ok(Self { program, arguments: arguments.to_vec(), process: process.clone() })
+    }
+}
+
+#[async_trait]
+impl Hook for ProgramHook {
+    async fn answer(&self, input: &HookInput) -> Result<HookAnswer, HookError> {
+        let input = serde_json::to_string(input).map_err(HookError::new)?;
+        let arguments = self.arguments.clone();
+        let run = run_program(
+            &self.program,
+            arguments,
+            format!("{input}\n"),
+            ANSWER_BYTES_MAX,
+            std::future::pending(),
+        );
+        let started = run.await;
+        let ProgramRun { end, stdout, stderr, secrets } =
+            started.map_err(|error| HookError::new(format!("it did not start: {error}")))?;
+        match end {
+            ProcessEnd::Exited(0) => match stdout.whole() {
+                Some(bytes) => HookAnswer::parse(bytes),
+                None => Err(HookError::new(format!(
+                    "its answer has more than {ANSWER_BYTES_MAX} bytes"
+                ))),
+            },
+            ProcessEnd::Exited(REFUSED) => {
+                let message = secrets.redact(&stderr.last_lines()).trim().to_owned();
+                let message = Some(message).filter(|message| !message.is_empty());
+                Ok(HookAnswer { message, ..HookAnswer::refuse("") })
+            }
+            ProcessEnd::Exited(_)
+            | ProcessEnd::Signalled(_)
+            | ProcessEnd::TooManyProcesses
+            | ProcessEnd::LauncherDied => {
+                let failure = stdout.failure(end, &stderr, self.process.max_processes);
+                Err(HookError::new(secrets.redact(failure.message())))
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! A hook that sends an HTTP request: `[[hooks]]` with `kind = "http"`.
+//!
+//! The service receives one JSON object by POST. An answer with a status from 200 to 299 has the verdict.
+//! Everything else is a failure, redirects too.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use reqwest::header::{CONTENT_TYPE, HeaderMap};
+use reqwest::{Response, Url};
+
+use super::{Hook, HookAnswer, HookError, HookInput};
+use crate::tool::defined_input::DefinitionError;
+use crate::tool::http::response::{LimitedBody, status_line};
+use crate::tool::http::{AllowRule, CONNECT_TIMEOUT, HttpClient, HttpError, system_lookup};
+use crate::tool::http_request::{check_headers, host_rule, parse_url, read_secret_headers};
+use crate::types::excerpt;
+
+/// Maximum size of an answer.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
+
+/// Maximum number of characters of an answer that an error quotes.
+const QUOTED_CHARS_MAX: usize = 200;
+
+/// A hook that sends an HTTP request.
+#[derive(Debug)]
+pub(super) struct ServiceHook {
+    client: HttpClient,
+    url: Url,
+    headers: HeaderMap,
+    secret_headers: BTreeMap<String, String>,
+}
+
+impl ServiceHook {
+    /// Checks the URL and the headers of a hook.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub(super) fn new(
+        url: &str,
+        headers: &BTreeMap<String, String>,
+        secret_headers: &BTreeMap<String, String>,
+        allow: &[String],
+    ) -> Result<Self, DefinitionError> {
+        let url = parse_url(url)?;
+        let mut rules = vec![host_rule(&url)?];
+        for (at, rule) in allow.iter().enumerate() {
+            let invalid = |error| DefinitionError::new(format!("allow[{at}]"), error);
+            rules.push(rule.parse::<AllowRule>().map_err(invalid)?);
+        }
+        let headers = check_headers(headers, secret_headers)?;
+        let client = HttpClient::new(rules, CONNECT_TIMEOUT, system_lookup());
+        let client = client.map_err(|error| DefinitionError::new("kind", error))?;
+        Ok(Self { client, url, headers, secret_headers: secret_headers.clone() })
+    }
+
+    async fn send(&self, input: &HookInput, secrets: HeaderMap) -> Result<Response, HttpError> {
+        let body = serde_json::to_string(input);
+        let body = body.map_err(|error| HttpError::Transport(error.to_string()))?;
+        let request = self.client.client_for(&self.url)?.post(self.url.clone());
+        let request = request.header(CONTENT_TYPE, "application/json").body(body);
+        Ok(request.headers(self.headers.clone()).headers(secrets).send().await?)
+    }
+}
+
+#[async_trait]
+impl Hook for ServiceHook {
+    async fn answer(&self, input: &HookInput) -> Result<HookAnswer, HookError> {
+        let secrets = read_secret_headers(&self.secret_headers);
+        let (headers, secrets) = secrets.map_err(|error| HookError::new(error.message()))?;
+        let response = self.send(input, headers).await.map_err(HookError::new)?;
+        let status = response.status();
+        let body = LimitedBody::read(response, ANSWER_BYTES_MAX).await.map_err(HookError::new)?;
+        if !status.is_success() {
+            let body = excerpt(&secrets.redact(&body.text()), QUOTED_CHARS_MAX);
+            return Err(HookError::new(format!("HTTP {}: {body}", status_line(status))));
+        }
+        match &body {
+            LimitedBody::Text { bytes, is_complete: true, .. } => HookAnswer::parse(bytes),
+            LimitedBody::Text { .. } => {
+                Err(HookError::new(format!("its answer has more than {ANSWER_BYTES_MAX} bytes")))
+            }
+            LimitedBody::Other(_) => Err(HookError::new(body.text())),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Combines the answers of the hooks that are asked at one point: each sees what the one before left, and the
+//! strictest verdict applies.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use crate::config::{HookFailure, HookRule};
+use crate::tool::{HookAnswer, HookError, HookInput, ToolSpec};
+use crate::types::{HookDecision, HookVerdict, RESULT_BYTES_MAX, excerpt};
+
+/// Maximum number of characters of a message.
+const MESSAGE_CHARS_MAX: usize = 2000;
+
+/// What the answer of a hook has led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HookOutcome {
+    /// Its verdict counts.
+    Answered(HookVerdict),
+    /// It has failed, which refuses.
+    Failed(HookError),
+    /// It has failed, which is ignored.
+    FailureIgnored(HookError),
+}
+
+impl HookOutcome {
+    /// Returns the word for metrics.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Answered(verdict) => verdict.as_str(),
+            Self::Failed(_) => "failed",
+            Self::FailureIgnored(_) => "failure_ignored",
+        }
+    }
+}
+
+/// The hooks that are asked at one point, in their order.
+#[derive(Clone, Debug)]
+pub struct HookChain {
+    input: HookInput,
+    decision: HookDecision,
+    /// The tool of the call, whose schema changed arguments have to fit.
+    tool: Option<Arc<ToolSpec>>,
+    /// The maximum size of changed arguments.
+    arguments_bytes_max: usize,
+}
+
+impl HookChain {
+    /// Starts with what the first hook is asked.
+    #[must_use]
+    pub fn new(input: HookInput, tool: Option<Arc<ToolSpec>>, arguments_bytes_max: usize) -> Self {
+        Self { input, decision: HookDecision::default(), tool, arguments_bytes_max }
+    }
+
+    /// Returns what the next hook is asked.
+    #[must_use]
+    pub fn input(&self) -> &HookInput {
+        &self.input
+    }
+
+    /// Handles the answer of a hook. No further hook is asked after a refusal.
+    pub fn handle_answer(
+        &mut self,
+        rule: &HookRule,
+        answer: Result<HookAnswer, HookError>,
+    ) -> HookOutcome {
+        match answer.and_then(|answer| self.check(answer)) {
+            Ok(answer) => {
+                let verdict = answer.verdict;
+                self.apply(rule, answer);
+                HookOutcome::Answered(verdict)
+            }
+            Err(error) if rule.on_failure == HookFailure::Allow => {
+                HookOutcome::FailureIgnored(error)
+            }
+            Err(error) => {
+                let message = format!("the hook {} failed: {error}", rule.name);
+                self.apply(rule, HookAnswer::refuse(message));
+                HookOutcome::Failed(error)
+            }
+        }
+    }
+
+    /// Returns whether the decision is made.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.decision.verdict == HookVerdict::Refuse
+    }
+
+    /// Returns the decision.
+    #[must_use]
+    pub fn into_decision(self) -> HookDecision {
+        let HookDecision { verdict, hook, message, .. } = self.decision;
+        match verdict {
+            HookVerdict::Refuse => HookDecision { verdict, hook, message, ..Default::default() },
+            HookVerdict::Allow | HookVerdict::Ask => {
+                HookDecision { verdict, hook, message, ..self.decision }
+            }
+        }
+    }
+
+    fn check(&self, answer: HookAnswer) -> Result<HookAnswer, HookError> {
+        answer.check(self.input.on)?;
+        let result_bytes = answer.result.as_ref().map_or(0, |result| result.to_string().len());
+        if result_bytes > RESULT_BYTES_MAX {
+            return Err(HookError::new(format!(
+                "the result of its answer has {result_bytes} bytes, more than {RESULT_BYTES_MAX}"
+            )));
+        }
+        let Some(arguments) = &answer.arguments else { return Ok(answer) };
+        let bytes = arguments.to_string().len();
+        if bytes > self.arguments_bytes_max {
+            let maximum = self.arguments_bytes_max;
+            return Err(HookError::new(format!(
+                "the arguments of its answer have {bytes} bytes, more than max_arguments_bytes = \
+                 {maximum}"
+            )));
+        }
+        let tool = self.tool.as_ref();
+        match tool.and_then(|tool| tool.input.first_violation(arguments)) {
+            Some(violation) => Err(HookError::new(format!(
+                "the arguments of its answer do not fit the schema of the tool: {violation}"
+            ))),
+            None => Ok(answer),
+        }
+    }
+
+    fn apply(&mut self, rule: &HookRule, answer: HookAnswer) {
+        let HookAnswer { verdict, message, arguments, result, .. } = answer;
+        if verdict > self.decision.verdict {
+            self.decision.verdict = verdict;
+            self.decision.hook = Some(rule.name.as_str().into());
+            let message = message.map(|message| excerpt(&message, MESSAGE_CHARS_MAX));
+            self.decision.message = message.map(Into::into);
+        }
+        if let Some(arguments) = arguments.map(Arc::new) {
+            self.input.arguments_sha256 = Some(sha256(&arguments));
+            self.input.arguments = Some(Arc::clone(&arguments));
+            self.decision.arguments = Some(arguments);
+        }
+        if let Some(result) = result.map(Arc::new) {
+            self.input.result = Some(Arc::clone(&result));
+            self.decision.result = Some(result);
+        }
+    }
+}
+
+/// Returns the SHA-256 of a value (compact JSON with sorted keys) in hexadecimal.
+#[must_use]
+pub fn sha256(value: &Value) -> String {
+    let digest = Sha256::digest(value.to_string());
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::tool::InputSchema;
+    use crate::types::{HookPoint, RunId, SessionId};
+
+    fn chain(on: HookPoint) -> HookChain {
+        let (session, run) = (SessionId::parse("s").unwrap(), RunId("r".into()));
+        let mut input = HookInput::new(on, session, run, 1, "default".into());
+        input.arguments = Some(Arc::new(json!({ "n": 1 })));
+        let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" } } });
+        let tool = ToolSpec::with_schema("t", "", InputSchema::parse(schema).unwrap());
+        HookChain::new(input, Some(Arc::new(tool)), 20)
+    }
+
+    fn rule(name: &str) -> HookRule {
+        HookRule::new(name, HookPoint::BeforeCall)
+    }
+
+    #[test]
+    fn the_strictest_verdict_applies_with_the_message_of_its_first_hook() {
+        let verdicts = [HookAnswer::allow(), HookAnswer::ask(), HookAnswer::refuse("no")];
+        for first in &verdicts {
+            for second in &verdicts {
+                let mut chain = chain(HookPoint::BeforeCall);
+                for (name, answer) in [("a", first), ("b", second)] {
+                    if !chain.is_over() {
+                        chain.handle_answer(&rule(name), Ok(answer.clone()));
+                    }
+                }
+                let decision = chain.into_decision();
+                assert_eq!(decision.verdict, first.verdict.max(second.verdict));
+                let strictest = if second.verdict > first.verdict { "b" } else { "a" };
+                let is_allowed = decision.verdict == HookVerdict::Allow;
+                assert_eq!(decision.hook.as_deref(), (!is_allowed).then_some(strictest));
+                let is_refused = decision.verdict == HookVerdict::Refuse;
+                assert_eq!(decision.message.as_deref(), is_refused.then_some("no"));
+            }
+        }
+    }
+
+    #[test]
+    fn each_hook_sees_what_the_one_before_left() {
+        let mut before = chain(HookPoint::BeforeCall);
+        let changed = HookAnswer::ask().with_arguments(json!({ "n": 2 }));
+        before.handle_answer(&rule("a"), Ok(changed));
+        assert_eq!(before.input().arguments.as_deref(), Some(&json!({ "n": 2 })));
+        assert_eq!(before.input().arguments_sha256, Some(sha256(&json!({ "n": 2 }))));
+        before.handle_answer(&rule("b"), Ok(HookAnswer::allow()));
+        let decision = before.into_decision();
+        assert_eq!(decision.verdict, HookVerdict::Ask);
+        assert_eq!(decision.arguments.as_deref(), Some(&json!({ "n": 2 })));
+        let mut after = chain(HookPoint::AfterCall);
+        after.handle_answer(&rule("a"), Ok(HookAnswer::allow().with_result("short")));
+        assert_eq!(after.input().result.as_deref(), Some(&json!("short")));
+        assert_eq!(after.into_decision().result.as_deref(), Some(&json!("short")));
+    }
+
+    #[test]
+    fn a_failure_refuses_unless_the_rule_ignores_it() {
+        let failures = || {
+            [
+                Err(HookError::new("it is gone")),
+                Ok(HookAnswer::allow().with_arguments(json!({ "n": "two" }))),
+                Ok(HookAnswer::allow().with_arguments(json!({ "n": 2, "x": "0123456789" }))),
+                Ok(HookAnswer::allow().with_arguments(json!([1]))),
+                Ok(HookAnswer::allow().with_result("text")),
+            ]
+        };
+        for failure in failures() {
+            let mut chain = chain(HookPoint::BeforeCall);
+            let outcome = chain.handle_answer(&rule("guard"), failure);
+            assert!(matches!(outcome, HookOutcome::Failed(_)) && chain.is_over());
+            let decision = chain.into_decision();
+            assert_eq!((decision.verdict, decision.arguments), (HookVerdict::Refuse, None));
+            let message = decision.message.unwrap();
+            assert!(message.starts_with("the hook guard failed: "), "{message}");
+        }
+        for failure in failures() {
+            let mut chain = chain(HookPoint::BeforeCall);
+            let outcome = chain.handle_answer(&rule("guard").allow_on_failure(), failure);
+            assert!(matches!(outcome, HookOutcome::FailureIgnored(_)) && !chain.is_over());
+            assert_eq!(chain.into_decision(), HookDecision::default());
+        }
+    }
+}
