@@ -9,6 +9,8 @@
 
 #[path = "mcp/folder.rs"]
 mod folder;
+#[path = "mcp/process.rs"]
+mod process;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::OpenOptions;
@@ -37,43 +39,26 @@ fn server_process() {
     let Ok(folder) = std::env::var("TEST_FOLDER") else { return };
     let folder = Path::new(&folder);
     std::fs::write(folder.join("pid"), std::process::id().to_string()).unwrap();
-    for line in std::io::stdin().lock().lines() {
-        let message: Value = serde_json::from_str(&line.unwrap()).unwrap();
-        let id = &message["id"];
-        let answer = match message["method"].as_str().unwrap_or_default() {
-            "initialize" => json!({
-                "protocolVersion": "2025-11-25", "capabilities": {"tools": {}},
-                "serverInfo": {"name": "chaos", "version": "1"},
-            }),
-            "tools/list" => {
-                let schema = json!({"type": "object"});
-                json!({"tools": [{"name": "act", "description": "Acts.", "inputSchema": schema}]})
+    process::serve(|method, params| match method {
+        "tools/list" => {
+            let schema = json!({"type": "object"});
+            Some(json!({"tools": [{"name": "act", "description": "Acts.", "inputSchema": schema}]}))
+        }
+        "tools/call" => {
+            let n = &params["arguments"]["n"];
+            let number = n.as_u64().unwrap_or_default();
+            // It also dies by itself, before and after an effect.
+            if number % 499 == 13 {
+                std::process::exit(1);
             }
-            "tools/call" => {
-                let n = &message["params"]["arguments"]["n"];
-                let number = n.as_u64().unwrap_or_default();
-                // It also dies by itself, before and after an effect.
-                if number % 499 == 13 {
-                    std::process::exit(1);
-                }
-                effect(folder, "effects", &n.to_string());
-                if number % 499 == 55 {
-                    std::process::exit(1);
-                }
-                json!({"content": [{"type": "text", "text": "done"}]})
+            effect(folder, "effects", &n.to_string());
+            if number % 499 == 55 {
+                std::process::exit(1);
             }
-            _ if id.is_null() => continue,
-            _ => {
-                let error = json!({"code": -32601, "message": "no"});
-                println!("{}", json!({"jsonrpc": "2.0", "id": id, "error": error}));
-                continue;
-            }
-        };
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "{}", json!({"jsonrpc": "2.0", "id": id, "result": answer})).unwrap();
-        out.flush().unwrap();
-    }
-    std::process::exit(0);
+            Some(process::content("done"))
+        }
+        _ => None,
+    });
 }
 
 fn effect(folder: &Path, file: &str, line: &str) {
@@ -92,9 +77,7 @@ fn effects(folder: &Folder, file: &str) -> BTreeMap<String, usize> {
 }
 
 fn server(folder: &Folder, keys: &str) -> String {
-    let binary = std::env::current_exe().unwrap().display().to_string();
-    let command = [&*binary, "--exact", "server_process", "--nocapture"];
-    folder.server("test", &command, "") + keys
+    process::table(folder, "test", "") + keys
 }
 
 /// Returns a number below `limit`, the next one of a fixed series.

@@ -11,8 +11,8 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use callsheet::ResultPart;
 use callsheet::prelude::*;
+use callsheet::{ResultPart, StartedRun};
 use folder::{Folder, calling, result, wait_until};
 use installed::{is_installed, node, package, time_server};
 use serde_json::json;
@@ -133,6 +133,60 @@ async fn use_everything(folder: &Folder, text: &str) {
     let report = run.report.await.unwrap();
     assert!(result(&report).1.contains("operation completed"), "{report:?}");
     host.shutdown().await;
+}
+
+/// Answers the questions of the server `everything`, whose table is `text`.
+async fn answer_everything(folder: &Folder, text: &str) {
+    let form = ("all__trigger-elicitation-request", json!({}));
+    let page = json!({"url": "https://example.com/x", "message": "Look.", "elicitationId": "1"});
+    let page = ("all__trigger-url-elicitation", page);
+    let host = folder.host(text, &calling([form.clone(), form, page])).await;
+    let session = host.open_session("one").await.unwrap();
+    let asked = async || {
+        let mut run = session.start_run("go").await.unwrap();
+        loop {
+            let event = run.next_event().await.unwrap().unwrap();
+            if let RunEvent::ApprovalRequested(question) = event {
+                return (run, question);
+            }
+        }
+    };
+    let answered = async |run: StartedRun| result(&run.report.await.unwrap()).1.to_owned();
+
+    let (run, question) = asked().await;
+    let wrong = question.answer(json!({"name": "Ada", "integer": 1000})).await.unwrap_err();
+    assert!(wrong.to_string().contains("/integer"), "{wrong}");
+    question.answer(json!({"name": "Ada", "integer": 7})).await.unwrap();
+    let text = answered(run).await;
+    assert!(text.contains("- Name: Ada") && text.contains("- Favorite Integer: 7"), "{text}");
+    // The defaults of the form.
+    assert!(text.contains("Monica") && text.contains("fish-1"), "{text}");
+
+    let (run, question) = asked().await;
+    question.reject("no").await.unwrap();
+    let text = answered(run).await;
+    assert!(text.contains("User declined"), "{text}");
+
+    let (run, question) = asked().await;
+    let shown = format!("{:?}", question.approval.question);
+    assert!(shown.contains("https://example.com/x"), "{shown}");
+    question.approve().await.unwrap();
+    let text = answered(run).await;
+    assert!(text.contains("User completed the URL elicitation"), "{text}");
+    host.shutdown().await;
+}
+
+#[tokio::test]
+async fn questions_of_everything_are_answered() {
+    if !is_installed() {
+        return;
+    }
+    let folder = Folder::new("asking");
+    answer_everything(&folder, &table(&folder, "all", &of_npm(EVERYTHING, &[]), "")).await;
+    folder.empty().await;
+    let service = Service::start(&folder);
+    service.is_reachable().await;
+    answer_everything(&folder, &service.table()).await;
 }
 
 #[tokio::test]

@@ -1,12 +1,12 @@
 //! MCP servers that sessions do not share: `share = "session"`. The process of a server is this test's own
 //! binary, which runs [`server_process`].
 #![cfg(target_os = "linux")]
-#![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
 
 #[path = "mcp/folder.rs"]
 mod folder;
+#[path = "mcp/process.rs"]
+mod process;
 
-use std::io::{BufRead as _, Write as _};
 use std::time::Duration;
 
 use callsheet::events::FeedItem;
@@ -22,55 +22,35 @@ fn server_process() {
     let Ok(mode) = std::env::var("MCP_MODE") else { return };
     let folder = std::env::var("TEST_FOLDER").unwrap();
     let mut calls = 0;
-    for line in std::io::stdin().lock().lines() {
-        let message: Value = serde_json::from_str(&line.unwrap()).unwrap();
-        let id = &message["id"];
-        let result = match message["method"].as_str().unwrap_or_default() {
-            "initialize" => {
-                while mode == "held" && std::path::Path::new(&folder).join("hold").exists() {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                json!({
-                    "protocolVersion": "2025-11-25", "capabilities": {"tools": {"listChanged": true}},
-                    "serverInfo": {"name": "counter", "version": "1"},
-                })
+    process::serve(|method, _| match method {
+        "initialize" => {
+            while mode == "held" && std::path::Path::new(&folder).join("hold").exists() {
+                std::thread::sleep(Duration::from_millis(5));
             }
-            "tools/list" => {
-                let mut names = vec!["count"];
-                names.extend((calls > 1).then_some("late"));
-                let schema = json!({"type": "object"});
-                let tool =
-                    |name| json!({"name": name, "description": "Does it.", "inputSchema": schema});
-                json!({"tools": names.into_iter().map(tool).collect::<Vec<_>>()})
+            None
+        }
+        "tools/list" => {
+            let mut names = vec!["count"];
+            names.extend((calls > 1).then_some("late"));
+            let schema = json!({"type": "object"});
+            let tool =
+                |name| json!({"name": name, "description": "Does it.", "inputSchema": schema});
+            Some(json!({"tools": names.into_iter().map(tool).collect::<Vec<_>>()}))
+        }
+        "tools/call" => {
+            calls += 1;
+            if calls == 2 {
+                println!(r#"{{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}}"#);
             }
-            "tools/call" => {
-                calls += 1;
-                if calls == 2 {
-                    println!(
-                        r#"{{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}}"#
-                    );
-                }
-                json!({"content": [{"type": "text", "text": calls.to_string()}]})
-            }
-            _ if id.is_null() => continue,
-            _ => {
-                let error = json!({"code": -32601, "message": "no"});
-                println!("{}", json!({"jsonrpc": "2.0", "id": id, "error": error}));
-                continue;
-            }
-        };
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "{}", json!({"jsonrpc": "2.0", "id": id, "result": result})).unwrap();
-        out.flush().unwrap();
-    }
-    std::process::exit(0);
+            Some(process::content(&calls.to_string()))
+        }
+        _ => None,
+    });
 }
 
 fn server(folder: &Folder, mode: &str, keys: &str) -> String {
-    let binary = std::env::current_exe().unwrap().display().to_string();
-    let command = [&*binary, "--exact", "server_process", "--nocapture"];
     let environment = format!("MCP_MODE = {mode:?}");
-    folder.server("test", &command, &environment) + "share = \"session\"\n" + keys
+    process::table(folder, "test", &environment) + "share = \"session\"\n" + keys
 }
 
 const COUNT: &str = "test__count";

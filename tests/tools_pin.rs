@@ -5,8 +5,9 @@
 
 #[path = "mcp/folder.rs"]
 mod folder;
+#[path = "mcp/process.rs"]
+mod process;
 
-use std::io::{BufRead as _, Write as _};
 use std::time::Duration;
 
 use folder::{Folder, calling, result};
@@ -16,46 +17,20 @@ use serde_json::{Value, json};
 #[test]
 fn server_process() {
     let Ok(folder) = std::env::var("TEST_FOLDER") else { return };
-    for line in std::io::stdin().lock().lines() {
-        let message: Value = serde_json::from_str(&line.unwrap()).unwrap();
-        let id = &message["id"];
-        match message["method"].as_str().unwrap_or_default() {
-            "initialize" => answer(
-                id,
-                json!({
-                    "protocolVersion": "2025-11-25",
-                    "capabilities": {"tools": {"listChanged": true}},
-                    "serverInfo": {"name": "test", "version": "1"},
-                }),
-            ),
-            "tools/list" => {
-                let tools = std::fs::read_to_string(format!("{folder}/tools.json")).unwrap();
-                let tools: Value = serde_json::from_str(&tools).unwrap();
-                answer(id, json!({"tools": tools}));
-            }
-            "tools/call" => {
-                if message["params"]["name"] == "announce" {
-                    write(&json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
-                }
-                answer(id, json!({"content": [{"type": "text", "text": "called"}]}));
-            }
-            _ if id.is_null() => {}
-            _ => write(
-                &json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "no"}}),
-            ),
+    process::serve(|method, params| match method {
+        "tools/list" => {
+            let tools = std::fs::read_to_string(format!("{folder}/tools.json")).unwrap();
+            let tools: Value = serde_json::from_str(&tools).unwrap();
+            Some(json!({"tools": tools}))
         }
-    }
-    std::process::exit(0);
-}
-
-fn answer(id: &Value, result: Value) {
-    write(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
-}
-
-fn write(message: &Value) {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{message}").unwrap();
-    out.flush().unwrap();
+        "tools/call" => {
+            if params["name"] == "announce" {
+                println!(r#"{{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}}"#);
+            }
+            Some(process::content("called"))
+        }
+        _ => None,
+    });
 }
 
 /// Writes the file with the server's tools.
@@ -66,9 +41,7 @@ fn set_tools(folder: &Folder, tools: &[(&str, &str)]) {
 }
 
 fn text(folder: &Folder, pin: &str) -> String {
-    let binary = std::env::current_exe().unwrap().display().to_string();
-    let command = [&*binary, "--exact", "server_process", "--nocapture"];
-    format!("{}pin = {pin:?}\n", folder.server("files", &command, ""))
+    format!("{}pin = {pin:?}\n", process::table(folder, "files", ""))
 }
 
 const ACCEPTED: [(&str, &str); 3] =

@@ -133,50 +133,31 @@ impl<'d> RequestParts<'d> {
             kinds.any(|name| name == kind)
         };
         let (is_array, is_object) = (is("array"), is("object"));
-        if content.is_some() && !is_object {
-            return Err("has the form of a media type");
+        // JSON is what the host makes of an object.
+        if is_object != content.is_some() {
+            return Err("is an object, or has the form of a media type");
         }
-        let style = parameter["style"].as_str();
-        let explodes = style.is_none_or(|style| style == "form" || style == "deepObject");
-        let is_exploded = parameter["explode"].as_bool().unwrap_or(explodes);
-        match place {
-            "path" if !placeholders(operation.path).any(|placeholder| placeholder == name) => {}
-            "path" if is_object => return Err("is an object"),
-            "path" if style.is_some_and(|style| style != "simple") => {
-                return Err("has a style other than simple");
+        let style = parameter["style"].as_str().unwrap_or(match place {
+            "query" => "form",
+            _ => "simple",
+        });
+        let explodes = parameter["explode"].as_bool().unwrap_or(style == "form");
+        match (place, style) {
+            ("path", _) if !placeholders(operation.path).any(|placeholder| placeholder == name) => {
             }
-            "path" => {
-                let schema = if is_array { joined(&schema, ",") } else { schema };
+            ("path", "simple") if !is_object => {
+                let schema = if is_array { joined(&schema) } else { schema };
                 let argument = self.add(name, place, schema, true);
                 self.path.insert(name.to_owned(), argument);
             }
-            "query" if is_object && content.is_none() => {
-                let is_deep = style == Some("deepObject");
-                let properties = schema.get("properties").and_then(Value::as_object);
-                let properties = properties.filter(|_| is_exploded).ok_or("is an object")?;
-                for (property, value) in properties {
-                    let value = value.as_object().cloned().unwrap_or_default();
-                    let is_required = is_required && requires(&schema, property);
-                    let query =
-                        if is_deep { format!("{name}[{property}]") } else { property.clone() };
-                    let argument = self.add(&query, place, value, is_required);
-                    self.query.insert(query, argument);
-                }
-            }
-            "query" => {
-                let separator = match style {
-                    Some("spaceDelimited") => " ",
-                    Some("pipeDelimited") => "|",
-                    _ => ",",
-                };
-                let is_joined = is_array && !is_exploded;
-                let schema = if is_joined { joined(&schema, separator) } else { schema };
+            ("query", "form") => {
+                let schema = if is_array && !explodes { joined(&schema) } else { schema };
                 let argument = self.add(name, place, schema, is_required);
                 self.query.insert(name.to_owned(), argument);
             }
-            "header" => self.header(name, &schema, is_required),
-            "cookie" => return Err("cannot be sent by kind = \"http\""),
-            _ => return Err("is neither in path, query nor header"),
+            ("header", _) => self.header(name, &schema, is_required),
+            ("path" | "query", _) => return Err("has a style that kind = \"http\" does not write"),
+            _ => return Err("cannot be sent by kind = \"http\""),
         }
         Ok(())
     }
@@ -193,17 +174,18 @@ impl<'d> RequestParts<'d> {
         }
         let only = schema.get("enum").and_then(Value::as_array).filter(|values| values.len() == 1);
         let fixed = schema.get("const").or_else(|| only.and_then(|values| values.first()));
-        match fixed.or_else(|| schema.get("default")) {
-            Some(Value::String(text)) if is_required => {
-                self.headers.insert(name.to_owned(), text.clone());
+        let fixed = fixed.or_else(|| schema.get("default"));
+        let fixed = fixed.map(|value| value.as_str().map_or(value.to_string(), str::to_owned));
+        match fixed.filter(|_| is_required) {
+            Some(text) => {
+                self.headers.insert(name.to_owned(), text);
             }
-            Some(value @ Value::Number(_)) if is_required => {
-                self.headers.insert(name.to_owned(), value.to_string());
+            None => {
+                let state = if is_required { "required" } else { "optional" };
+                self.notes.push(format!(
+                    "the header {name} is {state}; no argument can fill it, only a fixed value in `headers`"
+                ));
             }
-            Some(_) | None if is_required => self.notes.push(format!(
-                "the header {name} is required, and no argument can fill it: add `headers` with a fixed value"
-            )),
-            Some(_) | None => self.notes.push(format!("without the header {name}, which is optional")),
         }
     }
 
@@ -300,13 +282,13 @@ fn describe(schema: &mut Map<String, Value>, sentence: &str) {
 }
 
 /// Returns the schema of a text that holds the items of a list.
-fn joined(list: &Map<String, Value>, separator: &str) -> Map<String, Value> {
+fn joined(list: &Map<String, Value>) -> Map<String, Value> {
     let mut schema = Map::from_iter([("type".to_owned(), "string".into())]);
     schema.extend(list.get("description").map(|text| ("description".to_owned(), text.clone())));
     let values = list.get("items").and_then(|items| items["enum"].as_array());
     let values = values.map(|values| format!(" of {}", Value::from(values.clone())));
     let values = values.unwrap_or_default();
-    describe(&mut schema, &format!("Several values{values} are separated by {separator:?}."));
+    describe(&mut schema, &format!("Several values{values} are separated by \",\"."));
     schema
 }
 

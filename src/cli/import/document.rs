@@ -3,8 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::ImportError;
-use super::naming::{OperationName, tool_names};
-use super::yaml;
+use super::naming::tool_names;
 
 /// The methods of OpenAPI, in the order in which operations of one path are printed.
 const METHODS: [&str; 9] =
@@ -52,7 +51,7 @@ impl OpenApiDocument {
             let parsed = serde_json::from_str(text);
             parsed.map_err(|error| ImportError::Syntax("JSON", error.to_string()))?
         } else {
-            yaml::parse(text).map_err(|error| ImportError::Syntax("YAML", error))?
+            parse_yaml(text).map_err(|error| ImportError::Syntax("YAML", error))?
         };
         // YAML reads an unquoted 3.0 as a number.
         let version = |key: &str| {
@@ -118,7 +117,9 @@ impl OpenApiDocument {
         let mut unread = Vec::new();
         for (path, item) in paths.iter().filter(|(path, _)| !path.starts_with("x-")) {
             let at = format!("paths.{path:?}");
-            check_path(path).map_err(|problem| wrong(&at, problem))?;
+            if !path.starts_with('/') {
+                return Err(wrong(&at, "must begin with \"/\""));
+            }
             let item = match self.resolve(item) {
                 Ok(item) if item.is_object() => item,
                 Ok(_) => return Err(wrong(&at, "must be an object")),
@@ -137,15 +138,10 @@ impl OpenApiDocument {
                 operations.push(Operation { name, method, path, path_item: item, definition });
             }
         }
-        let named: Vec<OperationName<'_>> = operations
-            .iter()
-            .map(|Operation { method, path, definition, .. }| OperationName {
-                id: definition["operationId"].as_str(),
-                method,
-                path,
-            })
-            .collect();
-        let names = tool_names(&named);
+        let names = tool_names(operations.iter().map(|operation| {
+            let id = operation.definition["operationId"].as_str().unwrap_or_default();
+            (id, format!("{} {}", operation.method, operation.path))
+        }));
         for (operation, name) in operations.iter_mut().zip(names) {
             operation.name = name;
         }
@@ -153,25 +149,16 @@ impl OpenApiDocument {
     }
 }
 
-fn wrong(at: &str, problem: &str) -> ImportError {
-    ImportError::Structure { at: at.to_owned(), problem: problem.to_owned() }
+/// Reads YAML as JSON, with the entries of merge keys (`<<`).
+fn parse_yaml(text: &str) -> Result<Value, String> {
+    let mut value: yaml_serde::Value =
+        yaml_serde::from_str(text).map_err(|error| error.to_string())?;
+    value.apply_merge().map_err(|error| error.to_string())?;
+    serde_json::to_value(value).map_err(|error| error.to_string())
 }
 
-fn check_path(path: &str) -> Result<(), &'static str> {
-    if !path.starts_with('/') {
-        return Err("must begin with \"/\"");
-    }
-    let mut is_open = false;
-    for c in path.chars().filter(|c| matches!(c, '{' | '}')) {
-        if (c == '{') == is_open {
-            return Err("has a \"{\" or \"}\" without its counterpart");
-        }
-        is_open = !is_open;
-    }
-    match is_open || path.contains("{}") {
-        true => Err("has a placeholder without end or name"),
-        false => Ok(()),
-    }
+fn wrong(at: &str, problem: &str) -> ImportError {
+    ImportError::Structure { at: at.to_owned(), problem: problem.to_owned() }
 }
 
 /// Decodes `%7B` and the like, which references may contain.

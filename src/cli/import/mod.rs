@@ -5,7 +5,6 @@
 //! | file | what it holds |
 //! | --- | --- |
 //! | `mod.rs` | the choice of operations, and the text around their tables |
-//! | `yaml.rs` | reads YAML as JSON |
 //! | `document.rs` | the document: its version, its references and its operations |
 //! | `naming.rs` | the names of tools, arguments and variables |
 //! | `arguments.rs` | parameters and bodies as arguments |
@@ -23,7 +22,6 @@ mod security;
 mod tests;
 mod toml_text;
 mod tool_table;
-mod yaml;
 
 use std::collections::BTreeSet;
 

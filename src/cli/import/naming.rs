@@ -24,58 +24,48 @@ const TAKEN: [&str; 10] = [
     "use_tool",
 ];
 
-/// What the name of an operation is made of.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OperationName<'d> {
-    /// The `operationId`.
-    pub(super) id: Option<&'d str>,
-    /// The method, such as `GET`.
-    pub(super) method: &'d str,
-    /// The path.
-    pub(super) path: &'d str,
-}
-
-/// Returns a unique name for each operation. A name that several operations would have, that belongs to a
-/// tool of the host, or that is too long, ends with a hash of method and path.
-pub(super) fn tool_names(operations: &[OperationName<'_>]) -> Vec<String> {
-    let plain: Vec<String> = operations.iter().map(plain_name).collect();
+/// Returns a unique name for each operation, from its `operationId` or else from its place, such as `GET /pets`. A
+/// name that several operations would have, that belongs to a tool of the host, or that is too long, ends with a
+/// hash of the place.
+pub(super) fn tool_names<'d>(operations: impl Iterator<Item = (&'d str, String)>) -> Vec<String> {
+    let plain: Vec<(String, String)> =
+        operations.map(|(id, place)| (plain_name(id, &place), place)).collect();
     let mut counts: HashMap<&str, usize> = HashMap::new();
-    for name in &plain {
+    for (name, _) in &plain {
         *counts.entry(name).or_default() += 1;
     }
     let mut used = HashSet::new();
     let mut names = Vec::new();
-    for (name, operation) in plain.iter().zip(operations) {
+    for (name, place) in &plain {
         let is_unique = counts.get(name.as_str()) == Some(&1);
         let fits = name.len() <= NAME_BYTES_MAX && !TAKEN.contains(&name.as_str());
-        let mut unique = name.clone();
         let mut digits = HASH_DIGITS;
-        if !is_unique || !fits {
-            unique = hashed(name, operation, digits);
-        }
+        let mut unique = match is_unique && fits {
+            true => name.clone(),
+            false => hashed(name, place, digits),
+        };
         // Another operation can have this very name as its `operationId`.
         while !used.insert(unique.clone()) {
             digits += 1;
-            unique = hashed(name, operation, digits);
+            unique = hashed(name, place, digits);
         }
         names.push(unique);
     }
     names
 }
 
-fn plain_name(operation: &OperationName<'_>) -> String {
-    let OperationName { id, method, path } = operation;
-    let name = clean(id.unwrap_or_default());
-    let name = match name.is_empty() {
-        true => clean(&format!("{} {path}", method.to_ascii_lowercase())),
-        false => name,
-    };
+fn plain_name(id: &str, place: &str) -> String {
+    let mut name = clean(id);
+    if name.is_empty() {
+        let (method, path) = place.split_once(' ').unwrap_or_default();
+        name = clean(&format!("{} {path}", method.to_ascii_lowercase()));
+    }
     // Some providers demand a letter at the beginning.
     if name.starts_with(|c: char| c.is_ascii_alphabetic()) { name } else { format!("op_{name}") }
 }
 
-fn hashed(name: &str, operation: &OperationName<'_>, digits: usize) -> String {
-    let digest = Sha256::digest(format!("{} {}", operation.method, operation.path));
+fn hashed(name: &str, place: &str, digits: usize) -> String {
+    let digest = Sha256::digest(place);
     let hash = digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let hash = hash.get(..digits).unwrap_or(&hash);
     let beginning = name.get(..NAME_BYTES_MAX - 1 - hash.len()).unwrap_or(name);
@@ -126,12 +116,7 @@ mod tests {
     use super::*;
 
     fn names(operations: &[(&str, &str, &str)]) -> Vec<String> {
-        let named = operations.iter().map(|(id, method, path)| OperationName {
-            id: Some(*id).filter(|id| !id.is_empty()),
-            method,
-            path,
-        });
-        tool_names(&named.collect::<Vec<_>>())
+        tool_names(operations.iter().map(|(id, method, path)| (*id, format!("{method} {path}"))))
     }
 
     #[test]

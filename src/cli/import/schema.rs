@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use super::document::{OpenApiDocument, members};
+use crate::tool::InputSchema;
 use crate::types::{harmless, one_line};
 
 /// Maximum number of schemas in each other, and half of that of references.
@@ -17,28 +18,13 @@ const SCHEMAS_MAX: usize = 1000;
 const DESCRIPTION_CHARS_MAX: usize = 200;
 
 /// The keywords that are kept as they are. Others say nothing about the value, or are handled below.
-const KEPT: [&str; 18] = [
-    "const",
-    "dependentRequired",
-    "exclusiveMaximum",
-    "exclusiveMinimum",
-    "format",
-    "maxContains",
-    "maxItems",
-    "maxLength",
-    "maxProperties",
-    "maximum",
-    "minContains",
-    "minItems",
-    "minLength",
-    "minProperties",
-    "minimum",
-    "multipleOf",
-    "pattern",
-    "uniqueItems",
-];
+const KEPT: &str = "const dependentRequired exclusiveMaximum exclusiveMinimum format maxContains maxItems \
+    maxLength maxProperties maximum minContains minItems minLength minProperties minimum multipleOf uniqueItems";
 
-const TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
+/// The keywords whose value is a schema.
+const SCHEMAS: &str = "additionalProperties contains else if items not propertyNames then";
+
+const TYPES: &str = "array boolean integer null number object string";
 
 /// Translates the schemas of one operation.
 #[derive(Debug)]
@@ -100,42 +86,35 @@ impl<'d> SchemaReader<'d> {
                 Some(read.collect::<Map<_, _>>().into())
             }
             ("additionalProperties", Value::Bool(_)) => Some(value.clone()),
-            (
-                "additionalProperties"
-                | "contains"
-                | "else"
-                | "if"
-                | "items"
-                | "not"
-                | "propertyNames"
-                | "then",
-                Value::Object(_),
-            ) => Some(self.read_at(value, depth).into()),
+            (key, Value::Object(_)) if is_one_of(key, SCHEMAS) => {
+                Some(self.read_at(value, depth).into())
+            }
             ("allOf" | "anyOf" | "oneOf" | "prefixItems", Value::Array(schemas)) => {
                 let read = schemas.iter().map(|schema| self.read_at(schema, depth).into());
                 Some(read.collect::<Vec<Value>>().into()).filter(|_| !schemas.is_empty())
             }
-            ("type", Value::String(name)) => TYPES.contains(&name.as_str()).then(|| value.clone()),
+            ("type", Value::String(name)) => is_one_of(name, TYPES).then(|| value.clone()),
             ("type", Value::Array(names)) => {
-                let is_type = |name: &Value| name.as_str().is_some_and(|n| TYPES.contains(&n));
+                let is_type = |name: &Value| name.as_str().is_some_and(|n| is_one_of(n, TYPES));
                 (!names.is_empty() && names.iter().all(is_type)).then(|| value.clone())
             }
             ("description", Value::String(text)) => {
                 let text = harmless(&one_line(text, DESCRIPTION_CHARS_MAX));
                 (!text.is_empty()).then(|| text.into())
             }
-            ("required", Value::Array(names)) => (!names.is_empty()).then(|| value.clone()),
-            ("enum", Value::Array(values)) => (!values.is_empty()).then(|| value.clone()),
+            ("required" | "enum", Value::Array(items)) => {
+                (!items.is_empty()).then(|| value.clone())
+            }
+            // Many are not regular expressions of JSON Schema.
+            ("pattern", _) => {
+                InputSchema::parse(json!({"pattern": value})).ok().map(|_| value.clone())
+            }
             ("default", Value::Bool(_) | Value::Number(_) | Value::String(_)) => {
                 Some(value.clone())
             }
             // They tell a size in memory.
-            ("format", Value::String(name))
-                if ["int32", "int64", "float", "double"].contains(&name.as_str()) =>
-            {
-                None
-            }
-            (key, value) => KEPT.contains(&key).then(|| value.clone()),
+            ("format", Value::String(name)) if is_one_of(name, "int32 int64 float double") => None,
+            (key, value) => is_one_of(key, KEPT).then(|| value.clone()),
         }
     }
 
@@ -161,6 +140,10 @@ impl<'d> SchemaReader<'d> {
         self.open.pop();
         read
     }
+}
+
+fn is_one_of(word: &str, words: &str) -> bool {
+    words.split_whitespace().any(|one| one == word)
 }
 
 /// Moves the keywords of the parts of `allOf` to the schema itself, unless they contradict each other.
@@ -207,74 +190,43 @@ fn exclude_limits(schema: &mut Map<String, Value>) {
 /// Removes properties that only answers have.
 fn remove_read_only(schema: &mut Map<String, Value>) {
     let Some(Value::Object(properties)) = schema.get_mut("properties") else { return };
-    let is_read_only = |entry: &(&String, &Value)| entry.1.is_null();
-    let removed: Vec<String> =
-        properties.iter().filter(is_read_only).map(|(name, _)| name.clone()).collect();
-    properties.retain(|_, property| !property.is_null());
+    let all = std::mem::take(properties);
+    let (read_only, kept): (Map<_, _>, Map<_, _>) =
+        all.into_iter().partition(|(_, property)| property.is_null());
+    *properties = kept;
     if let Some(Value::Array(required)) = schema.get_mut("required") {
-        required.retain(|name| !removed.iter().any(|removed| name == removed));
+        required.retain(|name| name.as_str().is_none_or(|name| !read_only.contains_key(name)));
         if required.is_empty() {
             schema.remove("required");
         }
     }
 }
 
-/// Translates `nullable` of OpenAPI 3.0, and values of `null`, which TOML does not have.
+/// Translates `nullable` of OpenAPI 3.0. TOML has no null, so that it is a type, but no value of `enum` or `const`.
 fn allow_null(mut schema: Map<String, Value>, is_nullable: bool) -> Map<String, Value> {
     let mut has_null = is_nullable;
-    if let Some(Value::Array(values)) = schema.get_mut("enum")
-        && values.contains(&Value::Null)
-    {
-        has_null = true;
+    if let Some(Value::Array(values)) = schema.get_mut("enum") {
+        has_null |= values.contains(&Value::Null);
         values.retain(|value| !value.is_null());
-        if let Some(Value::Array(names)) = schema.get_mut("type") {
-            names.retain(|name| name != "null");
-        }
-        if schema.get("enum") == Some(&json!([])) {
-            return Map::from_iter([("type".to_owned(), "null".into())]);
-        }
     }
-    if schema.get("const") == Some(&Value::Null) {
+    if schema.get("const") == Some(&Value::Null) || schema.get("enum") == Some(&json!([])) {
         return Map::from_iter([("type".to_owned(), "null".into())]);
     }
     if !has_null || schema.is_empty() {
         return schema;
     }
-    let is_listed = schema.contains_key("enum") || schema.contains_key("const");
-    match schema.get_mut("type") {
-        Some(Value::String(name)) if !is_listed => {
-            let types = json!([name, "null"]);
-            schema.insert("type".to_owned(), types);
-            return schema;
-        }
-        Some(Value::Array(names)) if !is_listed => {
-            if !names.contains(&"null".into()) {
-                names.push("null".into());
-            }
-            return schema;
-        }
-        Some(_) | None => {}
+    if !schema.contains_key("enum")
+        && !schema.contains_key("const")
+        && let Some(Value::String(name)) = schema.get("type")
+    {
+        let types = json!([name, "null"]);
+        schema.insert("type".to_owned(), types);
+        return schema;
     }
     let description = schema.remove("description");
     let mut either = Map::from_iter([("anyOf".to_owned(), json!([schema, {"type": "null"}]))]);
     either.extend(description.map(|text| ("description".to_owned(), text)));
     either
-}
-
-/// Removes the keyword `pattern` at every depth. Returns whether there was one.
-pub(super) fn remove_patterns(value: &mut Value) -> bool {
-    let mut removed = false;
-    if let Value::Object(schema) = value {
-        let is_keyword = schema.get("pattern").is_some_and(Value::is_string);
-        removed = is_keyword && schema.remove("pattern").is_some();
-        for value in schema.values_mut() {
-            removed |= remove_patterns(value);
-        }
-    }
-    for item in value.as_array_mut().into_iter().flatten() {
-        removed |= remove_patterns(item);
-    }
-    removed
 }
 
 #[cfg(test)]

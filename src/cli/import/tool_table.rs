@@ -4,8 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::arguments::{Argument, RequestParts};
 use super::document::{OpenApiDocument, Operation, members};
-use super::schema::remove_patterns;
-use super::security::{OperationSecurity, SecretHeader, is_secret_variable};
+use super::security::{SecretHeader, is_secret_variable, secret_headers};
 use super::toml_text::{comment, inline, key, string, texts};
 use crate::config::Config;
 use crate::tool::ToolRegistry;
@@ -31,22 +30,9 @@ pub(super) fn tool_table(
     if !["GET", "POST", "PUT", "PATCH", "DELETE"].contains(&operation.method.as_str()) {
         return Err(format!("kind = \"http\" does not send {}", operation.method));
     }
-    let mut parts = RequestParts::read(document, operation)?;
+    let parts = RequestParts::read(document, operation)?;
     let text = write(document, operation, &parts);
-    let Err(problem) = check(&operation.name, &text) else { return Ok(text) };
-    // Many patterns are not regular expressions of JSON Schema.
-    let mut has_patterns = false;
-    for argument in parts.arguments.values_mut() {
-        let mut schema = Value::from(std::mem::take(&mut argument.schema));
-        has_patterns |= remove_patterns(&mut schema);
-        argument.schema = schema.as_object().cloned().unwrap_or_default();
-    }
-    if has_patterns {
-        parts.notes.push("without the patterns of its texts, of which one is not valid".to_owned());
-        let text = write(document, operation, &parts);
-        return check(&operation.name, &text).map(|()| text);
-    }
-    Err(problem)
+    check(&operation.name, &text).map(|()| text)
 }
 
 /// Checks that the host accepts the table of a tool.
@@ -71,15 +57,13 @@ fn write(
     parts: &RequestParts<'_>,
 ) -> String {
     let Operation { name, method, path, definition, .. } = operation;
-    let security = OperationSecurity::read(document, operation);
+    let secrets = secret_headers(document, operation);
     let (url, url_note) = url(document, operation, parts);
     let mut text = comment(&format!("{method} {path}"));
-    for note in parts.notes.iter().chain(&security.notes).chain(&url_note) {
+    for note in parts.notes.iter().chain(secrets.as_ref().err()).chain(&url_note) {
         text.push_str(&comment(note));
     }
-    if !security.suggested.is_empty() {
-        text.push_str(&format!("# secret_headers = {}\n", secret_headers(&security.suggested)));
-    }
+    let secrets = secrets.unwrap_or_default();
     let described = |key: &str| definition[key].as_str().filter(|text| !text.trim().is_empty());
     let description = described("summary").or_else(|| described("description"));
     let description = description.map_or_else(|| format!("{method} {path}"), str::to_owned);
@@ -95,13 +79,13 @@ fn write(
         line("query", texts(query.iter().map(|(name, template)| (*name, template))));
     }
     let is_secret =
-        |name: &str| security.headers.iter().any(|header| header.name.eq_ignore_ascii_case(name));
+        |name: &str| secrets.iter().any(|header| header.name.eq_ignore_ascii_case(name));
     let headers: Vec<_> = parts.headers.iter().filter(|(name, _)| !is_secret(name)).collect();
     if !headers.is_empty() {
         line("headers", texts(headers));
     }
-    if !security.headers.is_empty() {
-        line("secret_headers", secret_headers(&security.headers));
+    if !secrets.is_empty() {
+        line("secret_headers", secret_table(&secrets));
     }
     let default = if matches!(method.as_str(), "GET" | "DELETE") { "none" } else { "json" };
     if parts.body != default {
@@ -126,38 +110,29 @@ fn write(
     text
 }
 
-/// Returns the table of the arguments: `input` if all are required, and otherwise `input_schema`.
+/// Returns the table of the arguments.
 fn input(tool: &str, parts: &RequestParts<'_>) -> String {
-    let is_required = |entry: &(&String, &Argument)| entry.1.is_required;
-    let required: Vec<&String> =
-        parts.arguments.iter().filter(is_required).map(|(name, _)| name).collect();
     if parts.arguments.is_empty() {
         return String::new();
     }
-    let (mut text, prefix) = match required.len() == parts.arguments.len() {
-        true => (format!("\n[tools.{tool}.input]\n"), ""),
-        false => {
-            let required = inline(&json!(required));
-            let head = format!("type = \"object\"\nrequired = {required}\n");
-            let head = format!("{head}additionalProperties = false\n");
-            (format!("\n[tools.{tool}.input_schema]\n{head}"), "properties.")
-        }
-    };
-    for (name, argument) in &parts.arguments {
-        let schema = inline(&Value::from(argument.schema.clone()));
-        text.push_str(&format!("{prefix}{} = {schema}\n", key(name)));
+    let required = parts.arguments.iter().filter(|(_, argument)| argument.is_required);
+    let required: Vec<&String> = required.map(|(name, _)| name).collect();
+    let mut text = format!(
+        "\n[tools.{tool}.input_schema]\ntype = \"object\"\nrequired = {}\nadditionalProperties = false\n",
+        inline(&json!(required))
+    );
+    for (name, Argument { schema, .. }) in &parts.arguments {
+        let schema = inline(&Value::from(schema.clone()));
+        text.push_str(&format!("properties.{} = {schema}\n", key(name)));
     }
     text
 }
 
 /// Returns the value of `secret_headers`, with a comment on what the variables hold.
-fn secret_headers(headers: &[SecretHeader]) -> String {
+fn secret_table(headers: &[SecretHeader]) -> String {
     let entries = headers.iter().map(|header| (&header.name, &header.variable));
-    let contents: Vec<String> = match headers {
-        [header] => vec![header.content.to_owned()],
-        _ => headers.iter().map(|h| format!("{}: {}", h.variable, h.content)).collect(),
-    };
-    let contents = comment(&contents.join("; "));
+    let contents = headers.iter().map(|header| format!("{}: {}", header.variable, header.content));
+    let contents = comment(&contents.collect::<Vec<_>>().join("; "));
     format!("{}  {}", texts(entries), contents.trim_end())
 }
 
@@ -176,19 +151,21 @@ fn url(
         let default = variable["default"].as_str().unwrap_or_default();
         url = url.replace(&format!("{{{name}}}"), default);
     }
-    let mut note = url.contains('{').then(|| format!("fill in the server's variables: {url}"));
     let url = url.trim_end_matches('/').replace('{', "{{");
+    let mut note = None;
     let url = match url.starts_with("https://") || url.starts_with("http://") {
         true => url,
         false => {
-            note = Some(match url.as_str() {
-                "" => "the document names no server: replace server.invalid".to_owned(),
-                url => format!("the server is relative ({url}): replace server.invalid"),
-            });
-            let path = url.trim_start_matches('/');
-            if path.is_empty() { UNKNOWN_HOST.to_owned() } else { format!("{UNKNOWN_HOST}/{path}") }
+            let found = if url.is_empty() { "no server" } else { "no absolute URL of its server" };
+            note = Some(format!("the document has {found}: replace server.invalid"));
+            format!("{UNKNOWN_HOST}/{}", url.trim_start_matches('/'))
+                .trim_end_matches('/')
+                .to_owned()
         }
     };
+    if url.contains('{') {
+        note = Some("fill in the variables of the server".to_owned());
+    }
     let mut path = String::new();
     for (at, part) in operation.path.split('{').enumerate() {
         match part.split_once('}').filter(|_| at > 0) {

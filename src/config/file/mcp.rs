@@ -37,10 +37,10 @@ impl McpConfig {
             }
         };
         let mut config = Self::new(transport);
-        if let Some(tools) = section.list("tools", values::text) {
+        if let Some(tools) = section.list("tools", values::non_empty_string) {
             config.tools = tools.into_iter().map(ToolPattern::new).collect();
         }
-        let exclude = section.list("exclude", values::text).unwrap_or_default();
+        let exclude = section.list("exclude", values::non_empty_string).unwrap_or_default();
         config.exclude = exclude.into_iter().map(ToolPattern::new).collect();
         let trusts = [("none", McpTrust::None), ("annotations", McpTrust::Annotations)];
         let trust = section.read("trust", |value| values::word(value, &trusts));

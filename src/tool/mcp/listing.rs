@@ -92,6 +92,22 @@ pub(super) fn wrong_headers(
     wrong.map(move |name| (excerpt(name, QUOTED_NAME_CHARS_MAX), reason.to_owned()))
 }
 
+/// Returns the patterns of the configuration that match no tool of the server, with the reason. They may be wrong.
+pub(super) fn unmatched_patterns(
+    tools: &[Value],
+    dropped: &[String],
+    filter: &ToolFilter,
+) -> Vec<(String, String)> {
+    let listed = tools.iter().filter_map(|tool| tool.get("name")?.as_str());
+    let names: Vec<&str> = listed.chain(dropped.iter().map(String::as_str)).collect();
+    let is_unmatched = |pattern: &&ToolPattern| {
+        pattern.text != "*" && !names.iter().any(|name| pattern.matches(name))
+    };
+    let patterns = filter.tools.iter().chain(&filter.exclude).filter(is_unmatched);
+    let reason = "it matches no tool of the server";
+    patterns.map(|pattern| (format!("pattern {:?}", pattern.text), reason.to_owned())).collect()
+}
+
 /// Describes a tool that is not as it was accepted.
 fn describe(problem: PinProblem) -> String {
     match problem {
@@ -170,6 +186,15 @@ mod tests {
         assert_eq!(listing.tools.len(), 1);
         assert_eq!(listing.tools[0].server_name, "read_file");
         assert!(listing.left_out.is_empty());
+    }
+
+    #[test]
+    fn a_pattern_without_a_tool_is_named() {
+        let tools = ["read_file", "write_file"].map(tool);
+        let filter = filter(&["*", "raed_*", "colon"], &["write_*", "delete"]);
+        let unmatched = unmatched_patterns(&tools, &["colon".to_owned()], &filter);
+        let names: Vec<_> = unmatched.iter().map(|(name, _)| &**name).collect();
+        assert_eq!(names, ["pattern \"raed_*\"", "pattern \"delete\""]);
     }
 
     #[test]

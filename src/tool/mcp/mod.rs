@@ -53,7 +53,7 @@ use crate::config::{McpConfig, McpPin, McpShare, McpTrust};
 use crate::types::SessionId;
 use call::McpTool;
 use connection::{Connection, Endpoint, ListedTools, drained, list_tools};
-use listing::{Pins, ToolFilter, listing, wrong_headers};
+use listing::{Pins, ToolFilter, listing, unmatched_patterns, wrong_headers};
 use reconnect::Reconnect;
 use shared::{OpenConnection, SessionConnections, SharedConnection, ToolConnection};
 
@@ -201,6 +201,7 @@ impl McpServer {
         let Definition { name, filter, pins, .. } = &*self.definition;
         let mut listing = listing(name, &listed.tools, filter, pins.as_ref());
         listing.left_out.extend(wrong_headers(&listed.dropped, filter));
+        listing.left_out.extend(unmatched_patterns(&listed.tools, &listed.dropped, filter));
         if listed.is_cut {
             let read = listed.tools.len();
             let reason = format!("the list goes on, but only its first {read} tools are read");
