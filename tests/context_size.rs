@@ -6,7 +6,7 @@ mod support;
 
 use std::sync::Arc;
 
-use callsheet::config::{BaseUrl, Config, HistoryForm, RunOverrides, Share, ToolPattern};
+use callsheet::config::{BaseUrl, Config, HistoryForm, RunOverrides, Share, ToolPattern, Wire};
 use callsheet::journal::{Journal as _, MemoryJournal, verify};
 use callsheet::record::{Seq, StopMode};
 use callsheet::rehearsal::{At, Call, Rehearsal, Response, Script};
@@ -543,4 +543,18 @@ async fn the_first_request_after_a_restart_is_compared_with_the_last_one_before_
         matches!(entry.record, callsheet::record::Record::AttemptStarted { prompt: Some(_), .. })
     });
     assert_eq!(recorded.count(), 4, "a prompt is recorded when it changes");
+}
+
+#[tokio::test]
+async fn the_num_ctx_of_ollama_is_the_window_unless_another_one_is_configured() {
+    for (window, expected) in [(0, 8_192), (4_000, 4_000)] {
+        let world = host([], window, |config| {
+            let model = config.models.values_mut().next().unwrap();
+            model.wire = Wire::OllamaChat;
+            model.extra_body.insert("options".to_owned(), json!({"num_ctx": 8_192}));
+        })
+        .await;
+        let report = json!(world.session.context().await.unwrap());
+        assert_eq!((&report["window"], &report["source"]), (&json!(expected), &json!("config")));
+    }
 }
