@@ -463,6 +463,24 @@ fn decode_prints_a_recording_as_json() {
 }
 
 #[test]
+fn decode_reads_calls_in_the_text() {
+    let call = "Look. <tool_call>{'name': 'clock'}</tool_call>";
+    let line =
+        serde_json::json!({"message": {"content": call}, "done": true, "done_reason": "stop"});
+    let folder = Folder::new("prompted").with("r.ndjson", &format!("{line}\n"));
+    let args = ["decode", "--wire", "ollama-chat", "--tool-protocol", "hermes", "r.ndjson"];
+    let output = folder.run(&args);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let decoded: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(
+        (&decoded["text"], &decoded["tool_calls"][0]["name"]),
+        (&"Look. ".into(), &"clock".into())
+    );
+    let wrong = folder.run(&["decode", "--wire", "ollama-chat", "--tool-protocol", "json"]);
+    assert!(stderr(&wrong).contains("unknown tool protocol; it is one of: native,"), "{wrong:?}");
+}
+
+#[test]
 fn tools_are_listed_with_the_reason_why_others_are_left_out() {
     let config = "[tools.today]\nkind = \"http\"\ndescription = \"d\"\nurl = \"http://127.0.0.1:9/\"\n\
                   approval = \"before\"\n[agents.default]\ntools = [\"today\", \"clo*\"]\n";

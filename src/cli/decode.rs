@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::response::{ResponseLimits, decode_body, describe_response};
+use crate::response::{ResponseLimits, decode_body_with, describe_response};
+use crate::types::ToolProtocol;
 use crate::wire::{DecoderOptions, Framing, Wire};
 
 /// The reason why a recording could not be read.
@@ -31,6 +32,7 @@ pub enum DecodeError {
 /// If the recording cannot be read. Faults of its content are reported in the result.
 pub fn run(
     wire: Wire,
+    protocol: ToolProtocol,
     framing: Option<Framing>,
     file: Option<PathBuf>,
 ) -> Result<Value, DecodeError> {
@@ -48,7 +50,7 @@ pub fn run(
         .or_else(|| file.as_deref().and_then(framing_from_extension))
         .unwrap_or_else(|| framing_from_content(&body));
     let limits = (DecoderOptions::default(), ResponseLimits::default());
-    Ok(describe_response(&decode_body(wire, framing, limits, &body)))
+    Ok(describe_response(&decode_body_with(wire, protocol, framing, limits, &body)))
 }
 
 fn framing_from_extension(path: &Path) -> Option<Framing> {
@@ -99,7 +101,9 @@ mod tests {
 
     #[test]
     fn the_error_names_the_missing_file() {
-        let error = run(Wire::OpenaiChat, None, Some("/no/such/file.sse".into())).unwrap_err();
+        let error =
+            run(Wire::OpenaiChat, ToolProtocol::Native, None, Some("/no/such/file.sse".into()))
+                .unwrap_err();
         assert!(error.to_string().starts_with("read /no/such/file.sse: "), "{error}");
     }
 }

@@ -61,6 +61,7 @@ use std::time::Duration;
 use clap::Parser as _;
 use clap::error::ErrorKind;
 
+use crate::types::ToolProtocol;
 use crate::wire::{Framing, Wire};
 use error::CommandError;
 
@@ -104,6 +105,9 @@ enum Command {
         /// The framing: sse, json-lines, json or json-array [default: from the file name or content]
         #[arg(long, value_name = "FRAMING")]
         framing: Option<Framing>,
+        /// The form of tool calls in the text: native, hermes, xml, react, pythonic or arrow
+        #[arg(long, value_name = "PROTOCOL", default_value = "native", hide_default_value = true)]
+        tool_protocol: ToolProtocol,
         /// The recording [default: standard input]
         file: Option<PathBuf>,
     },
@@ -143,7 +147,9 @@ fn execute(cli: Cli) -> Result<ExitCode, CommandError> {
             Some(Command::Replay(args)) => replay::run(&args),
             Some(Command::Load(args)) => load::run(*args).await,
             Some(Command::LoadService(args)) => load::run_service(args).await,
-            Some(Command::Decode { wire, framing, file }) => decode(wire, framing, file),
+            Some(Command::Decode { wire, framing, tool_protocol, file }) => {
+                decode(wire, tool_protocol, framing, file)
+            }
         }
     });
     // A blocking tool's thread cannot be cancelled and must not delay the exit.
@@ -178,10 +184,11 @@ fn runtime_builder(command: Option<&Command>) -> tokio::runtime::Builder {
 
 fn decode(
     wire: Wire,
+    protocol: ToolProtocol,
     framing: Option<Framing>,
     file: Option<PathBuf>,
 ) -> Result<ExitCode, CommandError> {
-    let decoded = decode::run(wire, framing, file).map_err(CommandError::usage)?;
+    let decoded = decode::run(wire, protocol, framing, file).map_err(CommandError::usage)?;
     output::to_stdout(&format!("{decoded}\n")).map_err(|error| output::write_error(&error))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -27,6 +27,7 @@ use std::net::SocketAddr;
 
 pub use crate::types::Execution;
 #[doc(hidden)]
+pub use crate::types::ToolProtocol;
 pub use crate::types::UnknownWire;
 pub use crate::types::Wire;
 #[doc(hidden)]

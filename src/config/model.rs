@@ -5,7 +5,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::types::{InvalidValue, Wire};
+use crate::types::{InvalidValue, ToolProtocol, Wire};
 
 /// The configuration of one model: address, wire format and time limits.
 ///
@@ -64,6 +64,8 @@ pub struct ModelConfig {
     pub context_window: Option<u64>,
     /// The rule for asking the service to cache the prompt.
     pub prompt_cache: PromptCache,
+    /// The form of tool calls: that of the wire format, or one in the text, for models without tool calling.
+    pub tool_protocol: ToolProtocol,
     /// Maximum number of output tokens that requests ask for.
     pub max_output_tokens: Option<u32>,
     /// The sampling temperature.
@@ -112,6 +114,7 @@ impl ModelConfig {
             breaker_open_for: Duration::from_secs(10),
             context_window: None,
             prompt_cache: PromptCache::Auto,
+            tool_protocol: ToolProtocol::Native,
             max_output_tokens: None,
             temperature: None,
             headers: BTreeMap::new(),

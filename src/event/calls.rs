@@ -128,6 +128,8 @@ pub enum ArgumentsAnomaly {
     Invalid,
     /// The arguments are encoded twice: a JSON string contains the object.
     DecodedTwice,
+    /// The arguments were no JSON as the model wrote them, and were repaired.
+    Repaired,
     /// More argument bytes arrived after the seal.
     ChangedAfterSeal,
 }
@@ -140,6 +142,7 @@ impl ArgumentsAnomaly {
             Self::CutOff => "cut_off",
             Self::Invalid => "invalid",
             Self::DecodedTwice => "decoded_twice",
+            Self::Repaired => "repaired",
             Self::ChangedAfterSeal => "changed_after_seal",
         }
     }

@@ -1,12 +1,14 @@
 //! Decodes a recorded response and describes it as JSON, for `callsheet decode` and for tests.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::{
     ParsedArguments, PartialCall, ResponseAssembler, ResponseLimits, ended_well, parse_arguments,
 };
-use crate::types::{ProviderError, ProviderErrorKind, excerpt};
-use crate::wire::{CallKind, Decoder, DecoderOptions, Delta, Framing, Problem, Wire};
+use crate::types::{ProviderError, ProviderErrorKind, ToolProtocol, excerpt};
+use crate::wire::{CallKind, CallReader, Decoder, DecoderOptions, Delta, Framing, Problem, Wire};
 
 /// Decodes a whole response body.
 ///
@@ -27,6 +29,19 @@ pub fn decode_body(
     limits: (DecoderOptions, ResponseLimits),
     body: &[u8],
 ) -> ResponseAssembler {
+    decode_body_with(wire, ToolProtocol::Native, framing, limits, body)
+}
+
+/// Decodes a whole response body of a model with this protocol of tool calls. The offered tools are not
+/// known.
+#[must_use]
+pub fn decode_body_with(
+    wire: Wire,
+    protocol: ToolProtocol,
+    framing: Framing,
+    limits: (DecoderOptions, ResponseLimits),
+    body: &[u8],
+) -> ResponseAssembler {
     let mut decoder = Decoder::new(wire, framing, limits.0);
     let mut deltas = Vec::new();
     let result = decoder.push(body, &mut deltas).and_then(|()| decoder.finish(&mut deltas));
@@ -36,6 +51,11 @@ pub fn decode_body(
         // response.
         let detail = excerpt(&String::from_utf8_lossy(body), 200);
         deltas.push(Delta::Problem(Problem { code: "nothing_decoded", detail }));
+    }
+    if protocol != ToolProtocol::Native {
+        let mut reader = CallReader::reading(protocol, Arc::new([]));
+        deltas = reader.read(deltas);
+        deltas.append(&mut reader.finish());
     }
     let mut response = ResponseAssembler::new(limits.1);
     for delta in &deltas {

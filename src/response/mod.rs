@@ -28,7 +28,7 @@ mod redaction;
 pub use arguments::{ParsedArguments, parse_arguments};
 pub use assembler::ResponseAssembler;
 pub use change::{CallChange, CallChanges, ResponseLimits};
-pub use decode_report::{decode_body, describe_response};
+pub use decode_report::{decode_body, decode_body_with, describe_response};
 pub(crate) use display_order::DisplayOrder;
 pub(crate) use finish_reason::classify_ending;
 pub use finish_reason::{ExchangeEnd, ended_well};

@@ -21,6 +21,8 @@ pub struct PartialCall {
     pub sealed: bool,
     /// True if bytes arrived after the seal: the call is malformed.
     pub changed_after_seal: bool,
+    /// True if the arguments were repaired.
+    pub is_repaired: bool,
     /// True if the arguments exceed the limit. `raw` holds only their beginning.
     pub oversize: bool,
     /// Number of calls of any kind that were opened before it.
@@ -49,6 +51,7 @@ impl PartialCall {
         if self.wire_index.is_none() {
             self.wire_index = piece.index;
         }
+        self.is_repaired |= piece.is_repaired;
         if piece.kind != CallKind::Function {
             self.kind = piece.kind;
         }

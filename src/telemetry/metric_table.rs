@@ -465,7 +465,7 @@ metric_table! {
         ATTEMPTS: Counter, Count, ["outcome"], "callsheet_attempts_total",
             "Model requests by outcome: ok, or the kind of error.";
         ARGUMENTS_ANOMALIES: Counter, Count, ["oddity"], "callsheet_arguments_odd_total",
-            "Tool calls whose arguments were truncated, invalid, encoded twice or changed after the seal.";
+            "Tool calls whose arguments were truncated, invalid, encoded twice, repaired or changed after the seal.";
         LIMITS_REACHED: Counter, Count, ["limit"], "callsheet_limits_reached_total",
             "Limits that were reached, by configuration key.";
         CACHED_TOKENS: Counter, Count, ["gen_ai_request_model"], "callsheet_cached_input_tokens_total",

@@ -68,10 +68,11 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
     Some(ProviderErrorKind::Unavailable),
 ];
 
-const ANOMALIES: [ArgumentsAnomaly; 4] = [
+const ANOMALIES: [ArgumentsAnomaly; 5] = [
     ArgumentsAnomaly::CutOff,
     ArgumentsAnomaly::Invalid,
     ArgumentsAnomaly::DecodedTwice,
+    ArgumentsAnomaly::Repaired,
     ArgumentsAnomaly::ChangedAfterSeal,
 ];
 
@@ -701,7 +702,7 @@ mod tests {
                 .count()
         };
         assert_eq!(ones(table::RUNS.name), 10);
-        assert_eq!(ones(table::ARGUMENTS_ANOMALIES.name), 4);
+        assert_eq!(ones(table::ARGUMENTS_ANOMALIES.name), 5);
         assert_eq!(ones(table::ATTEMPTS.name), 9);
         assert_eq!(value(&page, "callsheet_sessions{state=\"idle\"}"), 3.0);
         assert_eq!(value(&page, "callsheet_queued_inputs"), 3.0);

@@ -138,6 +138,7 @@ impl Turn {
         let (rules, is_use_tool) = (&self.spec.rules, self.spec.rules.is_use_tool(&call.call.name));
         let anomaly =
             admission::parse_call_arguments(call, &partial_call.raw, partial_call.oversize, rules);
+        let anomaly = anomaly.or(partial_call.is_repaired.then_some(ArgumentsAnomaly::Repaired));
         if call.phase == CallPhase::Dropped {
             // A dropped call is parsed only because events count it as detected.
             return;

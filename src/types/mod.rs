@@ -14,6 +14,7 @@ mod reference;
 mod response;
 mod secrets;
 mod tool_content;
+mod tool_protocol;
 mod trace;
 mod variables;
 mod wire;
@@ -45,6 +46,7 @@ pub use response::{
 pub use secrets::{REDACTED, Secrets};
 pub(crate) use tool_content::cut_text;
 pub use tool_content::{FullResult, RESULT_BYTES_MAX, ResultPart, ResultResource};
+pub use tool_protocol::ToolProtocol;
 pub use trace::{RunTrace, TRACEPARENT, TRACESTATE, TraceContext};
 pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};
 pub use wire::{UnknownWire, Wire};

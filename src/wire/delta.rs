@@ -121,6 +121,9 @@ pub struct CallDelta {
     /// with [`Delta::Seal`]. Without this mark both are inferred.
     #[doc(hidden)]
     pub begins: bool,
+    /// The arguments were no JSON as the model wrote them, and were repaired.
+    #[doc(hidden)]
+    pub is_repaired: bool,
 }
 
 crate::types::impl_with!(CallDelta);
@@ -179,7 +182,8 @@ pub(super) fn append_text(kind: impl Fn(String) -> Delta, text: &str, out: &mut 
 /// same call, the arguments are added to it.
 pub(super) fn append_call(call: CallDelta, arguments: Option<&str>, out: &mut Vec<Delta>) {
     if let (Some(Delta::Call(last)), Some(arguments)) = (out.last_mut(), arguments) {
-        let CallDelta { index, id, name, arguments: last_arguments, kind, begins } = last;
+        let CallDelta { index, id, name, arguments: last_arguments, kind, begins, is_repaired: _ } =
+            last;
         let is_same = (*index, *kind, *begins) == (call.index, call.kind, call.begins)
             && [id, name].iter().all(|text| text.is_none())
             && [&call.id, &call.name].iter().all(|text| text.is_none());

@@ -22,6 +22,7 @@
 //! | `error` | error bodies and error payloads of all services |
 //! | `overflow` | errors of requests that are larger than the context window |
 //! | `delta` | the deltas |
+//! | `tool_protocol` | calls in the text, for models without tool calling |
 //!
 //! The folder of each dialect (`openai_chat`, `openai_responses`, `anthropic`, `gemini`, `ollama`)
 //! has the same files. A file is missing where the dialect has nothing of that kind.
@@ -70,6 +71,7 @@ mod request;
 mod request_cache;
 mod sse;
 mod tool_images;
+mod tool_protocol;
 
 use std::fmt;
 use std::str::FromStr;
@@ -93,6 +95,7 @@ pub(crate) use repair::replace_lone_surrogates;
 pub use request::{ModelRequest, PromptChange, ToolChoice, ToolDefinition};
 pub(crate) use request_cache::{HeadCache, RequestCache};
 pub use sse::{EventTooLong, SseDecoder, SseEvent};
+pub(crate) use tool_protocol::{CallReader, PromptRenderer};
 
 /// Evaluates an expression with a type alias for the dialect of a wire.
 macro_rules! dialect_of {

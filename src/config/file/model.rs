@@ -7,7 +7,7 @@ use toml::de::DeValue;
 
 use super::source::Section;
 use super::values::{self, Parsed};
-use crate::config::{ApiKey, BaseUrl, ModelConfig, PromptCache, Wire};
+use crate::config::{ApiKey, BaseUrl, ModelConfig, PromptCache, ToolProtocol, Wire};
 
 impl ModelConfig {
     pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
@@ -54,6 +54,9 @@ impl ModelConfig {
                 .read("breaker_open_for", values::time)
                 .unwrap_or(default.breaker_open_for),
             context_window: section.read("context_window", values::count),
+            tool_protocol: section
+                .read("tool_protocol", |value| values::word(value, &ToolProtocol::WORDS))
+                .unwrap_or_default(),
             prompt_cache: section.read("prompt_cache", prompt_cache).unwrap_or_default(),
             max_output_tokens: section.read("max_output_tokens", values::count),
             temperature: section.read("temperature", temperature),

@@ -37,9 +37,10 @@ use crate::config::ModelConfig;
 use crate::response::{DeltaRedactor, ExchangeEnd};
 use crate::tls;
 use crate::types::TraceContext;
-use crate::types::{InvalidValue, ProviderError, Secrets};
+use crate::types::{InvalidValue, ProviderError, Secrets, ToolProtocol};
 use crate::wire::{
-    Delta, Framing, HeadCache, KeyHeader, PayloadTemplates, PromptChange, RequestCache, Wire,
+    CallReader, Delta, Framing, HeadCache, KeyHeader, PayloadTemplates, PromptChange,
+    PromptRenderer, RequestCache, ToolChoice, Wire,
 };
 pub(super) use deadline::StallClock;
 use exchange::Exchange;
@@ -51,12 +52,53 @@ use source::SourceExchange;
 pub(super) struct ExchangeCache {
     request_cache: RequestCache,
     templates: PayloadTemplates,
+    /// Renders the requests to models without tool calling, from the first of them on.
+    renderer: Option<PromptRenderer>,
+    /// The form of the last request and of the one before it.
+    forms: [RequestForm; 2],
+}
+
+/// What a request has besides the neutral one that it was made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct RequestForm {
+    protocol: ToolProtocol,
+    /// The rule for calling tools stands in its messages.
+    has_words: bool,
 }
 
 impl ExchangeCache {
     /// Returns the reason why the prompt of the last request did not begin with that of the one before it.
     pub(super) fn prompt_break(&self) -> Option<PromptChange> {
-        self.request_cache.prompt_break()
+        let reason = self.request_cache.prompt_break()?;
+        let [before, last] = self.forms;
+        Some(if reason != PromptChange::Unexplained {
+            reason
+        } else if before.protocol != last.protocol {
+            PromptChange::Fallback
+        } else if before.has_words {
+            PromptChange::Output
+        } else {
+            reason
+        })
+    }
+
+    /// Returns the request in the form of a protocol. `None` if it is sent as it is.
+    fn render(
+        &mut self,
+        protocol: ToolProtocol,
+        wire: Wire,
+        request: &ModelRequest,
+    ) -> Option<ModelRequest> {
+        let is_rendered = protocol != ToolProtocol::Native;
+        let has_words =
+            is_rendered && request.tool_choice != ToolChoice::Auto && !request.tools.is_empty();
+        self.forms = [self.forms[1], RequestForm { protocol, has_words }];
+        if !is_rendered {
+            return None;
+        }
+        let known = self.renderer.take().filter(|renderer| renderer.is_for(protocol, wire));
+        let renderer = known.unwrap_or_else(|| PromptRenderer::new(protocol, wire));
+        Some(self.renderer.insert(renderer).render(request))
     }
 
     /// Stores the templates of a finished exchange.
@@ -84,6 +126,13 @@ impl ModelService {
         trace: Option<TraceContext>,
         secrets: &Secrets,
     ) -> ModelExchange {
+        let (protocol, wire) = match self {
+            Self::Http(client) => (client.inner.tool_protocol, client.inner.wire),
+            Self::Source { config, .. } => (config.tool_protocol, config.wire),
+        };
+        let calls = CallReader::new(protocol, &request.tools);
+        let rendered = cache.render(protocol, wire, request);
+        let request = rendered.as_ref().unwrap_or(request);
         let response = match self {
             Self::Http(client) => {
                 ServiceExchange::Http(client.next_exchange(request, cache).with_trace(trace))
@@ -99,7 +148,8 @@ impl ModelService {
                 ServiceExchange::Source(Box::new(exchange))
             }
         };
-        ModelExchange { response, redactor: DeltaRedactor::new(secrets) }
+        let redactor = DeltaRedactor::new(secrets);
+        ModelExchange { response, calls: calls.map(PromptedCalls::new), redactor }
     }
 }
 
@@ -116,8 +166,42 @@ impl fmt::Debug for ModelService {
 #[derive(Debug)]
 pub(super) struct ModelExchange {
     response: ServiceExchange,
+    /// `None` if calls come in the form of the wire format.
+    calls: Option<Box<PromptedCalls>>,
     /// `None` if the host has no secrets.
     redactor: Option<DeltaRedactor>,
+}
+
+/// The calls in the text of a response.
+#[derive(Debug)]
+struct PromptedCalls {
+    reader: CallReader,
+    /// An error that came while text was held back.
+    error: Option<ProviderError>,
+}
+
+impl PromptedCalls {
+    fn new(reader: CallReader) -> Box<Self> {
+        Box::new(Self { reader, error: None })
+    }
+
+    /// Reads calls from what the service has sent. Nothing that was held back is lost at the end.
+    fn read(
+        &mut self,
+        batch: Option<Result<Vec<Delta>, ProviderError>>,
+    ) -> Option<Result<Vec<Delta>, ProviderError>> {
+        let end = match batch {
+            Some(Ok(batch)) => return Some(Ok(self.reader.read(batch))),
+            Some(Err(error)) => Some(error),
+            None => None,
+        };
+        let held = self.reader.finish();
+        if held.is_empty() {
+            return end.map(Err);
+        }
+        self.error = end;
+        Some(Ok(held))
+    }
 }
 
 #[derive(Debug)]
@@ -131,10 +215,19 @@ impl ModelExchange {
     /// `None`.
     pub(super) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
         loop {
-            let batch = match &mut self.response {
+            if let Some(error) = self.calls.as_mut().and_then(|calls| calls.error.take()) {
+                return Some(Err(error));
+            }
+            let mut batch = match &mut self.response {
                 ServiceExchange::Http(exchange) => exchange.next().await,
                 ServiceExchange::Source(exchange) => exchange.next().await,
             };
+            if let Some(calls) = &mut self.calls {
+                batch = calls.read(batch);
+                if batch.as_ref().is_some_and(|batch| batch.as_ref().is_ok_and(Vec::is_empty)) {
+                    continue;
+                }
+            }
             let Some(redactor) = &mut self.redactor else { return batch };
             match batch {
                 Some(Ok(batch)) => {
@@ -168,6 +261,7 @@ struct ClientInner {
     plain: Target,
     heads: Mutex<HeadCache>,
     wire: Wire,
+    tool_protocol: ToolProtocol,
     fast_path: bool,
     first_event_timeout: Duration,
     idle_timeout: Duration,
@@ -215,6 +309,7 @@ impl ModelClient {
                 plain,
                 heads: Mutex::default(),
                 wire: config.wire,
+                tool_protocol: config.tool_protocol,
                 fast_path: config.fast_path,
                 first_event_timeout: config.first_event_timeout,
                 idle_timeout: config.idle_timeout,
@@ -295,14 +390,9 @@ impl ModelClient {
         })
     }
 
-    fn exchange(&self, request: &ModelRequest) -> Exchange {
-        let body = self.inner.wire.request_body(request);
-        Exchange::new(
-            Arc::clone(&self.inner),
-            request.stream,
-            body.into(),
-            PayloadTemplates::default(),
-        )
+    fn exchange(&self, request: &ModelRequest) -> ModelExchange {
+        let service = ModelService::Http(self.clone());
+        service.next_exchange(request, &mut ExchangeCache::default(), None, &Secrets::default())
     }
 
     /// Returns a session's next exchange. It starts when it is polled.

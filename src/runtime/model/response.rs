@@ -181,6 +181,7 @@ mod tests {
             arguments: Some("{\"n\":1}".to_owned()),
             kind,
             begins: true,
+            is_repaired: false,
         })
     }
 
@@ -235,6 +236,7 @@ mod tests {
                 arguments: Some("{\"n\":".to_owned()),
                 kind: CallKind::Function,
                 begins: true,
+                is_repaired: false,
             })
         };
         let reset = || ProviderError::new(ProviderErrorKind::Transport, "connection reset");

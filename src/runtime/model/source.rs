@@ -126,6 +126,7 @@ impl ModelReply {
             arguments: Some(arguments.to_string()),
             kind: CallKind::Function,
             begins: true,
+            is_repaired: false,
         }));
         self.calls += 1;
         self

@@ -129,7 +129,8 @@ fn search(index: u64, begins: bool, arguments: &str) -> Delta {
     let id = begins.then(|| format!("srv{index}"));
     let name = begins.then(|| "web_search".to_owned());
     let (kind, arguments) = (CallKind::ServerToolUse, Some(arguments.to_owned()));
-    Delta::Call(CallDelta { index: Some(index), id, name, arguments, kind, begins })
+    let index = Some(index);
+    Delta::Call(CallDelta { index, id, name, arguments, kind, begins, ..CallDelta::default() })
 }
 
 fn seal(index: u64) -> Delta {

@@ -266,6 +266,7 @@ fn begin_call(
         arguments: None,
         kind,
         begins: true,
+        is_repaired: false,
     }));
     if is_ours
         && block.has_other_members

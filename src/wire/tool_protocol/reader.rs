@@ -1,0 +1,308 @@
+//! Reads calls from the text of a response.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::arrow::ARROW;
+use super::read_call::{BodyText, ReadCall, ReadStep, from};
+use super::text_context::TextContext;
+use super::trigger::{CallBody, Position, Trigger, find_trigger};
+use crate::types::{FinishKind, ToolProtocol, excerpt};
+use crate::wire::delta::append_text;
+use crate::wire::{CallDelta, Delta, Problem, ToolDefinition};
+
+/// The index of the first call, above those that a service gives to calls that it runs itself.
+const FIRST_INDEX: u64 = 1 << 32;
+
+/// Maximum number of bytes that are held back for one call. More than the arguments may have; a call that is
+/// longer counts as cut off.
+const CALL_BYTES_MAX: usize = 16 << 20;
+
+/// Turns the text deltas of one response into text and calls. Other deltas pass unchanged.
+///
+/// The deltas do not depend on how the text was cut, except that a text may come in several of them.
+#[derive(Clone, Debug)]
+pub(crate) struct CallReader {
+    protocol: ToolProtocol,
+    tools: Arc<[ToolDefinition]>,
+    /// The text that is held back.
+    buffer: String,
+    place: Place,
+    context: TextContext,
+    /// White space before the first text, or after a call. It is text only if text follows.
+    blanks: String,
+    has_text: bool,
+    /// Number of calls so far.
+    calls: u64,
+    /// The calls that are not sealed yet.
+    unsealed: Range<u64>,
+    /// Nothing that follows counts.
+    is_over: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    Text,
+    /// Behind a trigger, which is still in the buffer with these many bytes.
+    Call {
+        body: CallBody,
+        trigger_bytes: usize,
+    },
+}
+
+/// The end of the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TextEnd {
+    Open,
+    Well,
+    /// The response was cut off or broke.
+    Cut,
+}
+
+impl CallReader {
+    /// Creates a reader for one response. Returns `None` if calls come in the form of the wire format, or
+    /// no tool is offered.
+    pub(crate) fn new(protocol: ToolProtocol, tools: &Arc<[ToolDefinition]>) -> Option<Self> {
+        (protocol != ToolProtocol::Native && !tools.is_empty())
+            .then(|| Self::reading(protocol, Arc::clone(tools)))
+    }
+
+    /// Creates a reader, also if no tools are known.
+    pub(crate) fn reading(protocol: ToolProtocol, tools: Arc<[ToolDefinition]>) -> Self {
+        Self {
+            protocol,
+            tools,
+            buffer: String::new(),
+            place: Place::Text,
+            context: TextContext::default(),
+            blanks: String::new(),
+            has_text: false,
+            calls: 0,
+            unsealed: FIRST_INDEX..FIRST_INDEX,
+            is_over: false,
+        }
+    }
+
+    /// Reads a batch.
+    pub(crate) fn read(&mut self, batch: Vec<Delta>) -> Vec<Delta> {
+        let mut out = Vec::with_capacity(batch.len());
+        for delta in batch {
+            match &delta {
+                Delta::Text(text) => {
+                    self.buffer.push_str(text);
+                    self.advance(TextEnd::Open, &mut out);
+                    continue;
+                }
+                Delta::Finish(reason) => {
+                    let is_cut = match reason.kind {
+                        FinishKind::Length | FinishKind::ContentFilter | FinishKind::Error => true,
+                        FinishKind::Stop
+                        | FinishKind::ToolCalls
+                        | FinishKind::Pause
+                        | FinishKind::Other => false,
+                    };
+                    self.advance(if is_cut { TextEnd::Cut } else { TextEnd::Well }, &mut out);
+                }
+                Delta::Done => self.advance(TextEnd::Well, &mut out),
+                Delta::Error(_) => self.advance(TextEnd::Cut, &mut out),
+                Delta::Reasoning(_)
+                | Delta::Refusal(_)
+                | Delta::Call(_)
+                | Delta::Seal { .. }
+                | Delta::Metadata(_)
+                | Delta::Usage { .. }
+                | Delta::Problem(_) => {}
+            }
+            out.push(delta);
+        }
+        out
+    }
+
+    /// Returns what was held back. Called when the stream ends, for a response without a finish reason.
+    pub(crate) fn finish(&mut self) -> Vec<Delta> {
+        let mut out = Vec::new();
+        self.advance(TextEnd::Cut, &mut out);
+        out
+    }
+
+    fn advance(&mut self, end: TextEnd, out: &mut Vec<Delta>) {
+        loop {
+            if self.is_over {
+                self.buffer.clear();
+                return;
+            }
+            let is_too_long = self.buffer.len() > CALL_BYTES_MAX;
+            let goes_on = match &self.place {
+                Place::Text => self.advance_text(end, out),
+                Place::Call { .. } => self.advance_call(is_too_long || end != TextEnd::Open, out),
+            };
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    /// Emits the text up to the next trigger. Returns false if more text is needed.
+    fn advance_text(&mut self, end: TextEnd, out: &mut Vec<Delta>) -> bool {
+        let mut at = 0;
+        let mut begun = None;
+        while let Some(c) = from(&self.buffer, at).chars().next() {
+            match self.find_trigger(at, c, end) {
+                Trigger::None => self.add_text(c, out),
+                Trigger::Undecided => break,
+                Trigger::Mark(bytes) => {
+                    at += bytes;
+                    continue;
+                }
+                Trigger::ImaginedResults => {
+                    let detail = "the model wrote results of its calls itself".to_owned();
+                    out.push(Delta::Problem(Problem { code: "imagined_results", detail }));
+                    self.is_over = true;
+                    return true;
+                }
+                Trigger::Call { body, bytes } => {
+                    begun = Some(Place::Call { body, trigger_bytes: bytes });
+                    break;
+                }
+            }
+            at += c.len_utf8();
+        }
+        self.buffer.drain(..at);
+        if let Some(place) = begun {
+            self.place = place;
+            return true;
+        }
+        if end != TextEnd::Open {
+            self.end_text(end, out);
+        }
+        false
+    }
+
+    fn find_trigger(&mut self, at: usize, c: char, end: TextEnd) -> Trigger {
+        if c.is_alphanumeric() && !self.context.is_line_start() || self.context.is_protected(c) {
+            return Trigger::None;
+        }
+        let position = Position {
+            text: from(&self.buffer, at),
+            // What may become a trigger is no text if the response is cut off.
+            is_end: end == TextEnd::Well,
+            is_line_start: self.context.is_line_start(),
+            is_response_start: !self.has_text && self.calls == 0,
+            has_calls: self.calls > 0,
+            tools: &self.tools,
+        };
+        find_trigger(self.protocol, position)
+    }
+
+    /// Handles the end of the text behind the last trigger.
+    fn end_text(&mut self, end: TextEnd, out: &mut Vec<Delta>) {
+        let held = std::mem::take(&mut self.buffer);
+        if end == TextEnd::Cut && held.len() > 1 {
+            let detail = excerpt(&held, 200);
+            out.push(Delta::Problem(Problem { code: "call_cut_off", detail }));
+        } else {
+            held.chars().for_each(|c| self.add_text(c, out));
+        }
+        // A response of white space alone stays what it is.
+        if self.calls == 0 {
+            append_some_text(&std::mem::take(&mut self.blanks), out);
+        }
+        self.blanks.clear();
+    }
+
+    fn add_text(&mut self, c: char, out: &mut Vec<Delta>) {
+        self.context.push(c);
+        if c.is_whitespace() && (!self.has_text || !self.blanks.is_empty()) {
+            self.blanks.push(c);
+            return;
+        }
+        append_some_text(&std::mem::take(&mut self.blanks), out);
+        append_some_text(c.encode_utf8(&mut [0; 4]), out);
+        self.has_text = true;
+    }
+
+    /// Reads behind a trigger. Returns false if more text is needed.
+    fn advance_call(&mut self, is_end: bool, out: &mut Vec<Delta>) -> bool {
+        let Place::Call { body, trigger_bytes } = &mut self.place else { return true };
+        let start = *trigger_bytes;
+        let text = from(&self.buffer, start);
+        let step = body.step(BodyText { text, is_end, tools: &self.tools });
+        let bytes = match step {
+            ReadStep::More => return false,
+            ReadStep::NotACall => {
+                let first = self.buffer.chars().next().map_or(0, char::len_utf8);
+                let trigger: String = self.buffer.drain(..start.max(first)).collect();
+                self.place = Place::Text;
+                trigger.chars().for_each(|c| self.add_text(c, out));
+                return true;
+            }
+            ReadStep::Skip(bytes) => bytes,
+            ReadStep::Calls { calls, bytes, are_sealed } => {
+                for call in calls {
+                    self.emit_call(call, out);
+                }
+                if are_sealed {
+                    self.seal(out);
+                }
+                bytes
+            }
+            ReadStep::Seal { bytes, is_over } => {
+                self.seal(out);
+                if is_over {
+                    self.end_call();
+                }
+                bytes
+            }
+            ReadStep::Over(bytes) => {
+                self.end_call();
+                bytes
+            }
+        };
+        if let Place::Call { trigger_bytes, .. } = &mut self.place {
+            *trigger_bytes = 0;
+        }
+        self.buffer.drain(..start + bytes);
+        true
+    }
+
+    fn end_call(&mut self) {
+        self.place = Place::Text;
+        self.unsealed = self.unsealed.end..self.unsealed.end;
+        self.context.after_call();
+        self.blanks.clear();
+        // White space behind a call is text only if text follows.
+        self.has_text = false;
+    }
+
+    fn emit_call(&mut self, call: ReadCall, out: &mut Vec<Delta>) {
+        let ReadCall { name, arguments, is_repaired } = call;
+        if self.protocol == ToolProtocol::Arrow && self.calls > 0 {
+            let detail = format!("{ARROW}{} {arguments}", name.unwrap_or_default());
+            let detail = excerpt(&detail, 200);
+            out.push(Delta::Problem(Problem { code: "second_call", detail }));
+            return;
+        }
+        out.push(Delta::Call(CallDelta {
+            index: Some(self.unsealed.end),
+            name: name.filter(|name| !name.is_empty()),
+            arguments: Some(arguments),
+            begins: true,
+            is_repaired,
+            ..CallDelta::default()
+        }));
+        self.calls += 1;
+        self.unsealed.end += 1;
+    }
+
+    fn seal(&mut self, out: &mut Vec<Delta>) {
+        let sealed = std::mem::replace(&mut self.unsealed, 0..0);
+        self.unsealed = sealed.end..sealed.end;
+        out.extend(sealed.map(|index| Delta::Seal { index, arguments: None }));
+    }
+}
+
+fn append_some_text(text: &str, out: &mut Vec<Delta>) {
+    if !text.is_empty() {
+        append_text(Delta::Text, text, out);
+    }
+}

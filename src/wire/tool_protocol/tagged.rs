@@ -1,0 +1,267 @@
+//! Calls in tags: `<tool_call>` with a JSON object, as Hermes and Qwen write it, or with a function in
+//! tags, as Qwen3-Coder writes it. Models mix both, so both are read wherever one is.
+
+use serde_json::{Map, Value};
+
+use super::bracket_scan::{BracketScan, ScanEnd};
+use super::parameter_type::typed_value;
+use super::read_call::{BodyText, NAME_BYTES_MAX, ReadCall, ReadStep, from, read_objects, up_to};
+
+pub(super) const OPEN: &str = "<tool_call>";
+pub(super) const CLOSE: &str = "</tool_call>";
+pub(super) const FUNCTION: &str = "<function=";
+const FUNCTION_CLOSE: &str = "</function>";
+const PARAMETER: &str = "<parameter=";
+const PARAMETER_CLOSE: &str = "</parameter>";
+
+/// The text after `<tool_call>`, or from `<function=` on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum TaggedBody {
+    /// Before a value or a function.
+    Opened,
+    /// In a JSON value.
+    Json(BracketScan),
+    /// In a function.
+    Function(Function),
+    /// After a value or a function.
+    Between,
+}
+
+/// A function in tags, as far as it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Function {
+    name: String,
+    arguments: Map<String, Value>,
+    parameter: Parameter,
+}
+
+/// The place in a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Parameter {
+    None,
+    Name,
+    Value { name: String, searched: usize },
+}
+
+impl TaggedBody {
+    pub(super) fn step(&mut self, body: BodyText<'_>) -> ReadStep {
+        match self {
+            Self::Opened => self.step_opened(body),
+            Self::Json(scan) => {
+                let end = scan.scan(body.text, &[CLOSE]);
+                self.step_json(end, body)
+            }
+            Self::Function(function) => {
+                let step = function.step(body);
+                if matches!(step, ReadStep::Calls { .. }) {
+                    *self = Self::Between;
+                }
+                step
+            }
+            Self::Between => self.step_between(body),
+        }
+    }
+
+    fn step_opened(&mut self, body: BodyText<'_>) -> ReadStep {
+        let (text, blanks) = body.trimmed();
+        if text.starts_with(['{', '[']) {
+            *self = Self::Json(BracketScan::new(blanks));
+            return ReadStep::Skip(0);
+        }
+        if let Some(rest) = text.strip_prefix(FUNCTION) {
+            return match function_name(BodyText { text: rest, ..body }) {
+                TagName::More => ReadStep::More,
+                TagName::CutOff => ReadStep::Over(body.text.len()),
+                TagName::None => ReadStep::NotACall,
+                TagName::Read { name, bytes } => {
+                    let (arguments, parameter) = (Map::new(), Parameter::None);
+                    *self = Self::Function(Function { name, arguments, parameter });
+                    ReadStep::Skip(blanks + FUNCTION.len() + bytes)
+                }
+            };
+        }
+        if text.starts_with(CLOSE) {
+            return ReadStep::Over(blanks + CLOSE.len());
+        }
+        body.wait_for(&[FUNCTION, CLOSE]).unwrap_or(ReadStep::NotACall)
+    }
+
+    fn step_json(&mut self, end: ScanEnd, body: BodyText<'_>) -> ReadStep {
+        let (bytes, is_cut) = match end {
+            ScanEnd::Closed(bytes) => (bytes, false),
+            ScanEnd::Stopped(bytes) => (bytes, true),
+            ScanEnd::Open if !body.is_end => return ReadStep::More,
+            // A string that was not closed hides the closing tag.
+            ScanEnd::Open => match body.text.find(CLOSE) {
+                Some(bytes) => (bytes, true),
+                None => (body.text.len(), false),
+            },
+        };
+        *self = Self::Between;
+        let calls = read_objects(up_to(body.text, bytes), is_cut);
+        ReadStep::Calls { calls, bytes, are_sealed: false }
+    }
+
+    fn step_between(&mut self, body: BodyText<'_>) -> ReadStep {
+        let (text, blanks) = body.trimmed();
+        if text.starts_with(CLOSE) {
+            return ReadStep::Seal { bytes: blanks + CLOSE.len(), is_over: true };
+        }
+        if text.starts_with(OPEN) {
+            return ReadStep::Seal { bytes: blanks, is_over: true };
+        }
+        if text.starts_with(['{', '[']) || text.starts_with(FUNCTION) {
+            *self = Self::Opened;
+            return ReadStep::Seal { bytes: blanks, is_over: false };
+        }
+        if text.starts_with([',', ';', '}', ']']) {
+            return ReadStep::Skip(blanks + 1);
+        }
+        body.wait_for(&[CLOSE, FUNCTION, OPEN]).unwrap_or(ReadStep::Over(0))
+    }
+}
+
+impl Function {
+    fn step(&mut self, body: BodyText<'_>) -> ReadStep {
+        match std::mem::replace(&mut self.parameter, Parameter::None) {
+            Parameter::None => self.step_between(body),
+            Parameter::Name => match tag_name(body) {
+                TagName::More => {
+                    self.parameter = Parameter::Name;
+                    ReadStep::More
+                }
+                TagName::CutOff => self.end(body.text.len(), false),
+                TagName::None => self.end(0, false),
+                TagName::Read { name, bytes } => {
+                    self.parameter = Parameter::Value { name, searched: 0 };
+                    ReadStep::Skip(bytes)
+                }
+            },
+            Parameter::Value { name, searched } => self.step_value(name, searched, body),
+        }
+    }
+
+    fn step_between(&mut self, body: BodyText<'_>) -> ReadStep {
+        let (text, blanks) = body.trimmed();
+        if text.starts_with(PARAMETER) {
+            self.parameter = Parameter::Name;
+            return ReadStep::Skip(blanks + PARAMETER.len());
+        }
+        if text.starts_with(FUNCTION_CLOSE) {
+            return self.end(blanks + FUNCTION_CLOSE.len(), true);
+        }
+        if [CLOSE, OPEN, FUNCTION].iter().any(|tag| text.starts_with(tag)) {
+            return self.end(blanks, true);
+        }
+        match body.wait_for(&[PARAMETER, FUNCTION_CLOSE, CLOSE, OPEN, FUNCTION]) {
+            Some(ReadStep::More) => ReadStep::More,
+            Some(_) => self.end(body.text.len(), false),
+            // Text between the parameters has no meaning.
+            None => ReadStep::Skip(blanks + text.chars().next().map_or(0, char::len_utf8)),
+        }
+    }
+
+    /// Looks for the end of a value: its closing tag, if a parameter or the function's end follows, so that
+    /// the value may hold such tags; or the function's end, if the closing tag is missing.
+    fn step_value(&mut self, name: String, mut searched: usize, body: BodyText<'_>) -> ReadStep {
+        let BodyText { text, is_end, tools } = body;
+        while let Some(found) = from(text, searched).find("</") {
+            let at = searched + found;
+            let rest = from(text, at);
+            let ends = [
+                (PARAMETER_CLOSE, &[PARAMETER, FUNCTION_CLOSE, CLOSE][..]),
+                (FUNCTION_CLOSE, &[CLOSE][..]),
+            ];
+            let mut may_end = false;
+            for (tag, followers) in ends {
+                let Some(after) = rest.strip_prefix(tag) else {
+                    may_end |= tag.starts_with(rest);
+                    continue;
+                };
+                let follower = after.trim_start();
+                let is_last = is_end && follower.is_empty();
+                if is_last || followers.iter().any(|tag| follower.starts_with(tag)) {
+                    let schema = tools.iter().find(|tool| tool.name == self.name);
+                    let value = without_margin(up_to(text, at));
+                    let value = typed_value(schema.map(|tool| &tool.schema), &name, value);
+                    self.arguments.insert(name, value);
+                    let is_closed = tag == PARAMETER_CLOSE;
+                    return ReadStep::Skip(if is_closed { at + tag.len() } else { at });
+                }
+                may_end |= followers.iter().any(|tag| tag.starts_with(follower));
+            }
+            if may_end && !is_end {
+                searched = at;
+                self.parameter = Parameter::Value { name, searched };
+                return ReadStep::More;
+            }
+            searched = at + 2;
+        }
+        if !is_end {
+            // A `<` at the end may begin a tag.
+            let searched = if text.ends_with('<') { text.len() - 1 } else { text.len() };
+            self.parameter = Parameter::Value { name, searched };
+            return ReadStep::More;
+        }
+        // The value is cut off, and with it the object.
+        let mut arguments = std::mem::take(&mut self.arguments);
+        arguments.insert(name, without_margin(text).into());
+        let mut call = ReadCall::new(&*self.name, arguments);
+        call.arguments.truncate(call.arguments.len() - 2);
+        ReadStep::call(call, text.len(), false)
+    }
+
+    fn end(&mut self, bytes: usize, are_sealed: bool) -> ReadStep {
+        let call = ReadCall::new(&*self.name, std::mem::take(&mut self.arguments));
+        ReadStep::call(call, bytes, are_sealed)
+    }
+}
+
+/// The name within a tag such as `<function=NAME>`.
+enum TagName {
+    More,
+    /// The text ends within the tag.
+    CutOff,
+    None,
+    Read {
+        name: String,
+        bytes: usize,
+    },
+}
+
+fn tag_name(body: BodyText<'_>) -> TagName {
+    match body.text.find(['>', '\n']) {
+        Some(end) if end > NAME_BYTES_MAX => TagName::None,
+        Some(end) if from(body.text, end).starts_with('>') => {
+            let name = up_to(body.text, end).trim().trim_matches(['"', '\'']).to_owned();
+            TagName::Read { name, bytes: end + 1 }
+        }
+        Some(_) => TagName::None,
+        None if body.text.len() > NAME_BYTES_MAX => TagName::None,
+        None if body.is_end => TagName::CutOff,
+        None => TagName::More,
+    }
+}
+
+/// Reads the name of a function, if a parameter or the function's end follows.
+fn function_name(body: BodyText<'_>) -> TagName {
+    let TagName::Read { name, bytes } = tag_name(body) else { return tag_name(body) };
+    let rest = BodyText { text: from(body.text, bytes), ..body };
+    let (text, _) = rest.trimmed();
+    let followers = [PARAMETER, FUNCTION_CLOSE, CLOSE];
+    match rest.wait_for(&followers) {
+        Some(ReadStep::More) => TagName::More,
+        Some(_) => TagName::Read { name, bytes },
+        None if followers.iter().any(|tag| text.starts_with(tag)) => TagName::Read { name, bytes },
+        None => TagName::None,
+    }
+}
+
+/// Removes the line feeds after the opening tag and before the closing tag. All other white space
+/// of a value on lines of its own belongs to it; around a value on the line of its tags it does not.
+fn without_margin(value: &str) -> &str {
+    match value.strip_prefix('\n') {
+        Some(lines) => lines.strip_suffix('\n').unwrap_or(lines),
+        None => value.trim(),
+    }
+}

@@ -1,0 +1,502 @@
+//! Every case is read in every cut, and gives the same text and calls.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::CallReader;
+use crate::types::{FinishKind, FinishReason, ToolProtocol};
+use crate::wire::{Delta, ToolDefinition};
+use ToolProtocol::{Arrow, Hermes, Pythonic, React, Xml};
+
+fn tools() -> Arc<[ToolDefinition]> {
+    let tool = |name: &str, properties: Value| {
+        let schema = json!({"type": "object", "properties": properties});
+        ToolDefinition { name: name.into(), description: String::new(), schema }
+    };
+    [
+        tool("f", json!({"a": {"type": "integer"}, "b": {"type": "string"}})),
+        tool("g", json!({"text": {"type": "string"}})),
+        tool("clock", json!({})),
+    ]
+    .into()
+}
+
+/// A response as it was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Read {
+    text: String,
+    /// Name and arguments; `~` before the name: repaired, `?` behind the arguments: not sealed.
+    calls: Vec<String>,
+    problems: Vec<&'static str>,
+    /// The order: `t` for text, `c` for a call, `s` for a seal.
+    order: String,
+}
+
+fn finish(kind: FinishKind) -> Delta {
+    Delta::Finish(FinishReason { kind, raw: "x".into() })
+}
+
+fn read(protocol: ToolProtocol, pieces: &[&str], end: Option<FinishKind>) -> Read {
+    let mut reader = CallReader::new(protocol, &tools()).unwrap();
+    let mut deltas = Vec::new();
+    for piece in pieces {
+        deltas.extend(reader.read(vec![Delta::Text((*piece).to_owned())]));
+    }
+    deltas.extend(reader.read(end.map(finish).into_iter().collect()));
+    deltas.extend(reader.finish());
+    let mut read = Read::default();
+    let mut indexes = Vec::new();
+    for delta in deltas {
+        let kind = match delta {
+            Delta::Text(text) => {
+                read.text.push_str(&text);
+                't'
+            }
+            Delta::Call(call) => {
+                assert!(call.begins && call.id.is_none());
+                let mark = if call.is_repaired { "~" } else { "" };
+                let (name, arguments) = (call.name.unwrap_or_default(), call.arguments.unwrap());
+                read.calls.push(format!("{mark}{name} {arguments}?"));
+                indexes.push(call.index.unwrap());
+                'c'
+            }
+            Delta::Seal { index, arguments: None } => {
+                let at = indexes.iter().position(|known| *known == index).unwrap();
+                assert_eq!(read.calls[at].pop(), Some('?'), "sealed twice");
+                's'
+            }
+            Delta::Problem(problem) => {
+                read.problems.push(problem.code);
+                continue;
+            }
+            Delta::Finish(_) => continue,
+            Delta::Seal { .. }
+            | Delta::Reasoning(_)
+            | Delta::Refusal(_)
+            | Delta::Metadata(_)
+            | Delta::Usage { .. }
+            | Delta::Error(_)
+            | Delta::Done => panic!("no such delta was given"),
+        };
+        if !(kind == 't' && read.order.ends_with('t')) {
+            read.order.push(kind);
+        }
+    }
+    read
+}
+
+/// Reads a text whole, in all pairs of pieces, and character by character.
+#[track_caller]
+fn read_all_cuts(protocol: ToolProtocol, text: &str, end: Option<FinishKind>) -> Read {
+    let whole = read(protocol, &[text], end);
+    let chars: Vec<&str> = text.split("").filter(|piece| !piece.is_empty()).collect();
+    assert_eq!(read(protocol, &chars, end), whole, "character by character: {text}");
+    for at in (0..text.len()).filter(|at| text.is_char_boundary(*at)) {
+        let (head, rest) = text.split_at(at);
+        assert_eq!(read(protocol, &[head, rest], end), whole, "cut at {at}: {text}");
+    }
+    whole
+}
+
+/// Checks text and calls after a good end.
+#[track_caller]
+fn check(protocol: ToolProtocol, text: &str, expected_text: &str, calls: &[&str]) {
+    let read = read_all_cuts(protocol, text, Some(FinishKind::Stop));
+    assert_eq!(read.text, expected_text, "{text}");
+    assert_eq!(read.calls, calls, "{text}");
+}
+
+/// Checks that a text has no call and stays as it is.
+#[track_caller]
+fn check_text(protocol: ToolProtocol, text: &str) {
+    let read = read_all_cuts(protocol, text, Some(FinishKind::Stop));
+    assert_eq!(read, Read { text: text.into(), order: read.order.clone(), ..Read::default() });
+}
+
+#[test]
+fn hermes() {
+    let f = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+    check(Hermes, f, "", &["f {\"a\":1}"]);
+    check(Hermes, &format!("\n{f}\n"), "", &["f {\"a\":1}"]);
+    check(Hermes, &format!("I look.\n{f}\n{f}\n"), "I look.\n", &["f {\"a\":1}"; 2]);
+    check(Hermes, &format!("A {f}\n\nthen {f}.\n"), "A \n\nthen .\n", &["f {\"a\":1}"; 2]);
+    check(Hermes, "<tool_call>{\"name\":\"no\"}</tool_call>", "", &["no {}"]);
+    // The closing tag within a string, and other tags.
+    check(
+        Hermes,
+        "<tool_call>{\"name\":\"g\",\"arguments\":{\"text\":\"</tool_call>\\\" <tool_call>\"}}</tool_call>x",
+        "x",
+        &["g {\"text\":\"</tool_call>\\\" <tool_call>\"}"],
+    );
+    // Several in one tag, a list, a missing or doubled closing tag.
+    let two = ["f {}", "clock {}"];
+    check(Hermes, "<tool_call>{\"name\":\"f\"}\n{\"name\":\"clock\"}</tool_call>", "", &two);
+    check(Hermes, "<tool_call>[{\"name\":\"f\"},{\"name\":\"clock\"}]</tool_call>", "", &two);
+    check(
+        Hermes,
+        "<tool_call>{\"name\":\"f\"}\n<tool_call>{\"name\":\"clock\"}</tool_call></tool_call>",
+        "",
+        &two,
+    );
+    // The form of Qwen3-Coder.
+    check(
+        Hermes,
+        "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>",
+        "",
+        &["f {\"a\":1}"],
+    );
+}
+
+#[test]
+fn mistakes_of_json_are_repaired() {
+    for (body, expected) in [
+        ("{'name': 'f', 'arguments': {'a': 1,}}", "~f {\"a\":1}"),
+        ("{\"name\": \"g\", \"arguments\": {\"text\": \"a\nb\"}}", "~g {\"text\":\"a\\nb\"}"),
+        ("{\"name\": \"f\", \"arguments\": {\"a\": 1}", "~f {\"a\":1}"),
+        ("{\"name\": \"f\", \"arguments\": {\"a\": 1}}}", "f {\"a\":1}"),
+        ("{\"name\": \"f\", \"arguments\": {\"a\": True}}", "~f {\"a\":true}"),
+        ("{\"name\": \"f\", \"arguments\": {\"a\": x}}", "f {\"a\": x}}"),
+        ("{\"name\": \"g\", \"arguments\": {\"text\": \"x}}\n", "g {\"text\": \"x}}\n"),
+    ] {
+        check(Hermes, &format!("a <tool_call>{body}</tool_call> b"), "a  b", &[expected]);
+    }
+}
+
+#[test]
+fn xml() {
+    let f = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n\
+             </function>\n</tool_call>";
+    check(Xml, f, "", &["f {\"a\":1,\"b\":\"2\"}"]);
+    check(Xml, &format!("x\n{f}\n{f}"), "x\n", &["f {\"a\":1,\"b\":\"2\"}"; 2]);
+    check(Xml, "<tool_call><function=clock>\n</function></tool_call>", "", &["clock {}"]);
+    // Without the outer tags, or with only one of them.
+    let clock = "<function=clock></function>";
+    for text in [clock, &format!("{clock}</tool_call>"), &format!("<tool_call>{clock}")] {
+        check(Xml, text, "", &["clock {}"]);
+    }
+    check(Xml, &format!("{clock}{clock} x"), " x", &["clock {}"; 2]);
+    check(Xml, "<tool_call>{\"name\":\"f\"}</tool_call>", "", &["f {}"]);
+    // Values with tags, line feeds and white space of their own.
+    for value in [
+        "</parameter> <b>",
+        "  a\n\nb ",
+        "</function>",
+        "<parameter=b>x</parameter> y",
+        "</tool_call>",
+        "é < </",
+        "",
+    ] {
+        check(
+            Xml,
+            &format!(
+                "<tool_call><function=g><parameter=text>\n{value}\n</parameter></function></tool_call>."
+            ),
+            ".",
+            &[&format!("g {}", json!({"text": value}))],
+        );
+    }
+    let call = "<tool_call><function=g><parameter=text>  x y </parameter></function></tool_call>";
+    check(Xml, call, "", &["g {\"text\":\"x y\"}"]);
+    // A closing tag is missing.
+    let call = "<function=g><parameter=text>x</function></tool_call>";
+    check(Xml, call, "", &["g {\"text\":\"x\"}"]);
+    check(
+        Xml,
+        "<function=g><parameter=text>x</parameter></tool_call>",
+        "",
+        &["g {\"text\":\"x\"}"],
+    );
+}
+
+#[test]
+fn react() {
+    let f = "Action: f\nAction Input: {\"a\": 1}";
+    check(React, f, "", &["f {\"a\": 1}"]);
+    check(React, &format!("Thought: so\n{f}\n"), "Thought: so\n", &["f {\"a\": 1}"]);
+    check(React, &format!("{f}\n{f}"), "", &["f {\"a\": 1}"; 2]);
+    check(React, "**Action:** `f`\n\n**Action Input:** {'a': 1}", "", &["~f {\"a\":1}"]);
+    check(React, "Action: f\nAction Input:\n```json\n{\"a\": 1}\n```\nx", "\nx", &["f {\"a\": 1}"]);
+    check(React, "Action: clock\nAction Input: None\n", "", &["clock {}"]);
+    check(React, "Action: clock", "", &["clock {}?"]);
+    check(React, "Action: g\nAction Input: \"Oslo, now\"\n", "", &["~g {\"text\":\"Oslo, now\"}"]);
+    check(React, "Action: f\nAction Input: Oslo\n", "", &["f Oslo"]);
+    check(React, "Thought: ok\nFinal Answer: 42", "Thought: ok\n42", &[]);
+    for text in [
+        "Action: the hero fights\nAction Input: x",
+        "An Action: f\nsays Action Input: {}",
+        "Action: f\nnothing",
+        "Actions: none",
+        "Observation: it is wet",
+    ] {
+        check_text(React, text);
+    }
+}
+
+#[test]
+fn what_the_model_imagines_as_a_result_is_dropped() {
+    let text = "Action: f\nAction Input: {\"a\": 1}\nObservation: 2\nAction: g\nAction Input: {}\n";
+    let read = read_all_cuts(React, text, Some(FinishKind::Stop));
+    assert_eq!((&*read.text, &read.calls[..]), ("", &["f {\"a\": 1}".to_owned()][..]));
+    assert_eq!(read.problems, ["imagined_results"]);
+    check(React, "Action: clock\nObservation: noon", "", &["clock {}"]);
+}
+
+#[test]
+fn pythonic() {
+    check(Pythonic, "[f(a=1), g(text=\"x\")]", "", &["f {\"a\":1}", "g {\"text\":\"x\"}"]);
+    check(Pythonic, "x: [f(a=1)] y", "x:  y", &["f {\"a\":1}"]);
+    check(Pythonic, "x\n[no(a=1,\n b='it\\'s')]", "x\n", &["no {\"a\":1,\"b\":\"it's\"}"]);
+    check(
+        Pythonic,
+        "[f(b=\"[(')\", **{'c-d': [1, {}]})]",
+        "",
+        &["f {\"b\":\"[(')\",\"c-d\":[1,{}]}"],
+    );
+    check(Pythonic, "[clock()]", "", &["clock {}"]);
+    check(Pythonic, "<|python_start|>[clock()]<|python_end|>\n", "", &["clock {}"]);
+    for call in [
+        "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"a\": 1}}<|eom_id|>",
+        "<|python_tag|>f.call(a=1)",
+        "{\"name\": \"f\", \"parameters\": {\"a\": 1}}",
+        "[{\"name\": \"f\", \"arguments\": {\"a\": 1}}]",
+    ] {
+        check(Pythonic, call, "", &["f {\"a\":1}"]);
+    }
+    let two = "<|python_tag|>{\"name\": \"clock\"}; {\"name\": \"f\"}";
+    check(Pythonic, two, "", &["clock {}", "f {}"]);
+    check(Pythonic, "[f(a=?)]", "", &["f a=?"]);
+    for text in [
+        "[1, 2]",
+        "[see](x) [no(a=1)]",
+        "[no(x)]",
+        "[no(a=1) for x in y]",
+        "[no(a==1)]",
+        "{\"name\": \"Bob\", \"age\": 3}",
+        "x {\"name\": \"f\", \"arguments\": {}}",
+        "[",
+        "[f",
+    ] {
+        check_text(Pythonic, text);
+    }
+}
+
+#[test]
+fn arrow() {
+    check(Arrow, "=>#f {\"a\": 1}", "", &["f {\"a\": 1}"]);
+    check(
+        Arrow,
+        "I look.\n=>#f\n{\"a\": {\"b\": \"}\"}} x",
+        "I look.\n x",
+        &["f {\"a\": {\"b\": \"}\"}}"],
+    );
+    check(Arrow, "=>#no-tool {'a': 1}", "", &["~no-tool {\"a\":1}"]);
+    let read = read_all_cuts(Arrow, "=>#f {}\n=>#g {}\nx", Some(FinishKind::Stop));
+    assert_eq!((&*read.text, &read.calls[..]), ("\nx", &["f {}".to_owned()][..]));
+    assert_eq!(read.problems, ["second_call"]);
+    for text in ["a =>#f {}", "=> #f {}", "=>#f [1]", "=>#{}", "=>#f", "    =>#f {}"] {
+        check_text(Arrow, text);
+    }
+}
+
+/// A call of each protocol.
+const CALLS: [(ToolProtocol, &str); 6] = [
+    (Hermes, "<tool_call>{\"name\": \"clock\", \"arguments\": {}}</tool_call>"),
+    (Xml, "<tool_call><function=clock></function></tool_call>"),
+    (React, "Action: clock\nAction Input: {}\n"),
+    (Pythonic, "[clock()]"),
+    (Pythonic, "<|python_tag|>{\"name\": \"clock\", \"parameters\": {}}"),
+    (Arrow, "=>#clock {}"),
+];
+
+#[test]
+fn nothing_in_code_quotes_results_or_reasoning_is_a_call() {
+    for (protocol, call) in CALLS {
+        check(protocol, call, "", &["clock {}"]);
+        let quoted = call.lines().map(|line| format!("> {line}\n")).collect::<String>();
+        for text in [
+            format!("```\n{call}\n```"),
+            format!("So:\n\n~~~xml\nx\n{call}\n~~~\n"),
+            format!("```\n{call}"),
+            quoted,
+            format!("<think>\n{call}\n</think>"),
+            format!("<tool_response>\n{call}\n</tool_response>"),
+        ] {
+            check_text(protocol, &text);
+        }
+        if !call.contains('\n') {
+            check_text(protocol, &format!("as `{call}` says"));
+        }
+        // What follows is read again.
+        let after = format!("```\n{call}\n```\n{call}");
+        check(protocol, &after, &format!("```\n{call}\n```\n"), &["clock {}"]);
+        // Reasoning passes unread.
+        let mut reader = CallReader::new(protocol, &tools()).unwrap();
+        let reasoning = vec![Delta::Reasoning(call.to_owned())];
+        assert_eq!(reader.read(reasoning.clone()), reasoning);
+        assert_eq!(reader.finish(), []);
+    }
+}
+
+#[test]
+fn prose_about_the_protocol_stays_text() {
+    for text in ["the <tool_call> tag", "a < b", "<tool", "<tool_calls>", "x <tool_call>: y"] {
+        check_text(Hermes, text);
+    }
+    for text in ["<function=NAME> opens it", "<functions>"] {
+        check_text(Xml, text);
+    }
+}
+
+#[test]
+fn a_missing_end_is_accepted_at_a_good_end_and_is_no_seal() {
+    for (protocol, text, expected) in [
+        (Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}", "f {\"a\":1}?"),
+        (Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}", "f {\"a\": 1}?"),
+        (Xml, "<tool_call><function=f><parameter=a>1</parameter>", "f {\"a\":1}?"),
+        (Pythonic, "[f(a=1)", "f {\"a\":1}"),
+    ] {
+        for end in [Some(FinishKind::Stop), Some(FinishKind::Length), None] {
+            let read = read_all_cuts(protocol, text, end);
+            assert_eq!((&*read.text, &read.calls[..]), ("", &[expected.to_owned()][..]), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_call_that_is_cut_off_never_leaks_and_is_never_sealed() {
+    let calls = [
+        (
+            Hermes,
+            "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1, \"b\": \"x\"}}</tool_call>",
+        ),
+        (Xml, "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"),
+        (React, "Action: f\nAction Input: {\"a\": 1}\n"),
+        (Pythonic, "[f(a=1)]"),
+        (Pythonic, "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"a\": 1}}"),
+        (Arrow, "=>#f {\"a\": 1}"),
+    ];
+    for (protocol, call) in calls {
+        let whole = read(protocol, &[call], Some(FinishKind::Length));
+        assert_eq!((whole.calls.len(), whole.text.as_str()), (1, ""));
+        for length in 0..call.len() {
+            let read = read_all_cuts(protocol, &call[..length], Some(FinishKind::Length));
+            assert!(read.text.len() <= 1, "{:?} of {}", read.text, &call[..length]);
+            let sealed = read.calls.iter().any(|call| !call.ends_with('?'));
+            assert!(!sealed || read.calls == whole.calls, "{read:?} of {}", &call[..length]);
+        }
+    }
+}
+
+#[test]
+fn a_call_is_sealed_at_its_end_and_text_is_held_back_no_longer_than_it_may_begin_one() {
+    let mut reader = CallReader::new(Hermes, &tools()).unwrap();
+    let mut read = |text: &str| {
+        let deltas = reader.read(vec![Delta::Text(text.into())]);
+        let kinds = deltas.into_iter().map(|delta| {
+            if let Delta::Text(text) = delta {
+                return text;
+            }
+            if matches!(delta, Delta::Call(_)) { "call".into() } else { "seal".into() }
+        });
+        kinds.collect::<Vec<_>>()
+    };
+    assert_eq!(read("I "), ["I "]);
+    assert_eq!(read("look <to"), ["look "]);
+    assert_eq!(read("p> <tool_call"), ["<top> "]);
+    assert_eq!(read(">{\"name\": \"f\"}"), ["call"]);
+    assert_eq!(read("</tool_call"), Vec::<String>::new());
+    assert_eq!(read(">"), ["seal"]);
+    assert_eq!(read("\n"), Vec::<String>::new());
+    assert_eq!(read("Done"), ["\nDone"]);
+}
+
+#[test]
+fn without_tools_or_with_native_calls_there_is_no_reader() {
+    let none: Arc<[ToolDefinition]> = Arc::new([]);
+    assert!(CallReader::new(Hermes, &none).is_none());
+    assert!(CallReader::new(ToolProtocol::Native, &tools()).is_none());
+}
+
+/// Pieces of which responses are made: parts of all protocols, and what confuses a reader.
+fn pieces() -> impl Strategy<Value = String> {
+    let words = [
+        "<tool_call>",
+        "</tool_call>",
+        "<function=f>",
+        "</function>",
+        "<parameter=a>",
+        "</parameter>",
+        "{\"name\": \"f\", \"arguments\": {\"a\": 1}}",
+        "{\"name\": \"f\"",
+        "{",
+        "}",
+        "[",
+        "]",
+        "\"",
+        "'",
+        "Action: f\n",
+        "Action Input:",
+        "Observation:",
+        "Final Answer:",
+        "[f(a=1)",
+        ", g(text='x')]",
+        "<|python_tag|>",
+        "=>#f ",
+        "=>#",
+        "\n",
+        " ",
+        "```",
+        "`",
+        "> ",
+        "<think>",
+        "</think>",
+        "é",
+        "<",
+        "f",
+        "\\",
+        ",",
+        "(",
+        ")",
+        "text",
+        "<tool_response>",
+        "</tool_response>",
+        "1",
+        "\u{2028}",
+        "**Action:** f",
+    ];
+    proptest::collection::vec(proptest::sample::select(words.to_vec()), 0..14)
+        .prop_map(|words| words.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 2_000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn every_cut_gives_the_same(
+        text in pieces(),
+        protocol in proptest::sample::select(vec![Hermes, Xml, React, Pythonic, Arrow]),
+        cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..6),
+        end in proptest::sample::select(vec![Some(FinishKind::Stop), Some(FinishKind::Length), None]),
+    ) {
+        let whole = read(protocol, &[&text], end);
+        let mut places: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+        places.retain(|place| text.is_char_boundary(*place));
+        places.sort_unstable();
+        let mut cut = Vec::new();
+        let mut from = 0;
+        for place in places {
+            cut.push(&text[from..place]);
+            from = place;
+        }
+        cut.push(&text[from..]);
+        prop_assert_eq!(&read(protocol, &cut, end), &whole);
+        let chars: Vec<&str> = text.split("").filter(|piece| !piece.is_empty()).collect();
+        prop_assert_eq!(&read(protocol, &chars, end), &whole);
+    }
+}
