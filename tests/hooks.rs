@@ -258,10 +258,13 @@ const SERVICES: [(&str, Expected); 9] = [
     ("missing", Expected::Failure),
 ];
 
+/// Returns the table of a hook.
+type HookTable<'t> = &'t dyn Fn(&Folder, &Services) -> String;
+
 /// Checks one case of the matrix: a run in which each tool is called once.
 async fn check_before(
     what: &str,
-    (hook, expected): (&dyn Fn(&Folder, &Services) -> String, Expected),
+    (hook, expected): (HookTable<'_>, Expected),
     (ignores_failure, approval, is_indirect): (bool, &str, bool),
     rust: Option<RustHook>,
 ) {
