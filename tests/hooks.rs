@@ -587,3 +587,71 @@ async fn a_hook_that_is_not_registered_stops_the_start() {
         assert!(host.await.unwrap_err().to_string().contains("hook \"h\": "));
     }
 }
+
+/// Returns a table of a hook that runs this script.
+fn program_hook(folder: &Folder, on: &str, script: &str) -> String {
+    folder.script(on, script);
+    format!("[[hooks]]\non = \"{on}\"\nkind = \"command\"\ncommand = [\"./{on}\"]\n")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_is_changed_for_the_model_and_not_in_the_history() {
+    let folder = Folder::new();
+    let services = Services::start(&folder.path).await;
+    let mut text = folder.tools(&services.origin, "never");
+    let answer = r#"{"verdict":"allow","parameters":{"system":"Be brief.","temperature":0.5},
+        "messages":[{"role":"user","content":"[redacted]"}]}"#;
+    let script = format!("cat > request.in; echo '{}'", answer.replace('\n', ""));
+    text.push_str(&program_hook(&folder, "before_request", &script));
+    text.push_str(&program_hook(
+        &folder,
+        "run_end",
+        "cat > run_end.part; mv run_end.part run_end.in; exit 2",
+    ));
+    let model = FakeModel::replies([ModelReply::text("one"), ModelReply::text("two")]);
+    let host = folder.host(&text, model.clone()).start().await.unwrap();
+    let session = host.open_session(OpenSession::default()).await.unwrap();
+    let report = session.run("my secret").await.unwrap();
+    assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "one"));
+    assert_eq!(session.run("again").await.unwrap().text, "two");
+    for request in model.requests() {
+        assert_eq!(request.system.as_deref(), Some("Be brief."));
+        assert_eq!((request.temperature, request.messages.len()), (Some(0.5), 1));
+        assert!(format!("{:?}", request.messages).contains("[redacted]"));
+    }
+    let snapshot = session.snapshot().await.unwrap();
+    let history = format!("{:?}", snapshot.history);
+    assert!(history.contains("my secret") && !history.contains("[redacted]"), "{history}");
+    let read = |name: &str| std::fs::read_to_string(folder.path.join(name)).unwrap();
+    let asked: Value = serde_json::from_str(&read("request.in")).unwrap();
+    assert_eq!((&asked["on"], &asked["turn"]), (&json!("before_request"), &json!(2)));
+    assert_eq!(asked["messages"][0]["content"], "my secret");
+    assert_eq!(asked["parameters"]["temperature"], Value::Null);
+    let metrics = host.metrics_page().unwrap();
+    assert!(!metrics.contains("reason=\"unexplained\"} 1"), "{metrics}");
+    // The shutdown waits until hooks are told of the end.
+    host.shutdown().await;
+    let told: Value = serde_json::from_str(&read("run_end.in")).unwrap();
+    assert_eq!((&told["on"], &told["run_end"]), (&json!("run_end"), &json!("answered")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_before_a_request_or_after_a_turn_ends_the_run() {
+    for (on, requests, ran) in [("before_request", 0, 0), ("after_turn", 1, TOOLS.len())] {
+        for script in ["echo enough >&2; exit 2", "exit 1", "echo '{\"verdict\":\"ask\"}'"] {
+            let folder = Folder::new();
+            let services = Services::start(&folder.path).await;
+            let mut text = folder.tools(&services.origin, "never");
+            text.push_str(&program_hook(&folder, on, script));
+            let model = model(false);
+            let host = folder.host(&text, model.clone()).start().await.unwrap();
+            let (report, _) = run(&host).await;
+            assert_eq!(report.run_end, RunEnd::Refused, "{on} {script}");
+            let error = report.error.unwrap();
+            let reason = if script.contains("enough") { "enough" } else { "failed: " };
+            assert!(error.code == "hook" && error.message.contains(reason), "{error:?}");
+            assert_eq!((model.requests().len(), folder.ran().len()), (requests, ran), "{on}");
+            host.shutdown().await;
+        }
+    }
+}

@@ -59,6 +59,8 @@ pub enum TurnEnd {
     Finished,
     /// The model or the service refused to answer.
     Refused,
+    /// A hook refused the request, or to go on after the turn.
+    RefusedByHook(RunError),
     /// No attempt gave a response, or the response violated a hard limit.
     Failed(RunError),
     /// The turn was cancelled.
@@ -291,6 +293,15 @@ pub enum Record {
     HooksDecided {
         /// The call.
         key: CallKey,
+        /// The point.
+        on: HookPoint,
+        /// The decision.
+        decision: Arc<HookDecision>,
+    },
+    /// Hooks decided about the request of a turn, or about the finished turn.
+    TurnHooksDecided {
+        /// The session's turn.
+        turn: u32,
         /// The point.
         on: HookPoint,
         /// The decision.

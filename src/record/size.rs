@@ -2,7 +2,7 @@
 
 use super::{JournalEntry, Record};
 use crate::message::{content_bytes, json_bytes};
-use crate::types::{Question, QuestionKind, ResultPart, ToolOutcome};
+use crate::types::{HookDecision, Question, QuestionKind, ResultPart, ToolOutcome};
 
 /// Bytes of a record besides its texts: names, numbers and times.
 const FRAME_BYTES: usize = 160;
@@ -35,8 +35,9 @@ impl JournalEntry {
             Record::ApprovalGiven { content, .. } => {
                 content.as_ref().map_or(0, |content| json_bytes(content))
             }
-            Record::HooksDecided { decision, .. } => {
-                let values = [&decision.arguments, &decision.result].into_iter().flatten();
+            Record::HooksDecided { decision, .. } | Record::TurnHooksDecided { decision, .. } => {
+                let HookDecision { arguments, result, messages, parameters, .. } = &**decision;
+                let values = [arguments, result, messages, parameters].into_iter().flatten();
                 let message = decision.message.as_ref().map_or(0, |message| message.len());
                 values.map(|value| json_bytes(value)).sum::<usize>() + message
             }

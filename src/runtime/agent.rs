@@ -24,7 +24,7 @@ use crate::tool::{
 #[cfg(feature = "server")]
 use crate::tool::{ListedTool, definition_tokens, list_tools};
 use crate::turn::{HookScope, TurnRules};
-use crate::types::{READ_VAR, Secrets, Wire};
+use crate::types::{HookPoint, READ_VAR, Secrets, Wire};
 use crate::wire::{ToolChoice, ToolDefinition};
 
 /// The number of tools above which `tool_loading = "auto"` offers them by a search.
@@ -110,7 +110,7 @@ impl Agent {
             fixed_tokens: fixed_tokens(&blank),
             system_tokens: system_tokens(&blank),
             context: agent.context.clone(),
-            hooks: hooks.iter().filter_map(call_scope).collect(),
+            hooks: hooks.iter().filter_map(turn_scope).collect(),
             models: Arc::new(plans),
         };
         Self {
@@ -535,10 +535,10 @@ fn is_searched(name: &str, patterns: &[ToolPattern]) -> bool {
     !is_own && matching.peek().is_some() && matching.all(|pattern| !pattern.is_name())
 }
 
-/// Returns the calls that a hook is asked about, if it is asked about calls.
-fn call_scope(hook: &RegisteredHook) -> Option<HookScope> {
+/// Returns what a hook is asked about in turns. At the end of a run no turn is open.
+fn turn_scope(hook: &RegisteredHook) -> Option<HookScope> {
     let RegisteredHook { rule, .. } = hook;
-    rule.on.concerns_call().then(|| HookScope { on: rule.on, tools: rule.tools.clone() })
+    (rule.on != HookPoint::RunEnd).then(|| HookScope { on: rule.on, tools: rule.tools.clone() })
 }
 
 /// Returns the names of the tools that are only found by a search.

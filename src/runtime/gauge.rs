@@ -81,6 +81,8 @@ pub(super) struct Gauges {
     pub(super) tools: Gauge,
     pub(super) waiting: Gauge,
     pub(super) abandoned: Gauge,
+    /// Notes to hooks that a run has ended.
+    pub(super) hook_notes: Gauge,
 }
 
 #[cfg(test)]

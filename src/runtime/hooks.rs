@@ -1,15 +1,23 @@
 //! Asks the hooks of an agent, each within its time limit.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use serde_json::json;
 use tokio::time::{Instant, timeout};
 
 use super::agent::Agent;
+use super::model::ModelRequest;
 use super::task;
+use crate::context::{History, ResultCut};
+use crate::session::RunSummary;
 use crate::telemetry::Telemetry;
 use crate::tool::{HookAnswer, HookError, HookInput, RegisteredHook};
-use crate::turn::{HookChain, HookOutcome, HookRequest, sha256};
-use crate::types::{HookDecision, RunId, SessionId};
+use crate::turn::{
+    ChangedParameters, EndedTurn, HookChain, HookOutcome, HookRequest, changed_messages, sha256,
+};
+use crate::types::{HookDecision, HookPoint, RunId, SessionId};
+use crate::wire::PromptChange;
 
 /// What is asked at a point of a run.
 pub(super) struct HookQuestion {
@@ -19,27 +27,63 @@ pub(super) struct HookQuestion {
 }
 
 impl HookQuestion {
-    /// Makes the question about a call.
-    pub(super) fn about_call(
+    /// Makes the question of a turn.
+    pub(super) fn of_turn(
         request: HookRequest,
         (session, run, turn): (&SessionId, &RunId, u32),
+        model_request: Option<&ModelRequest>,
         agent: &Arc<Agent>,
         telemetry: &Telemetry,
     ) -> Self {
-        let HookRequest { on, call, outcome } = request;
+        let HookRequest { on, call, outcome, ended } = request;
         let name = Arc::clone(&agent.name);
         let mut input = HookInput::new(on, session.clone(), run.clone(), turn, name);
-        input.tool_id = Some(call.key.to_string());
-        input.arguments_sha256 = Some(sha256(&call.arguments));
-        input.arguments = Some(call.arguments);
+        let mut tool = None;
+        if let Some(call) = call {
+            input.tool_id = Some(call.key.to_string());
+            input.arguments_sha256 = Some(sha256(&call.arguments));
+            input.arguments = Some(call.arguments);
+            tool = agent.rules.tools.get(&*call.name).cloned();
+            input.tool_name = Some(call.name);
+        }
         if let Some(outcome) = outcome {
             input.status = Some(outcome.status);
             input.result = Some(Arc::new((&*outcome.content).into()));
         }
-        let tool = agent.rules.tools.get(&*call.name).cloned();
-        input.tool_name = Some(call.name);
+        if let Some(EndedTurn { message, results }) = ended {
+            let text = message.as_ref().map_or("", |message| &message.text);
+            input.result = Some(Arc::new(text.into()));
+            let mut history = History::new();
+            let cut = ResultCut { bytes_max: usize::MAX, references: false };
+            history.commit(turn, message.as_ref(), &results, cut);
+            input.messages = Some(Arc::new(json!(history.messages())));
+        }
+        if let Some(request) = model_request.filter(|_| on == HookPoint::BeforeRequest) {
+            let ModelRequest { system, temperature, max_output_tokens, messages, .. } = request;
+            input.messages = Some(Arc::new(json!(messages)));
+            let parameters = json!({
+                "system": system, "temperature": temperature, "max_output_tokens": max_output_tokens,
+            });
+            input.parameters = Some(Arc::new(parameters));
+        }
         let bytes_max = agent.rules.limits.max_arguments_bytes;
         let chain = HookChain::new(input, tool, bytes_max);
+        Self { agent: Arc::clone(agent), chain, telemetry: telemetry.clone() }
+    }
+
+    /// Makes the note for hooks that a run has ended.
+    pub(super) fn of_run_end(
+        summary: &RunSummary,
+        (session, turn): (&SessionId, u32),
+        agent: &Arc<Agent>,
+        telemetry: &Telemetry,
+    ) -> Self {
+        let (on, name) = (HookPoint::RunEnd, Arc::clone(&agent.name));
+        let mut input = HookInput::new(on, session.clone(), summary.run_id.clone(), turn, name);
+        input.result = Some(Arc::new(summary.text.as_str().into()));
+        input.run_end = Some(summary.end);
+        input.error.clone_from(&summary.error);
+        let chain = HookChain::new(input, None, 0);
         Self { agent: Arc::clone(agent), chain, telemetry: telemetry.clone() }
     }
 
@@ -71,6 +115,24 @@ impl HookQuestion {
 fn is_asked(hook: &RegisteredHook, input: &HookInput) -> bool {
     let concerns_tool = |name: &Arc<str>| hook.rule.concerns_tool(name);
     hook.rule.on == input.on && input.tool_name.as_ref().is_none_or(concerns_tool)
+}
+
+/// Returns the request with the messages and parameters of hooks.
+pub(super) fn changed_request(request: &ModelRequest, decision: &HookDecision) -> ModelRequest {
+    let mut request = request.clone();
+    request.prompt_change = Some(PromptChange::Hook);
+    // Both were checked when the hook answered.
+    let messages =
+        decision.messages.as_deref().and_then(|messages| changed_messages(messages).ok());
+    request.messages = messages.unwrap_or(request.messages);
+    let parameters = decision.parameters.as_deref();
+    let changed = parameters.and_then(|parameters| ChangedParameters::parse(parameters).ok());
+    let ChangedParameters { system, temperature, max_output_tokens } = changed.unwrap_or_default();
+    request.system = system.or(request.system);
+    request.temperature = temperature.or(request.temperature);
+    request.max_output_tokens =
+        max_output_tokens.map(NonZeroU32::get).or(request.max_output_tokens);
+    request
 }
 
 async fn ask_one(hook: &RegisteredHook, input: &HookInput) -> Result<HookAnswer, HookError> {

@@ -201,8 +201,8 @@ pub(super) enum AccumulatorMessage {
     QuestionWithdrawn { key: CallKey, number: u32 },
     /// The values of the references of a call were read.
     ReferencesRead { key: CallKey, values: Result<ReferenceValues, ReferenceError> },
-    /// Hooks have decided about a call.
-    HooksDecided { key: CallKey, on: HookPoint, decision: HookDecision },
+    /// Hooks have decided about a call, or without a key about the turn.
+    HooksDecided { turn: u32, key: Option<CallKey>, on: HookPoint, decision: HookDecision },
     /// Calls have ended. Their completions are in the accumulator's [`CompletionQueue`].
     ToolsFinished,
     /// Stop: the tool supervisor has ended and no other turn begins.

@@ -636,6 +636,8 @@ impl Host {
             let _ = timeout(END_MAX, shared.gauges.runs.wait_zero()).await;
         }
         let _ = timeout(*cancel_grace + END_MAX, shared.gauges.tools.wait_zero()).await;
+        // Each hook has its own time limit.
+        shared.gauges.hook_notes.wait_zero().await;
         shared.tool_servers.close().await;
         // A host actor that is gone was shut down before.
         let _ = link.host.stop_and_wait(None, Some(END_MAX)).await;

@@ -50,7 +50,8 @@ pub fn open_approvals<'a>(
             | Record::ResponseEnded { .. }
             | Record::CallIntended { .. }
             | Record::CallReported { .. }
-            | Record::HooksDecided { .. } => {}
+            | Record::HooksDecided { .. }
+            | Record::TurnHooksDecided { .. } => {}
         }
     }
     open.into_values().collect()

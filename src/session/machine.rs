@@ -285,9 +285,9 @@ impl Session {
                 self.apply_turn_record(*turn)?;
                 self.note_request(prompt.or(self.context.requested.hash));
             }
-            Record::AttemptFailed { turn, .. } | Record::ResponseEnded { turn, .. } => {
-                self.apply_turn_record(*turn)?
-            }
+            Record::AttemptFailed { turn, .. }
+            | Record::ResponseEnded { turn, .. }
+            | Record::TurnHooksDecided { turn, .. } => self.apply_turn_record(*turn)?,
             Record::TurnCommitted { turn, .. } => {
                 self.apply_turn_record(*turn)?;
                 self.references.add_commit(*turn, at.seq);

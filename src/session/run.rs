@@ -132,6 +132,10 @@ impl Run {
             // The turn has recorded the limit.
             TurnEnd::Cancelled(CancelReason::Budget) => end(RunEnd::Budget, text),
             TurnEnd::Refused => end(RunEnd::Refused, text),
+            TurnEnd::RefusedByHook(error) => {
+                let (end, error) = (RunEnd::Refused, Some(error.clone()));
+                FollowUp { limits: Vec::new(), next: RunNext::End { end, text, error } }
+            }
             TurnEnd::Failed(error) => {
                 let error = Some(error.clone());
                 FollowUp {

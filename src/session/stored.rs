@@ -212,6 +212,7 @@ impl<'a> SessionReader<'a> {
             | Record::CallIntended { .. }
             | Record::CallReported { .. }
             | Record::HooksDecided { .. }
+            | Record::TurnHooksDecided { .. }
             | Record::CallEnded { .. }
             | Record::ApprovalAsked { .. }
             | Record::ApprovalGiven { .. }

@@ -27,13 +27,16 @@ pub use attempt::{
 pub use breach::{Breach, Invariant};
 pub use reader::TIME_FALL_MAX_MS;
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use crate::config::RunOverrides;
 use crate::event::{StatsReport, TurnSummary};
 use crate::record::{ContextChange, StopMode, TurnEnd};
 use crate::types::{
-    CallKey, Content, Execution, RunEnd, RunError, RunId, Seq, SessionId, ToolCall, Usage,
+    CallKey, Content, Execution, HookDecision, HookPoint, RunEnd, RunError, RunId, Seq, SessionId,
+    ToolCall, Usage,
 };
 
 /// The location of a record in a journal.
@@ -232,6 +235,8 @@ pub struct TurnTranscript<'a> {
     pub number: u32,
     /// Its attempts, in their order.
     pub attempts: Vec<AttemptTranscript<'a>>,
+    /// Decisions of hooks about its request, or about the whole turn.
+    pub hooks: Vec<RecordedHooks<'a>>,
     /// The commit. `None` while it is open.
     pub commit: Option<TurnCommit<'a>>,
 }
@@ -295,6 +300,12 @@ impl<'a> TurnTranscript<'a> {
     #[must_use]
     pub fn attempt(&self) -> Option<&AttemptTranscript<'a>> {
         self.attempts.last()
+    }
+
+    /// Returns the last decision of hooks at this point.
+    #[must_use]
+    pub fn hook_decision(&self, on: HookPoint) -> Option<&'a Arc<HookDecision>> {
+        self.hooks.iter().rfind(|hooks| hooks.on == on).map(|hooks| hooks.decision)
     }
 
     /// Returns the response that is kept: that of the last attempt.

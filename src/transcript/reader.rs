@@ -152,6 +152,11 @@ impl<'a> Transcript<'a> {
                     call.hooks.push(RecordedHooks { at, on: *on, decision });
                 }
             }
+            Record::TurnHooksDecided { turn, on, decision } => {
+                if let Some(turn) = self.turn(at, *turn) {
+                    turn.hooks.push(RecordedHooks { at, on: *on, decision });
+                }
+            }
             Record::CallEnded {
                 call: label,
                 outcome,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::effect::{AttemptPlan, PermitReply, TurnAction, TurnEnd};
 use super::spec::TurnRules;
+use super::turn_hooks::HookStage;
 use super::{Turn, TurnStage};
 use crate::event::Event;
 use crate::record::{Record, ResponseDisposition};
@@ -135,8 +136,7 @@ impl Turn {
         self.attempt.plan = plan.clone();
         self.attempt.requested_at = self.clock.now() + plan.wait;
         self.attempt.first_delta_at = None;
-        self.clock.request_started();
-        self.effects.perform(TurnAction::Request(plan));
+        self.request_or_ask(plan);
     }
 
     pub(super) fn model_name(&self, plan: &AttemptPlan) -> String {
@@ -256,6 +256,8 @@ impl Turn {
             return;
         }
         if reduced {
+            // The context is another one.
+            self.hooks.before_request = HookStage::NotAsked;
             let plan = self.retry.same_model();
             self.request_again(plan, error.message);
         } else {

@@ -10,10 +10,10 @@ use super::committed::TurnRecord;
 use super::started_calls::CallStartState;
 use crate::context::Variables;
 use crate::event::Event;
-use crate::record::Record;
+use crate::record::{Record, ResponseMessage};
 use crate::types::{
-    Answer, ApprovalPhase, CallKey, HookPoint, Judgement, ProviderError, Reference, ToolCall,
-    ToolOutcome, Verdict,
+    Answer, ApprovalPhase, CallKey, HookDecision, HookPoint, Judgement, ProviderError, Reference,
+    ToolCall, ToolOutcome, ToolResult, Verdict,
 };
 
 pub use crate::record::{CancelReason, TurnEnd};
@@ -49,11 +49,13 @@ pub enum TurnAction {
         /// The maximum number of bytes of all values together.
         bytes_max: usize,
     },
-    /// Ask the hooks about a call. The answer is
+    /// Ask hooks about a call, or about the turn. The answer is
     /// [`handle_hook_decision`](super::Turn::handle_hook_decision).
     AskHooks(Box<HookRequest>),
-    /// Drop the question to the hooks of a call: the decision is not needed.
-    WithdrawHooks(CallKey),
+    /// Drop the question to hooks about a call, or about the turn: the decision is not needed.
+    WithdrawHooks(Option<CallKey>),
+    /// Put the messages and parameters of hooks into the request that follows, and into later ones.
+    ChangeRequest(Arc<HookDecision>),
     /// Request a permit of the call's tool, whose concurrency is limited by the host. The answer is
     /// [`handle_tool_permit`](super::Turn::handle_tool_permit).
     RequestToolPermit {
@@ -86,10 +88,21 @@ pub enum TurnAction {
 pub struct HookRequest {
     /// The point.
     pub on: HookPoint,
-    /// The call, with its final arguments.
-    pub call: ToolCall,
+    /// The call, with its final arguments. `None`: the turn.
+    pub call: Option<ToolCall>,
     /// Its result, if its tool has answered.
     pub outcome: Option<ToolOutcome>,
+    /// The response of a turn that has ended, with the results of its calls.
+    pub ended: Option<EndedTurn>,
+}
+
+/// A turn with all its results.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EndedTurn {
+    /// The message of the response.
+    pub message: Option<Arc<ResponseMessage>>,
+    /// The results, in call order.
+    pub results: Vec<ToolResult>,
 }
 
 /// A call that starts.

@@ -1,14 +1,18 @@
 //! Combines the answers of the hooks that are asked at one point: each sees what the one before left, and the
 //! strictest verdict applies.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::config::{HookFailure, HookRule};
+use crate::context::{History, InitialHistory};
+use crate::message::MessageList;
 use crate::tool::{HookAnswer, HookError, HookInput, ToolSpec};
-use crate::types::{HookDecision, HookVerdict, RESULT_BYTES_MAX, excerpt};
+use crate::types::{HookDecision, HookPoint, HookVerdict, RESULT_BYTES_MAX, excerpt};
 
 /// Maximum number of characters of a message.
 const MESSAGE_CHARS_MAX: usize = 2000;
@@ -83,10 +87,10 @@ impl HookChain {
         }
     }
 
-    /// Returns whether the decision is made.
+    /// Returns whether the decision is made. At the end of a run there is none: every hook is told.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.decision.verdict == HookVerdict::Refuse
+        self.decision.verdict == HookVerdict::Refuse && self.input.on != HookPoint::RunEnd
     }
 
     /// Returns the decision.
@@ -109,6 +113,12 @@ impl HookChain {
                 "the result of its answer has {result_bytes} bytes, more than {RESULT_BYTES_MAX}"
             )));
         }
+        if let Some(messages) = &answer.messages {
+            changed_messages(messages)?;
+        }
+        if let Some(parameters) = &answer.parameters {
+            ChangedParameters::parse(parameters)?;
+        }
         let Some(arguments) = &answer.arguments else { return Ok(answer) };
         let bytes = arguments.to_string().len();
         if bytes > self.arguments_bytes_max {
@@ -128,7 +138,7 @@ impl HookChain {
     }
 
     fn apply(&mut self, rule: &HookRule, answer: HookAnswer) {
-        let HookAnswer { verdict, message, arguments, result, .. } = answer;
+        let HookAnswer { verdict, message, arguments, result, messages, parameters, .. } = answer;
         if verdict > self.decision.verdict {
             self.decision.verdict = verdict;
             self.decision.hook = Some(rule.name.as_str().into());
@@ -144,6 +154,69 @@ impl HookChain {
             self.input.result = Some(Arc::clone(&result));
             self.decision.result = Some(result);
         }
+        if let Some(messages) = messages.map(Arc::new) {
+            self.input.messages = Some(Arc::clone(&messages));
+            self.decision.messages = Some(messages);
+        }
+        if let Some(changed) = parameters {
+            let mut before = self.input.parameters.as_deref().cloned().unwrap_or_default();
+            merge(&mut before, &changed);
+            self.input.parameters = Some(Arc::new(before));
+            let mut all = self.decision.parameters.as_deref().cloned().unwrap_or_default();
+            merge(&mut all, &changed);
+            self.decision.parameters = Some(Arc::new(all));
+        }
+    }
+}
+
+/// The parameters that a hook has changed. An absent one stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChangedParameters {
+    /// The system text.
+    pub system: Option<String>,
+    /// The sampling temperature.
+    pub temperature: Option<f64>,
+    /// Maximum length of the answer in tokens.
+    pub max_output_tokens: Option<NonZeroU32>,
+}
+
+impl ChangedParameters {
+    /// Parses the parameters of an answer.
+    ///
+    /// # Errors
+    /// If they are not an object of this form.
+    pub fn parse(value: &Value) -> Result<Self, HookError> {
+        Self::deserialize(value).map_err(|error| {
+            HookError::new(format!("the parameters of its answer are invalid: {error}"))
+        })
+    }
+}
+
+/// Returns the messages of a hook as those of a request.
+///
+/// # Errors
+/// If they are not a list of messages that can be sent to a model.
+pub fn changed_messages(value: &Value) -> Result<MessageList, HookError> {
+    let wrong = |problem: &dyn std::fmt::Display| {
+        HookError::new(format!("the messages of its answer are invalid: {problem}"))
+    };
+    let messages = value.as_array().ok_or_else(|| wrong(&"they are not a list"))?;
+    let parsed = InitialHistory::parse(messages).map_err(|error| wrong(&error))?;
+    let history = History::from_initial(parsed);
+    if history.messages().is_empty() || history.initial_calls().is_some() {
+        return Err(wrong(&"they must end with a message of a user or a tool"));
+    }
+    Ok(history.request_messages().0)
+}
+
+/// Adds the members of an object to another one.
+fn merge(object: &mut Value, members: &Value) {
+    if !object.is_object() {
+        *object = Value::Object(Default::default());
+    }
+    if let (Some(object), Some(members)) = (object.as_object_mut(), members.as_object()) {
+        object.extend(members.clone());
     }
 }
 
@@ -160,7 +233,7 @@ mod tests {
 
     use super::*;
     use crate::tool::InputSchema;
-    use crate::types::{HookPoint, RunId, SessionId};
+    use crate::types::{RunId, SessionId};
 
     fn chain(on: HookPoint) -> HookChain {
         let (session, run) = (SessionId::parse("s").unwrap(), RunId("r".into()));

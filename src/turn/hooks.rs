@@ -46,16 +46,22 @@ fn is_ask(decision: Option<&HookDecision>) -> bool {
 }
 
 impl Turn {
-    /// Handles the decision of the hooks that were asked about a call. Ignores a decision that no call waits
-    /// for.
+    /// Handles the decision of the hooks that were asked about a call, or without a key about the turn. Ignores a
+    /// decision that is not waited for.
     pub fn handle_hook_decision(
         &mut self,
         now: Duration,
-        key: CallKey,
+        key: Option<CallKey>,
         on: HookPoint,
         decision: HookDecision,
     ) {
         self.clock.advance(now);
+        let Some(key) = key else {
+            if self.decide_turn_hooks(on, decision) {
+                self.advance();
+            }
+            return;
+        };
         let Some(index) = self.position(key) else { return };
         let Some(call) = self.calls.get_mut(index) else { return };
         let decision = Arc::new(decision);
@@ -164,7 +170,7 @@ impl Turn {
 
     fn ask_hooks(&mut self, index: usize, on: HookPoint, outcome: Option<ToolOutcome>) {
         let Some(call) = self.calls.get(index) else { return };
-        let request = HookRequest { on, call: call.call.clone(), outcome };
+        let request = HookRequest { on, call: Some(call.call.clone()), outcome, ended: None };
         self.clock.call_queued();
         self.publish_waiting(index, WaitingFor::Hook);
         self.effects.perform(TurnAction::AskHooks(Box::new(request)));
@@ -175,7 +181,7 @@ impl Turn {
         let Some(call) = self.calls.get(index).filter(|call| call.waits_for_hooks()) else {
             return;
         };
-        self.effects.perform(TurnAction::WithdrawHooks(call.key()));
+        self.effects.perform(TurnAction::WithdrawHooks(Some(call.key())));
         self.clock.call_dequeued();
     }
 }

@@ -10,6 +10,7 @@
 //! | identical calls (same name and arguments), `repeatable` | `identical_calls` |
 //! | references in arguments (`$VAR_REF{{..}}`) | `references` |
 //! | hooks: before a call, after a call; the strictest of several verdicts | `hooks`, `hook_chain` |
+//! | hooks: before a request, after a turn | `turn_hooks` |
 //! | call ids: missing, duplicate, reused | `call_id` |
 //! | seal, arguments that change after the seal | `deltas` |
 //! | early start (`early_start`, `start_on_seal`), ticket, `exclusive`, sequential execution, `parallel = N` | `schedule` |
@@ -75,6 +76,7 @@ mod started_calls;
 mod step;
 #[cfg(test)]
 mod tests;
+mod turn_hooks;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -86,10 +88,10 @@ pub use breaker::{
 };
 pub use committed::{TurnRecord, results_so_far};
 pub use effect::{
-    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, HookRequest,
-    PermitReply, TurnAction, TurnEnd,
+    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, EndedTurn,
+    HookRequest, PermitReply, TurnAction, TurnEnd,
 };
-pub use hook_chain::{HookChain, HookOutcome, sha256};
+pub use hook_chain::{ChangedParameters, HookChain, HookOutcome, changed_messages, sha256};
 pub use initial_calls::InitialCallsStart;
 pub use replay::Difference;
 pub use run_limits::LimitHit;
@@ -114,6 +116,7 @@ use effect::{DeferredEffect, EffectQueue};
 use isolation::VisibleVariables;
 use reassembly::Reassembly;
 pub(crate) use retry::RetryPolicy;
+use turn_hooks::TurnHooks;
 
 /// One model response and the tool calls in it: the machine that decides everything about them.
 ///
@@ -137,6 +140,8 @@ pub struct Turn {
     reassembly: Reassembly,
     clock: TurnClock,
     reduction: ContextReduction,
+    /// The hooks about the turn itself.
+    hooks: TurnHooks,
     effects: EffectQueue,
 }
 
@@ -316,7 +321,9 @@ impl Turn {
         self.clock.advance(now);
         match &mut self.stage {
             TurnStage::AwaitingResponse => {
-                self.effects.perform(TurnAction::Disconnect);
+                if !self.hooks.holds_request() {
+                    self.effects.perform(TurnAction::Disconnect);
+                }
                 self.end_response(ResponseDisposition::Cancelled, Some(reason));
             }
             TurnStage::ResponseEnded { cancelled, .. } => {
@@ -393,6 +400,7 @@ impl Turn {
             reassembly: Reassembly::default(),
             clock: TurnClock::default(),
             reduction: ContextReduction::default(),
+            hooks: TurnHooks::default(),
             effects: EffectQueue::default(),
             spec: Arc::new(spec),
         }

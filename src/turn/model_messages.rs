@@ -174,7 +174,10 @@ pub(super) fn refused_by_hook(on: HookPoint, decision: &HookDecision) -> ToolOut
         let hook = decision.hook.as_deref().unwrap_or_default();
         match on {
             HookPoint::AfterCall => format!("it ran, and the hook {hook} withholds its result"),
-            HookPoint::BeforeCall => {
+            HookPoint::BeforeRequest
+            | HookPoint::BeforeCall
+            | HookPoint::AfterTurn
+            | HookPoint::RunEnd => {
                 format!("not run: the hook {hook} refuses the call")
             }
         }

@@ -21,6 +21,7 @@ impl Turn {
         ending: ResponseDisposition,
         cancelled: Option<CancelReason>,
     ) {
+        self.withdraw_turn_hooks();
         self.close_exchange(None);
         self.discard_service_calls(|call| !call.sealed);
         for index in 0..self.calls.len() {

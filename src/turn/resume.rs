@@ -20,6 +20,7 @@ use super::retry::RetryPolicy;
 use super::run_limits::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
 use super::spec::{TurnRules, TurnSpec};
 use super::started_calls::{StartedCall, StartedCalls};
+use super::turn_hooks::HookStage;
 use super::{Turn, TurnStage, model_messages};
 use crate::event::Event;
 use crate::record::{
@@ -76,6 +77,9 @@ impl Turn {
         let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed);
         let mut resumed = Self::blank(spec, retry.resumed(recorded.attempt_number(), model));
         resumed.usage = turn.map(TurnTranscript::usage).unwrap_or_default();
+        let decided = |on| HookStage::recorded(turn.and_then(|turn| turn.hook_decision(on)));
+        resumed.hooks.before_request = decided(HookPoint::BeforeRequest);
+        resumed.hooks.after_turn = decided(HookPoint::AfterTurn);
         let passed = |time: u64| Duration::from_millis(now.saturating_sub(time));
         let requests = recorded.approval_requests();
         resumed.approvals.requested_before_resume =

@@ -60,7 +60,7 @@ pub struct Budget {
     pub calls_left: Option<u32>,
 }
 
-/// The calls that a hook is asked about.
+/// A point at which a hook is asked, and the calls that it is asked about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HookScope {
     /// The point.
@@ -103,13 +103,18 @@ pub struct TurnRules {
     pub system_tokens: u64,
     /// The rules that keep the context small.
     pub context: ContextPolicy,
-    /// The calls that hooks are asked about.
+    /// The points at which hooks are asked, and the calls that they are asked about.
     pub hooks: Arc<[HookScope]>,
     /// The models. Each turn starts with the first one.
     pub models: Arc<ModelPlans>,
 }
 
 impl TurnRules {
+    /// Returns whether a hook is asked at this point about the turn.
+    pub(super) fn has_turn_hook(&self, on: HookPoint) -> bool {
+        self.hooks.iter().any(|scope| scope.on == on)
+    }
+
     /// Returns whether a hook is asked at this point about calls of this tool.
     pub(super) fn has_hook(&self, on: HookPoint, tool: &str) -> bool {
         self.hooks.iter().any(|scope| scope.contains(on, tool))

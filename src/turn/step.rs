@@ -110,17 +110,21 @@ impl Turn {
 
     /// Commits the turn if its response has ended and every outcome is released.
     fn finish(&mut self) {
+        let has_ended = matches!(self.stage, TurnStage::ResponseEnded { .. });
+        if !has_ended || !self.reassembly.is_done(&self.calls) || !self.is_turn_checked() {
+            return;
+        }
+        let refusal = self.hook_refusal();
         let TurnStage::ResponseEnded { ending, message, cancelled } = &mut self.stage else {
             return;
         };
-        if !self.reassembly.is_done(&self.calls) {
-            return;
-        }
         let (ending, message, cancelled) = (*ending, message.take(), *cancelled);
         self.stage = TurnStage::Finished;
         let end = match (ending, cancelled) {
             (_, Some(reason)) => TurnEnd::Cancelled(reason),
-            (ResponseDisposition::Refused, None) => TurnEnd::Refused,
+            (ResponseDisposition::Refused, None) => {
+                refusal.map_or(TurnEnd::Refused, TurnEnd::RefusedByHook)
+            }
             (ResponseDisposition::Excess, None) => TurnEnd::Failed(self.excess_error()),
             // The turn was resumed after a cancellation whose reason is not recorded.
             (ResponseDisposition::Cancelled, None) => {
@@ -131,7 +135,7 @@ impl Turn {
                 | ResponseDisposition::Length
                 | ResponseDisposition::BrokeKept,
                 None,
-            ) => TurnEnd::Finished,
+            ) => refusal.map_or(TurnEnd::Finished, TurnEnd::RefusedByHook),
         };
         self.commit(end, message);
     }

@@ -13,23 +13,37 @@ use serde_json::Value;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum HookPoint {
+    /// A turn is about to request a response from the model.
+    BeforeRequest,
     /// A call of a tool is complete, and nothing of it has run.
     BeforeCall,
     /// A tool has answered, and nothing of its result is final.
     AfterCall,
+    /// A turn has all its results, and is not committed.
+    AfterTurn,
+    /// A run has ended. Hooks are only told.
+    RunEnd,
 }
 
 impl HookPoint {
     /// Every point, with its name in the configuration.
-    pub(crate) const WORDS: [(&'static str, Self); 2] =
-        [("before_call", Self::BeforeCall), ("after_call", Self::AfterCall)];
+    pub(crate) const WORDS: [(&'static str, Self); 5] = [
+        ("before_request", Self::BeforeRequest),
+        ("before_call", Self::BeforeCall),
+        ("after_call", Self::AfterCall),
+        ("after_turn", Self::AfterTurn),
+        ("run_end", Self::RunEnd),
+    ];
 
     /// Returns the name in the configuration.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::BeforeRequest => "before_request",
             Self::BeforeCall => "before_call",
             Self::AfterCall => "after_call",
+            Self::AfterTurn => "after_turn",
+            Self::RunEnd => "run_end",
         }
     }
 
@@ -38,6 +52,7 @@ impl HookPoint {
     pub fn concerns_call(self) -> bool {
         match self {
             Self::BeforeCall | Self::AfterCall => true,
+            Self::BeforeRequest | Self::AfterTurn | Self::RunEnd => false,
         }
     }
 }
@@ -95,4 +110,10 @@ pub struct HookDecision {
     /// The result of the call, if a hook has changed it: a text, or a value for programs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub result: Option<Arc<Value>>,
+    /// The messages of the request, if a hook has changed them.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub messages: Option<Arc<Value>>,
+    /// The parameters of the request, if a hook has changed them.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub parameters: Option<Arc<Value>>,
 }

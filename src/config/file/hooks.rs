@@ -162,11 +162,11 @@ secret_headers = { authorization = "SET" }
         for (text, expected) in [
             (
                 "[[hooks]]\non = \"before_cal\"\nkind = \"command\"\ncommand = [\"true\"]",
-                "2: hooks[0].on: must be \"before_call\" or \"after_call\", not \"before_cal\"",
+                "2: hooks[0].on: must be \"before_request\", \"before_call\", \"after_call\", \"after_turn\" or \"run_end\", not \"before_cal\"",
             ),
             (
-                "[[hooks]]\non = \"before_request\"\nkind = \"command\"\ncommand = [\"true\"]",
-                "2: hooks[0].on: must be \"before_call\" or \"after_call\", not \"before_request\"",
+                "[[hooks]]\non = \"delta\"\nkind = \"command\"\ncommand = [\"true\"]",
+                "2: hooks[0].on: must be \"before_request\", \"before_call\", \"after_call\", \"after_turn\" or \"run_end\", not \"delta\"",
             ),
             ("[[hooks]]\non = \"before_call\"", "1: hooks[0].kind: is missing"),
             ("hooks = 1", "1: hooks: must be a list of tables ([[hooks]]), not 1"),

@@ -84,12 +84,12 @@ impl<'a> Verifier<'_, 'a> {
                 format!("{} ends, but {id} is open", end.id)
             });
         }
-        self.require(
-            end.error.is_some() == (end.end == RunEnd::Failed),
-            at,
-            Invariant::Run,
-            || "a run has an error if and only if it failed".to_owned(),
-        );
+        let last = run.committed().last();
+        let by_hook = last.is_some_and(|(_, last)| matches!(last.end, TurnEnd::RefusedByHook(_)));
+        let needs_error = end.end == RunEnd::Failed || (end.end == RunEnd::Refused && by_hook);
+        self.require(end.error.is_some() == needs_error, at, Invariant::Run, || {
+            "a run has an error if and only if it failed, or a hook ended it".to_owned()
+        });
         if !end.is_given_up() {
             if let Some(open) = run.turns.last().filter(|turn| turn.commit.is_none()) {
                 self.require(false, at, Invariant::Run, || {
@@ -120,7 +120,7 @@ impl<'a> Verifier<'_, 'a> {
                 matches!(last, TurnEnd::Finished | TurnEnd::Cancelled(_))
             }
             RunEnd::TimedOut | RunEnd::Interrupted => matches!(last, TurnEnd::Cancelled(_)),
-            RunEnd::Refused => *last == TurnEnd::Refused,
+            RunEnd::Refused => matches!(last, TurnEnd::Refused | TurnEnd::RefusedByHook(_)),
             RunEnd::Failed => matches!(last, TurnEnd::Failed(_)),
         };
         self.require(fits, end.at, Invariant::Run, || {

@@ -174,8 +174,12 @@ fn end_fits(end: &TurnEnd, turn: &TurnTranscript<'_>) -> bool {
         || match response.ending {
             ResponseDisposition::Well
             | ResponseDisposition::Length
-            | ResponseDisposition::BrokeKept => *end == TurnEnd::Finished,
-            ResponseDisposition::Refused => *end == TurnEnd::Refused,
+            | ResponseDisposition::BrokeKept => {
+                matches!(end, TurnEnd::Finished | TurnEnd::RefusedByHook(_))
+            }
+            ResponseDisposition::Refused => {
+                matches!(end, TurnEnd::Refused | TurnEnd::RefusedByHook(_))
+            }
             ResponseDisposition::Excess => matches!(end, TurnEnd::Failed(_)),
             ResponseDisposition::Cancelled => false,
         }

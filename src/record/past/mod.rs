@@ -219,6 +219,7 @@ impl PastEvents {
             | Record::InputQueued { .. }
             | Record::CallReported { .. }
             | Record::HooksDecided { .. }
+            | Record::TurnHooksDecided { .. }
             | Record::ApprovalGiven { .. }
             | Record::Steered { .. }
             | Record::StopAsked { .. }

@@ -9,7 +9,7 @@ use super::{AccumulatorSetup, CurrentTurn};
 use crate::event::Event;
 use crate::journal::{AppendStatus, PendingRecord, Urgency, unix_ms};
 use crate::record::Seq;
-use crate::runtime::hooks::HookQuestion;
+use crate::runtime::hooks::{HookQuestion, changed_request};
 use crate::runtime::message::{
     AccumulatorMessage, SessionMessage, StartTool, StreamMessage, ToolCommand,
 };
@@ -152,17 +152,29 @@ impl AccumulatorSetup {
                 });
             }
             TurnAction::AskHooks(request) => {
-                let (key, on, accumulator) = (request.call.key, request.on, myself.clone());
+                let key = request.call.as_ref().map(|call| call.key);
+                let (turn, on, accumulator) = (current.number, request.on, myself.clone());
                 let position = (self.publisher.session(), &current.run, current.number);
                 let telemetry = self.publisher.telemetry();
+                let model_request = current.request.as_deref();
+                let agent = &current.agent;
                 let question =
-                    HookQuestion::about_call(*request, position, &current.agent, telemetry);
+                    HookQuestion::of_turn(*request, position, model_request, agent, telemetry);
                 let task = OwnedTask::spawn(&self.gauges.tasks, async move {
                     let decision = question.ask().await;
-                    let _ =
-                        accumulator.cast(AccumulatorMessage::HooksDecided { key, on, decision });
+                    let _ = accumulator.cast(AccumulatorMessage::HooksDecided {
+                        turn,
+                        key,
+                        on,
+                        decision,
+                    });
                 });
                 current.hooks.insert(key, task);
+            }
+            TurnAction::ChangeRequest(decision) => {
+                if let Some(request) = &current.request {
+                    current.request = Some(Arc::new(changed_request(request, &decision)));
+                }
             }
             TurnAction::WithdrawHooks(key) => drop(current.hooks.remove(&key)),
             TurnAction::RequestToolPermit { key, tool } => {

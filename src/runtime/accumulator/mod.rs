@@ -83,8 +83,8 @@ struct CurrentTurn {
     /// Permits and pending permit requests of calls that have not started. Only tools with a
     /// concurrency limit need them.
     permits: HashMap<CallKey, CallPermit>,
-    /// The tasks that ask hooks about calls.
-    hooks: HashMap<CallKey, OwnedTask>,
+    /// The tasks that ask hooks about calls, and the one that asks about the turn.
+    hooks: HashMap<Option<CallKey>, OwnedTask>,
     /// The breaker permit of the exchange that has ended. It is released with the attempt's result.
     breaker_permit: Option<BreakerPermitGuard>,
     began: Instant,
@@ -282,8 +282,11 @@ impl AccumulatorState {
                 let Some((current, now)) = self.now() else { return };
                 current.turn.handle_references(now, key, values);
             }
-            AccumulatorMessage::HooksDecided { key, on, decision } => {
+            AccumulatorMessage::HooksDecided { turn, key, on, decision } => {
                 let Some((current, now)) = self.now() else { return };
+                if current.number != turn {
+                    return;
+                }
                 current.hooks.remove(&key);
                 current.turn.handle_hook_decision(now, key, on, decision);
             }

@@ -13,17 +13,21 @@ use crate::journal::{Urgency, unix_ms};
 use crate::message::MessageList;
 use crate::record::{Record, Seq};
 use crate::runtime::error::HostError;
+use crate::runtime::hooks::HookQuestion;
 use crate::runtime::ids;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage, TurnStart};
 use crate::runtime::model::ModelRequest;
 use crate::runtime::models::prompt_cache_key;
 use crate::runtime::report::{Messages, RunReport};
+use crate::runtime::task;
 use crate::session::{
     RecordedAt, RunSummary, RunTerms, SessionEffect, SessionRecord, TurnBegin, TurnOrigin,
 };
 use crate::telemetry::SourceRecord;
+use crate::tool::RegisteredHook;
 use crate::turn::TurnSpec;
-use crate::types::SessionId;
+use crate::types::{HookPoint, SessionId};
+use crate::wire::PromptChange;
 
 impl SessionActorState {
     /// Performs the effects of the machine until there are none. Returns the position of the first
@@ -136,6 +140,7 @@ impl SessionActorState {
             | Record::CallIntended { .. }
             | Record::CallReported { .. }
             | Record::HooksDecided { .. }
+            | Record::TurnHooksDecided { .. }
             | Record::CallEnded { .. }
             | Record::ApprovalAsked { .. }
             | Record::ApprovalGiven { .. }
@@ -196,7 +201,11 @@ impl SessionActorState {
     pub(super) fn next_request(&mut self, messages: MessageList, last: bool) -> Arc<ModelRequest> {
         let hash = self.agents.current().prompt_hash();
         let has_sources = !self.shared.tool_sources.0.is_empty();
+        let is_hooked = |hook: &RegisteredHook| hook.rule.on == HookPoint::BeforeRequest;
+        let hooked = self.agents.current().hooks.iter().any(is_hooked);
         let prompt_change = self.session.handle_request(hash, has_sources);
+        // Hooks may have changed the request before.
+        let prompt_change = prompt_change.or(hooked.then_some(PromptChange::Hook));
         Arc::new(ModelRequest {
             prompt_cache_key: Some(prompt_cache_key(&self.id)),
             prompt_change,
@@ -218,6 +227,7 @@ impl SessionActorState {
         self.log.trim_recent(last);
         self.shared.update_counts();
         let Some(run) = self.run.take() else { return };
+        self.tell_hooks(&summary);
         if !run.is_awaited() {
             return;
         }
@@ -248,6 +258,21 @@ impl SessionActorState {
             // The caller may be gone.
             let _ = report.send(Ok((Some(report_of_run), last)));
         }
+    }
+
+    /// Tells hooks that a run has ended. Nothing waits for them but the shutdown of the host.
+    fn tell_hooks(&self, summary: &RunSummary) {
+        let agent = self.agents.current();
+        if !agent.hooks.iter().any(|hook| hook.rule.on == HookPoint::RunEnd) {
+            return;
+        }
+        let position = (&self.id, self.session.turn());
+        let note = HookQuestion::of_run_end(summary, position, agent, &self.shared.telemetry);
+        let held = self.shared.gauges.hook_notes.increment();
+        task::detach(async move {
+            let _held = held;
+            note.ask().await;
+        });
     }
 
     /// Drops the callers of runs that have ended.

@@ -146,3 +146,21 @@ async fn a_host_with_hooks_replays_its_sessions() {
     assert_eq!(results(&report)["pay"].0, "refused");
     nothing_left(&host).await;
 }
+
+#[tokio::test]
+async fn hooks_about_requests_and_turns_leave_a_valid_journal() {
+    for on in [HookPoint::BeforeRequest, HookPoint::AfterTurn] {
+        for answer in [HookAnswer::allow(), HookAnswer::refuse("no")] {
+            let is_refused = answer.verdict == crate::types::HookVerdict::Refuse;
+            let hook = Gated::new(answer);
+            hook.gate.add_permits(9);
+            let (provider, (registry, _)) = (paying().await, hooked(on, &hook));
+            let host = host(&provider, registry, |_| ()).await;
+            let session = session(&host).await;
+            let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+            let end = if is_refused { RunEnd::Refused } else { RunEnd::Answered };
+            assert_eq!((report.run_end, report.error.is_some()), (end, is_refused), "{on}");
+            nothing_left(&host).await;
+        }
+    }
+}

@@ -98,6 +98,7 @@ pub(super) fn record_turn(record: &Record) -> Option<u32> {
         Record::AttemptStarted { turn, .. }
         | Record::AttemptFailed { turn, .. }
         | Record::ResponseEnded { turn, .. }
+        | Record::TurnHooksDecided { turn, .. }
         | Record::TurnCommitted { turn, .. } => Some(*turn),
         Record::CallIntended { call, .. } => Some(call.key.turn),
         Record::CallEnded { call, .. } => Some(call.key.turn),

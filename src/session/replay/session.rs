@@ -117,6 +117,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             | Record::CallIntended { .. }
             | Record::CallReported { .. }
             | Record::HooksDecided { .. }
+            | Record::TurnHooksDecided { .. }
             | Record::CallEnded { .. }
             | Record::ApprovalAsked { .. }
             | Record::ApprovalGiven { .. }

@@ -311,6 +311,7 @@ impl Life {
                     | TurnAction::ReleaseToolPermit(_)
                     | TurnAction::ReadReferences { .. }
                     | TurnAction::AskHooks(_)
+                    | TurnAction::ChangeRequest(_)
                     | TurnAction::WithdrawHooks(_) => {
                         panic!("no call of the script needs a permit, has references or hooks")
                     }

@@ -36,6 +36,12 @@ pub struct HookAnswer {
     /// The result that replaces that of the call: a text, or another JSON value. Only `after_call` has it.
     #[serde(default)]
     pub result: Option<Value>,
+    /// The messages that replace those of the request. Only `before_request` has them.
+    #[serde(default)]
+    pub messages: Option<Value>,
+    /// The parameters that replace those of the request. Only `before_request` has them.
+    #[serde(default)]
+    pub parameters: Option<Value>,
 }
 
 impl HookAnswer {
@@ -70,6 +76,18 @@ impl HookAnswer {
         Self { result: Some(result.into()), ..self }
     }
 
+    /// Replaces the messages of the request: a list in the Chat Completions form, without a system text.
+    #[must_use]
+    pub fn with_messages(self, messages: Value) -> Self {
+        Self { messages: Some(messages), ..self }
+    }
+
+    /// Replaces parameters of the request: an object with `system`, `temperature` or `max_output_tokens`.
+    #[must_use]
+    pub fn with_parameters(self, parameters: Value) -> Self {
+        Self { parameters: Some(parameters), ..self }
+    }
+
     /// Parses the answer of a program or a service.
     ///
     /// # Errors
@@ -98,6 +116,12 @@ impl HookAnswer {
         }
         if self.result.is_some() && on != HookPoint::AfterCall {
             return wrong("its answer has a result, and only after_call may change it");
+        }
+        let changes_request = self.messages.is_some() || self.parameters.is_some();
+        if changes_request && on != HookPoint::BeforeRequest {
+            return wrong(
+                "its answer has messages or parameters, and only before_request may change them",
+            );
         }
         if self.arguments.as_ref().is_some_and(|arguments| !arguments.is_object()) {
             return wrong("the arguments of its answer are not an object");
@@ -169,6 +193,11 @@ mod tests {
             (HookAnswer::ask(), &[HookPoint::BeforeCall, HookPoint::AfterCall][..]),
             (arguments, &[HookPoint::BeforeCall]),
             (result, &[HookPoint::AfterCall]),
+            (HookAnswer::allow().with_messages(serde_json::json!([])), &[HookPoint::BeforeRequest]),
+            (
+                HookAnswer::allow().with_parameters(serde_json::json!({})),
+                &[HookPoint::BeforeRequest],
+            ),
             (HookAnswer::allow().with_arguments(serde_json::json!([])), &[]),
         ] {
             for (_, on) in HookPoint::WORDS {

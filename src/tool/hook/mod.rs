@@ -30,7 +30,7 @@ use serde_json::Value;
 pub use answer::{HookAnswer, HookError};
 
 use crate::config::HookRule;
-use crate::types::{HookPoint, RunId, SessionId, ToolStatus};
+use crate::types::{HookPoint, RunEnd, RunError, RunId, SessionId, ToolStatus};
 
 /// Code that is asked at points of a run.
 ///
@@ -105,9 +105,21 @@ pub struct HookInput {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ToolStatus>,
     /// The result of the call: the text that the model would read, or what a hook before has put in its
-    /// place.
+    /// place. At the end of a turn or a run: the text of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<Arc<Value>>,
+    /// The messages of the request, or those of the turn: in the Chat Completions form, without the system text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub messages: Option<Arc<Value>>,
+    /// The parameters of the request that a hook can change: `system`, `temperature`, `max_output_tokens`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<Arc<Value>>,
+    /// The end of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_end: Option<RunEnd>,
+    /// The error of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<RunError>,
 }
 
 impl HookInput {
@@ -132,6 +144,10 @@ impl HookInput {
             arguments_sha256: None,
             status: None,
             result: None,
+            messages: None,
+            parameters: None,
+            run_end: None,
+            error: None,
         }
     }
 }

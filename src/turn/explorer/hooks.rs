@@ -12,10 +12,13 @@ pub(super) const VERDICTS: [HookVerdict; 3] =
 
 impl World {
     /// Lets the hooks decide about a call. Hooks that ask for an approval also change the arguments.
-    pub(super) fn decide_hooks(&mut self, key: CallKey, verdict: HookVerdict) {
+    pub(super) fn decide_hooks(&mut self, key: Option<CallKey>, verdict: HookVerdict) {
         let on = self.awaiting_hooks.remove(&key).unwrap();
         let mut decision = HookDecision { verdict, ..HookDecision::default() };
-        if verdict == HookVerdict::Ask && on == HookPoint::BeforeCall {
+        if verdict == HookVerdict::Ask
+            && on == HookPoint::BeforeCall
+            && let Some(key) = key
+        {
             let mut arguments = (*self.call(key).call.arguments).clone();
             arguments["hooked"] = json!(true);
             decision.arguments = Some(Arc::new(arguments));
@@ -167,4 +170,24 @@ fn hooks_with_references() {
             scenario.crashes = 1;
         });
     }
+}
+
+#[test]
+fn hooks_about_requests_and_turns() {
+    const TURN: [HookPoint; 2] = [HookPoint::BeforeRequest, HookPoint::AfterTurn];
+    let mixes: [&[&str]; 4] = [&[], &["effect", "pure"], &["seal"], &["asked"]];
+    explore_hooked(&TURN, &mixes, &PARALLEL_8, |scenario| {
+        scenario.cancel = true;
+        scenario.breaks = 1;
+        scenario.timeouts = true;
+    });
+    explore_hooked(&TURN, &mixes, &PARALLEL_8, |scenario| {
+        scenario.crashes = 1;
+        scenario.torn = true;
+        scenario.durable_at_once = true;
+    });
+    explore_hooked(&TURN, &mixes[..2], &PARALLEL_8, |scenario| {
+        scenario.owner_deaths = 1;
+        scenario.durable_at_once = true;
+    });
 }

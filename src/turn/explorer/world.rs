@@ -7,7 +7,7 @@ use super::references;
 use super::variables::{CallStartSnapshot, run_tool};
 use super::*;
 use crate::context::has_references;
-use crate::types::{HookDecision, HookPoint, HookVerdict, Verdict};
+use crate::types::{HookDecision, HookPoint, HookVerdict, ToolCall, Verdict};
 
 /// The time that passes while an approval is pending.
 const PASSED_TIME: Duration = Duration::from_secs(7);
@@ -28,7 +28,7 @@ pub(super) struct World {
     /// The calls that wait for the values of their references.
     pub(super) awaiting_references: BTreeSet<CallKey>,
     /// The calls that wait for the decision of hooks.
-    pub(super) awaiting_hooks: BTreeMap<CallKey, HookPoint>,
+    pub(super) awaiting_hooks: BTreeMap<Option<CallKey>, HookPoint>,
     pub(super) ever_started: BTreeSet<CallKey>,
     /// The answers of the tools whose calls ran since the last crash.
     pub(super) tool_outcomes: BTreeMap<CallKey, ToolOutcome>,
@@ -80,7 +80,7 @@ pub(super) enum Action {
     /// The values of a call's references were read, or could not be.
     ReadReferences(CallKey, bool),
     /// Hooks decide about a call.
-    DecideHooks(CallKey, HookVerdict),
+    DecideHooks(Option<CallKey>, HookVerdict),
     EndCall(CallKey, ToolStatus),
     /// All records become durable.
     MakeDurable,
@@ -190,7 +190,9 @@ impl World {
             }
         }
         for key in self.awaiting_hooks.keys() {
-            actions.extend(hooks::VERDICTS.map(|verdict| Action::DecideHooks(*key, verdict)));
+            let verdicts = hooks::VERDICTS.into_iter();
+            let verdicts = verdicts.filter(|v| key.is_some() || *v != HookVerdict::Ask);
+            actions.extend(verdicts.map(|verdict| Action::DecideHooks(*key, verdict)));
         }
         if self.durable < self.log.len() as u64 {
             actions.push(Action::MakeDurable);
@@ -378,10 +380,11 @@ impl World {
             self.turn.handle_references(self.now, *key, references::values(true));
             assert_eq!(self.turn.poll(), None, "values that no call waits for had an effect");
         }
-        for key in keys.iter().filter(|key| !self.awaiting_hooks.contains_key(key)) {
-            for on in [HookPoint::BeforeCall, HookPoint::AfterCall] {
+        let about = keys.iter().copied().map(Some).chain([None]);
+        for key in about.filter(|key| !self.awaiting_hooks.contains_key(key)) {
+            for (_, on) in HookPoint::WORDS {
                 let decision = HookDecision::default();
-                self.turn.handle_hook_decision(self.now, *key, on, decision);
+                self.turn.handle_hook_decision(self.now, key, on, decision);
                 assert_eq!(
                     self.turn.poll(),
                     None,
@@ -463,12 +466,15 @@ impl World {
                 assert!(self.awaiting_references.insert(key), "{key} requests its values twice");
             }
             Effect::Perform(TurnAction::AskHooks(request)) => {
-                let key = request.call.key;
-                assert!(!has_references(&request.call.arguments), "a hook was given a reference");
+                let key = request.call.as_ref().map(|call| call.key);
+                let has_reference = |call: &ToolCall| has_references(&call.arguments);
+                let is_given = request.call.as_ref().is_some_and(has_reference);
+                assert!(!is_given, "a hook was given a reference");
                 assert_eq!(request.outcome.is_some(), request.on == HookPoint::AfterCall);
                 let before = self.awaiting_hooks.insert(key, request.on);
-                assert_eq!(before, None, "hooks were asked twice about {key}");
+                assert_eq!(before, None, "hooks were asked twice about {key:?}");
             }
+            Effect::Perform(TurnAction::ChangeRequest(_)) => {}
             Effect::Perform(TurnAction::WithdrawHooks(key)) => {
                 let was_asked = self.awaiting_hooks.remove(&key).is_some();
                 assert!(was_asked, "a question to hooks was withdrawn that was not asked");

@@ -76,6 +76,7 @@ pub(super) fn timeless(record: &Record) -> Record {
         | Record::AttemptFailed { .. }
         | Record::CallReported { .. }
         | Record::HooksDecided { .. }
+        | Record::TurnHooksDecided { .. }
         | Record::ApprovalAsked { .. }
         | Record::ApprovalGiven { .. }
         | Record::Steered { .. }

@@ -178,7 +178,10 @@ impl<'a> Recording<'a> {
             TurnEnd::Cancelled(reason) => {
                 Some(*reason).filter(|reason| *reason != CancelReason::Budget)
             }
-            TurnEnd::Finished | TurnEnd::Refused | TurnEnd::Failed(_) => None,
+            TurnEnd::Finished
+            | TurnEnd::Refused
+            | TurnEnd::RefusedByHook(_)
+            | TurnEnd::Failed(_) => None,
         }
     }
 

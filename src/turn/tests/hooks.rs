@@ -29,7 +29,7 @@ fn decision(verdict: HookVerdict) -> HookDecision {
 
 impl Driver {
     fn decide_hooks(&mut self, index: u32, on: HookPoint, decision: HookDecision) -> &mut Self {
-        self.turn.handle_hook_decision(self.now, self.key(index), on, decision);
+        self.turn.handle_hook_decision(self.now, Some(self.key(index)), on, decision);
         self.perform_effects();
         self
     }
@@ -42,7 +42,10 @@ impl Driver {
 
     /// Returns the points and the calls that hooks were asked about.
     fn questions(&self) -> Vec<(HookPoint, u32)> {
-        self.hooks_asked.iter().map(|asked| (asked.on, asked.call.key.index)).collect()
+        self.hooks_asked
+            .iter()
+            .filter_map(|asked| Some((asked.on, asked.call.as_ref()?.key.index)))
+            .collect()
     }
 }
 
@@ -260,10 +263,105 @@ fn a_recorded_decision_is_applied_without_asking_again() {
     let mut asked = Vec::new();
     while let Some(effect) = resumed.poll() {
         if let Effect::Perform(TurnAction::AskHooks(request)) = effect {
-            asked.push(request.call.key.index);
+            asked.extend(request.call.map(|call| call.key.index));
         }
     }
     assert_eq!(asked, [1]);
     let pending = resumed.pending_approval(key(0)).unwrap();
     assert_eq!(*pending.arguments, json!({"n": 5}));
+}
+
+impl Driver {
+    fn decide_turn(&mut self, on: HookPoint, decision: HookDecision) -> &mut Self {
+        self.turn.handle_hook_decision(self.now, None, on, decision);
+        self.perform_effects();
+        self
+    }
+}
+
+#[test]
+fn a_request_waits_for_hooks_that_change_it_for_all_attempts_of_the_turn() {
+    let on = HookPoint::BeforeRequest;
+    let mut driver = driver([scope(on, &[])]);
+    assert_eq!((driver.hooks_asked.len(), driver.requests.len()), (1, 0));
+    let changed = HookDecision {
+        messages: Some(Arc::new(json!([{"role": "user", "content": "other"}]))),
+        ..decision(HookVerdict::Allow)
+    };
+    driver.decide_turn(on, changed.clone()).decide_turn(on, changed.clone());
+    assert_eq!(driver.requests, [(1, true)]);
+    driver.break_off();
+    assert_eq!((driver.hooks_asked.len(), driver.requests.len()), (1, 2));
+    let expected = Arc::new(changed);
+    assert_eq!(driver.request_changes, [Arc::clone(&expected), expected]);
+    driver.receive([text("hello")]).end_well();
+    driver.assert_end(&TurnEnd::Finished);
+}
+
+fn refusal() -> HookDecision {
+    HookDecision {
+        hook: Some("guard".into()),
+        message: Some("not today".into()),
+        ..decision(HookVerdict::Refuse)
+    }
+}
+
+fn refused(on: &str) -> TurnEnd {
+    TurnEnd::RefusedByHook(crate::types::RunError {
+        code: "hook".to_owned(),
+        message: format!("{on} hook guard: not today"),
+        transient: false,
+    })
+}
+
+#[test]
+fn a_refused_request_is_not_sent() {
+    let on = HookPoint::BeforeRequest;
+    let mut driver = driver([scope(on, &[])]);
+    driver.decide_turn(on, refusal());
+    assert_eq!((driver.requests.len(), driver.disconnects), (0, 0));
+    driver.assert_end(&refused("before_request"));
+    let ended = driver.events.iter().filter(|event| matches!(event, Event::AttemptEnded { .. }));
+    assert_eq!(ended.count(), 0, "no request was sent");
+}
+
+#[test]
+fn a_stop_ends_the_wait_for_hooks_about_the_turn() {
+    let mut before = driver([scope(HookPoint::BeforeRequest, &[])]);
+    before.cancel();
+    assert_eq!((before.requests.len(), before.disconnects), (0, 0));
+    before.assert_end(&TurnEnd::Cancelled(CancelReason::Stop));
+    let mut after = driver([scope(HookPoint::AfterTurn, &[])]);
+    after.receive([text("hello")]).end_well();
+    assert!(after.commit.is_none());
+    after.cancel();
+    after.assert_end(&TurnEnd::Cancelled(CancelReason::Stop));
+}
+
+#[test]
+fn a_turn_is_committed_when_hooks_have_decided() {
+    let on = HookPoint::AfterTurn;
+    for (decision, end) in
+        [(decision(HookVerdict::Allow), TurnEnd::Finished), (refusal(), refused("after_turn"))]
+    {
+        let mut driver = driver([scope(on, &[])]);
+        driver.receive([text("so"), call(0, "effect", "{}")]).end_well();
+        assert_eq!(driver.hooks_asked.len(), 0);
+        driver.finish_call(0, "done");
+        assert!(driver.commit.is_none());
+        let ended = driver.hooks_asked[0].ended.clone().unwrap();
+        assert_eq!(ended.message.unwrap().text, "so");
+        assert_eq!(&*ended.results[0].outcome.content, "done");
+        driver.decide_turn(on, decision);
+        driver.assert_end(&end);
+        assert_eq!(&*driver.commit.as_ref().unwrap().results[0].outcome.content, "done");
+    }
+}
+
+#[test]
+fn hooks_are_not_asked_about_a_turn_that_ends_the_run() {
+    let mut driver = driver([scope(HookPoint::AfterTurn, &[])]);
+    driver.receive([text("no"), finish(FinishKind::ContentFilter)]).close_stream();
+    driver.assert_end(&TurnEnd::Refused);
+    assert_eq!(driver.hooks_asked, []);
 }

@@ -33,8 +33,8 @@ use crate::event::Event;
 use crate::record::{Record, StopMode};
 use crate::response::ExchangeEnd;
 use crate::types::{
-    Answer, CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind,
-    Reference, ToolOutcome, ToolStatus, VariablesUse, WriteSet,
+    Answer, CallKey, Execution, FailureKind, FinishKind, HookDecision, ProviderError,
+    ProviderErrorKind, Reference, ToolOutcome, ToolStatus, VariablesUse, WriteSet,
 };
 use crate::wire::{CallDelta, Delta};
 
@@ -51,6 +51,7 @@ struct Driver {
     references_requested: Vec<(u32, BTreeSet<Reference>)>,
     hooks_asked: Vec<HookRequest>,
     hooks_withdrawn: Vec<u32>,
+    request_changes: Vec<Arc<HookDecision>>,
     /// The snapshots of the started calls, in the same order.
     snapshots: Vec<Variables>,
     aborted: Vec<u32>,
@@ -113,6 +114,7 @@ impl Driver {
             references_requested: Vec::new(),
             hooks_asked: Vec::new(),
             hooks_withdrawn: Vec::new(),
+            request_changes: Vec::new(),
             snapshots: Vec::new(),
             aborted: Vec::new(),
             permits_requested: Vec::new(),
@@ -166,7 +168,10 @@ impl Driver {
                 self.references_requested.push((key.index, references));
             }
             TurnAction::AskHooks(request) => self.hooks_asked.push(*request),
-            TurnAction::WithdrawHooks(key) => self.hooks_withdrawn.push(key.index),
+            TurnAction::WithdrawHooks(key) => {
+                self.hooks_withdrawn.extend(key.map(|key| key.index));
+            }
+            TurnAction::ChangeRequest(decision) => self.request_changes.push(decision),
             TurnAction::RequestToolPermit { key, .. } => self.permits_requested.push(key.index),
             TurnAction::ReleaseToolPermit(key) => self.permits_released.push(key.index),
             TurnAction::Answer { key, number, answer } => {

@@ -70,6 +70,7 @@ impl TurnReplay<'_, '_> {
                 | TurnAction::Answer { .. }
                 | TurnAction::Abort(_)
                 | TurnAction::AskHooks(_)
+                | TurnAction::ChangeRequest(_)
                 | TurnAction::WithdrawHooks(_),
             )
             | Effect::Emit(_) => {}

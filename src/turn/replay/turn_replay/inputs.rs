@@ -46,8 +46,11 @@ impl TurnReplay<'_, '_> {
                 inputs.push(ReplayInput::Decide(*key, *phase, judgement, content.clone()));
             }
             Record::HooksDecided { key, on, decision } => {
-                inputs.push(ReplayInput::DecideHooks(*key, *on, Arc::clone(decision)));
+                inputs.push(ReplayInput::DecideHooks(Some(*key), *on, Arc::clone(decision)));
                 inputs.extend(self.up_to_seal(*key));
+            }
+            Record::TurnHooksDecided { on, decision, .. } => {
+                inputs.push(ReplayInput::DecideHooks(None, *on, Arc::clone(decision)));
             }
             Record::CallIntended { .. } | Record::ApprovalAsked { .. } => {
                 if let Record::ApprovalAsked { request } = record

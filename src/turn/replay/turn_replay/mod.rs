@@ -92,8 +92,8 @@ enum ReplayInput {
     Ask(CallKey, Arc<Question>),
     WithdrawQuestion(CallKey),
     Decide(CallKey, ApprovalPhase, Judgement, Option<Arc<Value>>),
-    /// Hooks decide about a call.
-    DecideHooks(CallKey, HookPoint, Arc<HookDecision>),
+    /// Hooks decide about a call, or about the turn.
+    DecideHooks(Option<CallKey>, HookPoint, Arc<HookDecision>),
     OutOfTime,
     Cancel(CancelReason),
     /// The context was made smaller, or could not be.
