@@ -9,6 +9,7 @@
 //! A value that is put in is not searched for references.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 use memchr::memmem;
 use serde_json::Value;
@@ -26,6 +27,10 @@ const ID_BYTES_MAX: usize = 160;
 /// The text that stands for a literal [`REFERENCE_START`], without it.
 const ESCAPE: &str = "{{";
 
+/// Searches for [`REFERENCE_START`].
+static START_FINDER: LazyLock<memmem::Finder<'_>> =
+    LazyLock::new(|| memmem::Finder::new(REFERENCE_START));
+
 /// The values of references.
 pub type ReferenceValues = BTreeMap<Reference, ReferencedValue>;
 
@@ -40,7 +45,7 @@ enum ReferencePart<'a> {
 #[must_use]
 pub fn has_references(value: &Value) -> bool {
     match value {
-        Value::String(text) => text.contains(REFERENCE_START),
+        Value::String(text) => START_FINDER.find(text.as_bytes()).is_some(),
         Value::Array(items) => items.iter().any(has_references),
         Value::Object(members) => members.values().any(has_references),
         Value::Null | Value::Bool(_) | Value::Number(_) => false,
@@ -173,7 +178,7 @@ impl<'a> Iterator for ReferenceParts<'a> {
             return None;
         }
         let Some(behind) = self.rest.strip_prefix(REFERENCE_START) else {
-            let start = memmem::find(self.rest.as_bytes(), REFERENCE_START.as_bytes());
+            let start = START_FINDER.find(self.rest.as_bytes());
             let (text, rest) = self.rest.split_at(start.unwrap_or(self.rest.len()));
             self.rest = rest;
             return Some(ReferencePart::Text(text));

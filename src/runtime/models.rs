@@ -141,7 +141,8 @@ impl Model {
 pub(super) fn prompt_cache_key(session: &SessionId) -> Arc<str> {
     let digest = Sha256::new().chain_update("callsheet session ").chain_update(session.as_str());
     let digest = digest.finalize();
-    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>().into()
+    let half = digest.iter().take(16).fold(0_u128, |half, byte| half << 8 | u128::from(*byte));
+    format!("{half:032x}").into()
 }
 
 /// The models of an agent or of one run, in the order of use: at least one.

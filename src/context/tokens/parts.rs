@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::estimate_text;
+use super::text::estimate_json;
 use crate::message::{Message, ResponseMessage};
 use crate::types::{Content, ContentPart, ContextPart, MessagePart, PartTokens};
 use crate::wire::ToolDefinition;
@@ -68,16 +69,14 @@ pub fn estimate_content(content: &Content) -> u64 {
 /// Returns about the number of tokens of a tool's definition in a request.
 #[must_use]
 pub fn estimate_tool(tool: &ToolDefinition) -> u64 {
-    let schema = serde_json::to_string(&tool.schema).unwrap_or_default();
-    let texts = [&*tool.name, &*tool.description, &*schema];
-    texts.into_iter().map(estimate_text).sum::<u64>() + CALL_TOKENS
+    let texts = estimate_text(&tool.name) + estimate_text(&tool.description);
+    texts + estimate_json(&tool.schema) + CALL_TOKENS
 }
 
 fn estimate_response(message: &ResponseMessage) -> u64 {
     let calls = message.calls.iter();
-    let calls = calls.map(|call| {
-        estimate_text(&call.name) + estimate_text(&call.arguments_text()) + CALL_TOKENS
-    });
+    let calls =
+        calls.map(|call| estimate_text(&call.name) + estimate_json(&call.arguments) + CALL_TOKENS);
     let opaque = message.parts.iter().map(|part| match part {
         MessagePart::Text { members, .. }
         | MessagePart::Reasoning { members, .. }

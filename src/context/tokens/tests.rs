@@ -191,3 +191,14 @@ fn an_estimate_has_no_gaps() {
         assert!((2..=21).contains(&per_char), "{per_char}");
     }
 }
+
+#[test]
+fn the_estimate_of_a_value_is_that_of_its_text() {
+    let value = json!({
+        "path": "src/main.rs", "quoted \"name\"": "line\nbreak\t\u{1}", "Empty": {}, "list": [],
+        "numbers": [0, -12, 1.5e300, 12345678901_u64], "flags": [true, false, null],
+        "scripts": ["Straße", "日本語 テスト", "😀 Ⅻ", "", " ", "  a", "ABCdef"],
+    });
+    let text = serde_json::to_string(&value).unwrap();
+    assert_eq!(text::estimate_json(&value), estimate_text(&text));
+}

@@ -4,32 +4,34 @@
 //! digits, punctuation, line breaks. Other characters have a weight by their script. The weights lie
 //! between the encodings `o200k_base`, `cl100k_base` and `voyage3_base`, nearer to the newest.
 
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
 /// Thousandths of a token.
 const TOKEN: u64 = 1000;
 
 /// Returns about the number of tokens of a text.
 #[must_use]
 pub fn estimate_text(text: &str) -> u64 {
-    let mut scan = Scan { milli: 0, run: CharRun::None, len: 0 };
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        if byte.is_ascii() {
-            scan.push_ascii(byte);
-            rest = after;
-            continue;
-        }
-        let at = text.len() - rest.len();
-        let Some(char) = text.get(at..).and_then(|rest| rest.chars().next()) else { break };
-        scan.push_other(char);
-        rest = rest.get(char.len_utf8()..).unwrap_or_default();
-    }
-    scan.end_run();
-    scan.milli.div_ceil(TOKEN)
+    let mut scan = Scan::default();
+    scan.push_text(text);
+    scan.tokens()
+}
+
+/// Returns about the number of tokens of a value's JSON. Equals the estimate of its text, which is not
+/// made.
+#[must_use]
+pub fn estimate_json(value: &Value) -> u64 {
+    let mut scan = Scan::default();
+    scan.push_json(value);
+    scan.tokens()
 }
 
 /// A series of characters that become tokens together.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum CharRun {
+    #[default]
     None,
     /// Latin letters, of which only the first may be a capital.
     Word,
@@ -42,6 +44,31 @@ enum CharRun {
     Single,
 }
 
+/// The kind of run of each ASCII character.
+const ASCII_RUNS: [CharRun; 128] = {
+    let mut runs = [CharRun::Single; 128];
+    let mut byte = 0;
+    while byte < 128 {
+        runs[byte] = match byte as u8 {
+            b'a'..=b'z' => CharRun::Word,
+            b'A'..=b'Z' => CharRun::Capitals,
+            b'0'..=b'9' => CharRun::Digits,
+            b' ' | b'\t' => CharRun::Spaces,
+            b'\n' | b'\r' => CharRun::LineBreaks,
+            0x21..=0x7E => CharRun::Punctuation,
+            _ => CharRun::Single,
+        };
+        byte += 1;
+    }
+    runs
+};
+
+/// Returns the kind of run of an ASCII character; nothing for a byte of another character.
+fn ascii_run(byte: u8) -> Option<CharRun> {
+    ASCII_RUNS.get(usize::from(byte)).copied()
+}
+
+#[derive(Default)]
 struct Scan {
     /// Thousandths of a token before the current run.
     milli: u64,
@@ -51,30 +78,91 @@ struct Scan {
 }
 
 impl Scan {
-    fn push_ascii(&mut self, byte: u8) {
-        let run = match byte {
-            b'a'..=b'z' => CharRun::Word,
-            b'A'..=b'Z' => CharRun::Capitals,
-            b'0'..=b'9' => CharRun::Digits,
-            b' ' | b'\t' => CharRun::Spaces,
-            b'\n' | b'\r' => CharRun::LineBreaks,
-            0x21..=0x7E => CharRun::Punctuation,
-            _ => {
-                self.milli += TOKEN;
-                CharRun::Single
+    /// Returns the number of tokens of what was pushed.
+    fn tokens(mut self) -> u64 {
+        self.end_run();
+        self.milli.div_ceil(TOKEN)
+    }
+
+    fn push_text(&mut self, text: &str) {
+        let mut rest = text;
+        while let Some(&first) = rest.as_bytes().first() {
+            let length = match ascii_run(first) {
+                Some(run) => {
+                    let bytes = rest.as_bytes();
+                    let length = bytes.iter().position(|&byte| ascii_run(byte) != Some(run));
+                    let length = length.unwrap_or(bytes.len());
+                    self.push_ascii(run, length as u64);
+                    length
+                }
+                None => {
+                    let Some(char) = rest.chars().next() else { break };
+                    self.push_other(char);
+                    char.len_utf8()
+                }
+            };
+            rest = rest.get(length..).unwrap_or_default();
+        }
+    }
+
+    fn push_json(&mut self, value: &Value) {
+        match value {
+            Value::Null => self.push_text("null"),
+            Value::Bool(true) => self.push_text("true"),
+            Value::Bool(false) => self.push_text("false"),
+            // Writing to a scan cannot fail.
+            Value::Number(number) => drop(write!(self, "{number}")),
+            Value::String(text) => self.push_json_string(text),
+            Value::Array(items) => {
+                self.push_text("[");
+                for (index, item) in items.iter().enumerate() {
+                    self.push_text(if index > 0 { "," } else { "" });
+                    self.push_json(item);
+                }
+                self.push_text("]");
             }
-        };
+            Value::Object(members) => {
+                self.push_text("{");
+                for (index, (name, member)) in members.iter().enumerate() {
+                    self.push_text(if index > 0 { "," } else { "" });
+                    self.push_json_string(name);
+                    self.push_text(":");
+                    self.push_json(member);
+                }
+                self.push_text("}");
+            }
+        }
+    }
+
+    fn push_json_string(&mut self, text: &str) {
+        if text.bytes().any(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1F)) {
+            self.push_text(&serde_json::to_string(text).unwrap_or_default());
+        } else {
+            self.push_text("\"");
+            self.push_text(text);
+            self.push_text("\"");
+        }
+    }
+
+    /// Adds `count` ASCII characters of one kind, at least one.
+    fn push_ascii(&mut self, run: CharRun, count: u64) {
+        if run == CharRun::Single {
+            self.milli += TOKEN * count;
+        }
         match (self.run, run) {
-            (before, run) if before == run => self.len += 1,
+            (before, run) if before == run => self.len += count,
             // The last capital belongs to the word that it begins.
             (CharRun::Capitals, CharRun::Word) => {
                 self.len -= 1;
                 if self.len > 0 {
                     self.end_run();
                 }
-                (self.run, self.len) = (CharRun::Word, 2);
+                (self.run, self.len) = (CharRun::Word, 1 + count);
             }
-            _ => self.begin(run),
+            _ => {
+                self.begin(run);
+                self.len = count;
+            }
         }
     }
 
@@ -123,6 +211,13 @@ impl Scan {
             CharRun::Punctuation => 700 + self.len * 250,
         };
         self.len = 0;
+    }
+}
+
+impl std::fmt::Write for Scan {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.push_text(text);
+        Ok(())
     }
 }
 

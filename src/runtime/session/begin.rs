@@ -17,6 +17,7 @@ use crate::runtime::awake_session::{AwakeSession, SessionActivity};
 use crate::runtime::error::HostError;
 use crate::runtime::host_ref::HostRef;
 use crate::runtime::message::SessionMessage;
+use crate::runtime::models::prompt_cache_key;
 use crate::runtime::session_start::{SessionOrigin, SessionStart};
 use crate::session::{OpenRun, QueuedRun, Session, SessionEffect};
 
@@ -95,6 +96,7 @@ impl SessionActorState {
         }
         agents.read_tool_sources(&id, &shared);
         let mut state = Self {
+            prompt_cache_key: prompt_cache_key(&id),
             id,
             session,
             agents,

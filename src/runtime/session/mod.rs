@@ -63,6 +63,8 @@ pub(super) struct SessionActor;
 /// The state of a session actor.
 pub(super) struct SessionActorState {
     id: SessionId,
+    /// The name of its prompt in the caches of services.
+    prompt_cache_key: Arc<str>,
     /// The state machine of the session.
     session: Session,
     agents: RunAgents,

@@ -17,7 +17,6 @@ use crate::runtime::hooks::HookQuestion;
 use crate::runtime::ids;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage, TurnStart};
 use crate::runtime::model::ModelRequest;
-use crate::runtime::models::prompt_cache_key;
 use crate::runtime::report::{Messages, RunReport};
 use crate::runtime::task;
 use crate::session::{
@@ -207,7 +206,7 @@ impl SessionActorState {
         // Hooks may have changed the request before.
         let prompt_change = prompt_change.or(hooked.then_some(PromptChange::Hook));
         Arc::new(ModelRequest {
-            prompt_cache_key: Some(prompt_cache_key(&self.id)),
+            prompt_cache_key: Some(Arc::clone(&self.prompt_cache_key)),
             prompt_change,
             ..self.agents.current().request(messages, last)
         })

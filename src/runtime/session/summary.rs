@@ -16,7 +16,6 @@ use crate::runtime::ids;
 use crate::runtime::message::{AccumulatorMessage, CompactReply, SessionMessage};
 use crate::runtime::model::{ExchangeCache, ModelRequest};
 use crate::runtime::models::Model;
-use crate::runtime::models::prompt_cache_key;
 use crate::runtime::publish::Publisher;
 use crate::runtime::report::CompactionReport;
 use crate::runtime::task::OwnedTask;
@@ -48,7 +47,7 @@ impl SessionActorState {
         let agent = Arc::clone(self.agents.current());
         let summariser = Summariser {
             request: ModelRequest {
-                prompt_cache_key: Some(prompt_cache_key(&self.id)),
+                prompt_cache_key: Some(Arc::clone(&self.prompt_cache_key)),
                 ..agent.summary_request(messages)
             },
             agent,

@@ -17,11 +17,15 @@ const BREAKPOINT: &[u8] = br#","cache_control":{"type":"ephemeral"}"#;
 /// Returns whether a history continues another one. Both are the bytes of their last elements, after the same
 /// elements.
 pub(super) fn continues(before: &[u8], after: &[u8]) -> bool {
+    let is_start = |before: &[u8], after: &[u8]| {
+        let rest = after.strip_prefix(before);
+        rest.is_some_and(|rest| before.is_empty() || rest.is_empty() || rest.starts_with(b","))
+    };
+    if is_start(before, after) {
+        return true;
+    }
     let (before, after) = (without_breakpoints(before), without_breakpoints(after));
-    let rest = after.strip_prefix(&*before);
-    let is_same =
-        rest.is_some_and(|rest| before.is_empty() || rest.is_empty() || rest.starts_with(b","));
-    is_same || {
+    is_start(&before, &after) || {
         let elements = |bytes: &[u8]| {
             let bytes = bytes.strip_prefix(b",").unwrap_or(bytes);
             serde_json::from_slice::<Vec<Value>>(&[b"[", bytes, b"]"].concat()).ok()
