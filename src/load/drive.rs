@@ -155,6 +155,8 @@ async fn start(
     agent.tools = vec![ToolPattern::new(super::work::NAME)];
     agent.execution = options.execution;
     agent.early_start = options.early_start;
+    // `work` is the only tool in its requests, as in those of the loop beside it.
+    agent.context.references = false;
     let limits = &mut agent.limits;
     (limits.max_turns, limits.repeat_limit, limits.max_failed_turns) = (None, None, None);
     (limits.max_tool_calls_per_turn, limits.tool_timeout) = (None, None);
