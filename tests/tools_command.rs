@@ -86,7 +86,7 @@ impl Folder {
     fn can_sandbox(&self, level: &str) -> bool {
         let checked = self.registry(&self.script("true", &format!("sandbox = \"{level}\"")));
         if let Err(error) = &checked {
-            assert!(error.contains("this system cannot do the sandbox"), "{error}");
+            assert!(error.contains("this system does not support the sandbox"), "{error}");
             eprintln!("skipped: {error}");
         }
         checked.is_ok()
@@ -496,7 +496,7 @@ fn wrong_configuration_is_found_before_the_start() {
     checked.args(["--check", "--config"]).arg(&config).env("PATH", &bin);
     let checked = checked.output().unwrap();
     assert_eq!(checked.status.code(), Some(2));
-    let expected = "5: tools.t.sandbox: this system cannot do the sandbox \"strict\": needs bubblewrap: \
+    let expected = "5: tools.t.sandbox: this system does not support the sandbox \"strict\": needs bubblewrap: \
                     install the program bwrap in PATH\n";
     let expected = format!("callsheet: {}:{expected}", config.display());
     assert_eq!(String::from_utf8(checked.stderr).unwrap(), expected);

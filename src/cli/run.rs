@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use super::approval_prompts::ApprovalMode;
 use super::error::CommandError;
@@ -12,7 +13,7 @@ use crate::config::{Config, DEFAULT_AGENT, JournalEngine, REHEARSAL, ToolPattern
 use crate::journal::JournalReader;
 use crate::runtime::{Host, OpenSession, RunRequest};
 use crate::telemetry::{self, LogFormat};
-use crate::tool::ToolRegistry;
+use crate::tool::{ToolRegistry, ToolServer};
 use crate::types::{Execution, RunEnd, SessionId};
 
 /// Flags of `callsheet run`.
@@ -232,7 +233,12 @@ fn parse_tool_patterns(
     patterns
         .map(|text| {
             let pattern = ToolPattern::new(text);
-            if tools.iter().any(|(name, _)| pattern.matches(name)) {
+            // The tools of a server are known when it has connected.
+            let may_be_of_server =
+                |server: &Arc<dyn ToolServer>| pattern.may_match_longer(&server.tool_prefix());
+            if tools.iter().any(|(name, _)| pattern.matches(name))
+                || tools.servers().iter().any(may_be_of_server)
+            {
                 return Ok(pattern);
             }
             let known: Vec<&str> = tools.iter().map(|(name, _)| name).collect();
@@ -245,7 +251,7 @@ fn parse_tool_patterns(
 }
 
 /// Returns the exit status for the end of a run: 0 if it was answered, 1 if it failed or was refused,
-/// 3 if a limit ended it, 130 if it was stopped.
+/// 3 if a limit, a loop or failing tools ended it, 130 if it was stopped or interrupted.
 fn exit_status(end: RunEnd) -> u8 {
     match end {
         RunEnd::Answered => 0,
@@ -294,6 +300,20 @@ mod tests {
         assert_eq!(error, CommandError::usage("choose an agent with --agent (reader, writer)"));
         let error = choose_agent(&one, Some("x")).expect_err("refuse");
         assert_eq!((error.status, error.message.contains("writer")), (2, true));
+    }
+
+    #[cfg(all(feature = "mcp", target_os = "linux"))]
+    #[test]
+    fn a_pattern_may_name_the_tools_of_a_server() {
+        let config = parse("[mcp.files]\nurl = \"http://127.0.0.1:9/mcp\"\n");
+        let mut tools = ToolRegistry::new();
+        tools.register_configured(&config).expect("register");
+        for name in ["files__*", "files__read", "f*"] {
+            let parsed = parse_tool_patterns(&[name.to_owned()], &tools);
+            assert_eq!(parsed, Ok(vec![ToolPattern::new(name)]));
+        }
+        let error = parse_tool_patterns(&["other__*".to_owned()], &tools).expect_err("refuse");
+        assert!(error.message.starts_with("--tools: no tool is called \"other__*\""), "{error:?}");
     }
 
     #[test]

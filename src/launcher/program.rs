@@ -14,29 +14,29 @@ use crate::types::Secrets;
 /// Variables that every program inherits.
 const INHERITED_VARIABLES: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];
 
-/// A program with its environment. All that can be checked before a start was checked.
+/// A program with its environment. Everything that can be checked before a start has been checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     path: PathBuf,
     config: ProcessConfig,
 }
 
-/// A wrong key of the configuration of a program.
+/// An error in the configuration of a program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {message}")]
 pub(crate) struct ProgramError {
-    /// The key below the table of the program.
+    /// The configuration key, relative to the program's table.
     pub(crate) key: &'static str,
-    /// The problem and its remedy.
+    /// The problem, with a remedy where there is one.
     pub(crate) message: String,
 }
 
 impl Program {
     /// Checks a program: it exists, is executable, has a working directory and a launcher, and this
-    /// system can do its sandbox.
+    /// system supports its sandbox.
     ///
     /// # Errors
-    /// The first problem.
+    /// Returns the first problem found.
     pub(crate) fn check(name: &str, config: &ProcessConfig) -> Result<Self, ProgramError> {
         let wrong = |key, message: String| ProgramError { key, message };
         let Some(binary) = super::binary() else {
@@ -56,13 +56,13 @@ impl Program {
         let level = config.sandbox;
         sandbox::check(level, &path, &config.cwd).map_err(|error| {
             let level = level.as_str();
-            let message = format!("this system cannot do the sandbox {level:?}: {error}");
+            let message = format!("this system does not support the sandbox {level:?}: {error}");
             wrong("sandbox", message)
         })?;
         Ok(Self { path, config })
     }
 
-    /// Starts the program. Reads its secret variables now.
+    /// Starts the program. Reads the values of its secret variables at this moment, not at the check.
     ///
     /// # Errors
     /// If it does not start.
@@ -79,10 +79,11 @@ impl Program {
             SandboxLevel::Strict => {
                 let bwrap = sandbox::find_bubblewrap()
                     .map_err(|error| StartError::Sandbox(error.to_string()))?;
-                let mut all = sandbox::bubblewrap_arguments(&self.path, &self.config.cwd);
-                all.push(self.path.display().to_string());
-                all.extend(arguments);
-                (bwrap, all)
+                let mut bwrap_arguments =
+                    sandbox::bubblewrap_arguments(&self.path, &self.config.cwd);
+                bwrap_arguments.push(self.path.display().to_string());
+                bwrap_arguments.extend(arguments);
+                (bwrap, bwrap_arguments)
             }
         };
         let request = LaunchRequest {

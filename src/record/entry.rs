@@ -45,17 +45,17 @@ struct StoredRecordOwned {
     record: Record,
 }
 
-/// The part that all versions have.
+/// The only field that the bodies of all versions have.
 #[derive(Deserialize)]
 struct Versioned {
     v: u32,
 }
 
-/// An error of reading a stored record.
+/// The error of a stored record that cannot be read.
 ///
 /// Returned by [`JournalEntry::read`]; [`Batch`](crate::journal::Batch) shows what is stored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("read record {} of session {session}: {reason}", .seq.0)]
+#[error("cannot read record {} of session {session}: {reason}", .seq.0)]
 #[non_exhaustive]
 pub struct UnreadableRecord {
     /// The session.
@@ -152,17 +152,17 @@ mod tests {
         for (body, expect) in [
             (
                 r#"{"v":2,"record":{"type":"new_fact"}}"#,
-                "read record 3 of session s1: it is of version 2, and this program reads version 1",
+                "cannot read record 3 of session s1: it is of version 2, and this program reads version 1",
             ),
             (
                 r#"{"v":1,"record":{"type":"stop_asked","mode":"now","x":1}}"#,
-                "read record 3 of session s1: unknown field `x`, expected `mode`",
+                "cannot read record 3 of session s1: unknown field `x`, expected `mode`",
             ),
             (
                 r#"{"v":1,"record":{"type":"new_fact"}}"#,
-                "read record 3 of session s1: unknown variant `new_fact`",
+                "cannot read record 3 of session s1: unknown variant `new_fact`",
             ),
-            (r#"{"v":1,"rec"#, "read record 3 of session s1: EOF while parsing"),
+            (r#"{"v":1,"rec"#, "cannot read record 3 of session s1: EOF while parsing"),
         ] {
             let error = read(body).expect_err(body);
             assert!(error.starts_with(expect), "{error}");

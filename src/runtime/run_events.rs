@@ -44,7 +44,7 @@ pub enum RunEvent {
     Text(String),
     /// A part of the model's reasoning.
     Thinking(String),
-    /// The response of the current turn broke. Its text and calls so far are void; the next
+    /// An attempt of the current turn failed. Its text and calls so far are void; the next
     /// attempt, if there is one, starts anew.
     #[non_exhaustive]
     AttemptVoided {
@@ -56,7 +56,7 @@ pub enum RunEvent {
         /// The names of the servers.
         servers: Vec<String>,
     },
-    /// A server of tools has another list. The session keeps its own list; `SessionHandle::refresh_tools`
+    /// The tool list of a tool server has changed. The session keeps its own list; `SessionHandle::refresh_tools`
     /// takes the new one over.
     ToolsChanged(Arc<ServerToolsChange>),
     /// A tool call started.
@@ -113,7 +113,7 @@ pub struct ApprovalQuestion {
 }
 
 impl ApprovalQuestion {
-    /// Creates the question of an open approval. `None` if the call's id is not valid.
+    /// Creates the handle of a pending approval. `None` if the call's id is not valid.
     pub(super) fn new(approval: PendingApproval, session: SessionHandle) -> Option<Self> {
         let key = approval.tool_id.parse().ok()?;
         Some(Self { approval, key, session })
@@ -174,7 +174,7 @@ pub(super) struct RunEventReader {
     session: SessionHandle,
     /// The position of the last event.
     position: EventId,
-    /// Stored events, if the live ones are not complete.
+    /// The reader of the journal. Set while the live events have a gap.
     stored: Option<SessionEvents>,
     has_ended: bool,
 }

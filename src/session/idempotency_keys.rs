@@ -1,5 +1,6 @@
 //! Idempotency keys of client requests: a request that is repeated with the same key has no second
-//! effect. (The keys of tool calls are another rule: `TurnSpec::idempotency_key`.)
+//! effect. Beyond [`IDEMPOTENCY_KEYS_MAX`] the oldest keys are forgotten, and a fork forgets all. (The
+//! keys of tool calls are another rule: `TurnSpec::idempotency_key`.)
 
 use std::collections::{BTreeMap, VecDeque};
 

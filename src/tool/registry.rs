@@ -49,7 +49,7 @@ impl fmt::Debug for RegisteredTool {
     }
 }
 
-/// The tools of a host, by name. Cannot change once the host runs.
+/// The tools and tool servers of a host. Cannot change once the host runs.
 ///
 /// ```
 /// use callsheet::tool::{ToolRegistry, ToolSpec};

@@ -1,7 +1,9 @@
 //! The end of a response: the text and the calls that are kept after each kind of end.
 //!
 //! Each [`ResponseDisposition`] has a row in the table of `docs/architecture.md`. Calls that can no
-//! longer start are answered. Calls that are discarded leave the history.
+//! longer start are answered. Calls that are discarded leave the history. A cancellation (stop, timeout,
+//! shutdown) answers every running call at once and aborts its tool; the supervisor kills it after
+//! `cancel_grace`.
 
 use std::sync::Arc;
 

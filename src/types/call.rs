@@ -62,7 +62,7 @@ impl FromStr for CallKey {
     }
 }
 
-/// The text is not a call key.
+/// The error of a text that is not a call key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a tool_id must be of the form t{{turn}}a{{attempt}}c{{index}}, such as t1a1c0")]
 pub struct InvalidCallKey;
@@ -115,7 +115,7 @@ pub enum ToolStatus {
     /// The tool exceeded its time limit.
     #[serde(rename = "timeout")]
     TimedOut,
-    /// The call was stopped, or never started.
+    /// The call was cancelled, or never started.
     #[serde(rename = "cancelled")]
     Cancelled,
     /// The call was not allowed to run.
@@ -154,7 +154,7 @@ pub enum FailureKind {
     Killed,
     /// The tool exceeded its time limit.
     Timeout,
-    /// The call was stopped while it ran.
+    /// The call was cancelled while it ran.
     Cancelled,
     /// The call ended before it could start: the run was stopped, or the response was truncated or
     /// broke.

@@ -196,7 +196,7 @@ impl ResultPart {
 }
 
 impl FullResult {
-    /// Drops what is longer than [`RESULT_BYTES_MAX`], with a note for the model.
+    /// Drops what exceeds [`RESULT_BYTES_MAX`], with a note for the model.
     pub(crate) fn limit(&mut self) {
         let mut bytes_left = RESULT_BYTES_MAX;
         for part in &mut self.content {
@@ -324,7 +324,7 @@ mod result_image {
             }
             ImageMembers { media_type: None, data: None, url: Some(url) } => Ok(Image::Url(url)),
             ImageMembers { .. } => {
-                Err(D::Error::custom("an image has media_type and data, or url"))
+                Err(D::Error::custom("an image must have either media_type and data, or url"))
             }
         }
     }

@@ -25,13 +25,13 @@ pub(super) fn are_missing(
     page_size: u64,
 ) -> io::Result<bool> {
     // The order matters: a page that leaves the log in between is then in the file.
-    let logged = logged(log, page_size)?;
-    let there = std::fs::metadata(database)?.len() / page_size.max(1);
-    Ok((there + 1..=pages).any(|page| !logged.contains(&page)))
+    let in_log = pages_in_log(log, page_size)?;
+    let in_file = std::fs::metadata(database)?.len() / page_size.max(1);
+    Ok((in_file + 1..=pages).any(|page| !in_log.contains(&page)))
 }
 
 /// Returns the pages in a write-ahead log.
-fn logged(log: &Path, page_size: u64) -> io::Result<HashSet<u64>> {
+fn pages_in_log(log: &Path, page_size: u64) -> io::Result<HashSet<u64>> {
     let mut pages = HashSet::new();
     let mut log = match File::open(log) {
         Ok(log) => BufReader::new(log),
@@ -52,17 +52,17 @@ fn logged(log: &Path, page_size: u64) -> io::Result<HashSet<u64>> {
     Ok(pages)
 }
 
-/// Number of pages from which the first byte of an overflow page can look like the kind of a tree page.
-/// With pages of 4 KiB that are 128 GiB.
+/// Maximum number of pages of a file. From here on, the first byte of an overflow page, which is the high
+/// byte of a page number, can equal the kind of a tree page. With pages of 4 KiB this is 128 GiB.
 const PAGES_MAX: u64 = 1 << 25;
 
-/// Returns the numbers of the pages that contain copies of deleted rows, or one of these texts.
+/// Returns the numbers of the pages that contain copies of deleted rows, or one of `texts`.
 ///
 /// `secure_delete` overwrites deleted rows. But when SQLite merges pages, it moves other rows and
 /// may leave their old bytes behind (`rebuildPage` in sqlite3.c). If those rows are deleted later,
-/// only their current bytes are overwritten. So the unused middle of each table leaf must be empty.
-/// Indexes are split at every insert, so an index page counts only if its unused bytes contain one
-/// of the texts.
+/// only their current bytes are overwritten. So the unused middle of each table leaf must be zero.
+/// Index pages keep bytes of live rows there when they are split, so an index page counts only if its
+/// unused bytes contain one of the texts.
 pub(super) fn with_copies(
     database: &mut File,
     page_size: usize,
@@ -93,11 +93,11 @@ pub(super) fn with_copies(
 }
 
 /// Overwrites the unused middle of these tree pages with zeros, in the file itself. SQLite never reads
-/// those bytes. Its log must be empty, and its cache must not write the pages again.
+/// those bytes. The write-ahead log must be empty, and no connection may
+/// write one of these pages from its cache any more.
 pub(super) fn erase_unused(file: &mut File, page_size: usize, pages: &[u64]) -> io::Result<()> {
     if file.metadata()?.len() / page_size.max(1) as u64 >= PAGES_MAX {
-        let problem =
-            "it is too large to erase copies of deleted rows: run VACUUM on it while no host runs";
+        let problem = "the database is too large to erase copies of deleted rows: run VACUUM on it while no host runs";
         return Err(io::Error::other(problem));
     }
     let mut page = vec![0; page_size];
@@ -115,8 +115,8 @@ pub(super) fn erase_unused(file: &mut File, page_size: usize, pages: &[u64]) -> 
     file.sync_all()
 }
 
-/// Returns the range of the bytes between a page's cell pointers and its first cell. For other pages the
-/// result is arbitrary.
+/// Returns the range of the bytes between a page's cell pointers and its first cell. For pages that are no
+/// tree pages the result is arbitrary.
 fn unused(page: &[u8]) -> Range<usize> {
     let [kind, _, _, cells_high, cells_low, begin_high, begin_low, ..] = page else { return 0..0 };
     let header = if *kind == INDEX_INTERIOR { 12 } else { 8 };
@@ -127,7 +127,7 @@ fn unused(page: &[u8]) -> Range<usize> {
     if pointers_end <= begin && begin <= page.len() { pointers_end..begin } else { 0..0 }
 }
 
-/// Returns whether the buffer was filled.
+/// Reads until the buffer is full. Returns false at the end of the file.
 fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
     match from.read_exact(buffer) {
         Ok(()) => Ok(true),

@@ -38,7 +38,7 @@ const BODY_END_WAIT_MAX: Duration = Duration::from_millis(100);
 /// The number of polls after a deadline. One lets the I/O driver run, one the task of the connection.
 const POLLED_AGAIN: u32 = 4;
 
-/// A request and its response. Dropping it drops the connection if the body has not ended.
+/// A request and its response. Dropping it closes the connection if the body has not ended.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     client: Arc<ClientInner>,

@@ -4,12 +4,12 @@
 //!
 //! The host asks a session to hibernate after `idle_after`. It does so only if all of this holds:
 //!
-//! - No request has arrived for that time, and no caller waits for the report of a run.
+//! - No message of a client or a tool has arrived for that time, and no caller waits for the report of a run.
 //! - Its events have no subscriber (`Feed::close_if_unwatched`).
 //! - No tool runs, no actor of an earlier run is left, and no actor is being replaced.
 //! - All records are durable.
 //! - The session has no open run and no queued input, or a suspended run and no queued input, or an
-//!   open run that waits only for approvals ([`Session::may_hibernate`](crate::session::Session)).
+//!   open run that waits only for approvals and is not being stopped; no summary is awaited ([`Session::may_hibernate`](crate::session::Session)).
 //! - Neither the session is closing nor the host is shutting down.
 
 use std::sync::atomic::Ordering;
