@@ -22,7 +22,7 @@ pub fn estimate_text(text: &str) -> u64 {
 /// Returns about the number of tokens of a value's JSON. Equals the estimate of its text, which is not
 /// made.
 #[must_use]
-pub fn estimate_json(value: &Value) -> u64 {
+pub(super) fn estimate_json(value: &Value) -> u64 {
     let mut scan = Scan::default();
     scan.push_json(value);
     scan.tokens()
