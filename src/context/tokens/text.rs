@@ -45,6 +45,7 @@ enum CharRun {
 }
 
 /// The kind of run of each ASCII character.
+#[expect(clippy::indexing_slicing, reason = "the compiler evaluates it")]
 const ASCII_RUNS: [CharRun; 128] = {
     let mut runs = [CharRun::Single; 128];
     let mut byte = 0;
