@@ -220,7 +220,9 @@ async fn a_summary_is_asked_for_with_the_same_beginning_and_replaces_the_first_m
     assert_eq!(left.len(), 3, "{left:?}");
     assert!(left[0].starts_with("user: go"), "the user's words stay: {left:?}");
     let summary = messages(&world, 4)[0]["content"].as_str().unwrap().to_owned();
-    assert!(summary.ends_with("## Goal\ngo"), "{summary}");
+    let results = "- kept: $VAR_REF{{t1a1c0}}\n- kept: $VAR_REF{{t2a1c0}}";
+    assert!(summary.contains("## Goal\ngo\n\n[Results that"), "{summary}");
+    assert!(summary.ends_with(results), "{summary}");
     // The tokens of the summary count.
     assert_eq!(report.stats.input_tokens, 120 + 530 + 940 + 1_360 + 560);
     check_records(&world).await;

@@ -45,6 +45,8 @@ What to do next.";
 
 /// The text before a summary in the context.
 const SUMMARY_BEGINNING: &str = "[The conversation before this point was summarised:]\n\n";
+/// Maximum number of references behind a summary.
+const SUMMARY_RESULTS_MAX: usize = 20;
 
 /// Results that can be cleared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -181,6 +183,22 @@ pub fn plan_summary(
     Some(SummaryPlan { messages: end, user_messages })
 }
 
+/// Returns the calls of the newest results that are neither cleared nor errors. The messages do not say how
+/// they are referred to, so the model cannot name them in a summary.
+#[must_use]
+pub fn whole_results(messages: &[Arc<Message>]) -> Vec<CallKey> {
+    let keys = results(messages).filter_map(|(at, call)| match &**messages.get(at)? {
+        Message::Tool { metadata, name, .. } => {
+            let is_whole = metadata.get("error").is_none() && metadata.get(CLEARED).is_none();
+            (is_whole && **name != *READ_VAR).then_some(call.key)
+        }
+        Message::User { .. } | Message::Summary { .. } | Message::Assistant(_) => None,
+    });
+    let mut keys: Vec<_> = keys.collect();
+    keys.drain(..keys.len().saturating_sub(SUMMARY_RESULTS_MAX));
+    keys
+}
+
 /// The messages that a change leaves.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AppliedChange {
@@ -229,7 +247,7 @@ fn replaced(
             let message = Arc::new(Message::Assistant(Arc::new(message)));
             (before.iter().chain(inputs).cloned().chain([message]).collect(), first)
         }
-        ContextChange::Summarised { text, messages: count, user_messages } => {
+        ContextChange::Summarised { text, messages: count, user_messages, results: keys } => {
             let (replaced, tail) = messages.split_at_checked(*count).unwrap_or((messages, &[]));
             let inputs: Vec<_> =
                 replaced.iter().enumerate().filter(|(_, message)| is_input(message)).collect();
@@ -239,7 +257,8 @@ fn replaced(
                 Some(in_tail) => inputs.len() + 1 + in_tail,
                 None => inputs.iter().filter(|(at, _)| *at < first).count(),
             };
-            let content = Content::from(format!("{SUMMARY_BEGINNING}{text}"));
+            let references = references_of(keys, replaced);
+            let content = Content::from(format!("{SUMMARY_BEGINNING}{text}{references}"));
             let summary = Arc::new(Message::Summary { content });
             let inputs = inputs.iter().map(|(_, message)| *message);
             (inputs.cloned().chain([summary]).chain(tail.iter().cloned()).collect(), first)
@@ -262,6 +281,17 @@ fn results(messages: &[Arc<Message>]) -> impl Iterator<Item = (usize, &ToolCall)
         }
         Message::User { .. } | Message::Summary { .. } => None,
     })
+}
+
+/// Returns the block behind a summary that names the references of these results.
+fn references_of(keys: &[CallKey], messages: &[Arc<Message>]) -> String {
+    let lines = results(messages).filter(|(_, call)| keys.contains(&call.key));
+    let lines: String =
+        lines.map(|(_, call)| format!("\n- {}: {}", call.name, reference(call.key))).collect();
+    if lines.is_empty() {
+        return lines;
+    }
+    format!("\n\n[Results that are not shown any more. read_var reads them:]{lines}")
 }
 
 fn as_response(message: &Arc<Message>) -> Option<&ResponseMessage> {
@@ -383,6 +413,39 @@ mod tests {
         messages.iter().map(text).collect()
     }
 
+    fn summarised(
+        text: &str,
+        messages: usize,
+        user_messages: usize,
+        results: Vec<CallKey>,
+    ) -> ContextChange {
+        ContextChange::Summarised { text: text.to_owned(), messages, user_messages, results }
+    }
+
+    #[test]
+    fn a_summary_names_the_references_of_whole_results() {
+        let mut messages = vec![user("First.")];
+        for (number, name) in (1..).zip(["a", "b", READ_VAR, "c", "d"]) {
+            let [called, _] = turn(number, name, "x");
+            let metadata = match name {
+                "b" => json!({"cleared": true}),
+                "d" => json!({"error": true}),
+                _ => json!({}),
+            };
+            messages.extend([called, result(0, name, "x", metadata)]);
+        }
+        let keys = whole_results(&messages);
+        assert_eq!(keys.iter().map(|key| key.turn).collect::<Vec<_>>(), [1, 4]);
+        let change = summarised("so far", messages.len(), 1, keys);
+        let left = texts(&apply(&change, &messages, 0).messages);
+        let list = "so far\n\n[Results that are not shown any more. read_var reads them:]\n\
+                    - a: $VAR_REF{{t1a1c0}}\n- c: $VAR_REF{{t4a1c0}}";
+        assert!(left[1].ends_with(list), "{left:?}");
+        let many: Vec<_> = (1..=50).flat_map(|number| turn(number, "a", "x")).collect();
+        let keys = whole_results(&many);
+        assert_eq!((keys.len(), keys[0].turn), (SUMMARY_RESULTS_MAX, 31));
+    }
+
     #[test]
     fn old_results_become_lines_except_errors_and_those_of_tools_that_are_kept() {
         let long = "x".repeat(4_000);
@@ -474,8 +537,7 @@ mod tests {
         assert_eq!(plan, SummaryPlan { messages: 9, user_messages: 1 });
         let roomy = plan_summary(&messages, 2, 1_000, 1_000).unwrap();
         assert_eq!(roomy, SummaryPlan { messages: 9, user_messages: 3 });
-        let change =
-            ContextChange::Summarised { text: "so far".into(), messages: 9, user_messages: 1 };
+        let change = summarised("so far", 9, 1, Vec::new());
         let AppliedChange { messages: left, first, .. } = apply(&change, &messages, 0);
         let summary = "summary: [The conversation before this point was summarised:]\n\nso far";
         assert_eq!(texts(&left)[..2], ["user: Third.".to_owned(), summary.to_owned()]);
@@ -496,7 +558,7 @@ mod tests {
         let plan = plan_summary(&messages, 0, 1_000, 1_000).unwrap();
         let SummaryPlan { messages: count, user_messages } = plan;
         let text = "new".to_owned();
-        let change = ContextChange::Summarised { text, messages: count, user_messages };
+        let change = summarised(&text, count, user_messages, Vec::new());
         let left = texts(&apply(&change, &messages, 0).messages);
         assert_eq!(left.len(), 2);
         assert!(left[0] == "user: First." && left[1].ends_with("new"), "{left:?}");

@@ -34,6 +34,10 @@ pub enum ContextChange {
         messages: usize,
         /// Number of the last users' messages among them that stay.
         user_messages: usize,
+        /// The calls whose whole results are among them. Behind the summary follow their references, which the
+        /// messages did not name.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        results: Vec<CallKey>,
     },
 }
 
@@ -43,7 +47,8 @@ impl ContextChange {
     pub fn approximate_bytes(&self) -> usize {
         match self {
             Self::Cleared { calls, .. } => calls.len() * 12,
-            Self::Formatted { text, .. } | Self::Summarised { text, .. } => text.len(),
+            Self::Formatted { text, .. } => text.len(),
+            Self::Summarised { text, results, .. } => text.len() + results.len() * 12,
         }
     }
 

@@ -148,7 +148,12 @@ impl Session {
         let before = self.request_tokens(&rules);
         let (failure, usage) = match reply {
             SummaryReply::Text { text, usage } => {
-                let change = ContextChange::Summarised { text, messages, user_messages };
+                let replaced = self.history.messages().get(..messages).unwrap_or_default();
+                let results = match rules.context.references {
+                    true => compaction::whole_results(replaced),
+                    false => Vec::new(),
+                };
+                let change = ContextChange::Summarised { text, messages, user_messages, results };
                 let applied = self.applied(&change);
                 let (_, after) = self.sizes(&rules, &applied);
                 // A summary must save a third, or it does not count.

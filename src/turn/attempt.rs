@@ -38,6 +38,8 @@ pub(super) struct Attempt {
     pub(super) first_delta_at: Option<Duration>,
     /// Names of calls that are not kept.
     pub(super) dropped_calls: Vec<Arc<str>>,
+    /// The tokens of the request as the recorded response of a resumed turn counts them.
+    pub(super) recorded_request_tokens: u64,
     /// True if the event that the response holds too many calls was published.
     pub(super) call_limit_recorded: bool,
     /// The finish reason, after the response has ended.
@@ -70,6 +72,7 @@ impl Attempt {
             requested_at: Duration::ZERO,
             first_delta_at: None,
             dropped_calls: Vec::new(),
+            recorded_request_tokens: 0,
             call_limit_recorded: false,
             finish_reason: None,
         }
@@ -237,11 +240,23 @@ impl Turn {
             && error.is_context_overflow()
             && !self.is_out_of_tokens()
         {
-            self.reduction = ContextReduction::Awaited(error.clone());
-            self.effects.perform(TurnAction::ReduceContext(error));
+            self.await_smaller_context(error);
             return;
         }
         self.follow_up_failure(error, is_displayed);
+    }
+
+    /// Asks the session to make its context smaller, and waits for it.
+    pub(super) fn await_smaller_context(&mut self, error: ProviderError) {
+        self.reduction = ContextReduction::Awaited(error.clone());
+        self.effects.perform(TurnAction::ReduceContext(error));
+    }
+
+    /// Ends the exchange with the model, unless the turn waits for a smaller context: then none is open.
+    pub(super) fn disconnect(&mut self) {
+        if !matches!(self.reduction, ContextReduction::Awaited(_)) {
+            self.effects.perform(TurnAction::Disconnect);
+        }
     }
 
     /// Handles that the context is smaller than that of the last request, or could not be made smaller.

@@ -88,6 +88,7 @@ impl Turn {
             (Some(response), _) => {
                 resumed.attempt.finish_reason = response.finish_reason.cloned();
                 resumed.attempt.dropped_calls = response.dropped_calls.to_vec();
+                resumed.attempt.recorded_request_tokens = response.usage.input_tokens;
                 resumed.resume_response(response.ending, Arc::clone(response.message), &recorded);
             }
             (None, Some(partial)) => resumed.resume_broken(partial, &recorded),
@@ -185,8 +186,17 @@ impl Turn {
             self.request_first();
             return;
         }
-        let error = self.record_host_stopped(attempt, false);
         let is_recorded = recorded.cancelled == Some(CancelReason::Budget);
+        let failure = recorded.attempt.failure.map(|failure| failure.error);
+        if let Some(error) = failure.filter(|error| error.is_context_overflow())
+            && !is_recorded
+            && !self.is_out_of_tokens()
+        {
+            // The host stopped while the session made its context smaller.
+            self.await_smaller_context(error.clone());
+            return;
+        }
+        let error = self.record_host_stopped(attempt, false);
         if is_recorded || self.is_out_of_tokens() {
             let start = recorded.attempt.start;
             self.emit(Event::AttemptVoided {

@@ -153,7 +153,12 @@ impl Turn {
             dropped_calls,
             finish_reason: self.attempt.finish_reason.clone(),
             usage: self.usage,
-            request_tokens: self.attempt.response.usage().input_tokens,
+            request_tokens: self
+                .attempt
+                .response
+                .usage()
+                .input_tokens
+                .max(self.attempt.recorded_request_tokens),
             times: self.clock.times(),
         };
         let (end, summary) = (record.end.clone(), Box::new(self.summary(&record)));

@@ -157,8 +157,8 @@ fn check_answered(at: usize, message: &Value, next: Option<&Value>) -> Result<()
     ))
 }
 
-/// Checks that every call that the service ran itself has a result after it. The last response can
-/// be without, because the service may still run its calls.
+/// Checks that every call that the service ran itself has a result after it. The responses behind which only
+/// results follow can be without, because the service may still run its calls.
 fn check_service_calls(messages: &[Value]) -> Result<(), String> {
     let responses = || messages.iter().enumerate().filter(|(_, m)| m["role"] == "assistant");
     let blocks = responses().flat_map(|(_, message)| items(&message["content"]));
@@ -166,10 +166,8 @@ fn check_service_calls(messages: &[Value]) -> Result<(), String> {
     let is_result = |block: &Value| block["type"] == "tool_result";
     let mut called = BTreeSet::new();
     for (at, message) in responses() {
-        let is_last = messages
-            .iter()
-            .skip(at + 1)
-            .all(|next| next["role"] == "user" && items(&next["content"]).iter().all(is_result));
+        let mut follows = messages.iter().skip(at + 1).filter(|next| next["role"] == "user");
+        let is_last = follows.all(|next| items(&next["content"]).iter().all(is_result));
         for (place, block) in items(&message["content"]).iter().enumerate() {
             let (kind, id, name) = (text(block, "type"), text(block, "id"), text(block, "name"));
             let is_call = kind.ends_with("tool_use") && kind != "tool_use";

@@ -15,7 +15,7 @@ pub(super) type Append = dyn Fn(&MemoryJournal, Batch) -> AppendStatus + Send + 
 
 /// An engine in memory with a test's own `append`.
 pub(super) struct Engine {
-    inner: MemoryJournal,
+    inner: Arc<MemoryJournal>,
     append: Box<Append>,
 }
 
@@ -23,7 +23,15 @@ impl Engine {
     pub(super) fn new(
         append: impl Fn(&MemoryJournal, Batch) -> AppendStatus + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Arc::new(Self { inner: MemoryJournal::new(), append: Box::new(append) })
+        Self::on(Arc::default(), append)
+    }
+
+    /// Returns an engine on the records of another one.
+    pub(super) fn on(
+        inner: Arc<MemoryJournal>,
+        append: impl Fn(&MemoryJournal, Batch) -> AppendStatus + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self { inner, append: Box::new(append) })
     }
 
     /// Stores a batch immediately.

@@ -2,12 +2,14 @@
 
 mod approvals;
 mod client;
+mod compactions;
 mod deaths;
 mod engine;
 mod hooks;
 mod hostile;
 mod inputs;
 mod limits;
+mod prefixes;
 mod provider;
 mod questions;
 mod recovery;

@@ -13,7 +13,7 @@ pub(super) const STREAM: usize = 0;
 pub(super) const ACCUMULATOR: usize = 1;
 pub(super) const SUPERVISOR: usize = 2;
 
-async fn run_actors(session: &SessionHandle) -> Option<[ActorCell; 3]> {
+pub(super) async fn run_actors(session: &SessionHandle) -> Option<[ActorCell; 3]> {
     let name = |reply| SessionMessage::NameActors { reply };
     session.link.request(session.id(), name).await.unwrap().0
 }

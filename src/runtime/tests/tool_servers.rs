@@ -18,7 +18,7 @@ use crate::tool::{
 use crate::types::RunEnd;
 
 /// A server of tools that answer with their own names.
-struct FakeServer {
+pub(super) struct FakeServer {
     name: &'static str,
     status: watch::Sender<Arc<ServerStatus>>,
     runs: Mutex<u32>,
@@ -27,12 +27,12 @@ struct FakeServer {
 }
 
 impl FakeServer {
-    fn new(name: &'static str, state: ServerState, tools: &[&str]) -> Arc<Self> {
+    pub(super) fn new(name: &'static str, state: ServerState, tools: &[&str]) -> Arc<Self> {
         let status = watch::Sender::new(Arc::new(status(name, state, tools)));
         Arc::new(Self { name, status, runs: Mutex::new(0), panics: 0 })
     }
 
-    fn set(&self, state: ServerState, tools: &[&str]) {
+    pub(super) fn set(&self, state: ServerState, tools: &[&str]) {
         self.status.send_replace(Arc::new(status(self.name, state, tools)));
     }
 }

@@ -51,6 +51,7 @@ impl World {
         }
         self.records_before_resume = self.durable;
         self.delivered_deltas = None;
+        (self.awaiting_context, self.reductions) = (false, 0);
         self.awaiting_permit.clear();
         self.awaiting_references.clear();
         self.awaiting_hooks.clear();

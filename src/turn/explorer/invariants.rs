@@ -72,17 +72,38 @@ impl World {
         self.check_answer(result);
     }
 
+    /// Checks that a smaller context is asked for once in a turn, after a request that was too large, while
+    /// nothing else of the turn goes on.
+    pub(super) fn check_reduction(&mut self, error: &ProviderError) {
+        assert!(error.is_context_overflow() && self.delivered_deltas.is_none());
+        assert!(self.started_effects.is_empty(), "a call with effects has started");
+        assert!(!self.turn.is_out_of_tokens(), "another request would exceed the run's tokens");
+        let is_recorded = self.log.iter().rev().find_map(|record| match record {
+            Record::AttemptFailed { error, kept, .. } => Some(!kept && error.is_context_overflow()),
+            _ => None,
+        });
+        assert_eq!(
+            is_recorded,
+            Some(true),
+            "the journal does not say that the request was too large"
+        );
+        self.awaiting_context = true;
+        self.reductions += 1;
+        assert_eq!(self.reductions, 1, "the context is made smaller twice in a turn");
+    }
+
     /// Checks that models are requested in their order, at most `max_attempts` times each, and never
     /// after a call with effects has started.
     pub(super) fn check_request(&mut self, plan: &AttemptPlan, scenario: &Scenario) {
         assert!(self.started_effects.is_empty(), "a request after a call with effects");
+        assert!(!self.awaiting_context, "a request before the context is smaller");
         self.requested_models.push(plan.model);
         assert!(self.requested_models.is_sorted(), "an earlier model was requested again");
         for (index, model) in scenario.spec.rules.models.iter().enumerate() {
             let times =
                 self.requested_models.iter().filter(|requested| **requested == index).count();
             assert!(
-                times <= model.max_attempts as usize || self.is_resumed(),
+                times <= (model.max_attempts + self.reductions) as usize || self.is_resumed(),
                 "a model was requested too often"
             );
         }
@@ -95,7 +116,10 @@ impl World {
 
     /// Checks that a failed turn has used up the attempts of all models.
     pub(super) fn check_failure(&self, error: &RunError, scenario: &Scenario) {
-        if error.code != "provider_error" {
+        if error.code == "CONTEXT_OVERFLOW" {
+            assert!(self.reductions == 1 || self.is_resumed(), "the context was not made smaller");
+        }
+        if !matches!(&*error.code, "provider_error" | "CONTEXT_OVERFLOW") {
             return;
         }
         let models = &scenario.spec.rules.models;

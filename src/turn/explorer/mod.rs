@@ -32,8 +32,8 @@ use crate::event::{ConflictResolution, Event};
 use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
 use crate::types::{
-    CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, RunError,
-    ToolOutcome, ToolResult, ToolStatus, VariablesUse,
+    CallKey, ContextOverflow, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind,
+    RunError, ToolOutcome, ToolResult, ToolStatus, VariablesUse,
 };
 use crate::wire::Delta;
 
@@ -50,6 +50,8 @@ struct Scenario {
     /// The deltas of the response, which are the same in each attempt.
     response: Vec<Delta>,
     breaks: u32,
+    /// The maximum number of requests that are larger than the window.
+    overflows: u32,
     crashes: u32,
     /// The maximum number of deaths of the turn's owner. Its tool supervisor lives on.
     owner_deaths: u32,
@@ -120,6 +122,7 @@ fn scenario_with(name: &str, rules: TurnRules, names: &[&str]) -> Scenario {
         spec: spec(rules),
         response,
         breaks: 0,
+        overflows: 0,
         crashes: 0,
         owner_deaths: 0,
         torn: false,
@@ -216,6 +219,33 @@ fn a_break_at_any_time() {
         scenario.durable_at_once = true;
         scenario.breaks = 1;
     });
+}
+
+#[test]
+fn a_request_that_is_too_large_at_any_time() {
+    explore_each(&MIXES, &SMALL_EXECUTIONS, |scenario| {
+        scenario.overflows = 2;
+        scenario.durable_at_once = true;
+    });
+    let mixes = [&["pure"][..], &["seal"][..], &["effect"][..]];
+    let mut scenarios = Vec::new();
+    for mix in mixes {
+        for fallbacks in [vec![], vec![model("backup", 2)]] {
+            let models = ModelPlans::new(model("main", 2), fallbacks);
+            let execution = Execution::Parallel { max: 2 };
+            let rules = TurnRules { models: Arc::new(models), ..rules(execution) };
+            let mut scenario = scenario_with(&format!("overflows {mix:?}"), rules, mix);
+            (scenario.overflows, scenario.breaks) = (2, 1);
+            (scenario.cancel, scenario.crashes) = (true, 1);
+            scenario.torn = true;
+            scenarios.push(scenario.clone());
+            (scenario.crashes, scenario.owner_deaths) = (0, 1);
+            scenario.timeouts = true;
+            scenario.durable_at_once = true;
+            scenarios.push(scenario);
+        }
+    }
+    explore_all(scenarios);
 }
 
 #[test]

@@ -102,6 +102,7 @@ fn walk_to(
         let mut scenario = scenario(&format!("walk {walk} {mix:?} {execution}"), execution, &mix);
         scenario.identical_run_once = false;
         scenario.breaks = 2;
+        scenario.overflows = 2;
         scenario.crashes = 2;
         scenario.cancel = true;
         scenario.failures = true;
@@ -115,7 +116,10 @@ fn walk_to(
             // Cancellations, crashes and breaks are rare, so that walks last longer.
             if random(10) > 0 {
                 actions.retain(|action| {
-                    !matches!(action, Action::Cancel | Action::Crash { .. } | Action::Break)
+                    !matches!(
+                        action,
+                        Action::Cancel | Action::Crash { .. } | Action::Break | Action::Overflow
+                    )
                 });
             }
             let Some(action) = actions.get(random(actions.len().max(1))) else {

@@ -48,6 +48,12 @@ pub(super) struct World {
     pub(super) outcomes: BTreeMap<CallKey, ToolOutcome>,
     pub(super) committed: bool,
     pub(super) breaks: u32,
+    /// The number of requests that were too large.
+    pub(super) overflows: u32,
+    /// The turn waits for a smaller context.
+    pub(super) awaiting_context: bool,
+    /// The number of times that the turn asked for a smaller context since its last resume.
+    pub(super) reductions: u32,
     pub(super) crashes: u32,
     pub(super) owner_deaths: u32,
     /// The calls that the tool supervisor has started, with their completions once they have ended.
@@ -76,6 +82,10 @@ pub(super) enum Action {
     Deliver,
     Close,
     Break,
+    /// The request is refused because it is larger than the window of the model.
+    Overflow,
+    /// The session has made the context smaller, or could not.
+    ReduceContext(bool),
     PermitReply(CallKey, PermitReply),
     /// The values of a call's references were read, or could not be.
     ReadReferences(CallKey, bool),
@@ -136,6 +146,9 @@ impl World {
             outcomes: BTreeMap::new(),
             committed: false,
             breaks: 0,
+            overflows: 0,
+            awaiting_context: false,
+            reductions: 0,
             crashes: 0,
             owner_deaths: 0,
             started_calls: BTreeMap::new(),
@@ -167,6 +180,12 @@ impl World {
             if self.breaks < scenario.breaks {
                 actions.push(Action::Break);
             }
+            if self.overflows < scenario.overflows {
+                actions.push(Action::Overflow);
+            }
+        }
+        if self.awaiting_context {
+            actions.extend([Action::ReduceContext(true), Action::ReduceContext(false)]);
         }
         for key in &self.running {
             actions.push(Action::EndCall(*key, ToolStatus::Ok));
@@ -254,6 +273,17 @@ impl World {
                 self.breaks += 1;
                 let error = ProviderError::new(ProviderErrorKind::Transport, "cut");
                 self.turn.handle_response_end(now, ExchangeEnd::Failed(error));
+            }
+            Action::Overflow => {
+                self.delivered_deltas = None;
+                self.overflows += 1;
+                let mut error = ProviderError::new(ProviderErrorKind::Status, "too long");
+                error.overflow = Some(ContextOverflow::default());
+                self.turn.handle_response_end(now, ExchangeEnd::Failed(error));
+            }
+            Action::ReduceContext(reduced) => {
+                self.awaiting_context = false;
+                self.turn.handle_context_reduced(now, reduced);
             }
             Action::EndCall(key, status) => {
                 self.running.remove(&key);
@@ -376,6 +406,10 @@ impl World {
             self.turn.handle_tool_permit(self.now, *key, PermitReply::Granted);
             assert_eq!(self.turn.poll(), None, "a permit that no call waits for had an effect");
         }
+        if !self.awaiting_context {
+            self.turn.handle_context_reduced(self.now, true);
+            assert_eq!(self.turn.poll(), None, "a context that no request waits for had an effect");
+        }
         for key in keys.iter().filter(|key| !self.awaiting_references.contains(key)) {
             self.turn.handle_references(self.now, *key, references::values(true));
             assert_eq!(self.turn.poll(), None, "values that no call waits for had an effect");
@@ -455,9 +489,7 @@ impl World {
                 self.delivered_deltas = Some(0);
                 self.check_request(&plan, scenario);
             }
-            Effect::Perform(TurnAction::ReduceContext(_)) => {
-                panic!("no request of a scenario is too large")
-            }
+            Effect::Perform(TurnAction::ReduceContext(error)) => self.check_reduction(&error),
             Effect::Perform(TurnAction::Disconnect) => {
                 assert!(self.delivered_deltas.take().is_some(), "no exchange to disconnect");
             }

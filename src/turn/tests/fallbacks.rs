@@ -288,6 +288,19 @@ fn a_model_with_a_larger_window_is_asked_if_the_context_stays_too_large() {
 }
 
 #[test]
+fn a_turn_that_waited_for_a_smaller_context_asks_for_it_again_after_a_crash() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    overflows(&mut driver);
+    driver.crash(driver.log.len());
+    assert_eq!(driver.reductions, 2);
+    let failures = driver.log.iter().filter(|r| matches!(r, Record::AttemptFailed { .. }));
+    assert_eq!(failures.count(), 1, "the attempt fails once");
+    reduced(&mut driver, true);
+    driver.receive([text("Here."), finish(FinishKind::Stop)]).close_stream();
+    driver.assert_end(&TurnEnd::Finished);
+}
+
+#[test]
 fn a_turn_that_waits_for_a_smaller_context_can_be_cancelled() {
     let mut driver = Driver::with(rules(PARALLEL));
     overflows(&mut driver);

@@ -1,6 +1,7 @@
 //! The kinds of end of a response, limits of its calls, call ids, and the resume of a turn.
 
 use super::*;
+use crate::types::Usage;
 
 #[test]
 fn a_response_cut_off_at_its_length_keeps_started_calls_and_answers_the_others() {
@@ -288,6 +289,24 @@ fn a_resumed_turn_uses_recorded_outcomes_and_answers_intended_calls_as_unknown()
         ("effect", ToolStatus::Unknown, Some(FailureKind::HostStopped), unknown),
         ("pure", OK, None, "noon"),
     ]);
+}
+
+#[test]
+fn a_resumed_turn_counts_the_tokens_of_its_request() {
+    let counted = |resumes: bool| {
+        let mut driver = Driver::with(rules(Execution::Sequential));
+        let usage = Usage { input_tokens: 700, output_tokens: 20, ..Usage::default() };
+        let usage = Delta::Usage { usage, raw: "{}".into() };
+        driver.receive([call(0, "pure", "{}"), usage]).end_well();
+        if resumes {
+            driver.crash(driver.log.len());
+        }
+        driver.finish_call(0, "noon");
+        let record = driver.commit.as_ref().unwrap();
+        (record.request_tokens, record.usage.input_tokens)
+    };
+    assert_eq!(counted(false), (700, 700));
+    assert_eq!(counted(true), (700, 700));
 }
 
 #[test]

@@ -4,7 +4,10 @@
 //! Rules: <https://docs.anthropic.com/en/api/messages> and
 //! <https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking>. Further rules are known
 //! from error messages of the service: it refuses texts of white space alone, repeated ids, thinking
-//! at the end of a message, and results of its own tools without their calls.
+//! at the end of a message, white space at the end of a response that it continues, and results of its own
+//! tools without their calls.
+//!
+//! A message is written the same whether it is the last one or not, so that the service finds it in its cache.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -74,6 +77,8 @@ enum BlockParam<'a> {
         json: &'a RawValue,
         is_thinking: bool,
     },
+    /// The result of a call that the service began and did not end.
+    ServiceError(ServiceError),
     /// A block at which the service caches the prompt up to here.
     Breakpoint(Box<Self>),
 }
@@ -85,28 +90,30 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
 }
 
 /// Returns the messages, and how many of them stay the same whatever follows. The last message may
-/// change, and so may all messages from the first call on that the service ran itself, because that
-/// call goes back only once its result came.
+/// change, and so may all messages from the first call on that the service may still be running, because
+/// another block follows it if it does not answer the call.
 fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
     let origin = ModelOrigin { wire: Wire::AnthropicMessages, model: request.model.clone() };
     let history = &*request.messages;
     let mut builder = MessageBuilder { messages: Vec::new(), ids: CallIdMap::default() };
-    let mut service_calls = ServiceCalls::read(history, &origin);
+    let mut service_calls = ServiceCalls::new(history, &origin);
     let mut reusable = usize::MAX;
     let last_response = history.iter().rposition(|m| matches!(**m, Message::Assistant(_)));
     let mut end_before = None;
-    let last_message = history.iter().rposition(|m| !matches!(**m, Message::Tool { .. }));
     for (position, message) in history.iter().enumerate() {
-        service_calls.may_be_running = last_message == Some(position);
         match message.as_ref() {
-            Message::User { content } | Message::Summary { content } => builder.user(content),
+            Message::User { content } | Message::Summary { content } => {
+                builder.service_errors(&mut service_calls);
+                builder.user(content);
+                service_calls.begin_exchange(history.get(position + 1..).unwrap_or_default());
+            }
             Message::Assistant(message) => {
                 if last_response == Some(position) {
                     end_before = builder.last_cacheable();
                 }
                 let before = builder.messages.len().saturating_sub(1);
                 builder.assistant(message, &origin, &mut service_calls);
-                if !service_calls.called.is_empty() {
+                if service_calls.may_be_running {
                     reusable = reusable.min(before);
                 }
             }
@@ -177,7 +184,7 @@ impl<'a> MessageBuilder<'a> {
         &mut self,
         message: &'a ResponseMessage,
         origin: &ModelOrigin,
-        service_calls: &mut ServiceCalls,
+        service_calls: &mut ServiceCalls<'_>,
     ) {
         let is_own = message.is_from(origin);
         self.ids.next_message();
@@ -200,7 +207,20 @@ impl<'a> MessageBuilder<'a> {
         while blocks.last().is_some_and(BlockParam::is_thinking) {
             blocks.pop();
         }
+        // The service refuses white space at the end of a response that it continues.
+        if let Some(BlockParam::Text { text, .. }) = blocks.last_mut() {
+            *text = text.trim_end();
+        }
         self.add(Role::Assistant, blocks);
+    }
+
+    /// Adds the results of calls that the service did not answer before an input of the user: to the response
+    /// before it, or, as in a response of the service, behind the results of other calls.
+    fn service_errors(&mut self, service_calls: &mut ServiceCalls<'_>) {
+        let errors = std::mem::take(&mut service_calls.errors);
+        if !errors.is_empty() {
+            self.add(Role::Assistant, errors.into_iter().map(BlockParam::ServiceError));
+        }
     }
 
     fn add(&mut self, role: Role, blocks: impl IntoIterator<Item = BlockParam<'a>>) {
@@ -233,11 +253,6 @@ impl<'a> MessageBuilder<'a> {
         for message in self.messages.iter_mut().filter(|message| message.content.is_empty()) {
             message.content.push(BlockParam::Text { text: EMPTY_MESSAGE, members: None });
         }
-        if let Some(MessageParam { role: Role::Assistant, content }) = self.messages.last_mut()
-            && let Some(BlockParam::Text { text, .. }) = content.last_mut()
-        {
-            *text = text.trim_end();
-        }
         self.messages
     }
 }
@@ -263,6 +278,7 @@ impl BlockParam<'_> {
             | Self::Image(_)
             | Self::Call { .. }
             | Self::Result { .. }
+            | Self::ServiceError(_)
             | Self::Breakpoint(_) => false,
         }
     }
@@ -271,7 +287,10 @@ impl BlockParam<'_> {
     fn is_cacheable(&self) -> bool {
         match self {
             Self::Text { .. } | Self::Image(_) | Self::Call { .. } | Self::Result { .. } => true,
-            Self::Thinking { .. } | Self::Raw { .. } | Self::Breakpoint(_) => false,
+            Self::Thinking { .. }
+            | Self::Raw { .. }
+            | Self::ServiceError(_)
+            | Self::Breakpoint(_) => false,
         }
     }
 }
@@ -315,13 +334,67 @@ pub(super) fn is_allowed(c: char) -> bool {
 }
 
 /// The calls that the service ran itself. It accepts a call and its result only together, unless the
-/// call may still be running because the response paused.
+/// call may still be running, because the response paused or waits for the results of other calls.
+///
+/// A call of an exchange is answered within it, or never: an exchange is what follows an input of the user,
+/// up to the next one.
 #[derive(Debug, Default)]
-struct ServiceCalls {
+struct ServiceCalls<'a> {
+    origin: Option<&'a ModelOrigin>,
+    /// The calls of the exchange that have a result.
     answered: BTreeSet<String>,
+    /// The calls of the exchange so far.
     called: BTreeSet<String>,
-    /// The message is the last one, or only results of its calls follow.
+    /// An input of the user ends the exchange.
+    is_over: bool,
+    /// The exchange has a call that may still be running.
     may_be_running: bool,
+    /// The results of calls that the exchange leaves without one.
+    errors: Vec<ServiceError>,
+}
+
+/// The result of a call that the service began and did not end, in the form of the service's own errors
+/// (<https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool>, "Errors").
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ServiceError {
+    /// The tool, as in the type of its results. `None` for the tools of MCP servers.
+    tool: Option<&'static str>,
+    call_id: String,
+}
+
+impl ServiceError {
+    /// Returns the result of a call, or `None` if the form of its tool's errors is not known.
+    fn of(kind: &str, name: &str, call_id: &str) -> Option<Self> {
+        let tool = match (kind, name) {
+            ("mcp_tool_use", _) => None,
+            (_, "web_search") => Some("web_search"),
+            (_, "web_fetch") => Some("web_fetch"),
+            (_, "code_execution") => Some("code_execution"),
+            (_, "bash_code_execution") => Some("bash_code_execution"),
+            (_, "text_editor_code_execution") => Some("text_editor_code_execution"),
+            (_, _) => return None,
+        };
+        Some(Self { tool, call_id: call_id.to_owned() })
+    }
+
+    fn to_json(&self) -> Value {
+        match self.tool {
+            Some(tool) => json!({
+                "type": format!("{tool}_tool_result"),
+                "tool_use_id": self.call_id,
+                "content": {
+                    "type": format!("{tool}_tool_result_error"),
+                    "error_code": "unavailable",
+                },
+            }),
+            None => json!({
+                "type": "mcp_tool_result",
+                "tool_use_id": self.call_id,
+                "is_error": true,
+                "content": [{"type": "text", "text": "The call was not completed."}],
+            }),
+        }
+    }
 }
 
 /// The members of a kept block that decide whether it can go back.
@@ -331,34 +404,53 @@ struct BlockHeader<'a> {
     #[serde(rename = "type")]
     kind: Scalar<'a>,
     id: Scalar<'a>,
+    name: Scalar<'a>,
     tool_use_id: Scalar<'a>,
 }
 
-impl ServiceCalls {
-    fn read(messages: &[Arc<Message>], origin: &ModelOrigin) -> Self {
-        let own_parts = messages.iter().filter_map(|message| match message.as_ref() {
-            Message::Assistant(message) if message.is_from(origin) => Some(&message.parts),
-            Message::Assistant(_)
-            | Message::User { .. }
-            | Message::Summary { .. }
-            | Message::Tool { .. } => None,
-        });
-        let answered = own_parts.flatten().filter_map(|part| match part {
-            MessagePart::Raw { json } => block_header(json).tool_use_id.into_text(),
-            MessagePart::Text { .. } | MessagePart::Reasoning { .. } | MessagePart::Call { .. } => {
-                None
+impl<'a> ServiceCalls<'a> {
+    fn new(history: &[Arc<Message>], origin: &'a ModelOrigin) -> Self {
+        let mut calls = Self { origin: Some(origin), ..Self::default() };
+        calls.begin_exchange(history);
+        calls
+    }
+
+    /// Reads an exchange, which is at the beginning of the messages.
+    fn begin_exchange(&mut self, messages: &[Arc<Message>]) {
+        self.called.clear();
+        self.answered.clear();
+        self.errors.clear();
+        let end = messages.iter().position(|message| is_input(message));
+        (self.is_over, self.may_be_running) = (end.is_some(), false);
+        let mut called = BTreeSet::new();
+        for message in messages.get(..end.unwrap_or(messages.len())).unwrap_or_default() {
+            let Message::Assistant(response) = &**message else { continue };
+            if !self.origin.is_some_and(|origin| response.is_from(origin)) {
+                continue;
             }
-        });
-        Self { answered: answered.collect(), ..Self::default() }
+            for part in &response.parts {
+                let MessagePart::Raw { json } = part else { continue };
+                let BlockHeader { kind, id, tool_use_id, .. } = block_header(json);
+                if kind.as_text().is_some_and(|kind| kind.ends_with("tool_use")) {
+                    called.extend(id.into_text());
+                } else {
+                    let id = tool_use_id.into_text().filter(|id| called.contains(id));
+                    self.answered.extend(id);
+                }
+            }
+        }
     }
 
     /// Returns a kept block if the service accepts it.
-    fn block<'a>(&mut self, json: &'a str) -> Option<BlockParam<'a>> {
-        let BlockHeader { kind, id, tool_use_id } = block_header(json);
+    fn block<'b>(&mut self, json: &'b str) -> Option<BlockParam<'b>> {
+        let BlockHeader { kind, id, name, tool_use_id } = block_header(json);
         let kind = kind.as_text().unwrap_or_default();
         let is_accepted = if kind.ends_with("tool_use") {
             let id = id.into_text().unwrap_or_default();
-            let is_accepted = self.may_be_running || self.answered.contains(&id);
+            let is_accepted = self.answered.contains(&id) || {
+                let is_new = self.called.insert(id.clone());
+                self.accept_unanswered(kind, name.as_text().unwrap_or_default(), &id, is_new)
+            };
             self.called.insert(id);
             is_accepted
         } else {
@@ -366,6 +458,26 @@ impl ServiceCalls {
         };
         let json = serde_json::from_str(json).ok().filter(|_| is_accepted)?;
         Some(BlockParam::Raw { json, is_thinking: kind == "redacted_thinking" })
+    }
+
+    /// Returns true if a call without a result can go back: while it may be running, or because its result is
+    /// added.
+    fn accept_unanswered(&mut self, kind: &str, name: &str, id: &str, is_new: bool) -> bool {
+        if !self.is_over {
+            self.may_be_running = true;
+            return true;
+        }
+        let error = ServiceError::of(kind, name, id).filter(|_| is_new);
+        let is_accepted = error.is_some();
+        self.errors.extend(error);
+        is_accepted
+    }
+}
+
+fn is_input(message: &Message) -> bool {
+    match message {
+        Message::User { .. } | Message::Summary { .. } => true,
+        Message::Assistant(_) | Message::Tool { .. } => false,
     }
 }
 
@@ -375,8 +487,15 @@ fn block_header(json: &str) -> BlockHeader<'_> {
 
 impl Serialize for BlockParam<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if let Self::Raw { json, .. } = self {
-            return json.serialize(serializer);
+        match self {
+            Self::Raw { json, .. } => return json.serialize(serializer),
+            Self::ServiceError(error) => return error.to_json().serialize(serializer),
+            Self::Text { .. }
+            | Self::Thinking { .. }
+            | Self::Image(_)
+            | Self::Call { .. }
+            | Self::Result { .. }
+            | Self::Breakpoint(_) => {}
         }
         let mut map = serializer.serialize_map(None)?;
         let (block, is_breakpoint) = match self {
@@ -386,7 +505,8 @@ impl Serialize for BlockParam<'_> {
             | Self::Image(_)
             | Self::Call { .. }
             | Self::Result { .. }
-            | Self::Raw { .. }) => (block, false),
+            | Self::Raw { .. }
+            | Self::ServiceError(_)) => (block, false),
         };
         match block {
             Self::Text { text, members } => {
@@ -423,7 +543,7 @@ impl Serialize for BlockParam<'_> {
                     map.serialize_entry("is_error", &true)?;
                 }
             }
-            Self::Raw { .. } | Self::Breakpoint(_) => {}
+            Self::Raw { .. } | Self::ServiceError(_) | Self::Breakpoint(_) => {}
         }
         if is_breakpoint {
             map.serialize_entry(CACHE_CONTROL, &breakpoint())?;

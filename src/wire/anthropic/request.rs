@@ -368,6 +368,79 @@ mod tests {
         assert_eq!(count(vec![user("a"), ours(), user("b")]), 1);
     }
 
+    /// Returns a response with a call that the service runs itself, and further calls.
+    fn searching(id: &str, calls: &[(u32, &str)]) -> Message {
+        let search =
+            json!({"type": "server_tool_use", "id": id, "name": "web_search", "input": {}});
+        let calls = calls.iter().map(|(index, id)| call(*index, id, json!({})));
+        let mut response = model_message("", calls);
+        response.origin = from(Wire::AnthropicMessages, "m");
+        let parts = (0..response.calls.len() as u32)
+            .map(|index| MessagePart::Call { index, members: None });
+        response.parts = std::iter::once(MessagePart::Raw { json: search.to_string().into() })
+            .chain(parts)
+            .collect();
+        Message::Assistant(response.into())
+    }
+
+    #[test]
+    fn a_call_of_the_service_that_an_input_interrupts_gets_a_result() {
+        let before = sent_messages([user("a"), searching("s", &[])]);
+        let after = sent_messages([user("a"), searching("s", &[]), user("b")]);
+        let error = json!({"type": "web_search_tool_result_error", "error_code": "unavailable"});
+        assert_eq!(after[1]["content"][0], before[1]["content"][0]);
+        assert_eq!(
+            after[1]["content"][1],
+            json!({"type": "web_search_tool_result", "tool_use_id": "s", "content": error})
+        );
+        let blocks =
+            |messages: &Value, at: usize| messages[at]["content"].as_array().unwrap().len();
+        assert_eq!((blocks(&after, 1), blocks(&after, 2)), (2, 1));
+    }
+
+    #[test]
+    fn a_call_of_the_service_may_wait_for_the_results_of_several_responses() {
+        let mut history = vec![
+            user("a"),
+            searching("s", &[(0, "c1")]),
+            result("c1", "1", json!({})),
+            Message::Assistant(model_message("", [call(0, "c2", json!({}))]).into()),
+            result("c2", "2", json!({})),
+        ];
+        let search = |messages: &Value| {
+            let first = messages[1]["content"][0]["type"].clone();
+            (first, messages.as_array().unwrap().len())
+        };
+        assert_eq!(search(&sent_messages(history.clone())), (json!("server_tool_use"), 5));
+        history.push(Message::Assistant(model_message("done ", []).into()));
+        history.push(user("b"));
+        let sent = sent_messages(history.clone());
+        assert_eq!(search(&sent), (json!("server_tool_use"), 7));
+        assert_eq!(sent[5]["content"][0]["text"], "done");
+        assert_eq!(sent[5]["content"][1]["tool_use_id"], "s");
+        // The results of the other calls are between the call and its own result.
+        let before = sent_messages(history[..3].to_vec());
+        history.truncate(3);
+        history.push(user("b"));
+        let after = sent_messages(history);
+        assert_eq!(after.as_array().unwrap()[..3], before.as_array().unwrap()[..]);
+        assert_eq!(after[3]["role"], "assistant");
+        assert_eq!(after[3]["content"][0]["type"], "web_search_tool_result");
+    }
+
+    #[test]
+    fn a_response_is_the_same_whether_it_is_the_last_message_or_not() {
+        let paused = || {
+            let mut response = model_message("One moment \n", []);
+            response.origin = from(Wire::AnthropicMessages, "m");
+            Message::Assistant(response.into())
+        };
+        let before = sent_messages([user("a"), paused()]);
+        let after = sent_messages([user("a"), paused(), user("b")]);
+        assert_eq!(before[1]["content"][0]["text"], "One moment");
+        assert_eq!(before[1], after[1]);
+    }
+
     #[test]
     fn tools_that_may_not_be_called_stay_listed() {
         let request = ModelRequest {

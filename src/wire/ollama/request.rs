@@ -1,7 +1,8 @@
 //! The request body in the form of Ollama's API reference, <https://docs.ollama.com/api/chat>.
 //!
-//! The API has no `tool_choice`. If no tool may be called, no tools are sent; a required call cannot
-//! be expressed. It also accepts no image addresses, so an address becomes part of the text.
+//! The API has no `tool_choice`. If no tool may be called, the tools stay listed, so that the prompt begins
+//! as before, and calls in the answer are dropped; a required call cannot be expressed. It also accepts no
+//! image addresses, so an address becomes part of the text.
 
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ use crate::wire::dialect::{KeyHeader, RequestFormat};
 use crate::wire::extra_members::present_members;
 use crate::wire::request::function_tools;
 use crate::wire::request_cache::HistoryWriter;
-use crate::wire::{Framing, ModelRequest, ToolChoice};
+use crate::wire::{Framing, ModelRequest};
 
 impl RequestFormat for OllamaDialect {
     const STREAM_FRAMING: Framing = Framing::JsonLines;
@@ -22,14 +23,13 @@ impl RequestFormat for OllamaDialect {
     }
 
     fn head(request: &ModelRequest) -> Value {
-        let has_tools = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
         let options = present_members(json!({
             "num_predict": request.max_output_tokens,
             "temperature": request.temperature,
         }));
         json!({
             "model": request.model,
-            "tools": has_tools.then(|| function_tools(&request.tools)),
+            "tools": (!request.tools.is_empty()).then(|| function_tools(&request.tools)),
             // The service's default is true.
             "stream": request.stream,
             "options": Some(options).filter(|members| !members.is_empty()),
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
     use crate::message::{Message, ResponseMessage};
     use crate::types::{CallKey, ContentPart, Image, ModelOrigin, ToolCall};
-    use crate::wire::{ToolDefinition, Wire};
+    use crate::wire::{ToolChoice, ToolDefinition, Wire};
 
     fn call(index: u32, id: &str, arguments: Value) -> ToolCall {
         ToolCall {

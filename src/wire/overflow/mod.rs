@@ -56,7 +56,7 @@ const CODES: [&str; 15] = [
 ];
 
 /// Words of errors about rates, quotas, time and availability. They speak of tokens and limits too.
-const OTHER_LIMITS: [&str; 38] = [
+const OTHER_LIMITS: [&str; 40] = [
     "rate limit",
     "ratelimit",
     "per minute",
@@ -85,6 +85,8 @@ const OTHER_LIMITS: [&str; 38] = [
     "insufficient balance",
     "subscription",
     "daily",
+    "today",
+    "this minute",
     "weekly",
     "monthly",
     "usage limit",
@@ -110,7 +112,7 @@ const OTHER_CODES: [&str; 8] = [
 ];
 
 /// Nouns of the context window.
-const WINDOW_NOUNS: [&str; 23] = [
+const WINDOW_NOUNS: [&str; 26] = [
     "context length",
     "context window",
     "context size",
@@ -131,6 +133,9 @@ const WINDOW_NOUNS: [&str; 23] = [
     "sequence length",
     "seq len",
     "n ctx",
+    "tokens of context",
+    "context tokens",
+    "message tokens",
     "slot context",
     "kv cache",
     "上下文",
@@ -169,7 +174,7 @@ const SIZE_WORDS: [&str; 10] = [
 ];
 
 /// Words of excess.
-const EXCESS: [&str; 46] = [
+const EXCESS: [&str; 47] = [
     "exceed",
     "too long",
     "too large",
@@ -210,6 +215,7 @@ const EXCESS: [&str; 46] = [
     "must be <",
     "should be [",
     " > ",
+    ">=",
     "reduce the",
     "reduce your",
     "超",

@@ -504,6 +504,93 @@ fn other_errors_are_no_overflow() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
+/// Wordings that were written from memory, before the words of the classification were read.
+const FURTHER: [&str; 37] = [
+    "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens and 500 `max_new_tokens`",
+    "Input validation error: `inputs` must have less than 4095 tokens. Given: 9120",
+    "too many tokens: total number of tokens in this prompt cannot exceed 4081 - received 5000. Try using a shorter prompt, or enabling prompt truncating.",
+    "Prompt has 9000 tokens, which is above the model limit of 8191 tokens",
+    "The input (9000 tokens) is longer than the model's context length (8192 tokens).",
+    "Range of input length should be [1, 30720]",
+    "InternalError.Algo.InvalidParameter: Input data may exceed max length",
+    "Trying to keep the first 5000 tokens when context the overflows. However, the model is loaded with context length of only 4096 tokens, which is not enough. Try to load the model with a larger context length, or provide a shorter input",
+    "Encountered an error in forwardAsync function: Input length (5000) exceeds max input length (4096)",
+    "Prompt length (5000) exceeds maximum input length (4096). Set log level to info and check TRTGptModel logs for how maximum input length is set",
+    "The sum of prompt length (5000.0), query length (0) should not exceed max_num_tokens (2048)",
+    "Requested tokens (5000) exceed context window of 4096",
+    "Request prompt has 5000 tokens in total, larger than the model input length limit 4096.",
+    "prompt tokens too long",
+    "the number of input tokens 5000 cannot exceed the total tokens limit 4096 for this model",
+    "Input sequence length 5000 exceeds the maximum sequence length of 4096",
+    "Prompt length 9000 is greater than max_seq_len 8192",
+    "The decoder prompt (length 5000) is longer than the maximum model length of 4096. Make sure that `max_model_len` is no smaller than the number of text tokens.",
+    "Please reduce the length of the messages or completion. Current length is 9000 while limit is 8192",
+    "The estimated number of input and maximum output tokens (5000) exceeded this model context window limit (4096).",
+    "Unable to submit request because the input token count is 32000 but model only supports up to 30720. Reduce the input token count and try again.",
+    "Total tokens of image and text exceed max message tokens.",
+    "length of prompt_tokens (40000) must be less than max_seq_len (32768).",
+    "Requested input length 9000 exceeds maximum input length 8191",
+    "输入长度超过模型最大上下文长度限制",
+    "Prompt 超长",
+    "输入的 tokens 数量超过限制，最大 8192",
+    "The text you submitted is too long for this model (12,400 tokens; the limit is 8,192 tokens)",
+    "This conversation is too long to be processed by the model.",
+    "Your prompt does not fit into the model's context of 8192 tokens",
+    "The sequence is too long: 9000 > 8192",
+    "Not enough room in the KV cache for a prompt of 9000 tokens",
+    "Message history is too large: 9000 tokens, only 8192 allowed",
+    "token indices sequence length is longer than the specified maximum sequence length for this model (9000 > 8192)",
+    "Context limit reached: 8192 tokens",
+    "n_prompt_tokens 9000 >= n_ctx 8192",
+    "This request would use 9000 tokens of context but the deployment allows 8192",
+];
+
+#[test]
+fn wordings_that_are_not_in_the_table_are_recognised() {
+    let mut wrong = String::new();
+    for message in FURTHER {
+        for body in [body(message, ""), message.to_owned()] {
+            if overflow_of(400, &body).is_none() {
+                wrong += &format!("{body}\n");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+/// Errors of rates, quotas and other parts, in other words than those of the table.
+const FURTHER_OTHERS: [(u16, &str); 16] = [
+    (429, "Too many tokens per minute: 120000 used, limit 100000"),
+    (429, "Token limit exceeded for this minute. Slow down."),
+    (429, "Input tokens exceed your limit for this tier, try again later"),
+    (400, "You have exceeded the maximum number of tokens for today"),
+    (400, "tokens per minute limit exceeded: the prompt is too large for your plan"),
+    (400, "rate limit: prompt tokens exceed 40000"),
+    (403, "Your organization has exceeded its token quota"),
+    (400, "max_tokens must be at most 4096"),
+    (400, "max_completion_tokens is too large: the maximum is 16384"),
+    (400, "the tool description is too long: at most 1024 characters"),
+    (400, "Too many messages in the queue, limit is 10"),
+    (400, "image is too large: more than 20 MB"),
+    (400, "The request exceeds the maximum number of tools (128)"),
+    (400, "Request contains more than 4 stop sequences"),
+    (400, "metadata value too long"),
+    (503, "The server is at its limit of concurrent requests"),
+];
+
+#[test]
+fn further_errors_are_no_overflow() {
+    let mut wrong = String::new();
+    for (status, message) in FURTHER_OTHERS {
+        for body in [body(message, ""), message.to_owned()] {
+            if let Some(found) = overflow_of(status, &body) {
+                wrong += &format!("{found:?}: {status} {body}\n");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
 #[test]
 fn an_echo_of_the_request_is_not_read() {
     let body = r#"{"detail":[{"type":"missing","loc":["body","model"],"msg":"Field required","input":{"messages":[{"role":"user","content":"my prompt is too long for the context window"}]}}]}"#;

@@ -71,14 +71,19 @@ fn history_continues(before: &[Value], after: &[Value]) -> bool {
 }
 
 /// Returns whether a message is another one with more at its end: on most wires, the inputs of a user that
-/// follow each other are one message.
+/// follow each other are one message, and so are a response that its service paused and its continuation.
 fn message_continues(before: &Value, after: &Value) -> bool {
     let (Value::Object(old), Value::Object(new)) = (before, after) else { return before == after };
+    let is_of_user = old.get("role").is_some_and(|role| role == "user");
+    let grows = |member: &str, value: &Value| {
+        is_of_user || (matches!(member, "content" | "parts") && value.is_array())
+    };
     before == after
-        || (old.get("role").is_some_and(|role| role == "user")
-            && old.iter().all(|(member, value)| {
-                new.get(member).is_some_and(|new| content_continues(value, new))
-            }))
+        || old.iter().all(|(member, value)| {
+            new.get(member).is_some_and(|new| {
+                new == value || (grows(member, value) && content_continues(value, new))
+            })
+        })
 }
 
 /// Returns whether a text or a list of parts begins with another one.

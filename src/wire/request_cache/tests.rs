@@ -199,43 +199,99 @@ fn perform(change: Change, wire: &mut Wire, request: &mut ModelRequest) {
     }
 }
 
-/// A step of a session: a response with results for its calls, and inputs of the user, which are never blank;
-/// and whether the next request is the last one of its run.
-fn step(wire: Wire) -> impl Strategy<Value = (Vec<Message>, bool)> {
+/// A step of a session: a response with results for its calls, and inputs of the user, which are never blank.
+#[derive(Clone, Debug)]
+struct Step {
+    response: Option<Message>,
+    has_images: bool,
+    inputs: Vec<Message>,
+    /// The next request is the last one of its run.
+    is_final: bool,
+    /// The response has a call that the service runs itself.
+    calls_service: bool,
+    /// The response has the result of the service's call before.
+    answers_service: bool,
+    /// The service pauses the response, and continues it.
+    pauses: bool,
+}
+
+fn step(wire: Wire) -> impl Strategy<Value = Step> {
     let input = prop_oneof![Just(user("And on.")), Just(user_with_image())];
     let inputs = prop::collection::vec(input, 0..3);
-    (prop::option::weighted(0.9, response(wire)), any::<bool>(), inputs, any::<bool>()).prop_map(
-        |(mut response, has_images, inputs, is_final)| {
-            // A call of the service goes back while it may still run, and later only with its result.
-            if let Some(Message::Assistant(message)) = &mut response {
-                let message = Arc::make_mut(message);
-                message.parts.retain(
-                    |part| !matches!(part, MessagePart::Raw { json } if json.contains("tool_")),
-                );
-                // A blank response is no message of a history.
-                if message.text.is_empty() && message.calls.is_empty() {
-                    message.text.push_str("ok");
-                }
-            }
-            let results = match &response {
-                Some(Message::Assistant(message)) => message
-                    .calls
-                    .iter()
-                    .map(|call| match has_images {
-                        true => result_with_image(&call.id),
-                        false => result(&call.id),
-                    })
-                    .collect(),
-                _ => Vec::new(),
-            };
-            let mut messages: Vec<_> = response.into_iter().chain(results).chain(inputs).collect();
-            // A run goes on after results or an input.
-            if let Some(Message::Assistant(_)) = messages.last() {
-                messages.push(user("And on."));
-            }
-            (messages, is_final)
+    let flags = [any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()];
+    (prop::option::weighted(0.9, response(wire)), inputs, flags).prop_map(
+        |(response, inputs, flags)| {
+            let [has_images, is_final, calls_service, answers_service, pauses] = flags;
+            Step { response, has_images, inputs, is_final, calls_service, answers_service, pauses }
         },
     )
+}
+
+impl Step {
+    /// Returns the messages that are added to a history. `calls` is the number of the service's calls so far,
+    /// and `open` are those without a result.
+    fn messages(
+        self,
+        wire: Wire,
+        last: Option<&Message>,
+        (calls, open): &mut (usize, Vec<String>),
+    ) -> Vec<Message> {
+        // A response follows results.
+        let awaits_response = matches!(last, Some(Message::Tool { .. }));
+        let default = || Message::Assistant(ResponseMessage::default().into());
+        let mut response = self.response.or_else(|| awaits_response.then(default));
+        if let Some(Message::Assistant(message)) = &mut response {
+            let message = Arc::make_mut(message);
+            message.parts.retain(
+                |part| !matches!(part, MessagePart::Raw { json } if json.contains("tool_")),
+            );
+            let is_own = message.origin.as_ref().is_some_and(|origin| {
+                (origin.wire, &*origin.model) == (Wire::AnthropicMessages, "m")
+            });
+            let raw = |value: Value| MessagePart::Raw { json: value.to_string().into() };
+            if wire == Wire::AnthropicMessages && is_own {
+                if self.answers_service
+                    && let Some(id) = open.pop()
+                {
+                    let result = json!({"type": "web_search_tool_result", "tool_use_id": id});
+                    message.parts.insert(0, raw(result));
+                }
+                if self.calls_service {
+                    *calls += 1;
+                    let id = format!("s{calls}");
+                    open.push(id.clone());
+                    message.parts.push(raw(
+                        json!({"type": "server_tool_use", "id": id, "name": "web_search", "input": {}}),
+                    ));
+                }
+            }
+            // A blank response is no message of a history.
+            if message.text.is_empty() && message.calls.is_empty() {
+                message.text.push_str("ok");
+            }
+        }
+        let results = match &response {
+            Some(Message::Assistant(message)) => {
+                let result = |call: &ToolCall| match self.has_images {
+                    true => result_with_image(&call.id),
+                    false => result(&call.id),
+                };
+                message.calls.iter().map(result).collect()
+            }
+            _ => Vec::new(),
+        };
+        let mut messages: Vec<_> = response.into_iter().chain(results).chain(self.inputs).collect();
+        // A run goes on after results, a pause or an input.
+        if let Some(Message::Assistant(_)) = messages.last()
+            && !self.pauses
+        {
+            messages.push(user("And on."));
+        }
+        if messages.iter().any(|message| matches!(message, Message::User { .. })) {
+            open.clear();
+        }
+        messages
+    }
 }
 
 fn user_with_image() -> Message {
@@ -370,10 +426,9 @@ proptest! {
         let mut request = request(vec![user("Go on.")].into());
         let mut cache = RequestCache::default();
         let mut before: Option<Value> = None;
-        for (messages, is_final) in steps {
-            // Ollama knows no choice of tools: its last request of a run has none.
-            let is_final = is_final && wire != Wire::OllamaChat;
-            request.tool_choice = if is_final { ToolChoice::None } else { ToolChoice::Auto };
+        let mut service_calls = (0, Vec::new());
+        for step in steps {
+            request.tool_choice = if step.is_final { ToolChoice::None } else { ToolChoice::Auto };
             cache.body(wire, &request, |request| wire.write_head(request).into());
             prop_assert_eq!(cache.prompt_break(), None);
             // The whole body agrees.
@@ -386,6 +441,8 @@ proptest! {
                 );
             }
             before = Some(body);
+            let last = request.messages.last().map(|message| Message::clone(message));
+            let messages = step.messages(wire, last.as_ref(), &mut service_calls);
             messages.into_iter().for_each(|message| request.messages.push(message));
         }
     }
