@@ -252,11 +252,9 @@ impl Turn {
         self.effects.perform(TurnAction::ReduceContext(error));
     }
 
-    /// Ends the exchange with the model, unless the turn waits for a smaller context: then none is open.
-    pub(super) fn disconnect(&mut self) {
-        if !matches!(self.reduction, ContextReduction::Awaited(_)) {
-            self.effects.perform(TurnAction::Disconnect);
-        }
+    /// Returns true if the turn waits for a smaller context. Then no attempt is open.
+    pub(super) fn awaits_smaller_context(&self) -> bool {
+        matches!(self.reduction, ContextReduction::Awaited(_))
     }
 
     /// Handles that the context is smaller than that of the last request, or could not be made smaller.

@@ -320,6 +320,10 @@ impl Turn {
     pub fn handle_cancel(&mut self, now: Duration, reason: CancelReason) {
         self.clock.advance(now);
         match &mut self.stage {
+            TurnStage::AwaitingResponse if self.awaits_smaller_context() => {
+                self.stage = TurnStage::Finished;
+                self.commit(TurnEnd::Cancelled(reason), None);
+            }
             TurnStage::AwaitingResponse => {
                 if !self.hooks.holds_request() {
                     self.effects.perform(TurnAction::Disconnect);

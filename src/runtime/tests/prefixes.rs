@@ -401,7 +401,7 @@ impl World {
     async fn until_idle(&self) {
         let (host, _, session) = self.host.as_ref().unwrap();
         let is_open = || unfinished(&self.journal.read(session.id(), Seq(0)).unwrap()).is_some();
-        let waited = timeout(SOON, async {
+        let waited = timeout(3 * SOON, async {
             while session.state() == SessionState::Running || host.counts().runs > 0 || is_open() {
                 sleep(Duration::from_millis(1)).await;
             }
