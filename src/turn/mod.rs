@@ -319,8 +319,9 @@ impl Turn {
     /// Cancels the turn. Calls that have ended keep their outcomes, and all others are answered.
     pub fn handle_cancel(&mut self, now: Duration, reason: CancelReason) {
         self.clock.advance(now);
+        let awaits_smaller_context = self.awaits_smaller_context();
         match &mut self.stage {
-            TurnStage::AwaitingResponse if self.awaits_smaller_context() => {
+            TurnStage::AwaitingResponse if awaits_smaller_context => {
                 self.stage = TurnStage::Finished;
                 self.commit(TurnEnd::Cancelled(reason), None);
             }

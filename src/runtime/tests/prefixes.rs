@@ -406,7 +406,19 @@ impl World {
                 sleep(Duration::from_millis(1)).await;
             }
         });
-        assert!(waited.await.is_ok(), "seed {}: it does not end: {:?}", self.seed, session.state());
+        if waited.await.is_err() {
+            let entries = self.journal.read(session.id(), Seq(0)).unwrap();
+            let last = entries.iter().rev().take(12).rev().map(|entry| entry.body());
+            let last = last.map(|body| body.chars().take(300).collect::<String>());
+            panic!(
+                "seed {}: it does not end: {:?}, {:?}, {:?}\n{}",
+                self.seed,
+                session.state(),
+                host.counts(),
+                self.counts,
+                last.collect::<Vec<_>>().join("\n")
+            );
+        }
     }
 
     async fn step(&mut self) {
