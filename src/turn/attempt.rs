@@ -240,20 +240,20 @@ impl Turn {
             && error.is_context_overflow()
             && !self.is_out_of_tokens()
         {
-            self.await_smaller_context(error);
+            self.request_smaller_context(error);
             return;
         }
         self.follow_up_failure(error, is_displayed);
     }
 
     /// Asks the session to make its context smaller, and waits for it.
-    pub(super) fn await_smaller_context(&mut self, error: ProviderError) {
+    pub(super) fn request_smaller_context(&mut self, error: ProviderError) {
         self.reduction = ContextReduction::Awaited(error.clone());
         self.effects.perform(TurnAction::ReduceContext(error));
     }
 
     /// Returns true if the turn waits for a smaller context. Then no attempt is open.
-    pub(super) fn awaits_smaller_context(&self) -> bool {
+    pub(super) fn waits_for_context(&self) -> bool {
         matches!(self.reduction, ContextReduction::Awaited(_))
     }
 

@@ -319,9 +319,9 @@ impl Turn {
     /// Cancels the turn. Calls that have ended keep their outcomes, and all others are answered.
     pub fn handle_cancel(&mut self, now: Duration, reason: CancelReason) {
         self.clock.advance(now);
-        let awaits_smaller_context = self.awaits_smaller_context();
+        let waits_for_context = self.waits_for_context();
         match &mut self.stage {
-            TurnStage::AwaitingResponse if awaits_smaller_context => {
+            TurnStage::AwaitingResponse if waits_for_context => {
                 self.stage = TurnStage::Finished;
                 self.commit(TurnEnd::Cancelled(reason), None);
             }

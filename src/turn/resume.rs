@@ -193,7 +193,7 @@ impl Turn {
             && !self.is_out_of_tokens()
         {
             // The host stopped while the session made its context smaller.
-            self.await_smaller_context(error.clone());
+            self.request_smaller_context(error.clone());
             return;
         }
         let error = self.record_host_stopped(attempt, false);
