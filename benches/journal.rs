@@ -64,6 +64,8 @@ fn record() -> Record {
         overrides: Default::default(),
         request: None,
         trace: None,
+        metadata: callsheet::Metadata::default(),
+        into: None,
     }
 }
 
@@ -84,7 +86,11 @@ impl Sessions {
             new.queue_max = queue_max;
         });
         let journal: Arc<dyn Journal> = Arc::new(SqliteJournal::open(&dir.0, options).unwrap());
-        let opened = Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() };
+        let opened = Record::SessionOpened {
+            agent: "default".to_owned(),
+            messages: Vec::new(),
+            metadata: callsheet::Metadata::default(),
+        };
         let logs: Vec<SessionLog> = (0..sessions)
             .map(|at| SessionId::parse(&format!("session-{at}")).unwrap())
             .map(|id| SessionLog::new(id, Arc::clone(&journal), Seq(0), |_| ()))

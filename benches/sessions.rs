@@ -298,8 +298,11 @@ async fn killed(dir: &Path) {
     let mut logs = Vec::new();
     for at in 0..RECOVERED {
         let log = SessionLog::new(id(at), Arc::clone(&journal), Seq(0), |_| ());
-        let mut records =
-            vec![Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() }];
+        let mut records = vec![Record::SessionOpened {
+            agent: "default".to_owned(),
+            messages: Vec::new(),
+            metadata: callsheet::Metadata::default(),
+        }];
         if at % (RECOVERED / UNFINISHED) == 0 {
             records.push(Record::RunStarted {
                 run_id: RunId(format!("run_{at}").into()),
@@ -309,6 +312,8 @@ async fn killed(dir: &Path) {
                 execution: Execution::Sequential,
                 request: None,
                 trace: None,
+                metadata: callsheet::Metadata::default(),
+                into: None,
             });
         }
         log.append(records, Urgency::Deferrable, || ());

@@ -124,15 +124,16 @@ pub use record::StopMode;
 pub use runtime::{
     ApprovalQuestion, CallReport, CurrentRun, ErrorKind, Host, HostError, OpenSession,
     PendingApproval, QueuedInput, RunEvent, RunFailed, RunReport, RunRequest, SessionHandle,
-    SessionSnapshot, SessionState, StartedRun, StatsReport, ToolListChange,
+    SessionSnapshot, SessionState, StartedRun, StatsReport, ToolListChange, TypedRun,
+    TypedRunError,
 };
 #[doc(hidden)]
 pub use runtime::{HostCounts, ModelStatus, StoredResult};
 #[doc(hidden)]
 pub use turn::ApprovalDecision;
 pub use types::{
-    ApprovalPhase, Content, ContentPart, Image, InvalidValue, ResultPart, ResultResource, RunEnd,
-    RunError, RunId, Seq, SessionId, ToolStatus, TraceContext, Verdict,
+    ApprovalPhase, Content, ContentPart, Image, InvalidValue, Metadata, ResultPart, ResultResource,
+    RunEnd, RunError, RunId, Seq, SessionId, ToolStatus, TraceContext, Verdict,
 };
 #[doc(hidden)]
 pub use types::{CallKey, Judgement};

@@ -545,3 +545,54 @@ fn a_tool_is_called_as_a_session_would_call_it() {
     }
     assert!(!folder.0.join("callsheet-data").exists());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_prints_a_typed_answer_and_sends_what_its_flags_ask_for() {
+    let script = json!({"responses": [
+        {"text": ["It is 5."]},
+        {"text": ["Here:\n```json\n{\"sum\": 5}\n```"]},
+    ]});
+    let script: Script = serde_json::from_value(script).unwrap();
+    let model = Rehearsal::with_script(script).await.unwrap();
+    let schema =
+        r#"{"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}"#;
+    let folder = Folder::new("typed").with("sum.json", schema);
+    let url = model.base_url();
+    let flags = "--session s --data-dir d --output-schema sum.json --into sum --system Brief. --temperature 0.5 \
+        --max-output-tokens 50 --tool-choice none --metadata user=u-1";
+    let args = ["run", "--base-url", &url, "--model", "m"];
+    let args = args.into_iter().chain(flags.split_whitespace()).chain(["Add."]);
+    let output = folder.run(&args.collect::<Vec<_>>());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "{\"sum\":5}\n");
+    let body = model.requests()[1].body.clone();
+    assert_eq!(body["messages"][0], json!({"role": "system", "content": "Brief."}));
+    assert_eq!((&body["temperature"], &body["max_tokens"]), (&json!(0.5), &json!(50)));
+    assert_eq!(body["tool_choice"], "none");
+    let shown = stdout(&folder.run(&["sessions", "show", "s", "--data-dir", "d"]));
+    assert!(shown.contains("output {\"sum\":5}") && shown.contains("u-1"), "{shown}");
+    let verified = folder.run(&["sessions", "verify", "s", "--data-dir", "d"]);
+    assert_eq!(verified.status.code(), Some(0), "{}", stderr(&verified));
+}
+
+#[test]
+fn what_a_run_cannot_ask_for_is_wrong_usage() {
+    let folder = Folder::new("asks").with("bad.json", "{").with("type.json", "{\"type\": 7}");
+    for (args, part) in [
+        ("--tool-choice nope", "tool_choice: the run offers no tool \"nope\" (offered: calculator"),
+        ("--temperature 3", "temperature must be a number from 0 to 2, not 3"),
+        ("--temperature warm", "must be a number from 0 to 2"),
+        ("--max-output-tokens 0", "number would be zero"),
+        ("--metadata user", "--metadata: must have the form NAME=VALUE"),
+        ("--metadata =u", "--metadata: a name in metadata has 1 to 64 bytes, not 0"),
+        ("--output-schema none.json", "--output-schema: none.json: No such file"),
+        ("--output-schema bad.json", "--output-schema: bad.json: EOF while parsing"),
+        ("--output-schema type.json", "output.schema: not a valid JSON schema"),
+        ("--into=", "into: a variable's name has 1 to 128 bytes, not 0"),
+    ] {
+        let args = ["run"].into_iter().chain(args.split_whitespace()).chain(["x"]);
+        let output = folder.run(&args.collect::<Vec<_>>());
+        assert_eq!(output.status.code(), Some(2), "{part}: {}", stderr(&output));
+        assert!(stderr(&output).contains(part), "{part}: {}", stderr(&output));
+    }
+}

@@ -96,7 +96,7 @@ async fn a_fork_at_any_record_has_the_state_of_that_record() {
             let expected = match &run.stage {
                 RunStage::FollowUp(follow_up) => match &follow_up.next {
                     RunNext::End { end, .. } => *end,
-                    RunNext::Turn(_) => RunEnd::Stopped,
+                    RunNext::Turn(_) | RunNext::Instruct(_) => RunEnd::Stopped,
                 },
                 RunStage::Ready(_) | RunStage::Turn(_) => RunEnd::Stopped,
             };

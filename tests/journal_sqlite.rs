@@ -136,7 +136,11 @@ fn id(text: &str) -> SessionId {
 }
 
 fn opened() -> Record {
-    Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() }
+    Record::SessionOpened {
+        agent: "default".to_owned(),
+        messages: Vec::new(),
+        metadata: callsheet::Metadata::default(),
+    }
 }
 
 fn steered(text: &str) -> Record {
@@ -146,6 +150,8 @@ fn steered(text: &str) -> Record {
         overrides: Default::default(),
         request: None,
         trace: None,
+        metadata: callsheet::Metadata::default(),
+        into: None,
     }
 }
 
@@ -795,12 +801,16 @@ fn record(kind: u8) -> Record {
             execution: Execution::Sequential,
             request: None,
             trace: None,
+            metadata: callsheet::Metadata::default(),
+            into: None,
         },
         1 => Record::RunEnded {
             run_id,
             end: RunEnd::Answered,
             text: "done".to_owned(),
             error: None,
+            output: None,
+            into: None,
             stats: Default::default(),
             waiting: 0,
         },

@@ -140,6 +140,7 @@ fn events() -> Vec<Event> {
         agent: "default".into(),
         end,
         text: String::new(),
+        output: None,
         error,
         stats: Box::new(RunStats::default()),
     };

@@ -595,6 +595,7 @@ mod tests {
             agent: "default".to_owned(),
             end: RunEnd::Answered,
             text: text.to_owned(),
+            output: None,
             error: None,
             stats: Box::new(RunStats::default()),
         };

@@ -1,5 +1,6 @@
 //! `callsheet run`: runs one prompt to its final answer.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,12 +10,15 @@ use super::error::CommandError;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
 use super::{images, output, screen, watch};
-use crate::config::{Config, DEFAULT_AGENT, JournalEngine, REHEARSAL, ToolPattern};
+use crate::config::{
+    Config, DEFAULT_AGENT, JournalEngine, OutputRequest, REHEARSAL, RunOverrides, Temperature,
+    ToolPattern,
+};
 use crate::journal::JournalReader;
-use crate::runtime::{Host, OpenSession, RunRequest};
+use crate::runtime::{ErrorKind, Host, OpenSession, RunRequest};
 use crate::telemetry::{self, LogFormat};
 use crate::tool::{ToolRegistry, ToolServer};
-use crate::types::{Execution, RunEnd, SessionId};
+use crate::types::{Execution, Metadata, RunEnd, SessionId, ToolChoice};
 
 /// Flags of `callsheet run`.
 #[derive(Debug, clap::Args)]
@@ -44,6 +48,27 @@ pub(super) struct RunArgs {
     /// Request streamed responses (true) or plain ones (false) [default: the model's stream]
     #[arg(long, value_name = "true|false")]
     stream: Option<bool>,
+    /// The rule for calling tools: auto, none, required, or the name of a tool that the model must call first
+    #[arg(long, value_name = "RULE")]
+    tool_choice: Option<String>,
+    /// The system prompt [default: the agent's]
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// The sampling temperature, from 0 to 2 [default: the model's]
+    #[arg(long, value_name = "NUMBER", value_parser = temperature)]
+    temperature: Option<Temperature>,
+    /// Maximum length of a response in tokens [default: the model's]
+    #[arg(long, value_name = "N")]
+    max_output_tokens: Option<NonZeroU32>,
+    /// A pair of strings for the run, which lists, events, logs and exports show. Can be repeated.
+    #[arg(long, value_name = "K=V")]
+    metadata: Vec<String>,
+    /// A file with the JSON schema of the answer. The answer is printed as JSON.
+    #[arg(long, value_name = "FILE")]
+    output_schema: Option<PathBuf>,
+    /// The variable of the session that gets the answer
+    #[arg(long, value_name = "NAME")]
+    into: Option<String>,
     /// Print events as JSON, one per line.
     #[arg(long)]
     json: bool,
@@ -68,6 +93,8 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
         return Err(CommandError::usage("the prompt is empty"));
     }
     let input = images::with_images(&args.prompt, &args.images).map_err(CommandError::usage)?;
+    let overrides = overrides(&args)?;
+    let metadata = metadata(&args.metadata)?;
     let LoadedConfig { mut config, .. } = args.config.load()?;
     let stored_agent = match &args.session {
         Some(id) => {
@@ -109,8 +136,17 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
         }
     };
     // Waits for a run that an earlier process left unfinished.
-    let request = RunRequest { queue: args.session.is_some(), ..input.into() };
-    let run = session.start_run(request).await.map_err(CommandError::failed)?;
+    let request = RunRequest {
+        queue: args.session.is_some(),
+        overrides,
+        metadata,
+        into: args.into,
+        ..input.into()
+    };
+    let run = session.start_run(request).await.map_err(|error| {
+        let is_usage = error.kind() == ErrorKind::InvalidRequest;
+        if is_usage { CommandError::usage(error) } else { CommandError::failed(error) }
+    })?;
     let mode = ApprovalMode::from_flags(args.approve, args.json);
     let report = if args.json {
         watch::as_json(&session, run, mode, &mut signals).await
@@ -128,6 +164,39 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
         output::error(&error.message);
     }
     Ok(ExitCode::from(exit_status(report.run_end)))
+}
+
+/// Returns the changes of the run to its agent.
+fn overrides(args: &RunArgs) -> Result<RunOverrides, CommandError> {
+    let schema = |path: &PathBuf| {
+        let wrong = |error: &dyn std::fmt::Display| {
+            CommandError::usage(format!("--output-schema: {}: {error}", path.display()))
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+        serde_json::from_str(&text).map(OutputRequest::new).map_err(|error| wrong(&error))
+    };
+    let output = args.output_schema.as_ref().map(schema).transpose()?;
+    Ok(RunOverrides::default().with(|new| {
+        new.tool_choice = args.tool_choice.as_deref().map(ToolChoice::from);
+        new.system.clone_from(&args.system);
+        new.temperature = args.temperature;
+        new.max_output_tokens = args.max_output_tokens;
+        new.output = output;
+    }))
+}
+
+fn temperature(text: &str) -> Result<Temperature, String> {
+    let number: f64 = text.parse().map_err(|_| "must be a number from 0 to 2".to_owned())?;
+    Temperature::new(number).map_err(|error| error.to_string())
+}
+
+/// Parses the pairs of `--metadata`.
+fn metadata(pairs: &[String]) -> Result<Metadata, CommandError> {
+    let pairs: Option<Vec<_>> = pairs.iter().map(|pair| pair.split_once('=')).collect();
+    let Some(pairs) = pairs else {
+        return Err(CommandError::usage("--metadata: must have the form NAME=VALUE"));
+    };
+    Metadata::new(pairs).map_err(|error| CommandError::usage(format!("--metadata: {error}")))
 }
 
 /// Returns the agent of a stored session, or `None` if no session with this id is stored.
@@ -221,6 +290,8 @@ fn apply_flags(
     if let Some(on) = args.multi_tool_calls {
         agent.multi_tool_calls = on;
     }
+    // Whoever runs the command could change the configuration.
+    agent.allow_overrides |= args.system.is_some() || args.temperature.is_some();
     Ok(())
 }
 

@@ -185,7 +185,7 @@ fn list(
         if count == 0 {
             row("ID", "AGENT", "STATE", "RECORDS", "LAST CHANGE")?;
         }
-        for SessionSummary { id, agent, state, seq, opened: _, touched } in &page {
+        for SessionSummary { id, agent, state, seq, opened: _, touched, metadata: _ } in &page {
             let (records, touched) = (seq.to_string(), export::when(*touched));
             row(id.as_str(), &harmless(agent), state.as_str(), &records, &touched)?;
         }

@@ -63,11 +63,19 @@ pub(super) async fn on_screen(
     view.handle_ready_events(&mut events);
     view.prompts.close();
     stop_if_unwritten(view.update_screen(), session).await?;
-    stop_if_unwritten(view.screen.finish(&report.text, view.complete), session).await?;
+    let output = report.output.as_ref().map(ToString::to_string);
+    let is_text = output.is_none() || report.output.as_deref() == parsed(&report.text).as_ref();
+    let answer = output.as_deref().unwrap_or(&report.text);
+    let finished = view.screen.finish(answer, view.complete && is_text);
+    stop_if_unwritten(finished, session).await?;
     if io::stderr().is_terminal() {
         output::to_stderr(&run_timeline(session, &run_id, seq).await);
     }
     Ok(report)
+}
+
+fn parsed(text: &str) -> Option<serde_json::Value> {
+    serde_json::from_str(text).ok()
 }
 
 /// Draws the run's turns on a time axis. Returns an empty text if the run had fewer than two attempts.

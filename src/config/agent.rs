@@ -1,9 +1,16 @@
 //! `[agents.NAME]`.
 
+use std::sync::Arc;
+
+use serde_json::Value;
+
 use super::REHEARSAL;
 use super::context::ContextPolicy;
 use super::limits::Limits;
 use crate::types::Execution;
+
+/// Default of `output_retries`.
+const OUTPUT_RETRIES: u32 = 2;
 
 /// The configuration of one agent: models, tools, limits and execution mode.
 ///
@@ -43,6 +50,10 @@ pub struct AgentConfig {
     pub limits: Limits,
     /// The rules that keep the context of its sessions small.
     pub context: ContextPolicy,
+    /// The JSON schema of the answers of its runs.
+    pub output_schema: Option<Arc<Value>>,
+    /// The number of times that the model is told why its answer does not match the schema.
+    pub output_retries: u32,
 }
 
 /// The way in which an agent offers its tools to the model.
@@ -81,6 +92,8 @@ impl AgentConfig {
             allow_overrides: false,
             limits: Limits::default(),
             context: ContextPolicy::default(),
+            output_schema: None,
+            output_retries: OUTPUT_RETRIES,
         }
     }
 

@@ -17,6 +17,7 @@ mod journal;
 mod limits;
 mod mcp;
 mod model;
+mod output;
 mod overrides;
 mod secrets;
 mod tool_definition;
@@ -30,6 +31,7 @@ pub use crate::types::Execution;
 pub use crate::types::ToolProtocol;
 pub use crate::types::UnknownWire;
 pub use crate::types::Wire;
+pub use crate::types::{OutputMode, ToolChoice};
 #[doc(hidden)]
 pub use agent::ToolPattern;
 pub use agent::{AgentConfig, ToolLoading};
@@ -52,6 +54,7 @@ pub use limits::{Limits, OnExcess};
 #[doc(hidden)]
 pub use mcp::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
 pub use model::{ApiKey, BaseUrl, ModelConfig, PromptCache};
+pub use output::{OutputRequest, Temperature};
 #[doc(hidden)]
 pub use overrides::OverrideTooHigh;
 pub use overrides::{LimitOverrides, RunOverrides};

@@ -2,17 +2,19 @@
 //!
 //! Unless the agent has `allow_overrides`, a run may only reduce what its agent allows: lower
 //! limits, fewer concurrent calls, fewer tools, one of the agent's models. No limit counts as the
-//! highest value.
+//! highest value. The system prompt and the temperature cannot be reduced, so only `allow_overrides` allows
+//! to change them.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::duration::parse_duration;
 use super::limits::Limits;
+use super::output::{OutputRequest, Temperature};
 use super::tools::ApprovalPolicy;
-use crate::types::Execution;
+use crate::types::{Execution, ToolChoice};
 
 /// The changes of one run to its agent's configuration. `None` means no change.
 ///
@@ -49,6 +51,21 @@ pub struct RunOverrides {
     /// The approval policy of all its tools, in addition to the policies of the tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub approval: Option<ApprovalPolicy>,
+    /// The rule for calling tools. A call is forced in the first turn only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_choice: Option<ToolChoice>,
+    /// The system prompt, in place of the agent's. Only if the agent has `allow_overrides`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
+    /// The sampling temperature. Only if the agent has `allow_overrides`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<Temperature>,
+    /// The maximum length of a response in tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_output_tokens: Option<NonZeroU32>,
+    /// The form of the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<OutputRequest>,
 }
 
 /// The limits of one run, by configuration key. 0 means no limit.
@@ -166,6 +183,26 @@ impl RunOverrides {
             Some(ApprovalPolicy::NEVER) => Ok(ApprovalPolicy::NEVER),
             Some(requested) => Ok(own.and(requested)),
             None => Ok(own),
+        }
+    }
+}
+
+impl RunOverrides {
+    /// Returns the maximum length of a response, in tokens, of a model whose own maximum is `own`.
+    ///
+    /// # Errors
+    /// If it exceeds the model's, and `may_raise` is false.
+    #[doc(hidden)]
+    pub fn max_output_tokens(
+        &self,
+        own: Option<u32>,
+        may_raise: bool,
+    ) -> Result<Option<u32>, OverrideTooHigh> {
+        match (self.max_output_tokens.map(NonZeroU32::get), own) {
+            (Some(requested), Some(own)) if requested > own && !may_raise => {
+                Err(too_high("max_output_tokens", requested, own))
+            }
+            (requested, own) => Ok(requested.or(own)),
         }
     }
 }

@@ -102,6 +102,11 @@ impl History {
         }
     }
 
+    /// Adds a message of the host, which the model receives like an input of the user.
+    pub fn instruct(&mut self, text: &str) {
+        self.push_user(text.into());
+    }
+
     /// Returns the number of inputs that wait for the end of the current turn.
     #[must_use]
     pub fn pending_inputs(&self) -> usize {

@@ -26,8 +26,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::types::{
-    ApprovalPhase, CallKey, CompactionKind, Content, Execution, FinishReason, ProviderError,
-    RunEnd, RunError, ToolResult, Usage, VariableName, Verdict,
+    ApprovalPhase, CallKey, CompactionKind, Content, Execution, FinishReason, Metadata,
+    ProviderError, RunEnd, RunError, ToolResult, Usage, VariableName, Verdict,
 };
 
 /// One observable fact.
@@ -42,6 +42,8 @@ pub enum Event {
         model: String,
         /// The execution mode of tool calls.
         execution: Execution,
+        /// The client's pairs of strings.
+        metadata: Metadata,
     },
     /// A user's input was queued behind the run in progress. Published for the run that it will
     /// start.
@@ -298,6 +300,8 @@ pub enum Event {
         end: RunEnd,
         /// The final answer, or the part of it that arrived.
         text: String,
+        /// The typed answer.
+        output: Option<Arc<serde_json::Value>>,
         /// The error, if any.
         error: Option<RunError>,
         /// The statistics.

@@ -120,6 +120,7 @@ pub(crate) fn run_ended(end: RunEnd, error: Option<RunError>) -> Event {
         agent: "default".into(),
         end,
         text: "It is noon.".into(),
+        output: None,
         error,
         stats: Box::new(stats()),
     }
@@ -162,6 +163,7 @@ pub(crate) fn every() -> Vec<Event> {
             agent: "default".into(),
             model: "m".into(),
             execution: Execution::Parallel { max: 4 },
+            metadata: crate::types::Metadata::default(),
         },
         Event::InputQueued { input: "And later?".into(), waiting: 1 },
         Event::RunSteered { input: "And in Beijing?".into() },

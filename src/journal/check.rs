@@ -32,7 +32,11 @@ pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
     assert_eq!(journal.count(), Ok(0), "the journal must be empty");
     let [a, b] = [session("check-a"), session("check-b")];
     let mut logs = [TestLog::new(&a), TestLog::new(&b)];
-    let opening = || Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() };
+    let opening = || Record::SessionOpened {
+        agent: "default".to_owned(),
+        messages: Vec::new(),
+        metadata: crate::types::Metadata::default(),
+    };
     let stop = || Record::StopAsked { mode: StopMode::Now };
     // The last id comes first, so that an engine that lists in the order of creation fails.
     for log in logs.iter_mut().rev() {
@@ -160,7 +164,11 @@ fn check_refusal_after_failure(journal: &dyn Journal) {
     }
     let failed = session("check-failed");
     let mut log = TestLog::new(&failed);
-    let opening = Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() };
+    let opening = Record::SessionOpened {
+        agent: "default".to_owned(),
+        messages: Vec::new(),
+        metadata: crate::types::Metadata::default(),
+    };
     log.append(journal, vec![opening]);
     log.engine_state.fail(2);
     // Record 2 counts as failed, so record 3 is refused.

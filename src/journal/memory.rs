@@ -167,7 +167,11 @@ mod tests {
     fn numbers_each_session_from_one_without_gaps() {
         let journal = Arc::new(MemoryJournal::new());
         let (a, b) = (log(&journal, "a"), log(&journal, "b"));
-        let opened = || Record::SessionOpened { agent: "default".into(), messages: vec![] };
+        let opened = || Record::SessionOpened {
+            agent: "default".into(),
+            messages: vec![],
+            metadata: crate::types::Metadata::default(),
+        };
         let stop = || Record::StopAsked { mode: StopMode::Now };
         assert_eq!(append(&a, vec![opened(), stop()]), (Seq(2), AppendStatus::Durable));
         assert_eq!(append(&b, vec![opened()]), (Seq(1), AppendStatus::Durable));

@@ -48,6 +48,7 @@ pub use sqlite::{SqliteJournal, SqliteOptions};
 pub use verify::{unfinished, verify};
 
 use crate::record::Seq;
+use crate::types::Metadata;
 use crate::types::{SessionId, SessionState};
 
 /// A storage engine for records. All methods except `append`, `flush` and `status` may block on a
@@ -311,6 +312,9 @@ pub struct SessionSummary {
     pub opened: u64,
     /// The time of its last record: Unix time in milliseconds.
     pub touched: u64,
+    /// The client's pairs of strings.
+    #[serde(skip_serializing_if = "Metadata::is_empty")]
+    pub metadata: Metadata,
 }
 
 impl SessionSummary {
@@ -318,7 +322,8 @@ impl SessionSummary {
     #[must_use]
     pub fn new(id: SessionId, agent: impl Into<String>) -> Self {
         let (state, seq) = (SessionState::Idle, Seq(0));
-        Self { id, agent: agent.into(), state, seq, opened: 0, touched: 0 }
+        let metadata = Metadata::default();
+        Self { id, agent: agent.into(), state, seq, opened: 0, touched: 0, metadata }
     }
 
     /// Derives it from all stored entries of a session. `None` if they do not begin with the
@@ -326,8 +331,9 @@ impl SessionSummary {
     #[must_use]
     pub fn from_entries(id: &SessionId, entries: &[Arc<JournalEntry>]) -> Option<Self> {
         let (first, last) = (entries.first()?, entries.last()?);
-        let Record::SessionOpened { agent, .. } = &first.record else { return None };
+        let Record::SessionOpened { agent, metadata, .. } = &first.record else { return None };
         Some(Self {
+            metadata: metadata.clone(),
             id: id.clone(),
             agent: agent.clone(),
             state: state_after(entries.iter().map(Arc::as_ref)).unwrap_or(SessionState::Idle),

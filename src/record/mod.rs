@@ -24,9 +24,9 @@ pub use crate::types::Seq;
 use crate::config::RunOverrides;
 use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary};
 use crate::types::{
-    ApprovalPhase, CallKey, Content, Execution, FinishReason, HookDecision, HookPoint,
-    ProviderError, ReadSet, ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome,
-    TraceContext, Usage, Verdict, WriteSet,
+    ApprovalPhase, CallKey, Content, Execution, FinishReason, HookDecision, HookPoint, Metadata,
+    ProviderError, ReadSet, RequestKind, ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall,
+    ToolOutcome, TraceContext, Usage, VariableName, Verdict, WriteSet,
 };
 
 /// The end of a response, which decides what happens to its calls. `docs/architecture.md` has the
@@ -139,6 +139,9 @@ pub enum Record {
         /// The initial messages, in the Chat Completions form.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         messages: Vec<Value>,
+        /// The client's pairs of strings.
+        #[serde(skip_serializing_if = "Metadata::is_empty", default)]
+        metadata: Metadata,
     },
     /// The records before this one were copied from another session.
     SessionForked {
@@ -162,6 +165,12 @@ pub enum Record {
         /// The client's trace context.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         trace: Option<TraceContext>,
+        /// The client's pairs of strings.
+        #[serde(skip_serializing_if = "Metadata::is_empty", default)]
+        metadata: Metadata,
+        /// The variable that gets the answer.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        into: Option<VariableName>,
     },
     /// A run started.
     RunStarted {
@@ -182,6 +191,12 @@ pub enum Record {
         /// The client's trace context.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         trace: Option<TraceContext>,
+        /// The client's pairs of strings.
+        #[serde(skip_serializing_if = "Metadata::is_empty", default)]
+        metadata: Metadata,
+        /// The variable that gets the answer.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        into: Option<VariableName>,
     },
     /// An attempt of a turn started.
     AttemptStarted {
@@ -378,6 +393,13 @@ pub enum Record {
         #[serde(skip_serializing_if = "Usage::is_zero", default)]
         usage: Usage,
     },
+    /// The host added a message to the history, which leads to another turn of the run.
+    Instructed {
+        /// The kind of the next request.
+        request: RequestKind,
+        /// The message.
+        text: String,
+    },
     /// The run ended.
     RunEnded {
         /// The run.
@@ -388,6 +410,12 @@ pub enum Record {
         text: String,
         /// The error, if any.
         error: Option<RunError>,
+        /// The typed answer.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        output: Option<Arc<Value>>,
+        /// The variable that gets the answer.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        into: Option<VariableName>,
         /// The statistics.
         stats: StatsReport,
         /// Number of queued inputs.

@@ -41,7 +41,10 @@ impl JournalEntry {
                 let message = decision.message.as_ref().map_or(0, |message| message.len());
                 values.map(|value| json_bytes(value)).sum::<usize>() + message
             }
-            Record::RunEnded { text, .. } => text.len(),
+            Record::RunEnded { text, output, .. } => {
+                text.len() + output.as_ref().map_or(0, |output| json_bytes(output))
+            }
+            Record::Instructed { text, .. } => text.len(),
             Record::Compacted { change, .. } => change.approximate_bytes(),
             Record::SessionForked { .. }
             | Record::AttemptStarted { .. }

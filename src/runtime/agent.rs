@@ -9,8 +9,8 @@ use super::model::{ModelRequest, StallClock};
 use super::models::{Model, ModelChain, ModelSources};
 use super::tool_limiter::ToolLimiters;
 use crate::config::{
-    AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolLoading, ToolOverride,
-    ToolPattern,
+    AgentConfig, Config, Limits, OutputRequest, OverrideTooHigh, RunOverrides, Temperature,
+    ToolLoading, ToolOverride, ToolPattern,
 };
 use crate::context::compaction::SUMMARY_REQUEST;
 use crate::context::tokens::{estimate_text, estimate_tool};
@@ -23,9 +23,11 @@ use crate::tool::{
 };
 #[cfg(feature = "server")]
 use crate::tool::{ListedTool, definition_tokens, list_tools};
-use crate::turn::{HookScope, TurnRules};
-use crate::types::{HookPoint, READ_VAR, Secrets, Wire};
-use crate::wire::{ToolChoice, ToolDefinition};
+use crate::turn::{HookScope, OutputRules, TurnRules};
+use crate::types::{
+    FINAL_ANSWER, HookPoint, OutputMode, READ_VAR, RequestKind, Secrets, ToolChoice, Wire,
+};
+use crate::wire::ToolDefinition;
 
 /// The number of tools above which `tool_loading = "auto"` offers them by a search.
 const TOOLS_WITHOUT_SEARCH: usize = 30;
@@ -44,6 +46,8 @@ pub(super) struct Agent {
     /// All tools of the host. A run with `allow_overrides` may choose any of them.
     registry: Arc<ToolRegistry>,
     allow_overrides: bool,
+    /// The number of requests for a typed answer that may follow the first one.
+    output_retries: u32,
     patterns: Arc<[ToolPattern]>,
     /// The hooks that are asked about its runs, in their order.
     pub(super) hooks: Arc<[RegisteredHook]>,
@@ -68,7 +72,7 @@ impl Agent {
             };
             let fallbacks: Result<_, _> = agent.fallback_models.iter().map(find).collect();
             let models = ModelChain::new(find(&agent.model)?, fallbacks?);
-            let agent = Self::new(name, agent, models, configured, &registry);
+            let agent = Self::new(name, agent, models, configured, &registry)?;
             Ok((name.clone(), Arc::new(agent)))
         });
         agents.collect()
@@ -80,7 +84,13 @@ impl Agent {
         models: ModelChain,
         configured: &Arc<BTreeMap<String, Arc<Model>>>,
         registry: &Arc<ToolRegistry>,
-    ) -> Self {
+    ) -> Result<Self, HostError> {
+        let output = agent.output_schema.as_ref().map(|schema| {
+            OutputRules::new(schema, OutputMode::Auto, agent.output_retries).map_err(|error| {
+                HostError::Config(format!("agent {name:?}: output_schema: {error}"))
+            })
+        });
+        let output = output.transpose()?.map(Arc::new);
         let hooks = registry.hooks().iter().filter(|hook| hook.rule.concerns_agent(name));
         let hooks: Arc<[RegisteredHook]> = hooks.cloned().collect();
         let tools = matching_tools(registry.iter(), &agent.tools);
@@ -111,9 +121,11 @@ impl Agent {
             system_tokens: system_tokens(&blank),
             context: agent.context.clone(),
             hooks: hooks.iter().filter_map(turn_scope).collect(),
+            tool_choice: ToolChoice::Auto,
+            output,
             models: Arc::new(plans),
         };
-        Self {
+        Ok(Self {
             name: name.into(),
             models: Arc::new(models),
             rules: Arc::new(rules),
@@ -124,9 +136,10 @@ impl Agent {
             configured: Arc::clone(configured),
             registry: Arc::clone(registry),
             allow_overrides: agent.allow_overrides,
+            output_retries: agent.output_retries,
             blank,
             prompt_hash: OnceLock::new(),
-        }
+        })
     }
 
     /// Lists the tools of the host, and whether the agent offers them.
@@ -149,6 +162,16 @@ impl Agent {
     /// # Errors
     /// If the overrides exceed what the agent allows, or name an unknown model or tool.
     pub(super) fn with(self: &Arc<Self>, overrides: &RunOverrides) -> Result<Arc<Self>, HostError> {
+        self.with_admitted(overrides, self.allow_overrides)
+    }
+
+    /// Returns the agent with the overrides of a run. `may_replace` is true if the run may have another system
+    /// prompt and temperature.
+    fn with_admitted(
+        self: &Arc<Self>,
+        overrides: &RunOverrides,
+        may_replace: bool,
+    ) -> Result<Arc<Self>, HostError> {
         if *overrides == RunOverrides::default() {
             return Ok(Arc::clone(self));
         }
@@ -171,7 +194,17 @@ impl Agent {
             None => Arc::clone(&self.models),
             Some(name) => Arc::new(self.models_starting_with(name)?),
         };
+        let models = self.with_parameters(models, overrides, may_replace)?;
         let plans = models.plans(overrides.stream);
+        let tool_choice = self.tool_choice(overrides, &definitions)?;
+        let output = match &overrides.output {
+            None => own.output.clone(),
+            Some(OutputRequest { schema, mode, .. }) => {
+                let rules = OutputRules::new(schema, *mode, self.output_retries)
+                    .map_err(|error| HostError::InvalidOutput(error.to_string()))?;
+                Some(Arc::new(rules))
+            }
+        };
         let mut specs = specs(&tools);
         for (name, spec) in &mut specs {
             let approval = overrides.approval(name, spec.approval, may_raise)?;
@@ -183,22 +216,34 @@ impl Agent {
             Some(_) => own.system_tokens + tools_tokens(&definitions),
             None => own.fixed_tokens,
         };
-        let rules = TurnRules {
+        let mut rules = TurnRules {
             tools: specs,
             found,
             fixed_tokens,
             limits: overrides.limits.apply(&own.limits, may_raise)?,
             execution: overrides.execution(own.execution, may_raise)?,
             multi_tool_calls,
+            tool_choice,
+            output,
             models: Arc::new(plans),
             ..own.clone()
         };
+        let system = match &overrides.system {
+            Some(_) if !may_replace => return Err(HostError::OverrideNotAllowed("system")),
+            Some(system) => Some(system.clone()).filter(|system| !system.is_empty()),
+            None => self.blank.system.clone(),
+        };
         let blank = ModelRequest {
+            system,
             tools: definitions,
             parallel_tool_calls: (!multi_tool_calls).then_some(false),
             ..self.blank.clone()
         };
         let blank = models.first().adapt(blank, rules.models.first().streamed);
+        if overrides.system.is_some() {
+            rules.system_tokens = system_tokens(&blank);
+            rules.fixed_tokens = rules.system_tokens + tools_tokens(&blank.tools);
+        }
         Ok(Arc::new(Self {
             name: Arc::clone(&self.name),
             models,
@@ -207,6 +252,7 @@ impl Agent {
             configured: Arc::clone(&self.configured),
             registry: Arc::clone(&self.registry),
             allow_overrides: self.allow_overrides,
+            output_retries: self.output_retries,
             loading: self.loading,
             patterns: Arc::clone(&self.patterns),
             hooks: Arc::clone(&self.hooks),
@@ -327,6 +373,7 @@ impl Agent {
             rules: Arc::new(rules),
             configured: Arc::clone(&self.configured),
             allow_overrides: self.allow_overrides,
+            output_retries: self.output_retries,
             loading: self.loading,
             patterns: Arc::clone(&self.patterns),
             hooks: Arc::clone(&self.hooks),
@@ -338,12 +385,70 @@ impl Agent {
     }
 
     /// Returns the agent with the recorded overrides of a run. If the configuration does not allow
-    /// them any more, returns the agent without overrides.
+    /// them any more, returns the agent without overrides. A system prompt and a temperature were admitted
+    /// once, and stay.
     pub(super) fn with_recorded(self: &Arc<Self>, overrides: &RunOverrides) -> Arc<Self> {
-        self.with(overrides).unwrap_or_else(|error| {
+        self.with_admitted(overrides, true).unwrap_or_else(|error| {
             tracing::warn!(agent = &*self.name, %error, "overrides_not_taken");
             Arc::clone(self)
         })
+    }
+
+    /// Returns the models with the parameters of a run.
+    fn with_parameters(
+        &self,
+        models: Arc<ModelChain>,
+        overrides: &RunOverrides,
+        may_replace: bool,
+    ) -> Result<Arc<ModelChain>, HostError> {
+        let temperature = overrides.temperature.map(Temperature::get);
+        if temperature.is_some() && !may_replace {
+            return Err(HostError::OverrideNotAllowed("temperature"));
+        }
+        if temperature.is_none() && overrides.max_output_tokens.is_none() {
+            return Ok(models);
+        }
+        let may_raise = self.allow_overrides;
+        let own = models.first().max_output_tokens();
+        let max_output_tokens = match overrides.max_output_tokens {
+            Some(_) => overrides.max_output_tokens(own, may_raise)?,
+            None => None,
+        };
+        Ok(Arc::new(models.with_parameters(temperature, max_output_tokens, may_raise)))
+    }
+
+    /// Returns the rule for calling tools of a run that offers these tools.
+    fn tool_choice(
+        &self,
+        overrides: &RunOverrides,
+        definitions: &[ToolDefinition],
+    ) -> Result<ToolChoice, HostError> {
+        let Some(choice) = &overrides.tool_choice else {
+            return Ok(self.rules.tool_choice.clone());
+        };
+        let is_offered = match choice {
+            ToolChoice::Auto | ToolChoice::None => true,
+            ToolChoice::Required => !definitions.is_empty(),
+            ToolChoice::Tool(name) => definitions.iter().any(|tool| *tool.name == **name),
+        };
+        // The tools of servers may not be known yet.
+        let may_come = || {
+            let mut servers = self.registry.servers().iter();
+            servers.any(|server| match choice {
+                ToolChoice::Tool(name) => {
+                    self.names_server(&**server) && name.starts_with(&server.tool_prefix())
+                }
+                ToolChoice::Auto | ToolChoice::None | ToolChoice::Required => {
+                    self.names_server(&**server)
+                }
+            })
+        };
+        if is_offered || may_come() {
+            return Ok(choice.clone());
+        }
+        let offered = definitions.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>();
+        let (asked, offered) = (choice.to_string(), offered.join(", "));
+        Err(HostError::UnknownToolChoice { asked, offered })
     }
 
     /// Returns the agent's models with this one first.
@@ -423,12 +528,30 @@ impl Agent {
             .get_or_init(|| self.blank.prompt_hash(self.rules.models.first().origin.wire))
     }
 
-    /// Returns the model request of a turn.
-    pub(super) fn request(&self, messages: MessageList, last: bool) -> ModelRequest {
-        ModelRequest {
-            messages,
-            tool_choice: if last { ToolChoice::None } else { ToolChoice::Auto },
-            ..self.blank.clone()
+    /// Returns the model request of a turn. Its tools stay listed, whatever it asks for.
+    pub(super) fn request(&self, messages: MessageList, kind: RequestKind) -> ModelRequest {
+        let chosen = &self.rules.tool_choice;
+        let tool_choice = match kind {
+            RequestKind::Ordinary if chosen.forces_call() => ToolChoice::Auto,
+            RequestKind::Ordinary | RequestKind::ForcedCall => chosen.clone(),
+            RequestKind::FinalAnswer | RequestKind::Output(_) => ToolChoice::None,
+        };
+        let request = ModelRequest { messages, tool_choice, ..self.blank.clone() };
+        let Some(output) = &self.rules.output else { return request };
+        match kind {
+            RequestKind::Output(OutputMode::Native) => {
+                ModelRequest { output_schema: Some(output.schema.shared()), ..request }
+            }
+            RequestKind::Output(OutputMode::Tool) => {
+                let own = request.tools.iter().cloned();
+                let tools = own.chain([definition(&output.final_answer)]).collect();
+                let tool_choice = ToolChoice::Tool(FINAL_ANSWER.into());
+                ModelRequest { tools, tool_choice, ..request }
+            }
+            RequestKind::Ordinary
+            | RequestKind::ForcedCall
+            | RequestKind::FinalAnswer
+            | RequestKind::Output(_) => request,
         }
     }
 }
@@ -493,7 +616,7 @@ impl AgentRules {
             }
             None => Arc::clone(agent),
         };
-        Ok(Arc::clone(&agent.with(overrides)?.rules))
+        Ok(Arc::clone(&agent.with_admitted(overrides, true)?.rules))
     }
 }
 

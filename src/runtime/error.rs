@@ -66,6 +66,24 @@ pub enum HostError {
     /// The run names a tool that does not exist.
     #[error("tools: no tool is called {0:?}")]
     UnknownTool(String),
+    /// The run must call a tool that it does not offer.
+    #[error("tool_choice: the run offers no tool {asked:?} (offered: {offered})")]
+    #[non_exhaustive]
+    UnknownToolChoice {
+        /// The requested rule.
+        asked: String,
+        /// The tools that the run offers.
+        offered: String,
+    },
+    /// The run changes what its agent does not allow to change.
+    #[error("{0}: the agent does not allow it; set allow_overrides = true for the agent")]
+    OverrideNotAllowed(&'static str),
+    /// The schema of the answer is invalid.
+    #[error("output.schema: {0}")]
+    InvalidOutput(String),
+    /// The variable that gets the answer has an invalid name.
+    #[error("into: {0}")]
+    InvalidVariable(String),
     /// The run names a model that is not configured.
     #[error("model: no model is called {asked:?} (known: {known})")]
     #[non_exhaustive]
@@ -184,6 +202,10 @@ impl HostError {
             | Self::TooHigh(_)
             | Self::UnknownTool(_)
             | Self::UnknownModel { .. }
+            | Self::UnknownToolChoice { .. }
+            | Self::OverrideNotAllowed(_)
+            | Self::InvalidOutput(_)
+            | Self::InvalidVariable(_)
             | Self::EmptyInput
             | Self::SessionTooLarge(_)
             | Self::NothingToCompact
@@ -233,7 +255,10 @@ impl HostError {
             Self::NoRun => "no_run",
             Self::RunInProgress => "run_in_progress",
             Self::TooHigh(_) => "limit_too_high",
-            Self::UnknownTool(_) => "unknown_tool",
+            Self::UnknownTool(_) | Self::UnknownToolChoice { .. } => "unknown_tool",
+            Self::OverrideNotAllowed(_) => "override_not_allowed",
+            Self::InvalidOutput(_) => "invalid_output",
+            Self::InvalidVariable(_) => "invalid_variable",
             Self::UnknownModel { .. } => "unknown_model",
             Self::EmptyInput => "empty_input",
             Self::Approval(ApprovalError::NotAsked) => "no_such_approval",

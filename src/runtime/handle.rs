@@ -8,19 +8,22 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ractor::rpc::CallResult;
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 
 use super::awake_session::AwakeSession;
 use super::error::HostError;
 use super::host_ref::{HostRef, REQUEST_TRIES_MAX};
 use super::ids;
 use super::message::{RunAccepted, SessionMessage};
-use super::report::RunReport;
 use super::report::{CompactionReport, ContextReport};
+use super::report::{RunReport, TypedRun, TypedRunError};
 use super::request::RunRequest;
 use super::run_events::{ApprovalQuestion, RunEvent, RunEventReader};
 use super::session_events::SessionEvents;
 use super::snapshot::SessionSnapshot;
 use super::stored_sessions;
+use crate::config::OutputRequest;
 use crate::event::{EventId, ToolListChange};
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq, StopMode};
@@ -130,6 +133,50 @@ impl SessionHandle {
         let (accepted, accepted_by) = self.accept(&ids::run_id(), &request.into()).await?;
         let RunAccepted { id, seq: _, report } = accepted;
         stored_sessions::await_report(self.clone(), id, report, Arc::clone(&accepted_by.log)).await
+    }
+
+    /// Starts a run whose answer is a value of the type `T`, and waits for its end. The schema of `T` is the
+    /// output schema of the run.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use callsheet::model::ModelReply;
+    /// # use callsheet::testing::FakeModel;
+    /// use callsheet::prelude::*;
+    ///
+    /// #[derive(serde::Deserialize, schemars::JsonSchema)]
+    /// struct Sum {
+    ///     sum: i64,
+    /// }
+    ///
+    /// # let model = FakeModel::replies([ModelReply::text("It is 5."), ModelReply::text("{\"sum\": 5}")]);
+    /// # let host = Host::builder().model_source("fake", model).start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// let run = session.run_typed::<Sum>("Add 2 and 3.").await?;
+    /// assert_eq!(run.output.sum, 5);
+    /// println!("{} tokens", run.report.stats.output_tokens);
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Self::run`], and if the run ends without an answer that matches the schema.
+    pub async fn run_typed<T: JsonSchema + DeserializeOwned>(
+        &self,
+        request: impl Into<RunRequest>,
+    ) -> Result<TypedRun<T>, TypedRunError> {
+        let mut request = request.into();
+        let schema = schemars::schema_for!(T).to_value();
+        let output = &mut request.overrides.output;
+        let mode = output.take().map(|output| output.mode).unwrap_or_default();
+        *output = Some(OutputRequest::new(schema).with(|new| new.mode = mode));
+        let report = self.run(request).await?;
+        report.text()?;
+        let value = report.output.as_deref().unwrap_or(&serde_json::Value::Null);
+        let output =
+            T::deserialize(value).map_err(|error| TypedRunError::Decode(error.to_string()))?;
+        Ok(TypedRun { output, report })
     }
 
     /// Starts a run, or finds the run that the same request started first. Returns the session that

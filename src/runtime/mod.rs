@@ -113,7 +113,7 @@ pub use error::{ErrorKind, HostError};
 pub use handle::{SessionHandle, StartedRun};
 pub use model_limiter::ModelStatus;
 pub use references::StoredResult;
-pub use report::{CallReport, RunFailed, RunReport};
+pub use report::{CallReport, RunFailed, RunReport, TypedRun, TypedRunError};
 pub use request::RunRequest;
 pub use run_events::{ApprovalQuestion, RunEvent};
 use session_events::HistoryLimits;
@@ -127,7 +127,7 @@ use crate::record::Seq;
 use crate::telemetry::{Metrics, MetricsOptions, Telemetry, Traces};
 use crate::tool::Extensions;
 use crate::tool::ToolRegistry;
-use crate::types::SessionId;
+use crate::types::{Metadata, SessionId};
 use agent::Agent;
 use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use extensions::ExtensionsBySession;
@@ -237,6 +237,8 @@ pub struct OpenSession {
     /// The initial history, in the Chat Completions form. If the last message makes calls, the first
     /// run starts by running them.
     pub messages: Vec<Value>,
+    /// The client's pairs of strings. All runs of the session have them.
+    pub metadata: Metadata,
     /// Values for the tools of all runs of the session, such as a tenant. They are never stored: after a
     /// restart of the host, [`SessionHandle::add_extension`] gives them again.
     #[doc(hidden)]
@@ -248,6 +250,13 @@ impl OpenSession {
     #[must_use]
     pub fn with_agent(mut self, agent: impl Into<String>) -> Self {
         self.agent = Some(agent.into());
+        self
+    }
+
+    /// Attaches pairs of strings to the session: see [`Metadata`].
+    #[must_use]
+    pub fn with_metadata(mut self, metadata: Metadata) -> Self {
+        self.metadata = metadata;
         self
     }
 
@@ -426,7 +435,7 @@ impl Host {
         let link = &self.inner.link;
         let agent = self.agent(open.agent)?;
         let id = session_id(open.id)?;
-        let messages = open.messages;
+        let (messages, metadata) = (open.messages, open.metadata);
         InitialHistory::parse(&messages)?;
         let (waiter, waited) = oneshot::channel();
         link.shared.reserve_new(&id, waiter)?;
@@ -435,7 +444,7 @@ impl Host {
             id: id.clone(),
             agent,
             tools: None,
-            origin: SessionOrigin::New { messages },
+            origin: SessionOrigin::New { messages, metadata },
         };
         let opened = async {
             let (shared, of) = (Arc::clone(&link.shared), id.clone());

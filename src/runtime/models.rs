@@ -26,8 +26,8 @@ impl fmt::Debug for ModelSources {
     }
 }
 
-/// A configured model.
-#[derive(Debug)]
+/// A configured model, with the changes of a run.
+#[derive(Clone, Debug)]
 pub(super) struct Model {
     /// Its name in the configuration.
     pub(super) name: String,
@@ -117,6 +117,11 @@ impl Model {
         self.plan.context_window.is_some()
     }
 
+    /// Returns its configured maximum length of a response, in tokens.
+    pub(super) fn max_output_tokens(&self) -> Option<u32> {
+        self.max_output_tokens
+    }
+
     /// Returns its current status.
     pub(super) fn status(&self) -> ModelStatus {
         self.limiter.status(&self.name)
@@ -161,6 +166,27 @@ impl ModelChain {
     pub(super) fn starting_with(&self, first: &Arc<Model>) -> Self {
         let others = self.iter().filter(|model| model.name != first.name);
         Self { first: Arc::clone(first), fallbacks: others.cloned().collect() }
+    }
+
+    /// Returns the chain with the temperature and the maximum length of responses of a run. A fallback keeps
+    /// its own maximum where that is lower.
+    pub(super) fn with_parameters(
+        &self,
+        temperature: Option<f64>,
+        max_output_tokens: Option<u32>,
+        may_raise: bool,
+    ) -> Self {
+        let change = |model: &Arc<Model>| {
+            let own = model.max_output_tokens;
+            let lower = max_output_tokens.zip(own).map(|(new, own)| new.min(own));
+            let limit = if may_raise { max_output_tokens } else { lower };
+            Arc::new(Model {
+                temperature: temperature.or(model.temperature),
+                max_output_tokens: limit.or(max_output_tokens).or(own),
+                ..Model::clone(model)
+            })
+        };
+        Self { first: change(&self.first), fallbacks: self.fallbacks.iter().map(change).collect() }
     }
 
     pub(super) fn first(&self) -> &Arc<Model> {

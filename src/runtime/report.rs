@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
+use super::error::HostError;
 use crate::event::{RunStats, StatsReport};
 use crate::message::{Message, MessageList};
 use crate::types::{
@@ -80,8 +81,14 @@ pub struct RunReport {
     pub run_end: RunEnd,
     /// The final answer, or the part of it that exists.
     pub text: String,
+    /// The typed answer, if the run has an output schema.
+    pub output: Option<Arc<Value>>,
     /// The error, if there is one.
     pub error: Option<RunError>,
+    /// The time of the run's start: Unix time in milliseconds.
+    pub started_at: u64,
+    /// The time of the run's end: Unix time in milliseconds.
+    pub ended_at: u64,
     /// The number of turns.
     pub turns: u32,
     /// Every call, in call order.
@@ -95,6 +102,36 @@ pub struct RunReport {
     pub exact: RunStats,
     /// The session's messages; only those of the run are serialized.
     pub(super) messages: Messages,
+}
+
+/// A run with a typed answer.
+///
+/// Returned by [`SessionHandle::run_typed`](crate::SessionHandle::run_typed).
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct TypedRun<T> {
+    /// The answer.
+    pub output: T,
+    /// The report of the run.
+    pub report: RunReport,
+}
+
+/// The reason why a run has no typed answer.
+///
+/// Returned by [`SessionHandle::run_typed`](crate::SessionHandle::run_typed).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TypedRunError {
+    /// The run was refused.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The run ended without an answer. Its error has the code `OUTPUT_INVALID` if no answer matched the
+    /// schema.
+    #[error(transparent)]
+    Failed(#[from] RunFailed),
+    /// The answer matches the schema of the type, but not the type.
+    #[error("decode the answer: {0}")]
+    Decode(String),
 }
 
 /// A run that ended without an answer.

@@ -1,9 +1,11 @@
 //! The request for a run.
 
+use serde_json::json;
+
 use crate::config::RunOverrides;
 use crate::record::RequestKey;
 use crate::tool::Extensions;
-use crate::types::{Content, TraceContext};
+use crate::types::{Content, Metadata, TraceContext};
 
 /// A user's input, and the overrides of the run.
 ///
@@ -15,6 +17,11 @@ pub struct RunRequest {
     pub input: Content,
     /// The overrides of the agent for this run.
     pub overrides: RunOverrides,
+    /// The client's pairs of strings. The pairs of the session count too.
+    pub metadata: Metadata,
+    /// The variable that gets the answer: its typed value, or else its text. A run that ends without an
+    /// answer leaves the variable as it is.
+    pub into: Option<String>,
     /// The idempotency key of the client's request: the same request again has no second effect.
     #[doc(hidden)]
     pub request: Option<RequestKey>,
@@ -75,8 +82,43 @@ impl RunRequest {
     /// ```
     #[must_use]
     pub fn with_idempotency_key(mut self, key: impl Into<String>) -> Self {
-        let request = serde_json::json!({ "input": self.input, "overrides": self.overrides });
+        let mut request = serde_json::json!({ "input": self.input, "overrides": self.overrides });
+        if let Some(members) = request.as_object_mut() {
+            let metadata = Some(&self.metadata).filter(|metadata| !metadata.is_empty());
+            members.extend(metadata.map(|metadata| ("metadata".to_owned(), json!(metadata))));
+            members.extend(self.into.as_ref().map(|into| ("into".to_owned(), json!(into))));
+        }
         self.request = Some(RequestKey::new(key, &request.to_string()));
+        self
+    }
+
+    /// Attaches pairs of strings to the run: see [`Metadata`].
+    #[must_use]
+    pub fn with_metadata(mut self, metadata: Metadata) -> Self {
+        self.metadata = metadata;
+        self
+    }
+
+    /// Stores the answer in a variable of the session. The name has 1 to 128 bytes.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use callsheet::model::ModelReply;
+    /// # use callsheet::testing::FakeModel;
+    /// use callsheet::prelude::*;
+    ///
+    /// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+    /// # let host = Host::builder().model_source("fake", model).start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// session.run(RunRequest::from("Say hello.").into_variable("greeting")).await?;
+    /// assert_eq!(session.snapshot().await?.variables.get("greeting"), Some(&"Hello.".into()));
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn into_variable(mut self, name: impl Into<String>) -> Self {
+        self.into = Some(name.into());
         self
     }
 

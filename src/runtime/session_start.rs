@@ -9,7 +9,7 @@ use super::publish::Publisher;
 use super::tool_servers::FrozenTools;
 use crate::record::JournalEntry;
 use crate::session::StoredSession;
-use crate::types::SessionId;
+use crate::types::{Metadata, SessionId};
 
 /// A session that is about to start.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub(super) enum SessionOrigin {
     New {
         /// The first messages of the history, already validated, in the Chat Completions form.
         messages: Vec<Value>,
+        /// The client's pairs of strings.
+        metadata: Metadata,
     },
     /// The session was read from the journal.
     Stored(Box<StoredSession>),

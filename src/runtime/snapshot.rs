@@ -10,7 +10,9 @@ use crate::context::Variables;
 use crate::event::{ApprovalRequest, WaitingFor};
 use crate::message::Message;
 use crate::record::Seq;
-use crate::types::{ApprovalPhase, Content, Question, RunId, SessionId, SessionState, Usage};
+use crate::types::{
+    ApprovalPhase, Content, Metadata, Question, RunId, SessionId, SessionState, Usage,
+};
 
 /// A snapshot of a session.
 ///
@@ -37,6 +39,9 @@ pub struct SessionSnapshot {
     pub id: SessionId,
     /// The name of the session's agent.
     pub agent: String,
+    /// The client's pairs of strings.
+    #[serde(skip_serializing_if = "Metadata::is_empty")]
+    pub metadata: Metadata,
     /// The session's state.
     pub state: SessionState,
     /// The position of the last record.
@@ -79,6 +84,9 @@ pub struct SessionSnapshot {
 pub struct CurrentRun {
     /// The run's id.
     pub run_id: RunId,
+    /// The client's pairs of strings.
+    #[serde(skip_serializing_if = "Metadata::is_empty")]
+    pub metadata: Metadata,
     /// The number of the current turn.
     pub turn: u32,
     /// The reason why the run waits before its first turn: servers of tools are not connected yet.

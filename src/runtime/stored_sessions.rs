@@ -86,7 +86,20 @@ async fn ended(
 }
 
 fn run_report(past: PastRun) -> RunReport {
-    let PastRun { id, seq: _, end, text, error, stats, calls, first_message, messages } = past;
+    let PastRun {
+        id,
+        seq: _,
+        end,
+        text,
+        output,
+        started_at,
+        ended_at,
+        error,
+        stats,
+        calls,
+        first_message,
+        messages,
+    } = past;
     let calls = calls
         .into_iter()
         .map(|(usage, result)| CallReport::new(id.clone(), Some(usage), result))
@@ -95,7 +108,10 @@ fn run_report(past: PastRun) -> RunReport {
         run_id: id,
         run_end: end,
         text,
+        output,
         error,
+        started_at,
+        ended_at,
         turns: stats.turns,
         calls,
         stats,

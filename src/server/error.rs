@@ -189,6 +189,10 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::TooHigh(_)
         | HostError::UnknownTool(_)
         | HostError::UnknownModel { .. }
+        | HostError::UnknownToolChoice { .. }
+        | HostError::OverrideNotAllowed(_)
+        | HostError::InvalidOutput(_)
+        | HostError::InvalidVariable(_)
         | HostError::EmptyInput
         | HostError::Approval(_)
         | HostError::NoSuchSession(_)

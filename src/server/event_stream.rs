@@ -254,6 +254,7 @@ mod tests {
             agent: "default".to_owned(),
             end: RunEnd::Answered,
             text: "done".to_owned(),
+            output: None,
             error: None,
             stats: Box::new(RunStats::default()),
         })

@@ -1,5 +1,8 @@
 //! Runs of a session: start (and watch it, wait for it, or return at once), steer, stop, resume.
 
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -12,10 +15,12 @@ use super::error::ApiError;
 use super::extract::{JsonBody, KeyedBody, StrictObject};
 use super::sessions::PathSession;
 use super::state::AppState;
-use crate::config::{ApprovalPolicy, LimitOverrides, RunOverrides};
+use crate::config::{ApprovalPolicy, LimitOverrides, OutputRequest, RunOverrides, Temperature};
 use crate::record::StopMode;
 use crate::runtime::RunRequest;
-use crate::types::{Content, Execution, TRACEPARENT, TRACESTATE, TraceContext};
+use crate::types::{
+    Content, Execution, Metadata, TRACEPARENT, TRACESTATE, ToolChoice, TraceContext,
+};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -34,6 +39,14 @@ pub(super) struct StartRunRequest {
     multi_tool_calls: Option<bool>,
     stream: Option<bool>,
     approval: Option<ApprovalPolicy>,
+    tool_choice: Option<ToolChoice>,
+    system: Option<String>,
+    temperature: Option<Temperature>,
+    max_output_tokens: Option<NonZeroU32>,
+    output: Option<OutputRequest>,
+    #[serde(default, deserialize_with = "metadata")]
+    metadata: Metadata,
+    into: Option<String>,
 }
 
 pub(super) async fn start(
@@ -53,12 +66,40 @@ pub(super) async fn start(
         multi_tool_calls,
         stream,
         approval,
+        tool_choice,
+        system,
+        temperature,
+        max_output_tokens,
+        output,
+        metadata,
+        into,
     } = body;
-    let overrides =
-        RunOverrides { execution, limits, model, tools, multi_tool_calls, stream, approval };
+    let overrides = RunOverrides {
+        execution,
+        limits,
+        model,
+        tools,
+        multi_tool_calls,
+        stream,
+        approval,
+        tool_choice,
+        system,
+        temperature,
+        max_output_tokens,
+        output,
+    };
     let trace = trace(&headers);
     let run = session
-        .start_run(RunRequest { input, overrides, request, trace, queue, ..RunRequest::default() })
+        .start_run(RunRequest {
+            input,
+            overrides,
+            request,
+            trace,
+            queue,
+            metadata,
+            into,
+            ..RunRequest::default()
+        })
         .await?;
     if accepts_events(&headers) {
         if run.events_are_complete {
@@ -134,6 +175,14 @@ pub(super) async fn steer(
 fn input<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
     Content::parse(&Value::deserialize(deserializer)?)
         .map_err(|error| D::Error::custom(format_args!("input: {error}")))
+}
+
+/// Deserialises the client's pairs of strings.
+pub(super) fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Metadata, D::Error> {
+    let wrong = |error: &dyn std::fmt::Display| D::Error::custom(format_args!("metadata: {error}"));
+    let pairs =
+        BTreeMap::<String, String>::deserialize(deserializer).map_err(|error| wrong(&error))?;
+    Metadata::new(pairs).map_err(|error| wrong(&error))
 }
 
 /// Reads the client's trace context. Ignores it if there is more than one `traceparent`.

@@ -79,9 +79,12 @@ impl SessionPage {
 
     /// Appends the members before the messages.
     fn append_beginning(&self, text: &mut Vec<u8>) -> serde_json::Result<()> {
-        let SessionSnapshot { id, agent, state, seq, .. } = &self.snapshot;
+        let SessionSnapshot { id, agent, metadata, state, seq, .. } = &self.snapshot;
         append_member(text, "{", "id", id)?;
         append_member(text, ",", "agent", agent)?;
+        if !metadata.is_empty() {
+            append_member(text, ",", "metadata", metadata)?;
+        }
         append_member(text, ",", "state", state)?;
         append_member(text, ",", "seq", seq)?;
         text.extend_from_slice(b",\"history\":[");

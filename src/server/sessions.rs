@@ -15,7 +15,7 @@ use super::session_page::SessionPage;
 use super::state::AppState;
 use crate::journal::{SessionQuery, SessionSummary};
 use crate::runtime::{OpenSession, SessionHandle, SessionState};
-use crate::types::{Seq, SessionId};
+use crate::types::{Metadata, Seq, SessionId};
 
 /// Default of `limit`: the number of sessions on a page.
 const PAGE_LENGTH: usize = 100;
@@ -30,16 +30,18 @@ pub(super) struct OpenSessionRequest {
     id: Option<String>,
     #[serde(default)]
     messages: Vec<Value>,
+    #[serde(default, deserialize_with = "super::runs::metadata")]
+    metadata: Metadata,
 }
 
 pub(super) async fn open(
     State(state): State<AppState>,
     mount: MountPath,
-    JsonBody(OpenSessionRequest { agent, id, messages }): JsonBody<OpenSessionRequest>,
+    JsonBody(OpenSessionRequest { agent, id, messages, metadata }): JsonBody<OpenSessionRequest>,
 ) -> Result<Response, ApiError> {
     let session = state
         .host
-        .open_session(OpenSession { agent, id, messages, ..OpenSession::default() })
+        .open_session(OpenSession { agent, id, messages, metadata, ..OpenSession::default() })
         .await?;
     created(&session, &mount).await
 }

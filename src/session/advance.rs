@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::effect::{RunSummary, SessionEffect, SessionRecord, TurnBegin, TurnOrigin};
-use super::machine::{Lifecycle, Session};
+use super::machine::{Lifecycle, Session, answer_write};
 use super::open_run::{OpenTurn, QueuedRun, RunStage};
-use super::run::{FollowUp, RunNext, TurnPlan};
+use super::run::{FollowUp, Instruction, RunAnswer, RunNext};
 use crate::config::RunOverrides;
 use crate::event::{CallLabel, Event, RunStats};
 use crate::record::{Record, RequestKey};
 use crate::turn::{InitialCallsStart, LimitHit, TurnRules, TurnSpec};
-use crate::types::{RunEnd, RunError, RunId, Usage};
+use crate::types::{RequestKind, RunEnd, RunError, RunId, Usage, VariableName};
 
 /// Returns the rules of a run with these overrides.
 pub type RulesOf<'a> = &'a dyn Fn(&RunOverrides) -> Arc<TurnRules>;
@@ -41,10 +41,10 @@ impl Session {
                 } else if self.stops_before_turn() {
                     self.forget_summary();
                     if let Some(run) = &mut self.run {
-                        run.machine.withdraw_turn();
+                        run.machine.withdraw_turn(plan);
                     }
-                    let text = self.history.last_text();
-                    return self.record_run_end(now, Vec::new(), RunEnd::Stopped, text, None);
+                    let answer = RunAnswer { text: self.history.last_text(), output: None };
+                    return self.record_run_end(now, Vec::new(), RunEnd::Stopped, answer, None);
                 } else if self.shrink_before_turn(&rules) {
                     return;
                 }
@@ -68,11 +68,18 @@ impl Session {
             RunStage::FollowUp(FollowUp { limits, next }) => {
                 let (limits, next) = (limits.clone(), next.clone());
                 let id = run.id.clone();
-                let limits = limits.into_iter().map(|hit| self.limit_record(&id, hit)).collect();
+                let limits: Vec<_> =
+                    limits.into_iter().map(|hit| self.limit_record(&id, hit)).collect();
                 match next {
                     RunNext::Turn(_) => self.record(limits),
-                    RunNext::End { end, text, error } => {
-                        self.record_run_end(now, limits, end, text, error);
+                    RunNext::Instruct(Instruction { request, text }) => {
+                        let record = Record::Instructed { request, text };
+                        let mut batch = limits;
+                        batch.push(self.run_record(&id, record, Vec::new()));
+                        self.record(batch);
+                    }
+                    RunNext::End { end, answer, error } => {
+                        self.record_run_end(now, limits, end, answer, error);
                     }
                 }
             }
@@ -121,10 +128,15 @@ impl Session {
         request: Option<RequestKey>,
         rules: &TurnRules,
     ) -> SessionRecord {
-        let QueuedRun { run_id, input, overrides, trace } = queued.clone();
+        let QueuedRun { run_id, input, overrides, trace, metadata, into } = queued.clone();
+        let metadata = metadata.over(&self.metadata);
         let (model, execution) = (rules.models.first().origin.model.clone(), rules.execution);
-        let event =
-            Event::RunStarted { agent: self.agent.clone(), model: model.clone(), execution };
+        let event = Event::RunStarted {
+            agent: self.agent.clone(),
+            model: model.clone(),
+            execution,
+            metadata: metadata.clone(),
+        };
         let record = Record::RunStarted {
             run_id,
             input,
@@ -133,6 +145,8 @@ impl Session {
             execution,
             request,
             trace,
+            metadata,
+            into,
         };
         self.run_record(&queued.run_id, record, vec![event])
     }
@@ -145,10 +159,12 @@ impl Session {
             end,
             text: String::new(),
             error: None,
+            output: None,
+            into: None,
             stats: (&stats).into(),
             waiting: self.queue.len().saturating_sub(1) as u64,
         };
-        let event = self.run_end_event(end, String::new(), None, stats);
+        let event = self.run_end_event(end, RunAnswer::default(), None, stats);
         let started = self.run_start_record(queued, None, &rules_of(&queued.overrides));
         let ended = self.run_record(&queued.run_id, record, vec![event]);
         self.record(vec![started, ended]);
@@ -198,7 +214,7 @@ impl Session {
         records.map(|record| SessionRecord { turn, ..record }).collect()
     }
 
-    fn begin_turn(&mut self, now: Duration, plan: TurnPlan, rules: Arc<TurnRules>) {
+    fn begin_turn(&mut self, now: Duration, plan: RequestKind, rules: Arc<TurnRules>) {
         self.turn += 1;
         if let Some(run) = &mut self.run {
             run.stage = RunStage::Turn(OpenTurn::new(plan, None));
@@ -209,7 +225,7 @@ impl Session {
     fn hand_out_turn(
         &mut self,
         now: Duration,
-        plan: TurnPlan,
+        plan: RequestKind,
         origin: TurnOrigin,
         rules: Arc<TurnRules>,
     ) {
@@ -227,7 +243,12 @@ impl Session {
         self.turn_spec(now, plan, rules_of(&run.overrides))
     }
 
-    fn turn_spec(&self, now: Duration, plan: TurnPlan, rules: Arc<TurnRules>) -> Option<TurnSpec> {
+    fn turn_spec(
+        &self,
+        now: Duration,
+        plan: RequestKind,
+        rules: Arc<TurnRules>,
+    ) -> Option<TurnSpec> {
         let run = self.run.as_deref()?;
         let elapsed = run.elapsed(now);
         let working = elapsed.saturating_sub(run.people);
@@ -235,7 +256,7 @@ impl Session {
             number: self.turn,
             turns_with_calls: self.history.turns_with_calls(),
             used_call_ids: self.history.used_call_ids(),
-            last_request: plan.final_answer_request,
+            request: plan,
             budget: run.machine.budget(),
             began: elapsed,
             run_time_left: run
@@ -269,10 +290,12 @@ impl Session {
         now: Duration,
         mut batch: Vec<SessionRecord>,
         end: RunEnd,
-        text: String,
+        answer: RunAnswer,
         error: Option<RunError>,
     ) {
         let Some(run) = self.run.as_deref() else { return };
+        let (into, hit) = self.answer_variable(run, end, &answer);
+        batch.extend(hit.map(|hit| self.limit_record(&run.id, hit)));
         let mut stats = run.stats;
         stats.turns = run.machine.turns();
         stats.duration = run.elapsed(now);
@@ -283,35 +306,61 @@ impl Session {
         let summary = RunSummary {
             run_id: run.id.clone(),
             end,
-            text: text.clone(),
+            text: answer.text.clone(),
+            output: answer.output.clone(),
             error: error.clone(),
             stats,
+            began: run.began,
             first_message: run.first_message,
             is_compacted: run.is_compacted,
         };
         let record = Record::RunEnded {
             run_id: run.id.clone(),
             end,
-            text: text.clone(),
+            text: answer.text.clone(),
             error: error.clone(),
+            output: answer.output.clone(),
+            into,
             stats: (&stats).into(),
             waiting: self.queue.len() as u64,
         };
-        let event = self.run_end_event(end, text, error, stats);
+        let event = self.run_end_event(end, answer, error, stats);
         batch.push(self.run_record(&run.id, record, vec![event]));
         self.record(batch);
         self.outbox.push_back(SessionEffect::RunEnded(Box::new(summary)));
     }
 
+    /// Returns the variable that gets the answer of a run, or the limit that prevents it.
+    fn answer_variable(
+        &self,
+        run: &super::OpenRun,
+        end: RunEnd,
+        answer: &RunAnswer,
+    ) -> (Option<VariableName>, Option<LimitHit>) {
+        let Some(name) = run.into.as_ref().filter(|_| end == RunEnd::Answered) else {
+            return (None, None);
+        };
+        let writes = answer_write(name, &answer.text, answer.output.as_ref());
+        let maximum = run.terms.limits.max_variables_bytes;
+        let bytes = self.variables.bytes_with(&writes);
+        if bytes <= maximum {
+            return (Some(Arc::clone(name)), None);
+        }
+        let (value, maximum) = (bytes as u64, maximum as u64);
+        let limit = "max_variables_bytes";
+        (None, Some(LimitHit { limit, value, maximum, action: "answer_not_stored", note: None }))
+    }
+
     fn run_end_event(
         &self,
         end: RunEnd,
-        text: String,
+        answer: RunAnswer,
         error: Option<RunError>,
         stats: RunStats,
     ) -> Event {
         let (agent, stats) = (self.agent.clone(), Box::new(stats));
-        Event::RunEnded { agent, end, text, error, stats }
+        let RunAnswer { text, output } = answer;
+        Event::RunEnded { agent, end, text, output, error, stats }
     }
 }
 

@@ -42,6 +42,7 @@ pub fn open_approvals<'a>(
             | Record::Compacted { .. }
             | Record::InputQueued { .. }
             | Record::RunStarted { .. }
+            | Record::Instructed { .. }
             | Record::RunEnded { .. }
             | Record::Steered { .. }
             | Record::StopAsked { .. }

@@ -1,13 +1,16 @@
 //! The inputs and the effects of the session machine.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use serde_json::Value;
 
 use crate::config::RunOverrides;
 use crate::event::{Event, RunStats};
 use crate::message::MessageList;
 use crate::record::{Record, RequestKey, Seq};
 use crate::turn::{CancelReason, TurnSpec};
-use crate::types::{Content, RunEnd, RunError, RunId, TraceContext, Usage};
+use crate::types::{Content, Metadata, RunEnd, RunError, RunId, TraceContext, Usage, VariableName};
 
 /// A request to start a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +25,10 @@ pub struct RunInput {
     pub request: Option<RequestKey>,
     /// The trace that the run belongs to.
     pub trace: Option<TraceContext>,
+    /// The client's pairs of strings.
+    pub metadata: Metadata,
+    /// The variable that gets the answer.
+    pub into: Option<VariableName>,
 }
 
 /// The answer to a request to start a run.
@@ -206,8 +213,12 @@ pub struct RunSummary {
     pub text: String,
     /// The error, if the run failed.
     pub error: Option<RunError>,
+    /// The typed answer.
+    pub output: Option<Arc<Value>>,
     /// The run's sums.
     pub stats: RunStats,
+    /// The time of the run's start: Unix time in milliseconds.
+    pub began: u64,
     /// The index of the run's first message in the history.
     pub first_message: usize,
     /// True if some of its messages were replaced. Its records have them all.

@@ -9,6 +9,7 @@ use super::effect::{
 use super::idempotency_keys::RequestEffect;
 use super::machine::{Lifecycle, Session};
 use super::open_run::{QueuedRun, RunStage};
+use super::run::RunAnswer;
 use crate::event::Event;
 use crate::message::content_bytes;
 use crate::record::{Record, RequestKey, Seq, StopMode};
@@ -56,9 +57,9 @@ impl Session {
         limits: InputLimits,
         rules_of: super::RulesOf<'_>,
     ) -> Result<(), SessionRefusal> {
-        let RunInput { run_id, input, overrides, request, trace } = run;
+        let RunInput { run_id, input, overrides, request, trace, metadata, into } = run;
         check_size(limits, &input)?;
-        let queued = QueuedRun { run_id: run_id.clone(), input, overrides, trace };
+        let queued = QueuedRun { run_id: run_id.clone(), input, overrides, trace, metadata, into };
         if self.run.is_none() && self.queue.is_empty() {
             if self.shutting_down {
                 return Err(SessionRefusal::ShuttingDown);
@@ -70,11 +71,12 @@ impl Session {
         if self.shutting_down {
             return Err(SessionRefusal::ShuttingDown);
         }
-        let QueuedRun { run_id: _, input, overrides, trace } = queued;
+        let QueuedRun { run_id: _, input, overrides, trace, metadata, into } = queued;
         let event = Event::InputQueued { input: input.clone(), waiting: self.queue.len() + 1 };
         let overrides = Box::new(overrides);
         let id = run_id.clone();
-        let record = Record::InputQueued { run_id, input, overrides, request, trace };
+        let record =
+            Record::InputQueued { run_id, input, overrides, request, trace, metadata, into };
         self.record(vec![self.run_record(&id, record, vec![event])]);
         Ok(())
     }
@@ -234,7 +236,8 @@ impl Session {
         }
         if self.run.is_some() {
             let failed = crate::types::RunEnd::Failed;
-            self.record_run_end(now, Vec::new(), failed, String::new(), Some(error));
+            let answer = RunAnswer::default();
+            self.record_run_end(now, Vec::new(), failed, answer, Some(error));
         }
     }
 

@@ -14,7 +14,7 @@ use crate::config::RunOverrides;
 use crate::context::{History, InitialHistory, ResultCut, Variables};
 use crate::record::{Record, StopMode};
 use crate::turn::TurnRecord;
-use crate::types::{RunId, Usage};
+use crate::types::{Metadata, RunId, Usage, VariableName, WriteSet};
 use crate::wire::PromptChange;
 
 /// Returns the terms of a run with these overrides.
@@ -34,6 +34,8 @@ pub type TermsOf<'a> = &'a dyn Fn(&RunOverrides) -> RunTerms;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Session {
     pub(super) agent: String,
+    /// The client's pairs of strings.
+    pub(super) metadata: Metadata,
     pub(super) opened_at: u64,
     pub(super) lifecycle: Lifecycle,
     pub(super) history: History,
@@ -71,9 +73,9 @@ pub(super) enum Lifecycle {
 impl Session {
     /// Opens a session with a history of checked messages in the Chat Completions form.
     #[must_use]
-    pub fn open(agent: &str, messages: Vec<Value>) -> Self {
+    pub fn open(agent: &str, messages: Vec<Value>, metadata: Metadata) -> Self {
         let mut session = Self::blank();
-        let record = Record::SessionOpened { agent: agent.to_owned(), messages };
+        let record = Record::SessionOpened { agent: agent.to_owned(), messages, metadata };
         session.record(vec![SessionRecord { record, run_id: None, turn: 0, events: Vec::new() }]);
         session
     }
@@ -82,6 +84,7 @@ impl Session {
     pub(super) fn blank() -> Self {
         Self {
             agent: String::new(),
+            metadata: Metadata::default(),
             opened_at: 0,
             lifecycle: Lifecycle::New,
             history: History::new(),
@@ -99,6 +102,12 @@ impl Session {
             shutting_down: false,
             outbox: VecDeque::new(),
         }
+    }
+
+    /// Returns the client's pairs of strings.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
     }
 
     /// Returns the messages.
@@ -187,7 +196,7 @@ impl Session {
         terms_of: TermsOf<'_>,
     ) -> Result<(), String> {
         match record {
-            Record::SessionOpened { agent, messages } => {
+            Record::SessionOpened { agent, messages, metadata } => {
                 if self.lifecycle != Lifecycle::New {
                     return Err("the session was opened before".to_owned());
                 }
@@ -195,6 +204,7 @@ impl Session {
                     .map_err(|e| format!("it was opened with {e}"))?;
                 self.history = History::from_initial(seed);
                 self.agent.clone_from(agent);
+                self.metadata.clone_from(metadata);
                 (self.lifecycle, self.opened_at) = (Lifecycle::Open, at.time);
             }
             // Requests and queued inputs belong to the session that was forked. The run that was
@@ -207,7 +217,7 @@ impl Session {
                     run.stop(StopMode::Now);
                 }
             }
-            Record::InputQueued { run_id, input, overrides, request, trace } => {
+            Record::InputQueued { run_id, input, overrides, request, trace, metadata, into } => {
                 if let Some(request) = request {
                     self.keys.insert(request, at.seq, RequestEffect::Run(run_id.clone()));
                 }
@@ -216,9 +226,13 @@ impl Session {
                     input: input.clone(),
                     overrides: (**overrides).clone(),
                     trace: trace.clone(),
+                    metadata: metadata.clone(),
+                    into: into.clone(),
                 });
             }
-            Record::RunStarted { run_id, input, overrides, request, trace, .. } => {
+            Record::RunStarted {
+                run_id, input, overrides, request, trace, metadata, into, ..
+            } => {
                 if let Some(run) = &self.run {
                     return Err(format!("run {} has not ended", run.id));
                 }
@@ -233,6 +247,8 @@ impl Session {
                         input: input.clone(),
                         overrides: (**overrides).clone(),
                         trace: trace.clone(),
+                        metadata: metadata.clone(),
+                        into: into.clone(),
                     },
                 );
             }
@@ -257,12 +273,19 @@ impl Session {
                 self.note_limit(limit);
                 note.iter().for_each(|note| self.history.add_note(note));
             }
-            Record::RunEnded { run_id, .. } => {
+            Record::Instructed { request, text } => {
+                self.open_run()?.instruct(*request)?;
+                self.history.instruct(text);
+            }
+            Record::RunEnded { run_id, text, output, into, .. } => {
                 let run = self.open_run()?;
                 if run.id != *run_id {
                     return Err(format!("run {} goes on, and it is the end of {run_id}", run.id));
                 }
                 let first_message = run.first_message;
+                if let Some(name) = into {
+                    self.variables.apply(&answer_write(name, text, output.as_ref()));
+                }
                 self.run = None;
                 self.references.add_run_end(run_id, at.seq);
                 self.waits_for_tools = false;
@@ -368,4 +391,14 @@ impl Session {
             RunStage::Turn(_) | RunStage::FollowUp(_) => Ok(()),
         }
     }
+}
+
+/// Returns the write of a run's answer to a variable: of its value, or else of its text.
+pub(super) fn answer_write(
+    name: &VariableName,
+    text: &str,
+    output: Option<&Arc<Value>>,
+) -> WriteSet {
+    let value = output.map_or_else(|| Arc::new(Value::from(text)), Arc::clone);
+    WriteSet([(Arc::clone(name), value)].into())
 }

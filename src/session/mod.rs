@@ -11,6 +11,7 @@
 //! | idempotency keys of client requests (`Idempotency-Key`) | `idempotency_keys` |
 //! | the next turn, the records that follow a turn, the next queued run | `advance` |
 //! | end of a run after a turn: `max_turns`, `max_failed_turns`, token budget, request for a final answer | `run` |
+//! | forced call (`tool_choice`), typed answer: requests for it, `output_retries` | `run` |
 //! | size of the context: clearing of results, compact history, summary, overflow, learnt window | `context` |
 //! | use of a limit, and the note when half of it is used | `meter` |
 //! | loop detection (`repeat_limit`) | `loop_detection` |
@@ -57,5 +58,5 @@ pub use open_run::{OpenRun, OpenTurn, QueuedRun, RunStage, RunTerms};
 pub use past_run::{PastRun, past_run};
 pub use reference_index::RecordRange;
 pub use replay::{Replayed, replay};
-pub use run::{FollowUp, Run, RunNext, TurnPlan};
+pub use run::{FollowUp, Instruction, OUTPUT_INVALID, Run, RunAnswer, RunNext};
 pub use stored::{RebuildError, StoredSession};

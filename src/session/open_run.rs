@@ -1,14 +1,17 @@
 //! The current run of a session, and the runs that are queued.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::effect::{RecordedAt, TurnOrigin};
-use super::run::{FollowUp, Run, RunNext, TurnPlan};
+use super::run::{FollowUp, Run, RunNext};
 use crate::config::{Limits, RunOverrides};
 use crate::event::RunStats;
 use crate::record::{Seq, StopMode};
-use crate::turn::{CancelReason, TurnRecord, TurnRules};
-use crate::types::{Content, RunId, TraceContext, Usage};
+use crate::turn::{CancelReason, OutputRules, TurnRecord, TurnRules};
+use crate::types::{
+    Content, Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName,
+};
 
 /// An input that waits for the current run to end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -21,6 +24,10 @@ pub struct QueuedRun {
     pub overrides: RunOverrides,
     /// The trace that the run belongs to.
     pub trace: Option<TraceContext>,
+    /// The client's pairs of strings.
+    pub metadata: Metadata,
+    /// The variable that gets the answer.
+    pub into: Option<VariableName>,
 }
 
 /// A run that has not ended.
@@ -32,6 +39,10 @@ pub struct OpenRun {
     pub overrides: RunOverrides,
     /// The trace that the run belongs to.
     pub trace: Option<TraceContext>,
+    /// The client's pairs of strings.
+    pub metadata: Metadata,
+    /// The variable that gets the answer.
+    pub into: Option<VariableName>,
     /// The position of the run's start in the journal.
     pub seq: Seq,
     /// The time of that record: Unix time in milliseconds.
@@ -65,6 +76,10 @@ pub struct RunTerms {
     pub fixed_tokens: u64,
     /// True if the model can read the rest of a result that was cut.
     pub references: bool,
+    /// The rule for calling tools.
+    pub tool_choice: ToolChoice,
+    /// The rules of the typed answer.
+    pub output: Option<Arc<OutputRules>>,
 }
 
 impl From<Limits> for RunTerms {
@@ -79,6 +94,8 @@ impl From<&TurnRules> for RunTerms {
             limits: rules.limits.clone(),
             fixed_tokens: rules.fixed_tokens,
             references: rules.context.references,
+            tool_choice: rules.tool_choice.clone(),
+            output: rules.output.clone(),
         }
     }
 }
@@ -87,7 +104,7 @@ impl From<&TurnRules> for RunTerms {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RunStage {
     /// The next turn begins. If the history has open initial calls, it is the turn of those.
-    Ready(TurnPlan),
+    Ready(RequestKind),
     /// A turn is in progress.
     Turn(OpenTurn),
     /// A turn is committed. The limits that it reached are still to be recorded, or the end of
@@ -98,7 +115,7 @@ pub enum RunStage {
 /// A turn in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OpenTurn {
-    pub(super) plan: TurnPlan,
+    pub(super) plan: RequestKind,
     /// Set while no accumulator owns the turn: it has to be handed out.
     pub(super) hand_out: Option<TurnOrigin>,
     /// Set while the context is made smaller, because a request of the turn was too large.
@@ -129,7 +146,7 @@ struct RunClock {
 }
 
 impl OpenTurn {
-    pub(super) fn new(plan: TurnPlan, hand_out: Option<TurnOrigin>) -> Self {
+    pub(super) fn new(plan: RequestKind, hand_out: Option<TurnOrigin>) -> Self {
         Self { plan, hand_out, overflow: None, rests_since: None, rested: Duration::ZERO }
     }
 
@@ -159,12 +176,15 @@ impl OpenRun {
         has_initial_calls: bool,
         first_message: usize,
     ) -> Self {
-        let mut machine = Run::new(&terms.limits);
+        let mut machine =
+            Run::new(&terms.limits).with_answer(terms.tool_choice.clone(), terms.output.clone());
         let plan = if has_initial_calls { Run::plan_of_initial_calls() } else { machine.begin() };
         Self {
             id: queued.run_id,
             overrides: queued.overrides,
             trace: queued.trace,
+            metadata: queued.metadata,
+            into: queued.into,
             seq: at.seq,
             began: at.time,
             first_message,
@@ -258,11 +278,25 @@ impl OpenRun {
         }
     }
 
+    /// Goes on to the turn that a message of the host precedes, because that message is recorded.
+    ///
+    /// # Errors
+    /// If a turn is in progress.
+    pub(super) fn instruct(&mut self, request: RequestKind) -> Result<(), String> {
+        if self.turn().is_some() {
+            return Err("a turn goes on".to_owned());
+        }
+        self.machine.handle_instructed(request);
+        self.stage = RunStage::Ready(request);
+        Ok(())
+    }
+
     /// Goes on to the next turn, because a record of it exists.
     pub(super) fn skip_follow_up(&mut self) {
         let RunStage::FollowUp(FollowUp { next, .. }) = &self.stage else { return };
         let plan = match next {
             RunNext::Turn(plan) => *plan,
+            RunNext::Instruct(instruction) => instruction.request,
             // By the current limits the run would have ended. They have changed since the record.
             RunNext::End { .. } => self.machine.begin(),
         };

@@ -1,5 +1,9 @@
 //! The report of a run that has ended, read from the journal.
 
+use std::sync::Arc;
+
+use serde_json::Value;
+
 use super::machine::TermsOf;
 use super::stored::{RebuildError, SessionReader};
 use crate::event::StatsReport;
@@ -18,6 +22,12 @@ pub struct PastRun {
     pub end: RunEnd,
     /// The final answer, or as much of it as there is.
     pub text: String,
+    /// The typed answer.
+    pub output: Option<Arc<Value>>,
+    /// The time of the run's start: Unix time in milliseconds.
+    pub started_at: u64,
+    /// The time of the run's end: Unix time in milliseconds.
+    pub ended_at: u64,
     /// The error, if the run failed.
     pub error: Option<RunError>,
     /// The run's sums.
@@ -43,24 +53,28 @@ pub fn past_run(
     let mut calls = Vec::new();
     for entry in entries {
         let run = reader.session().run().filter(|run| run.id == *id);
-        let first_message = run.map(|run| run.first_message);
+        let started = run.map(|run| (run.first_message, run.began));
+        let first_message = started.map(|(first, _)| first);
         if let Some(turn) = reader.read(entry)? {
             let results = turn.results.iter().cloned();
             let of_run = results.filter(|_| first_message.is_some());
             calls.extend(of_run.map(|result| (turn.usage, result)));
         }
-        if let (Record::RunEnded { end, text, error, stats, .. }, Some(first_message)) =
-            (&entry.record, first_message)
+        if let (Record::RunEnded { end, text, output, error, stats, .. }, Some(started)) =
+            (&entry.record, started)
         {
             return Ok(Some(PastRun {
                 id: id.clone(),
                 seq: entry.seq,
                 end: *end,
                 text: text.clone(),
+                output: output.clone(),
+                started_at: started.1,
+                ended_at: entry.time,
                 error: error.clone(),
                 stats: *stats,
                 calls,
-                first_message,
+                first_message: started.0,
                 messages: reader.session().history().messages().clone(),
             }));
         }

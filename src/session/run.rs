@@ -1,13 +1,26 @@
 //! The run machine: counts turns, calls and tokens, and decides after each turn what follows.
 
+use std::sync::Arc;
+
+use serde_json::Value;
+
 use super::loop_detection::{LoopDetector, LoopVerdict};
 use super::meter::Meter;
 use crate::config::Limits;
-use crate::turn::{Budget, CancelReason, LimitHit, MAX_CALLS, MAX_TOKENS, TurnEnd, TurnRecord};
-use crate::types::{RunEnd, RunError, ToolStatus, Usage};
+use crate::turn::{
+    Budget, CancelReason, LimitHit, MAX_CALLS, MAX_TOKENS, OutputRules, PROVIDER_ERROR, TurnEnd,
+    TurnRecord,
+};
+use crate::types::{OutputMode, RequestKind, RunEnd, RunError, ToolChoice, ToolStatus, Usage};
 
 /// The final text of a run that ended because turn after turn failed.
 const ALL_FAILED: &str = "All tool calls failed. Please check the error messages and try again.";
+
+/// The maximum number of requests that force a call.
+const FORCED_REQUESTS_MAX: u32 = 2;
+
+/// The code of the error of a run whose answer does not match its output schema.
+pub const OUTPUT_INVALID: &str = "OUTPUT_INVALID";
 
 /// A run, from one user input to its end. [`handle_turn`](Self::handle_turn) decides after each
 /// committed turn whether another turn follows or the run ends.
@@ -27,13 +40,44 @@ pub struct Run {
     stop_after_turn: bool,
     /// The run end that follows the request for a final answer, while that request is open.
     end_after_final_answer: Option<RunEnd>,
+    /// The kind of the last request.
+    request: RequestKind,
+    /// The rule for calling tools.
+    tool_choice: ToolChoice,
+    /// Number of requests that forced a call.
+    forced_requests: u32,
+    /// The requests for a typed answer. `None` if the run has none.
+    output: Option<OutputRequests>,
 }
 
-/// The next turn of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TurnPlan {
-    /// The next request asks for a final answer without calls.
-    pub final_answer_request: bool,
+/// The requests for the typed answer of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct OutputRequests {
+    rules: Arc<OutputRules>,
+    /// Number of requests.
+    made: u32,
+    /// The service has refused the field of its wire.
+    is_field_refused: bool,
+    /// The last text that was not blank, once a request was made.
+    last_text: String,
+}
+
+/// A message of the host, and the request that follows it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Instruction {
+    /// The kind of the request.
+    pub request: RequestKind,
+    /// The message.
+    pub text: String,
+}
+
+/// The answer of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RunAnswer {
+    /// The final answer, or as much of it as there is.
+    pub text: String,
+    /// The typed answer.
+    pub output: Option<Arc<Value>>,
 }
 
 /// The consequences of a committed turn.
@@ -49,13 +93,15 @@ pub struct FollowUp {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RunNext {
     /// Another turn.
-    Turn(TurnPlan),
+    Turn(RequestKind),
+    /// Another turn, after a message of the host.
+    Instruct(Instruction),
     /// The run ends.
     End {
         /// The reason of the end.
         end: RunEnd,
-        /// The final answer, or as much of it as there is.
-        text: String,
+        /// The answer.
+        answer: RunAnswer,
         /// The error, if the run failed.
         error: Option<RunError>,
     },
@@ -78,20 +124,49 @@ impl Run {
             failed_turns: 0,
             stop_after_turn: false,
             end_after_final_answer: None,
+            request: RequestKind::Ordinary,
+            tool_choice: ToolChoice::Auto,
+            forced_requests: 0,
+            output: None,
         }
     }
 
+    /// Sets the run's rules for calling tools and for its answer.
+    #[must_use]
+    pub fn with_answer(self, tool_choice: ToolChoice, output: Option<Arc<OutputRules>>) -> Self {
+        let output = output.map(|rules| OutputRequests {
+            rules,
+            made: 0,
+            is_field_refused: false,
+            last_text: String::new(),
+        });
+        Self { tool_choice, output, ..self }
+    }
+
     /// Begins the first turn.
-    pub fn begin(&mut self) -> TurnPlan {
+    pub fn begin(&mut self) -> RequestKind {
         self.turns.add(1);
-        TurnPlan { final_answer_request: false }
+        self.request = RequestKind::Ordinary;
+        if self.tool_choice.forces_call() && self.forced_requests == 0 {
+            self.forced_requests = 1;
+            self.request = RequestKind::ForcedCall;
+        }
+        self.request
     }
 
     /// Returns the plan of a turn of the calls that the session was opened with. The turn makes no
     /// request and does not count; [`begin`](Self::begin) counts the one after it.
     #[must_use]
-    pub const fn plan_of_initial_calls() -> TurnPlan {
-        TurnPlan { final_answer_request: false }
+    pub const fn plan_of_initial_calls() -> RequestKind {
+        RequestKind::Ordinary
+    }
+
+    /// Notes that a message of the host is recorded, which this request follows.
+    pub fn handle_instructed(&mut self, request: RequestKind) {
+        self.request = request;
+        if matches!(request, RequestKind::Output(_)) {
+            self.end_after_final_answer.get_or_insert(RunEnd::Answered);
+        }
     }
 
     /// Ends the run after the current turn.
@@ -100,8 +175,10 @@ impl Run {
     }
 
     /// Withdraws the next turn, which has not begun.
-    pub fn withdraw_turn(&mut self) {
-        self.turns.subtract(1);
+    pub fn withdraw_turn(&mut self, request: RequestKind) {
+        if request == RequestKind::Ordinary {
+            self.turns.subtract(1);
+        }
     }
 
     /// Counts the tokens of a request outside of turns.
@@ -113,6 +190,9 @@ impl Run {
     #[must_use]
     pub fn budget(&self) -> Budget {
         let calls_left = self.calls.left().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
+        // The call that gives the answer is always kept.
+        let least = u32::from(self.request == RequestKind::Output(OutputMode::Tool));
+        let calls_left = calls_left.map(|left| left.max(least));
         Budget { tokens_left: self.tokens.left(), calls_left }
     }
 
@@ -125,6 +205,23 @@ impl Run {
             self.calls.add(turn.results.len() as u64);
         }
         let text = turn.message.as_ref().map(|message| message.text.clone()).unwrap_or_default();
+        let mut follow_up = self.follow_up(turn, text, steered);
+        if let Some(output) = self.output.as_mut().filter(|output| output.made > 0) {
+            let message = turn.message.as_ref();
+            if let Some(message) = message.filter(|message| !message.text.trim().is_empty()) {
+                output.last_text.clone_from(&message.text);
+            }
+            // An answer by a call, or a request without an answer, has no text.
+            if let RunNext::End { answer, .. } = &mut follow_up.next
+                && answer.text.trim().is_empty()
+            {
+                answer.text.clone_from(&output.last_text);
+            }
+        }
+        follow_up
+    }
+
+    fn follow_up(&mut self, turn: &TurnRecord, text: String, steered: bool) -> FollowUp {
         match &turn.end {
             TurnEnd::Cancelled(CancelReason::Stop) => end(RunEnd::Stopped, text),
             TurnEnd::Cancelled(CancelReason::RunTimeout) => end(RunEnd::TimedOut, text),
@@ -132,17 +229,15 @@ impl Run {
             // The turn has recorded the limit.
             TurnEnd::Cancelled(CancelReason::Budget) => end(RunEnd::Budget, text),
             TurnEnd::Refused => end(RunEnd::Refused, text),
-            TurnEnd::RefusedByHook(error) => {
-                let (end, error) = (RunEnd::Refused, Some(error.clone()));
-                FollowUp { limits: Vec::new(), next: RunNext::End { end, text, error } }
-            }
-            TurnEnd::Failed(error) => {
-                let error = Some(error.clone());
-                FollowUp {
-                    limits: Vec::new(),
-                    next: RunNext::End { end: RunEnd::Failed, text, error },
+            TurnEnd::RefusedByHook(error) => ended_with(RunEnd::Refused, text, error.clone()),
+            TurnEnd::Failed(error) if self.may_prompt_after(error) => {
+                if let Some(output) = &mut self.output {
+                    output.is_field_refused = true;
                 }
+                let end = self.end_after_final_answer.unwrap_or(RunEnd::Answered);
+                self.request_output(end, None)
             }
+            TurnEnd::Failed(error) => failed(text, error.clone()),
             TurnEnd::Finished => self.follow_up_finished(turn, text, steered),
         }
     }
@@ -156,14 +251,47 @@ impl Run {
 
     fn follow_up_finished(&mut self, turn: &TurnRecord, text: String, steered: bool) -> FollowUp {
         match self.end_after_final_answer {
-            // The final answer was requested because the text was empty, not because of a limit.
-            Some(RunEnd::Answered) if steered => self.end_after_final_answer = None,
-            Some(end) => return self.answered(end, text),
+            // The final answer was requested because of the text before, not because of a limit.
+            Some(RunEnd::Answered) if steered => {
+                self.end_after_final_answer = None;
+                self.output.iter_mut().for_each(|output| output.made = 0);
+            }
+            Some(end) => return self.conclude(end, turn, text),
             None => {}
         }
         let needs_turn = steered || turn.is_paused() || !turn.results.is_empty();
+        if self.request == RequestKind::ForcedCall && !needs_turn {
+            return self.follow_up_without_call(turn, text);
+        }
+        self.follow_up_turn(turn, text, needs_turn)
+    }
+
+    /// Follows up a turn whose request forced a call, and that has none.
+    fn follow_up_without_call(&mut self, turn: &TurnRecord, text: String) -> FollowUp {
+        let may_ask = !self.stop_after_turn && self.tokens.used_up("ended").is_none();
+        if may_ask && self.forced_requests < FORCED_REQUESTS_MAX {
+            self.forced_requests += 1;
+            let text = match &self.tool_choice {
+                ToolChoice::Tool(name) => {
+                    format!("[callsheet: Call the tool {name} before you answer.]")
+                }
+                ToolChoice::Auto | ToolChoice::None | ToolChoice::Required => {
+                    "[callsheet: Call one of your tools before you answer.]".to_owned()
+                }
+            };
+            return instruct(RequestKind::ForcedCall, text);
+        }
+        let value = u64::from(self.forced_requests);
+        let (limit, action) = ("tool_choice", "no_call");
+        let maximum = u64::from(FORCED_REQUESTS_MAX);
+        let mut follow_up = self.follow_up_turn(turn, text, false);
+        follow_up.limits.insert(0, LimitHit { limit, value, maximum, action, note: None });
+        follow_up
+    }
+
+    fn follow_up_turn(&mut self, turn: &TurnRecord, text: String, needs_turn: bool) -> FollowUp {
         if !needs_turn && !text.is_empty() {
-            return self.answered(RunEnd::Answered, text);
+            return self.conclude(RunEnd::Answered, turn, text);
         }
         if self.stop_after_turn {
             return end(RunEnd::Stopped, text);
@@ -181,10 +309,79 @@ impl Run {
         }
     }
 
-    /// Ends the run with an answer. The answer is kept even where the tokens are used up.
-    fn answered(&self, run_end: RunEnd, text: String) -> FollowUp {
+    /// Ends the run with an answer, or asks for it in the form of the output schema. The answer is kept even
+    /// where the tokens are used up.
+    fn conclude(&mut self, run_end: RunEnd, turn: &TurnRecord, text: String) -> FollowUp {
+        let output = match self.output.as_ref().map(|output| output.rules.value_of(turn)) {
+            None => None,
+            Some(Ok(value)) => Some(value),
+            Some(Err(violation)) => return self.refuse_answer(run_end, text, &violation),
+        };
         let limits = self.tokens.used_up("answer_kept").into_iter().collect();
-        FollowUp { limits, ..end(run_end, text) }
+        let answer = RunAnswer { text, output };
+        FollowUp { limits, next: RunNext::End { end: run_end, answer, error: None } }
+    }
+
+    /// Asks again for an answer that does not match the output schema, or fails the run.
+    fn refuse_answer(&mut self, run_end: RunEnd, text: String, violation: &str) -> FollowUp {
+        if self.stop_after_turn {
+            return end(RunEnd::Stopped, text);
+        }
+        if let Some(hit) = self.tokens.used_up("ended") {
+            return FollowUp { limits: vec![hit], ..end(RunEnd::Budget, text) };
+        }
+        let (made, retries) = match &self.output {
+            Some(output) => (output.made, output.rules.retries),
+            None => (0, 0),
+        };
+        if made <= retries {
+            return self.request_output(run_end, Some(violation).filter(|_| made > 0));
+        }
+        let error = RunError {
+            code: OUTPUT_INVALID.to_owned(),
+            message: format!(
+                "the answer does not match the output schema after {made} requests for it: {violation}"
+            ),
+            transient: false,
+        };
+        let hit = LimitHit {
+            limit: "output_retries",
+            value: u64::from(made.saturating_sub(1)),
+            maximum: u64::from(retries),
+            action: "ended",
+            note: None,
+        };
+        FollowUp { limits: vec![hit], ..failed(text, error) }
+    }
+
+    /// Returns true if the service may have refused the field of its wire, and a prompt may follow.
+    fn may_prompt_after(&self, error: &RunError) -> bool {
+        let Some(output) = &self.output else { return false };
+        self.request == RequestKind::Output(OutputMode::Native)
+            && output.rules.mode == OutputMode::Auto
+            && output.made <= output.rules.retries
+            && !error.transient
+            && error.code == PROVIDER_ERROR
+            && !self.stop_after_turn
+            && self.tokens.used_up("ended").is_none()
+    }
+
+    /// Asks for the answer in the form of the output schema.
+    fn request_output(&mut self, end: RunEnd, violation: Option<&str>) -> FollowUp {
+        let Some(output) = &mut self.output else { return self.request_final_answer(end) };
+        output.made += 1;
+        let rules = Arc::clone(&output.rules);
+        let (mode, with_schema) = match rules.mode {
+            OutputMode::Auto if output.is_field_refused => (OutputMode::Prompt, true),
+            // A service that ignores the field needs the schema.
+            OutputMode::Auto => (OutputMode::Native, output.made > 1),
+            OutputMode::Native => (OutputMode::Native, false),
+            OutputMode::Tool => (OutputMode::Tool, false),
+            OutputMode::Prompt => (OutputMode::Prompt, true),
+        };
+        self.end_after_final_answer = Some(end);
+        self.request = RequestKind::Output(mode);
+        instruct(self.request, rules.instruction(mode, violation, with_schema))
     }
 
     /// Follows up a turn with calls, a turn that a user's input steered, or a paused turn.
@@ -222,20 +419,38 @@ impl Run {
             limits.extend(meters.into_iter().filter_map(Meter::half_used));
         }
         self.turns.add(1);
-        FollowUp { limits, next: RunNext::Turn(TurnPlan { final_answer_request: false }) }
+        self.request = RequestKind::Ordinary;
+        FollowUp { limits, next: RunNext::Turn(self.request) }
     }
 
     fn request_final_answer(&mut self, end: RunEnd) -> FollowUp {
-        self.end_after_final_answer = Some(end);
-        FollowUp {
-            limits: Vec::new(),
-            next: RunNext::Turn(TurnPlan { final_answer_request: true }),
+        if self.output.is_some() {
+            return self.request_output(end, None);
         }
+        self.end_after_final_answer = Some(end);
+        self.request = RequestKind::FinalAnswer;
+        FollowUp { limits: Vec::new(), next: RunNext::Turn(self.request) }
     }
 }
 
+fn instruct(request: RequestKind, text: String) -> FollowUp {
+    let next = RunNext::Instruct(Instruction { request, text });
+    FollowUp { limits: Vec::new(), next }
+}
+
 fn end(run_end: RunEnd, text: String) -> FollowUp {
-    FollowUp { limits: Vec::new(), next: RunNext::End { end: run_end, text, error: None } }
+    let answer = RunAnswer { text, output: None };
+    FollowUp { limits: Vec::new(), next: RunNext::End { end: run_end, answer, error: None } }
+}
+
+fn failed(text: String, error: RunError) -> FollowUp {
+    ended_with(RunEnd::Failed, text, error)
+}
+
+fn ended_with(end: RunEnd, text: String, error: RunError) -> FollowUp {
+    let answer = RunAnswer { text, output: None };
+    let next = RunNext::End { end, answer, error: Some(error) };
+    FollowUp { limits: Vec::new(), next }
 }
 
 #[cfg(test)]
@@ -284,7 +499,7 @@ mod tests {
 
     fn run(max_turns: u32) -> Run {
         let mut run = Run::new(&Limits { max_turns: Some(max_turns), ..Limits::default() });
-        assert_eq!(run.begin(), TurnPlan { final_answer_request: false });
+        assert_eq!(run.begin(), RequestKind::Ordinary);
         run
     }
 
@@ -293,7 +508,11 @@ mod tests {
     }
 
     fn another(final_answer_request: bool) -> FollowUp {
-        FollowUp { limits: Vec::new(), next: RunNext::Turn(TurnPlan { final_answer_request }) }
+        let request = match final_answer_request {
+            true => RequestKind::FinalAnswer,
+            false => RequestKind::Ordinary,
+        };
+        FollowUp { limits: Vec::new(), next: RunNext::Turn(request) }
     }
 
     fn hit(limit: &'static str, value: u64, maximum: u64, action: &'static str) -> LimitHit {

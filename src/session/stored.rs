@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::effect::RecordedAt;
 use super::machine::{Session, TermsOf};
 use super::open_run::{OpenRun, RunStage};
+use super::run::{FollowUp, RunNext};
 use crate::record::{JournalEntry, Record, Seq, StopMode};
 use crate::transcript::Transcript;
 use crate::turn::TurnRecord;
@@ -199,6 +200,10 @@ impl<'a> SessionReader<'a> {
                     RunStage::Ready(_) | RunStage::Turn(_) => false,
                 });
             }
+            Record::Instructed { .. } => self.commit_kept_back(|run| {
+                matches!(&run.stage, RunStage::FollowUp(FollowUp { limits, next: RunNext::Instruct(_) })
+                    if limits.is_empty())
+            }),
             Record::RunEnded { .. } | Record::SessionForked { .. } | Record::SessionClosed => {
                 self.commit_kept_back(|_| true);
             }

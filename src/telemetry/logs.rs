@@ -48,10 +48,15 @@ pub fn log(published: &PublishedEvent) {
             line!(info, of, "run_steered");
             line!(trace, of, input = &*input.text(), "run_input");
         }
-        Event::RunStarted { agent, model, execution } => {
-            line!(info, of, agent, model, %execution, "run_started");
+        Event::RunStarted { agent, model, execution, metadata } => {
+            if metadata.is_empty() {
+                line!(info, of, agent, model, %execution, "run_started");
+            } else {
+                let metadata = serde_json::to_string(metadata).unwrap_or_default();
+                line!(info, of, agent, model, %execution, metadata, "run_started");
+            }
         }
-        Event::RunEnded { agent: _, end, text, error, stats } => {
+        Event::RunEnded { agent: _, end, text, output: _, error, stats } => {
             run_ended(of, *end, text, error.as_ref(), stats);
         }
         Event::RunWaiting { waiting_for: _, servers } => {
@@ -614,6 +619,7 @@ mod tests {
                 agent: "default".into(),
                 end: RunEnd::Answered,
                 text: secret.into(),
+                output: None,
                 error: None,
                 stats: Box::new(samples::stats()),
             },

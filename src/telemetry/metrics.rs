@@ -226,7 +226,7 @@ impl Metrics {
             Event::HistoryRepaired { repairs } => {
                 self.runs.history_repairs.increment(u64::from(*repairs))
             }
-            Event::RunEnded { agent, end, error, stats, text: _ } => {
+            Event::RunEnded { agent, end, error, stats, text: _, output: _ } => {
                 self.run_ended(agent, *end, error.as_ref(), stats);
             }
         }

@@ -70,6 +70,11 @@ impl InputSchema {
         &self.schema
     }
 
+    /// Returns the schema as JSON, shared.
+    pub(crate) fn shared(&self) -> Arc<Value> {
+        Arc::clone(&self.schema)
+    }
+
     /// Returns false if the schema demands another type than an object. Arguments are objects.
     pub(super) fn allows_object(&self) -> bool {
         let named = self.schema.get("type").and_then(Value::as_str);

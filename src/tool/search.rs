@@ -15,13 +15,14 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{InputSchema, Tool, ToolSpec};
+use crate::types::FINAL_ANSWER;
 use crate::types::{READ_VAR, USE_TOOL};
 
 /// The name of the tool that finds others.
 pub(crate) const FIND_TOOLS: &str = "find_tools";
 
 /// Names that no other tool may have.
-pub(crate) const RESERVED_NAMES: [&str; 4] = [FIND_TOOLS, USE_TOOL, READ_VAR, "final_answer"];
+pub(crate) const RESERVED_NAMES: [&str; 4] = [FIND_TOOLS, USE_TOOL, READ_VAR, FINAL_ANSWER];
 
 /// Maximum number of tools in a result, of names in the answer to a search without a result, and of
 /// families of tools in the description.

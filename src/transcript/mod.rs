@@ -35,8 +35,8 @@ use crate::config::RunOverrides;
 use crate::event::{StatsReport, TurnSummary};
 use crate::record::{ContextChange, StopMode, TurnEnd};
 use crate::types::{
-    CallKey, Content, Execution, HookDecision, HookPoint, RunEnd, RunError, RunId, Seq, SessionId,
-    ToolCall, Usage,
+    CallKey, Content, Execution, HookDecision, HookPoint, Metadata, RequestKind, RunEnd, RunError,
+    RunId, Seq, SessionId, ToolCall, Usage,
 };
 
 /// The location of a record in a journal.
@@ -95,6 +95,8 @@ pub struct SessionOpening<'a> {
     pub agent: &'a str,
     /// The messages that it was opened with, in the Chat Completions form.
     pub messages: &'a [Value],
+    /// The client's pairs of strings.
+    pub metadata: &'a Metadata,
 }
 
 /// A fork of another session.
@@ -145,6 +147,8 @@ pub struct RunTranscript<'a> {
     pub turns: Vec<TurnTranscript<'a>>,
     /// Inputs of users while it was open.
     pub steers: Vec<SteeredInput<'a>>,
+    /// Messages of the host in it.
+    pub instructions: Vec<RecordedInstruction<'a>>,
     /// Requests to stop it.
     pub stops: Vec<StopRequest>,
     /// Limits that it reached.
@@ -164,6 +168,8 @@ pub struct RunStart<'a> {
     pub input: &'a Content,
     /// The run's changes to its agent.
     pub overrides: &'a RunOverrides,
+    /// The client's pairs of strings.
+    pub metadata: &'a Metadata,
     /// The service's name of its first model.
     pub model: &'a str,
     /// The execution of its calls.
@@ -179,6 +185,17 @@ pub struct SteeredInput<'a> {
     pub input: &'a Content,
     /// The turn that was open: the input follows it in the history.
     pub after_turn: u32,
+}
+
+/// A message of the host that leads to another turn.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordedInstruction<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The kind of the next request.
+    pub request: RequestKind,
+    /// The message.
+    pub text: &'a str,
 }
 
 /// A request to stop a run.
@@ -220,6 +237,8 @@ pub struct RecordedRunEnd<'a> {
     pub end: RunEnd,
     /// The final answer, or its received part.
     pub text: &'a str,
+    /// The typed answer.
+    pub output: Option<&'a Value>,
     /// The error of a run that failed.
     pub error: Option<&'a RunError>,
     /// The run's totals.

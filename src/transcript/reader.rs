@@ -3,9 +3,9 @@
 use super::{
     AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, Breach, CallIntent,
     CallTranscript, Invariant, ReachedLimit, RecordLocation, RecordedCompaction, RecordedDecision,
-    RecordedHooks, RecordedInput, RecordedOutcome, RecordedQuestion, RecordedReport,
-    RecordedRunEnd, RunStart, RunTranscript, SessionFork, SessionOpening, SteeredInput,
-    StopRequest, Transcript, TurnCommit, TurnTranscript,
+    RecordedHooks, RecordedInput, RecordedInstruction, RecordedOutcome, RecordedQuestion,
+    RecordedReport, RecordedRunEnd, RunStart, RunTranscript, SessionFork, SessionOpening,
+    SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
 };
 use crate::record::{JournalEntry, Record};
 use crate::types::CallKey;
@@ -63,26 +63,26 @@ impl<'a> Transcript<'a> {
     fn add(&mut self, at: RecordLocation, record: &'a Record) {
         self.last = Some(at);
         match record {
-            Record::SessionOpened { agent, messages } => {
+            Record::SessionOpened { agent, messages, metadata } => {
                 if at.index > 0 {
                     self.breach(at, Invariant::Session, "the session is opened again");
                 } else {
-                    self.opening = Some(SessionOpening { at, agent, messages });
+                    self.opening = Some(SessionOpening { at, agent, messages, metadata });
                 }
             }
             Record::SessionForked { from, at: last_copied } => {
                 self.forks.push(SessionFork { at, from, last_copied: *last_copied });
             }
-            Record::InputQueued { run_id: run, input, overrides, request: _, trace: _ } => {
+            Record::InputQueued { run_id: run, input, overrides, .. } => {
                 self.queued.push(RecordedInput { at, run, input, overrides });
             }
-            Record::RunStarted { run_id, input, overrides, model, execution, .. } => {
+            Record::RunStarted { run_id, input, overrides, model, execution, metadata, .. } => {
                 if self.open_run().is_some() {
                     let what = format!("{run_id} starts before the end of the run before");
                     self.breach(at, Invariant::Run, what);
                 }
                 let (id, execution) = (run_id, *execution);
-                let start = RunStart { at, id, input, overrides, model, execution };
+                let start = RunStart { at, id, input, overrides, metadata, model, execution };
                 self.runs.push(RunTranscript { start: Some(start), ..RunTranscript::default() });
             }
             Record::AttemptStarted {
@@ -208,9 +208,15 @@ impl<'a> Transcript<'a> {
                     run.limits.push(reached);
                 }
             }
-            Record::RunEnded { run_id: id, end, text, error, stats, waiting } => {
+            Record::Instructed { request, text } => {
+                if let Some(run) = self.open_run_for(at) {
+                    run.instructions.push(RecordedInstruction { at, request: *request, text });
+                }
+            }
+            Record::RunEnded { run_id: id, end, text, error, output, into: _, stats, waiting } => {
                 let (end, error, waiting) = (*end, error.as_ref(), *waiting);
-                let run_end = RecordedRunEnd { at, id, end, text, error, stats, waiting };
+                let output = output.as_deref();
+                let run_end = RecordedRunEnd { at, id, end, text, output, error, stats, waiting };
                 if self.open_run().is_none() {
                     self.breach(at, Invariant::Run, format!("{id} ends, and no run is open"));
                 } else if let Some(run) = self.runs.last_mut() {

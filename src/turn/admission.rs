@@ -21,7 +21,7 @@ use super::{Turn, model_messages};
 use crate::config::OnExcess;
 use crate::event::ArgumentsAnomaly;
 use crate::response::{ParsedArguments, parse_arguments};
-use crate::types::{CallKey, RunError, ToolOutcome, used_tool};
+use crate::types::{CallKey, FINAL_ANSWER, RunError, ToolChoice, ToolOutcome, used_tool};
 
 /// The decision about a call when it opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +30,8 @@ pub(super) enum CallRetention {
     Keep,
     /// The call exceeds `max_tool_calls_per_turn`. It is kept and answered without running.
     AnswerExcess,
-    /// The call is dropped: it is not the first one without `multi_tool_calls`, or the request is
-    /// the last one of the run.
+    /// The call is dropped: it is not the first one without `multi_tool_calls`, or the request allows
+    /// no calls.
     Drop,
     /// The call exceeds `max_tool_calls_per_turn` and is dropped.
     DropExcess,
@@ -43,7 +43,7 @@ pub(super) enum CallRetention {
 
 /// Decides about the call at `index` when it opens.
 pub(super) fn decide_retention(index: u32, spec: &TurnSpec) -> CallRetention {
-    if spec.last_request {
+    if spec.request.drops_calls() || spec.rules.tool_choice == ToolChoice::None {
         return CallRetention::Drop;
     }
     match retention_by_rules(index, &spec.rules) {
@@ -196,6 +196,9 @@ pub(super) fn admit(call: &TurnCall, earlier: &[TurnCall], spec: &TurnSpec) -> C
     };
     if let Some(answer) = &call.arguments_error {
         return CallAdmission::Answer(answer.clone());
+    }
+    if &*call.call.name == FINAL_ANSWER {
+        return CallAdmission::Answer(model_messages::accepted_answer());
     }
     if !tool.repeatable
         && let Some(first) = find_identical_call(call, earlier)

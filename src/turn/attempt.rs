@@ -20,6 +20,8 @@ use crate::types::{
 
 /// The code of the error of a run whose context is larger than the window of its models.
 const CONTEXT_OVERFLOW: &str = "CONTEXT_OVERFLOW";
+/// The code of the error of a run whose models gave no response.
+pub(crate) const PROVIDER_ERROR: &str = "provider_error";
 
 /// Anthropic's finish reason of a response that the end of the window has cut off.
 const WINDOW_EXCEEDED: &str = "model_context_window_exceeded";
@@ -302,7 +304,7 @@ impl Turn {
     fn fail(&mut self, error: ProviderError) {
         self.stage = TurnStage::Finished;
         let error = RunError {
-            code: if error.is_context_overflow() { CONTEXT_OVERFLOW } else { "provider_error" }
+            code: if error.is_context_overflow() { CONTEXT_OVERFLOW } else { PROVIDER_ERROR }
                 .to_owned(),
             transient: error.is_transient(),
             message: error.message,

@@ -90,7 +90,7 @@ impl Turn {
             attempt: self.attempt.plan.attempt,
             index: u32::try_from(index).unwrap_or(u32::MAX),
         };
-        let tool = self.spec.rules.tools.get(&*name).cloned();
+        let tool = self.spec.tool(&name).cloned();
         let mut call = TurnCall::open(key, &name, tool);
         call.call.provider_id.clone_from(&partial_call.provider_id);
         let retention = match self.stage {

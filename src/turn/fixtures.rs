@@ -86,6 +86,8 @@ pub(crate) fn rules(execution: Execution) -> TurnRules {
         system_tokens: 0,
         context: ContextPolicy::default(),
         hooks: Arc::default(),
+        tool_choice: crate::types::ToolChoice::Auto,
+        output: None,
         models: Arc::new(ModelPlans::new(model("m", 3), Vec::new())),
     }
 }
@@ -101,7 +103,7 @@ pub(crate) fn spec(rules: TurnRules) -> TurnSpec {
         number: 1,
         turns_with_calls: 0,
         used_call_ids: Arc::new(BTreeSet::new()),
-        last_request: false,
+        request: crate::types::RequestKind::Ordinary,
         budget: Budget::default(),
         began: Duration::ZERO,
         run_time_left: None,

@@ -32,6 +32,7 @@
 //! | host crash during a call: outcome unknown, or rerun of an idempotent tool | `resume` |
 //! | running calls that a resumed turn attaches to | `started_calls` |
 //! | unanswered calls of a new session | `initial_calls` |
+//! | typed answer: its value in a response, the messages that ask for it | `output` |
 //! | rules, models and budget of a turn, idempotency key of a tool call | `spec` |
 //! | inputs and effects of a turn | `effect` |
 //! | phases and times of a call | `call` |
@@ -62,6 +63,7 @@ mod identical_calls;
 mod initial_calls;
 mod isolation;
 mod model_messages;
+mod output;
 mod question;
 mod reassembly;
 mod references;
@@ -82,6 +84,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use attempt::PROVIDER_ERROR;
 pub use breaker::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,
     ServiceSignal,
@@ -93,6 +96,7 @@ pub use effect::{
 };
 pub use hook_chain::{ChangedParameters, HookChain, HookOutcome, changed_messages, sha256};
 pub use initial_calls::InitialCallsStart;
+pub use output::OutputRules;
 pub use replay::Difference;
 pub use run_limits::LimitHit;
 pub(crate) use run_limits::{MAX_CALLS, MAX_TOKENS};

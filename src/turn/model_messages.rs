@@ -11,6 +11,11 @@ use crate::types::{
     ToolStatus, VariableName, Verdict, excerpt,
 };
 
+/// Returns the answer to a call of `final_answer`.
+pub(super) fn accepted_answer() -> ToolOutcome {
+    ToolOutcome::ok("accepted")
+}
+
 /// Returns the answer to a call of an unknown tool.
 pub(super) fn unknown_tool<'a>(
     name: &str,

@@ -19,18 +19,19 @@ use crate::context::{
     ReferenceValues, Variables, has_references, references_in, substitute_references,
 };
 use crate::event::ArgumentsAnomaly;
-use crate::types::{CallKey, READ_VAR, Reference, ReferenceError, ReferencedValue};
+use crate::types::{CallKey, FINAL_ANSWER, READ_VAR, Reference, ReferenceError, ReferencedValue};
 
 impl TurnCall {
     /// Returns whether the values of references have to be put into the arguments before the call can be
-    /// admitted. The arguments of `read_var` name references themselves.
+    /// admitted. The arguments of `read_var` name references
+    /// themselves, and those of `final_answer` are the answer.
     pub(super) fn has_references(&self, rules: &TurnRules) -> bool {
         rules.context.references
             && self.tool.is_some()
             && self.arguments_error.is_none()
             && !self.is_excess
             && self.made.is_none()
-            && &*self.call.name != READ_VAR
+            && ![READ_VAR, FINAL_ANSWER].contains(&&*self.call.name)
             && has_references(&self.call.arguments)
     }
 

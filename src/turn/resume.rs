@@ -215,7 +215,7 @@ impl Turn {
     fn restore_calls(&mut self, calls: &[ToolCall], recorded: &RecordedTurn<'_, '_>) {
         let rules = &self.spec.rules;
         for call in calls {
-            let tool = rules.tools.get(&*call.name).cloned();
+            let tool = self.spec.tool(&call.name).cloned();
             let mut restored = TurnCall::restored(call.clone(), tool);
             let transcript = recorded.call(call.key);
             if let Some(transcript) = transcript {

@@ -5,10 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::output::OutputRules;
 use crate::config::{ContextPolicy, Limits, ToolPattern};
 use crate::context::Variables;
 use crate::tool::ToolSpec;
-use crate::types::{CallKey, Execution, HookPoint, ModelOrigin, RunId, USE_TOOL};
+use crate::types::{
+    CallKey, Execution, FINAL_ANSWER, HookPoint, ModelOrigin, OutputMode, RequestKind, RunId,
+    ToolChoice, USE_TOOL,
+};
 
 /// The values with which a turn starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -19,8 +23,8 @@ pub struct TurnSpec {
     pub turns_with_calls: u32,
     /// The ids of the form `call_*` in the history. Generated ids differ from them.
     pub used_call_ids: Arc<BTreeSet<String>>,
-    /// True if this is the last request of the run: calls of the response are dropped.
-    pub last_request: bool,
+    /// The kind of the turn's request.
+    pub request: RequestKind,
     /// The remaining budget of the run.
     pub budget: Budget,
     /// The time between the start of the run and that of the turn.
@@ -48,6 +52,16 @@ impl TurnSpec {
     #[must_use]
     pub fn idempotency_key(&self, key: CallKey) -> String {
         format!("{}/{key}", self.run.0)
+    }
+
+    /// Returns the tool that a call of this name means, if the turn has one.
+    pub(super) fn tool(&self, name: &str) -> Option<&Arc<ToolSpec>> {
+        if name == FINAL_ANSWER {
+            let output = self.rules.output.as_ref();
+            let is_asked = self.request == RequestKind::Output(OutputMode::Tool);
+            return output.filter(|_| is_asked).map(|output| &output.final_answer);
+        }
+        self.rules.tools.get(name)
     }
 }
 
@@ -105,6 +119,10 @@ pub struct TurnRules {
     pub context: ContextPolicy,
     /// The points at which hooks are asked, and the calls that they are asked about.
     pub hooks: Arc<[HookScope]>,
+    /// The rule for calling tools. A call is forced in the first turn only.
+    pub tool_choice: ToolChoice,
+    /// The rules of the typed answer.
+    pub output: Option<Arc<OutputRules>>,
     /// The models. Each turn starts with the first one.
     pub models: Arc<ModelPlans>,
 }

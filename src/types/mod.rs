@@ -10,7 +10,9 @@ mod context_part;
 mod hook;
 mod indirect_call;
 mod message_part;
+mod metadata;
 mod reference;
+mod request_kind;
 mod response;
 mod secrets;
 mod tool_content;
@@ -36,10 +38,12 @@ pub use context_part::{ContextPart, PartTokens};
 pub use hook::{HookDecision, HookPoint, HookVerdict};
 pub use indirect_call::{USE_TOOL, used_tool};
 pub use message_part::{MessagePart, ModelOrigin};
+pub use metadata::Metadata;
 pub use reference::{
     InvalidReference, READ_VAR, REFERENCE_END, REFERENCE_START, Reference, ReferenceError,
     ReferenceId, ReferencedValue,
 };
+pub use request_kind::{FINAL_ANSWER, OutputMode, RequestKind, ToolChoice};
 pub use response::{
     ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage,
 };

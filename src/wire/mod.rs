@@ -19,6 +19,7 @@
 //! | `fast_path` | payloads that match a template and need no parse |
 //! | `lenient` | deserialisation that ignores values of unexpected types |
 //! | `repair` | repair of invalid JSON |
+//! | `answer_schema` | JSON schemas of answers in the forms that services accept |
 //! | `error` | error bodies and error payloads of all services |
 //! | `overflow` | errors of requests that are larger than the context window |
 //! | `delta` | the deltas |
@@ -51,6 +52,7 @@
 //!    `tests/hostile.rs`, `tests/wire_pairs.rs` and `tests/wire_splits.rs`.
 #![warn(clippy::indexing_slicing)]
 
+mod answer_schema;
 mod anthropic;
 mod call_ids;
 mod decoder;

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::message::MessageList;
+pub use crate::types::ToolChoice;
 use crate::types::{CompactionKind, Wire};
 
 /// The members of bodies that belong to the prompt, other than the history.
@@ -43,6 +44,8 @@ pub struct ModelRequest {
     pub max_output_tokens: Option<u32>,
     /// The sampling temperature.
     pub temperature: Option<f64>,
+    /// The JSON schema of the answer. A service that enforces it from the first token calls no tools.
+    pub output_schema: Option<Arc<Value>>,
     /// Extra members of the body. They replace the members that the host writes, except those that it
     /// relies on. If both values of a member are objects, they are merged.
     pub extra_body: Map<String, Value>,
@@ -72,6 +75,7 @@ impl ModelRequest {
             stream: true,
             max_output_tokens: None,
             temperature: None,
+            output_schema: None,
             extra_body: Map::new(),
             omit_body: BTreeSet::new(),
             prompt_cache: false,
@@ -121,6 +125,7 @@ impl ModelRequest {
             stream,
             max_output_tokens,
             temperature,
+            output_schema,
             extra_body,
             omit_body,
             prompt_cache,
@@ -137,6 +142,7 @@ impl ModelRequest {
             && *stream == other.stream
             && *max_output_tokens == other.max_output_tokens
             && *temperature == other.temperature
+            && *output_schema == other.output_schema
             && *extra_body == other.extra_body
             && *omit_body == other.omit_body
             && *prompt_cache == other.prompt_cache
@@ -227,23 +233,6 @@ pub(super) fn function_tools(tools: &[ToolDefinition]) -> Vec<Value> {
         json!({"type": "function", "function": function})
     };
     tools.iter().map(function).collect()
-}
-
-/// The rule for calling tools.
-///
-/// Set in a [`ModelRequest`](crate::model::ModelRequest).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ToolChoice {
-    /// The model decides.
-    #[default]
-    Auto,
-    /// The model may not call tools. They stay listed.
-    None,
-    /// The model must call at least one tool.
-    Required,
-    /// The model must call this tool.
-    Tool(Arc<str>),
 }
 
 crate::types::impl_with!(ModelRequest);

@@ -1,7 +1,9 @@
 //! Reads `[agents.NAME]`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use serde_json::Value;
 use toml::de::DeValue;
 
 use super::source::Section;
@@ -10,6 +12,9 @@ use crate::config::error::did_you_mean;
 use crate::config::{
     AgentConfig, ContextPolicy, Execution, Limits, ModelConfig, REHEARSAL, ToolLoading, ToolPattern,
 };
+
+/// Maximum of `output_retries`.
+const OUTPUT_RETRIES_MAX: u32 = 10;
 
 const TOOL_LOADINGS: [(&str, ToolLoading); 3] =
     [("all", ToolLoading::All), ("search", ToolLoading::Search), ("auto", ToolLoading::Auto)];
@@ -51,10 +56,37 @@ impl AgentConfig {
                 .unwrap_or(default.allow_overrides),
             limits: Limits::read(&section.table("limits")),
             context: ContextPolicy::read(&section.table("context")),
+            output_schema: output_schema(section),
+            output_retries: section
+                .read("output_retries", output_retries)
+                .unwrap_or(default.output_retries),
             ..default
         };
         section.finish();
         agent
+    }
+}
+
+/// Reads the schema of the answers from its file.
+fn output_schema(section: &Section<'_, '_>) -> Option<Arc<Value>> {
+    let path = section.path("output_schema")?;
+    let read = || {
+        let text = std::fs::read_to_string(&path).map_err(|error| error.to_string())?;
+        let schema = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        jsonschema::validator_for(&schema)
+            .map_err(|error| format!("not a valid JSON schema: {error}"))?;
+        Ok(schema)
+    };
+    let read: Result<Value, String> = read();
+    read.map(Arc::new)
+        .map_err(|error| section.add_error("output_schema", format!("{}: {error}", path.display())))
+        .ok()
+}
+
+fn output_retries(value: &DeValue<'_>) -> Parsed<u32> {
+    match values::number::<u32>(value)? {
+        retries @ 0..=OUTPUT_RETRIES_MAX => Ok(retries),
+        other => Err(format!("must be a number from 0 to {OUTPUT_RETRIES_MAX}, not {other}")),
     }
 }
 

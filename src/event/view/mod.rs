@@ -18,8 +18,8 @@ use super::{
     TurnSummary, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, Question, READ_VAR, Reference, ResultPart,
-    RunEnd, RunError, RunId, SessionId, ToolResult, ToolStatus, Usage,
+    ApprovalPhase, CallKey, Execution, FinishKind, Metadata, Question, READ_VAR, Reference,
+    ResultPart, RunEnd, RunError, RunId, SessionId, ToolResult, ToolStatus, Usage,
 };
 use summary::{input_summary, summary};
 
@@ -48,9 +48,9 @@ impl PublishedEvent {
 
     fn views(&self) -> EventViews {
         match &self.event {
-            Event::RunStarted { agent, model, execution } => self.single(
+            Event::RunStarted { agent, model, execution, metadata } => self.single(
                 "stream_start",
-                &StreamStartView { agent, model, execution: AsDisplay(*execution) },
+                &StreamStartView { agent, model, execution: AsDisplay(*execution), metadata },
                 agent.len() + model.len(),
             ),
             Event::RunWaiting { waiting_for, servers } => self.single(
@@ -127,8 +127,8 @@ impl PublishedEvent {
                 },
                 96,
             ),
-            Event::RunEnded { agent: _, end, text, error, stats } => {
-                self.run_ended(*end, text, error.as_ref(), stats)
+            Event::RunEnded { agent: _, end, text, output, error, stats } => {
+                self.run_ended(*end, (text, output.as_deref()), error.as_ref(), stats)
             }
             Event::ApprovalAsked { request } => {
                 self.single("tool_approval", &ToolApprovalView::new(request), 512)
@@ -184,13 +184,13 @@ impl PublishedEvent {
     fn run_ended(
         &self,
         end: RunEnd,
-        text: &str,
+        (text, output): (&str, Option<&Value>),
         error: Option<&RunError>,
         stats: &RunStats,
     ) -> EventViews {
         let error_view = error.map(|error| self.view("error", error, error.message.len()));
         let error = error.map(|RunError { code, message, .. }| ErrorView { code, message });
-        let stream_end = StreamEndView { run_end: end, text, error };
+        let stream_end = StreamEndView { run_end: end, text, output, error };
         [
             Some(self.view("session_stats", &StatsReport::from(stats), 192)),
             error_view,
@@ -240,6 +240,8 @@ struct StreamStartView<'a> {
     agent: &'a str,
     model: &'a str,
     execution: AsDisplay<Execution>,
+    #[serde(skip_serializing_if = "Metadata::is_empty")]
+    metadata: &'a Metadata,
 }
 
 #[derive(Serialize)]
@@ -413,6 +415,8 @@ struct ContextCompactedView {
 struct StreamEndView<'a> {
     run_end: RunEnd,
     text: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output: Option<&'a Value>,
     error: Option<ErrorView<'a>>,
 }
 

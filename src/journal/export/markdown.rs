@@ -9,7 +9,9 @@ use crate::transcript::{
     AttemptResponse, AttemptTranscript, CallTranscript, RecordLocation, RecordedOutcome,
     RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
 };
-use crate::types::{Content, RunEnd, RunError, SessionId, ToolCall, excerpt, harmless, one_line};
+use crate::types::{
+    Content, Metadata, RunEnd, RunError, SessionId, ToolCall, excerpt, harmless, one_line,
+};
 
 /// Maximum number of characters of a result that are printed. Its length follows it.
 const RESULT_CHARS: usize = 200;
@@ -32,6 +34,10 @@ fn title(session: &SessionId, entries: &[JournalEntry], transcript: &Transcript<
     if let (Some(first), Some(last)) = (entries.first(), entries.last()) {
         if let Some(opening) = transcript.opening {
             title.push_str(&format!("- agent: {}\n", span(opening.agent)));
+        }
+        let metadata = transcript.opening.map(|opening| opening.metadata);
+        if let Some(metadata) = metadata.filter(|metadata| !metadata.is_empty()) {
+            title.push_str(&format!("- metadata: {}\n", metadata_span(metadata)));
         }
         title.push_str(&format!("- opened: {}\n", when(first.time)));
         title.push_str(&format!("- last change: {}\n", when(last.time)));
@@ -77,7 +83,10 @@ impl MarkdownLog {
     fn add_run(&mut self, run: &RunTranscript<'_>) {
         if let Some(start) = run.start {
             let (id, model) = (span(&start.id.0), span(start.model));
-            let head = format!("{}, with {model}, {}", when(start.at.time), start.execution);
+            let mut head = format!("{}, with {model}, {}", when(start.at.time), start.execution);
+            if !start.metadata.is_empty() {
+                head.push_str(&format!(", metadata {}", metadata_span(start.metadata)));
+            }
             let input = content(start.input);
             self.add(start.at, format!("\n## Run {id}\n\n{head}\n\n**User**\n\n{input}"));
         }
@@ -96,6 +105,10 @@ impl MarkdownLog {
         for steer in &run.steers {
             let input = content(steer.input);
             self.add(steer.at, format!("\n**User**, to the current run\n\n{input}"));
+        }
+        for instruction in &run.instructions {
+            let text = span(instruction.text);
+            self.add(instruction.at, format!("\n- The model is told: {text}\n"));
         }
         for stop in &run.stops {
             self.add(stop.at, format!("\n- A stop was requested: {}\n", word(stop.mode)));
@@ -212,6 +225,10 @@ fn result(content: &str) -> String {
     format!("\nResult{of}:\n\n{}", fence("text", &quoted))
 }
 
+fn metadata_span(metadata: &Metadata) -> String {
+    span(&serde_json::to_string(metadata).unwrap_or_default())
+}
+
 fn run_end(ended: &RecordedRunEnd<'_>) -> String {
     let error = ended.error.map(|RunError { code, message, .. }| {
         format!("\n- Error {}: {}\n", span(code), span(message))
@@ -220,9 +237,11 @@ fn run_end(ended: &RecordedRunEnd<'_>) -> String {
     let has_own_text = !ended.text.is_empty() && ended.end == RunEnd::AllToolsFailed;
     let text =
         if has_own_text { format!("\n{}", fence("text", ended.text)) } else { String::new() };
+    let output = ended.output.map(|output| format!("\n- Output: {}\n", span(&output.to_string())));
     let stats = ended.stats;
     format!(
-        "{text}{}\n**Run ended**: {}, {}, {}, {} + {} tokens, {}\n",
+        "{text}{}{}\n**Run ended**: {}, {}, {}, {} + {} tokens, {}\n",
+        output.unwrap_or_default(),
         error.unwrap_or_default(),
         ended.end.as_str(),
         count_with_noun(stats.turns as usize, "turn"),

@@ -10,7 +10,7 @@ use crate::transcript::{
     RecordedCompaction, RecordedOutcome, RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
 };
 use crate::types::{
-    Content, RunError, ToolCall, ToolOutcome, WriteSet, harmless, metadata, one_line,
+    Content, Metadata, RunError, ToolCall, ToolOutcome, WriteSet, harmless, metadata, one_line,
 };
 
 /// Maximum number of characters of a text that are printed. Its length follows it.
@@ -81,7 +81,7 @@ impl TextLog {
                 0 => String::new(),
                 count => format!(" with {}", count_with_noun(count, "message")),
             };
-            self.add(opening.at, "opened", vec![format!("agent {}{with}", opening.agent)]);
+            self.add(opening.at, "opened", opened_lines(opening.agent, &with, opening.metadata));
         }
         for (at, sha256) in &transcript.tool_lists {
             let list = sha256.get(..12).unwrap_or(sha256);
@@ -115,12 +115,16 @@ impl TextLog {
                 let overrides = serde_json::to_string(start.overrides).unwrap_or_default();
                 lines.push(format!("changes {overrides}"));
             }
+            lines.extend(metadata_line(start.metadata));
             self.add(start.at, "run", lines);
         }
         run.turns.iter().for_each(|turn| self.turn(turn));
         for steer in &run.steers {
             let line = format!("after turn {}: {}", steer.after_turn, content(steer.input));
             self.add(steer.at, "steered", vec![line]);
+        }
+        for instruction in &run.instructions {
+            self.add(instruction.at, "instructed", vec![brief(instruction.text)]);
         }
         for stop in &run.stops {
             self.add(stop.at, "stop", vec![word(stop.mode)]);
@@ -247,6 +251,16 @@ fn outcome_lines(ended: &RecordedOutcome<'_>) -> Vec<String> {
     lines
 }
 
+fn opened_lines(agent: &str, with: &str, metadata: &Metadata) -> Vec<String> {
+    let head = format!("agent {agent}{with}");
+    [head].into_iter().chain(metadata_line(metadata)).collect()
+}
+
+fn metadata_line(metadata: &Metadata) -> Option<String> {
+    let json = || serde_json::to_string(metadata).unwrap_or_default();
+    (!metadata.is_empty()).then(|| format!("metadata {}", brief(&json())))
+}
+
 fn run_end_lines(ended: &RecordedRunEnd<'_>) -> Vec<String> {
     let stats = ended.stats;
     let mut lines = vec![format!(
@@ -262,6 +276,7 @@ fn run_end_lines(ended: &RecordedRunEnd<'_>) -> Vec<String> {
     if !ended.text.is_empty() {
         lines.push(brief(ended.text));
     }
+    lines.extend(ended.output.map(|output| format!("output {}", brief(&output.to_string()))));
     if let Some(RunError { code, message, .. }) = ended.error {
         lines.push(format!("{code}: {}", brief(message)));
     }

@@ -364,7 +364,8 @@ fn queued_batch(batch: Batch) -> Option<QueuedBatch> {
 /// and the record of the fork.
 fn opening(entries: &[Arc<JournalEntry>]) -> Option<Opening> {
     let first = entries.first()?;
-    let Record::SessionOpened { agent, .. } = &first.record else { return None };
+    let Record::SessionOpened { agent, metadata, .. } = &first.record else { return None };
+    let metadata = (!metadata.is_empty()).then(|| serde_json::to_string(metadata).ok()).flatten();
     let last = entries.last()?;
     let fork = if let Record::SessionForked { from, at } = &last.record
         && first.seq.0 == 1
@@ -375,7 +376,7 @@ fn opening(entries: &[Arc<JournalEntry>]) -> Option<Opening> {
     } else {
         None
     };
-    Some(Opening { agent: agent.clone(), time: first.time, fork })
+    Some(Opening { agent: agent.clone(), metadata, time: first.time, fork })
 }
 
 /// The length from which a row takes no more records, so that a few records can be read and deleted without

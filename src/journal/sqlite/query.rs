@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 use super::super::{JournalEntry, JournalError, SessionQuery, SessionSummary};
 use super::errors;
 use crate::record::Seq;
-use crate::types::{SessionId, SessionState};
+use crate::types::{Metadata, SessionId, SessionState};
 
 /// An error of a query.
 pub(super) enum QueryError {
@@ -52,7 +52,7 @@ pub(super) const BEFORE_ALL_IDS: &str = ",";
 
 /// Selects sessions with their last record, which the index finds.
 const SELECT_SESSIONS: &str = "
-    SELECT s.id, s.agent, s.running, s.opened, r.seq, r.time
+    SELECT s.id, s.agent, s.running, s.opened, r.seq, r.time, METADATA
     FROM sessions s JOIN records r ON r.session = s.number
         AND r.seq = (SELECT max(seq) FROM records WHERE session = s.number)
     WHERE ";
@@ -199,7 +199,8 @@ pub(super) fn find(
     connection: &Connection,
     session: &SessionId,
 ) -> Result<Option<SessionSummary>, QueryError> {
-    let mut statement = connection.prepare_cached(&format!("{SELECT_SESSIONS} s.id = ?1"))?;
+    let select = select_sessions(connection)?;
+    let mut statement = connection.prepare_cached(&format!("{select} s.id = ?1"))?;
     Ok(statement.query_row([session.as_str()], session_info).optional()?)
 }
 
@@ -210,7 +211,7 @@ pub(super) fn list(
     listing: &SessionQuery,
 ) -> Result<Vec<SessionSummary>, QueryError> {
     let after = listing.after.as_ref().map_or(BEFORE_ALL_IDS, SessionId::as_str);
-    let mut query = format!("{SELECT_SESSIONS} s.id > ?");
+    let mut query = format!("{} s.id > ?", select_sessions(connection)?);
     let mut values = vec![Value::Text(after.to_owned())];
     match listing.state {
         Some(SessionState::Running) => query.push_str(" AND s.running = 1"),
@@ -238,6 +239,25 @@ pub(super) fn count(connection: &Connection) -> Result<usize, QueryError> {
     Ok(statement.query_row([BEFORE_ALL_IDS], |row| row.get(0))?)
 }
 
+/// Returns the beginning of a query for sessions. A database in which no session was opened with metadata
+/// may have no column for them.
+fn select_sessions(connection: &Connection) -> rusqlite::Result<String> {
+    let column = if has_metadata_column(connection)? { "s.metadata" } else { "NULL" };
+    Ok(SELECT_SESSIONS.replace("METADATA", column))
+}
+
+/// Returns true if the table of sessions has a column for metadata.
+pub(super) fn has_metadata_column(connection: &Connection) -> rusqlite::Result<bool> {
+    let mut statement = connection.prepare_cached(
+        "SELECT count(*) FROM pragma_table_info('sessions') WHERE name = 'metadata'",
+    )?;
+    statement.query_row([], |row| row.get::<_, bool>(0))
+}
+
+fn metadata(text: Option<String>) -> Metadata {
+    text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
+}
+
 fn session_info(row: &Row<'_>) -> rusqlite::Result<SessionSummary> {
     let id = row.get_ref(0)?.as_str()?;
     let id = SessionId::parse(id).map_err(|error| {
@@ -251,6 +271,7 @@ fn session_info(row: &Row<'_>) -> rusqlite::Result<SessionSummary> {
         opened: row.get(3)?,
         seq: Seq(row.get(4)?),
         touched: row.get(5)?,
+        metadata: metadata(row.get(6)?),
     })
 }
 

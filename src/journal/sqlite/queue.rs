@@ -49,6 +49,8 @@ pub(super) struct QueuedBatch {
 pub(super) struct Opening {
     /// The agent's name.
     pub(super) agent: String,
+    /// The client's pairs of strings, as JSON.
+    pub(super) metadata: Option<String>,
     pub(super) time: u64,
     /// The session whose first records it shares, and the number of these records. They are not in the rows.
     pub(super) fork: Option<(SessionId, u64)>,

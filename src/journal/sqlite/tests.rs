@@ -40,7 +40,11 @@ fn id(text: &str) -> SessionId {
 }
 
 fn opened(agent: &str) -> Record {
-    Record::SessionOpened { agent: agent.to_owned(), messages: Vec::new() }
+    Record::SessionOpened {
+        agent: agent.to_owned(),
+        messages: Vec::new(),
+        metadata: crate::types::Metadata::default(),
+    }
 }
 
 fn log(journal: &Arc<SqliteJournal>, session: &str, last: u64) -> SessionLog {
@@ -85,13 +89,48 @@ async fn durable_records_survive_reopening() {
 }
 
 #[tokio::test]
+async fn lists_have_the_metadata_of_sessions_and_forks() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    let metadata = crate::types::Metadata::new([("user", "u-17")]).unwrap();
+    let with = Record::SessionOpened {
+        agent: "writer".to_owned(),
+        messages: Vec::new(),
+        metadata: metadata.clone(),
+    };
+    // The database has no column for metadata before the second session.
+    for (session, record) in [("s1", opened("writer")), ("s2", with), ("s3", opened("writer"))] {
+        let stored = log(&journal, session, 0);
+        stored.append(vec![record], Urgency::Urgent, || ());
+        stored.wait_durable(Seq(1)).await.unwrap();
+        assert_eq!(journal.find(&id(session)).unwrap().unwrap().id, id(session));
+    }
+    let fork = log(&journal, "s4", 0);
+    let mut entries = journal.read(&id("s2"), Seq(0)).unwrap();
+    let forked = Record::SessionForked { from: id("s2"), at: Seq(1) };
+    entries.push(JournalEntry { seq: Seq(2), time: 0, displayed_bytes: 0, record: forked });
+    fork.import(entries);
+    fork.wait_durable(Seq(2)).await.unwrap();
+    drop((fork, journal));
+    let journal = open(&dir, Durability::Strict);
+    let listed = journal.list(&SessionQuery::default()).unwrap();
+    let listed: Vec<_> = listed.into_iter().map(|session| session.metadata).collect();
+    let none = crate::types::Metadata::default();
+    assert_eq!(listed, [none.clone(), metadata.clone(), none, metadata]);
+}
+
+#[tokio::test]
 async fn a_full_disk_fails_batches_until_there_is_space_again() {
     for durability in [Durability::Strict, Durability::Relaxed] {
         let dir = TestDir::new();
         let faults = DiskFaults { pages_max: Some(60), ..DiskFaults::default() };
         let journal = SqliteJournal::open_with_faults(&dir.0, options(durability), faults).unwrap();
         let journal = Arc::new(journal);
-        let large = || Record::SessionOpened { agent: "large ".repeat(5_000), messages: vec![] };
+        let large = || Record::SessionOpened {
+            agent: "large ".repeat(5_000),
+            messages: vec![],
+            metadata: crate::types::Metadata::default(),
+        };
         let mut kept = 0;
         let error = loop {
             let session = log(&journal, &format!("s{kept}"), 0);

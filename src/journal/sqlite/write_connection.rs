@@ -219,6 +219,14 @@ fn insert_batch(
                 origin,
                 prefix.unwrap_or(0),
             ))?;
+            if let Some(metadata) = &opening.metadata {
+                if !query::has_metadata_column(transaction)? {
+                    transaction.execute_batch("ALTER TABLE sessions ADD COLUMN metadata TEXT")?;
+                }
+                transaction
+                    .prepare_cached("UPDATE sessions SET metadata = ?2 WHERE number = ?1")?
+                    .execute((number, metadata))?;
+            }
             number
         }
         (None, Some(_) | None) => return refused(format!("there is no session {id}")),

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Verifier;
 use crate::record::TurnEnd;
+use crate::session::OUTPUT_INVALID;
 use crate::transcript::{
     Invariant, RecordLocation, RecordedRunEnd, RunTranscript, TurnCommit, TurnTranscript,
 };
@@ -121,6 +122,9 @@ impl<'a> Verifier<'_, 'a> {
             }
             RunEnd::TimedOut | RunEnd::Interrupted => matches!(last, TurnEnd::Cancelled(_)),
             RunEnd::Refused => matches!(last, TurnEnd::Refused | TurnEnd::RefusedByHook(_)),
+            RunEnd::Failed if end.error.is_some_and(|error| error.code == OUTPUT_INVALID) => {
+                *last == TurnEnd::Finished
+            }
             RunEnd::Failed => matches!(last, TurnEnd::Failed(_)),
         };
         self.require(fits, end.at, Invariant::Run, || {
@@ -128,7 +132,10 @@ impl<'a> Verifier<'_, 'a> {
         });
         let answer = turn.response().map_or("", |response| &response.message.text);
         let is_answer = matches!(end.end, RunEnd::Answered | RunEnd::MaxTurns);
-        self.require(!is_answer || end.text == answer, end.at, Invariant::Run, || {
+        // A typed answer may be the arguments of a call, and the text that of an earlier response.
+        let has_own_text = end.output.is_some() && answer.trim().is_empty();
+        let is_same = end.text == answer || has_own_text;
+        self.require(!is_answer || is_same, end.at, Invariant::Run, || {
             "its answer is not the text of the last response".to_owned()
         });
     }
@@ -185,7 +192,8 @@ impl<'a> Verifier<'_, 'a> {
 }
 
 /// Returns true if the turn that follows `turn` and is committed at `until` is a request for a
-/// final answer: `max_turns` was reached, or the answer was empty and no input followed it.
+/// final answer: `max_turns` was reached, the host asks for it or for a call, or the answer was empty and no
+/// input followed it.
 fn requests_final_answer(
     run: &RunTranscript<'_>,
     turn: &TurnTranscript<'_>,
@@ -202,5 +210,8 @@ fn requests_final_answer(
     });
     let is_steered = run.steers.iter().any(|steer| steer.after_turn == turn.number);
     let is_empty = turn.kept_calls().is_empty() && message.is_none_or(|m| m.text.is_empty());
-    is_out_of_turns || (is_empty && !is_paused && !is_steered)
+    let mut instructions = run.instructions.iter();
+    let is_instructed = instructions
+        .any(|instruction| commit.at.is_before(instruction.at) && instruction.at.is_before(until));
+    is_out_of_turns || is_instructed || (is_empty && !is_paused && !is_steered)
 }

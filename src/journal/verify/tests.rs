@@ -10,7 +10,11 @@ use crate::types::Execution;
 
 fn begun(execution: Execution) -> [Record; 2] {
     [
-        Record::SessionOpened { agent: "default".into(), messages: Vec::new() },
+        Record::SessionOpened {
+            agent: "default".into(),
+            messages: Vec::new(),
+            metadata: crate::types::Metadata::default(),
+        },
         Record::RunStarted {
             run_id: RunId("run_1".into()),
             input: "go".into(),
@@ -19,6 +23,8 @@ fn begun(execution: Execution) -> [Record; 2] {
             execution,
             request: None,
             trace: None,
+            metadata: crate::types::Metadata::default(),
+            into: None,
         },
     ]
 }

@@ -87,16 +87,17 @@ impl PastEvents {
             self.release(voided, out);
         }
         let event = match &entry.record {
-            Record::SessionOpened { agent, messages: _ } => {
+            Record::SessionOpened { agent, messages: _, metadata: _ } => {
                 self.agent.clone_from(agent);
                 return;
             }
-            Record::RunStarted { run_id, model, execution, .. } => {
+            Record::RunStarted { run_id, model, execution, metadata, .. } => {
                 self.release_held(out);
                 self.run = run_id.clone();
                 self.parallel = *execution != Execution::Sequential;
                 let (agent, model) = (self.agent.clone(), model.clone());
-                Event::RunStarted { agent, model, execution: *execution }
+                let metadata = metadata.clone();
+                Event::RunStarted { agent, model, execution: *execution, metadata }
             }
             Record::AttemptStarted {
                 turn,
@@ -205,12 +206,22 @@ impl PastEvents {
                     upto: *upto,
                 }
             }
-            Record::RunEnded { run_id: _, end, text, error, stats, waiting: _ } => {
+            Record::RunEnded {
+                run_id: _,
+                end,
+                text,
+                error,
+                output,
+                into: _,
+                stats,
+                waiting: _,
+            } => {
                 self.release_held(out);
                 Event::RunEnded {
                     agent: self.agent.clone(),
                     end: *end,
                     text: text.clone(),
+                    output: output.clone(),
                     error: error.clone(),
                     stats: Box::new(stats.into()),
                 }
@@ -223,6 +234,7 @@ impl PastEvents {
             | Record::ApprovalGiven { .. }
             | Record::Steered { .. }
             | Record::StopAsked { .. }
+            | Record::Instructed { .. }
             | Record::ToolsFrozen { .. }
             | Record::SessionClosed => return,
         };

@@ -49,6 +49,8 @@ fn run() -> (u64, Record) {
         execution: Execution::Sequential,
         request: None,
         trace: None,
+        metadata: crate::types::Metadata::default(),
+        into: None,
     };
     (0, record)
 }

@@ -78,7 +78,9 @@ impl SessionActorState {
         let awake = shared.gauges.awake.increment();
         let (session, stored) = match origin {
             // The messages were checked when the session was requested.
-            SessionOrigin::New { messages } => (Session::open(&agent.name, messages), None),
+            SessionOrigin::New { messages, metadata } => {
+                (Session::open(&agent.name, messages, metadata), None)
+            }
             SessionOrigin::Stored(stored) => {
                 (stored.session, Some((stored.last, stored.turn_entries)))
             }
@@ -110,6 +112,7 @@ impl SessionActorState {
             callers: HashMap::new(),
             slot: None,
             stored_turn_after: stored.as_ref().map_or(Seq(0), first_of_turn),
+            last_run_end: 0,
             epoch: 0,
             lingering: HashMap::new(),
             own_connections: Vec::new(),

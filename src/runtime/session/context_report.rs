@@ -4,7 +4,7 @@ use super::SessionActorState;
 use crate::context::tokens::part_of;
 use crate::message::MessageList;
 use crate::runtime::report::{ContextPartReport, ContextReport};
-use crate::types::ContextPart;
+use crate::types::{ContextPart, RequestKind};
 
 impl SessionActorState {
     /// Returns the parts of the context. Counts the bytes of the whole history, so it is made on request only.
@@ -22,7 +22,7 @@ impl SessionActorState {
                 size.bytes += u64::try_from(bytes).unwrap_or(u64::MAX);
             }
         };
-        let request = agent.request(MessageList::default(), false);
+        let request = agent.request(MessageList::default(), RequestKind::Ordinary);
         for tool in &*request.tools {
             let schema = serde_json::to_string(&tool.schema).unwrap_or_default();
             let bytes = tool.name.len() + tool.description.len() + schema.len();

@@ -48,10 +48,12 @@ use super::run_actors::RunActors;
 use super::snapshot::SessionSnapshot;
 use super::task::OwnedTask;
 use super::tool_servers::OwnConnection;
+use crate::context::{VARIABLE_NAME_BYTES_MAX, VariableError};
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq};
 use crate::session::{RunAdmission, RunInput, Session, SessionRefusal};
 use crate::turn::{ApprovalDecision, ApprovalError, TurnRecord};
+use crate::types::VariableName;
 use crate::types::{CallKey, Content, RunId, SessionId};
 pub(super) use begin::spawn;
 use run::{ActiveRun, RunAgents, RunCaller};
@@ -84,6 +86,8 @@ pub(super) struct SessionActorState {
     slot: Option<CountGuard>,
     /// The last record before the turn that was read from the journal.
     stored_turn_after: Seq,
+    /// The time of the last record of a run's end: Unix time in milliseconds.
+    last_run_end: u64,
     /// The number of the current set of actors. Messages of earlier sets are ignored.
     epoch: u64,
     /// Released actors that have not ended: tool supervisors whose last tools still run, each with
@@ -278,7 +282,8 @@ impl SessionActorState {
         id: RunId,
         request: RunRequest,
     ) -> Result<RunAccepted, HostError> {
-        let RunRequest { input, overrides, request, trace, queue, extensions } = request;
+        let RunRequest { input, overrides, request, trace, queue, extensions, metadata, into } =
+            request;
         let starts = match self.session.admit_run(&input, request.as_ref(), queue)? {
             RunAdmission::Known { run_id, seq } => {
                 return Ok(RunAccepted { id: run_id, seq, report: None });
@@ -289,13 +294,14 @@ impl SessionActorState {
         if starts {
             self.agents.read_tool_sources(&self.id, &self.shared);
         }
+        let into = into.map(variable_name).transpose()?;
         let agent = self.agents.own().with(&overrides)?;
         let slot = if starts { Some(self.shared.acquire_run_slot()?) } else { None };
         if starts {
             self.agents.set_current(overrides.clone(), agent);
             self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
         }
-        let run = RunInput { run_id: id.clone(), input, overrides, request, trace };
+        let run = RunInput { run_id: id.clone(), input, overrides, request, trace, metadata, into };
         let agents = &self.agents;
         let rules_of = |overrides: &_| agents.rules(overrides);
         let limits = self.shared.input_limits(&self.log);
@@ -401,6 +407,14 @@ impl SessionActorState {
             }
         }
     }
+}
+
+fn variable_name(name: String) -> Result<VariableName, HostError> {
+    let bytes = name.len();
+    if (1..=VARIABLE_NAME_BYTES_MAX).contains(&bytes) {
+        return Ok(name.into());
+    }
+    Err(HostError::InvalidVariable(VariableError::Name { bytes }.to_string()))
 }
 
 impl From<SessionRefusal> for HostError {

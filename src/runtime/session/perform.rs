@@ -25,7 +25,7 @@ use crate::session::{
 use crate::telemetry::SourceRecord;
 use crate::tool::RegisteredHook;
 use crate::turn::TurnSpec;
-use crate::types::{HookPoint, SessionId};
+use crate::types::{HookPoint, RequestKind, SessionId};
 use crate::wire::PromptChange;
 
 impl SessionActorState {
@@ -96,7 +96,7 @@ impl SessionActorState {
                 self.activity.running.store(false, Ordering::Release);
                 self.shared.update_counts();
             }
-            self.record_appended(&record, Seq(seq), ends);
+            self.record_appended(&record, Seq(seq), time, ends);
             let position = SourceRecord { seq: Seq(seq), time, displayed_bytes: 0 };
             for event in events {
                 if let Some(run) = &run_id {
@@ -108,7 +108,7 @@ impl SessionActorState {
     }
 
     /// Updates the actor's data of runs and turns. `ends` is true if the same batch ends the run.
-    fn record_appended(&mut self, record: &Record, seq: Seq, ends: bool) {
+    fn record_appended(&mut self, record: &Record, seq: Seq, time: u64, ends: bool) {
         match record {
             // A turn is never resumed from records before these.
             Record::SessionOpened { .. } => self.log.trim_recent(seq),
@@ -130,7 +130,10 @@ impl SessionActorState {
                     run.turn_after = Seq(seq.0.saturating_sub(1));
                 }
             }
-            Record::RunEnded { .. } => self.drop_ended_callers(),
+            Record::RunEnded { .. } => {
+                self.last_run_end = time;
+                self.drop_ended_callers();
+            }
             Record::Compacted { .. } => self.context_compacted(record),
             Record::RunStarted { .. }
             | Record::SessionForked { .. }
@@ -147,6 +150,7 @@ impl SessionActorState {
             | Record::Steered { .. }
             | Record::StopAsked { .. }
             | Record::LimitReached { .. }
+            | Record::Instructed { .. }
             | Record::ToolsFrozen { .. }
             | Record::SessionClosed => {}
         }
@@ -174,7 +178,7 @@ impl SessionActorState {
             self.publisher.publish(&run_id, spec.number, Event::HistoryRepaired { repairs });
         }
         let known = self.session.requested_prompt();
-        let request = self.next_request(messages, spec.last_request);
+        let request = self.next_request(messages, spec.request);
         spec.new_prompt = self.session.requested_prompt().filter(|hash| known != Some(*hash));
         if origin == TurnOrigin::New {
             let sizes = self.session.part_tokens(&spec.rules);
@@ -197,7 +201,11 @@ impl SessionActorState {
     }
 
     /// Returns the model request of the current turn.
-    pub(super) fn next_request(&mut self, messages: MessageList, last: bool) -> Arc<ModelRequest> {
+    pub(super) fn next_request(
+        &mut self,
+        messages: MessageList,
+        kind: RequestKind,
+    ) -> Arc<ModelRequest> {
         let hash = self.agents.current().prompt_hash();
         let has_sources = !self.shared.tool_sources.0.is_empty();
         let is_hooked = |hook: &RegisteredHook| hook.rule.on == HookPoint::BeforeRequest;
@@ -205,10 +213,12 @@ impl SessionActorState {
         let prompt_change = self.session.handle_request(hash, has_sources);
         // Hooks may have changed the request before.
         let prompt_change = prompt_change.or(hooked.then_some(PromptChange::Hook));
+        let has_form = self.agents.note_form(kind);
+        let prompt_change = prompt_change.or(has_form.then_some(PromptChange::Output));
         Arc::new(ModelRequest {
             prompt_cache_key: Some(Arc::clone(&self.prompt_cache_key)),
             prompt_change,
-            ..self.agents.current().request(messages, last)
+            ..self.agents.current().request(messages, kind)
         })
     }
 
@@ -231,7 +241,17 @@ impl SessionActorState {
             return;
         }
         let ActiveRun { calls, report, .. } = *run;
-        let RunSummary { run_id, end, text, error, stats, first_message, is_compacted } = summary;
+        let RunSummary {
+            run_id,
+            end,
+            text,
+            output,
+            error,
+            stats,
+            began,
+            first_message,
+            is_compacted,
+        } = summary;
         if is_compacted {
             // The caller reads the report from the journal, which has all messages.
             if let Some(report) = report {
@@ -243,7 +263,10 @@ impl SessionActorState {
             run_id,
             run_end: end,
             text,
+            output,
             error,
+            started_at: began,
+            ended_at: self.last_run_end,
             turns: stats.turns,
             calls,
             stats: (&stats).into(),

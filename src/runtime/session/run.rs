@@ -25,7 +25,7 @@ use crate::runtime::tool_servers::FrozenTools;
 use crate::telemetry::TracedRun;
 use crate::tool::{Extensions, ToolSourceContext};
 use crate::turn::{TurnRecord, TurnRules};
-use crate::types::{Content, RunId, RunTrace, SessionId, TraceContext};
+use crate::types::{Content, RequestKind, RunId, RunTrace, SessionId, TraceContext};
 
 /// The caller of a run that waits in the queue.
 pub(super) struct RunCaller {
@@ -60,12 +60,22 @@ pub(super) struct RunAgents {
     /// The agent with the tools of servers and of the host's tool sources.
     own: Arc<Agent>,
     current: (RunOverrides, Arc<Agent>),
+    /// The last request had another form than others, because of the answer that it asked for.
+    had_other_form: bool,
 }
 
 impl RunAgents {
     pub(super) fn new(own: Arc<Agent>) -> Self {
         let current = (RunOverrides::default(), Arc::clone(&own));
-        Self { configured: Arc::clone(&own), frozen: None, own, current }
+        let had_other_form = false;
+        Self { configured: Arc::clone(&own), frozen: None, own, current, had_other_form }
+    }
+
+    /// Notes the form of a request. Returns true if it, or the request before, may offer other tools than the
+    /// agent, because of the answer that it asks for.
+    pub(super) fn note_form(&mut self, kind: RequestKind) -> bool {
+        let has_other_form = matches!(kind, RequestKind::FinalAnswer | RequestKind::Output(_));
+        std::mem::replace(&mut self.had_other_form, has_other_form) || has_other_form
     }
 
     /// Uses these tools of servers from now on.

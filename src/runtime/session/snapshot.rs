@@ -34,6 +34,7 @@ impl SessionActorState {
             let turn_after = turn_after.unwrap_or(self.stored_turn_after);
             CurrentRun {
                 run_id: run.id.clone(),
+                metadata: run.metadata.clone(),
                 turn: session.turn(),
                 waiting_for: session.waits_for_tools().then_some(WaitingFor::Server),
                 suspended,
@@ -52,6 +53,7 @@ impl SessionActorState {
         SessionSnapshot {
             id: self.id.clone(),
             agent: self.agents.own().name.to_string(),
+            metadata: session.metadata().clone(),
             state,
             seq: self.log.last_seq(),
             history: session.history().display_messages(),

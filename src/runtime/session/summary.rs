@@ -146,7 +146,7 @@ impl SessionActorState {
             return;
         };
         let (messages, _) = self.session.history().request_messages();
-        let request = Some(self.next_request(messages, spec.last_request));
+        let request = Some(self.next_request(messages, spec.request));
         self.send_to_accumulator(AccumulatorMessage::ContextReduced { request });
     }
 

@@ -113,7 +113,7 @@ impl World {
                 actions.push(Action::Request);
             } else {
                 actions.push(Action::Answer);
-                actions.extend((!turn.last_request).then_some(Action::Call));
+                actions.extend((!turn.drops_calls).then_some(Action::Call));
             }
             let mut lose = |count: u32, action| actions.extend((count > 0).then_some(action));
             lose(left.losses, Action::Lose);
@@ -322,7 +322,9 @@ impl World {
         let overrides =
             RunOverrides { model: Some(run_id.0.to_string()), ..RunOverrides::default() };
         let (request, trace) = (Some(key), Some(TraceContext::new([7; 16], [8; 8], true)));
-        let run = RunInput { run_id: run_id.clone(), input, overrides, request, trace };
+        let (metadata, into) = (crate::types::Metadata::default(), None);
+        let run =
+            RunInput { run_id: run_id.clone(), input, overrides, request, trace, metadata, into };
         let rules = self.rules();
         let rules_of = |_: &RunOverrides| std::sync::Arc::clone(&rules);
         let has_room = !is_busy || self.waiting_inputs() < self.inputs_max();

@@ -106,8 +106,12 @@ impl World {
         }
         let users = self.session.history.messages();
         let users = users.iter().filter(|message| matches!(&***message, Message::User { .. }));
-        let inputs = self
-            .count(|record| matches!(record, Record::RunStarted { .. } | Record::Steered { .. }));
+        let inputs = self.count(|record| {
+            matches!(
+                record,
+                Record::RunStarted { .. } | Record::Steered { .. } | Record::Instructed { .. }
+            )
+        });
         let pending = self.session.history.pending_inputs();
         assert!(
             self.session.run.is_some() || pending == 0,

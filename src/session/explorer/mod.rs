@@ -159,6 +159,16 @@ fn initial_calls() {
 }
 
 #[test]
+fn typed_answers() {
+    let one = Scenario { starts: 1, max_turns: 2, output: true, ..Scenario::default() };
+    explore("a typed answer, a stop, a crash", &Scenario { stops: 1, crashes: 1, ..one });
+    let scenario = Scenario { steers: 1, losses: 1, shutdowns: 1, ..one };
+    explore("a typed answer, steering, a lost turn, a shutdown", &scenario);
+    let two = Scenario { starts: 2, max_turns: 1, output: true, ..Scenario::default() };
+    explore("typed answers, a fork, hibernation", &Scenario { forks: 1, hibernations: 1, ..two });
+}
+
+#[test]
 fn small_windows() {
     let one = Scenario { starts: 1, window: 20, max_turns: 2, ..Scenario::default() };
     let scenario = Scenario { stops: 1, crashes: 1, ..one };

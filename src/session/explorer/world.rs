@@ -14,8 +14,8 @@ use crate::session::{
     TurnOrigin,
 };
 use crate::turn::fixtures::{model, rules};
-use crate::turn::{CancelReason, ModelPlan, ModelPlans, TurnRecord, TurnRules};
-use crate::types::{Execution, RunId, ToolCall};
+use crate::turn::{CancelReason, ModelPlan, ModelPlans, OutputRules, TurnRecord, TurnRules};
+use crate::types::{Execution, OutputMode, RunId, ToolCall};
 
 /// The budget of a run, which no run of a scenario uses half of.
 const CALLS_MAX: u32 = 100;
@@ -49,6 +49,8 @@ pub(super) struct Scenario {
     /// Interrupted runs wait for a manual resume.
     pub(super) manual: bool,
     pub(super) max_turns: u32,
+    /// The answer must match a schema that no answer matches.
+    pub(super) output: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -80,7 +82,7 @@ pub(super) struct World {
 pub(super) struct HeldTurn {
     pub(super) number: u32,
     pub(super) cancel: Option<CancelReason>,
-    pub(super) last_request: bool,
+    pub(super) drops_calls: bool,
 }
 
 /// The state of a turn, from its records.
@@ -113,6 +115,7 @@ pub(super) fn record_turn(record: &Record) -> Option<u32> {
         | Record::Steered { .. }
         | Record::StopAsked { .. }
         | Record::LimitReached { .. }
+        | Record::Instructed { .. }
         | Record::RunEnded { .. }
         | Record::ToolsFrozen { .. }
         | Record::Compacted { .. }
@@ -120,11 +123,15 @@ pub(super) fn record_turn(record: &Record) -> Option<u32> {
     }
 }
 
+/// What the rules of a scenario depend on.
+type RulesKey = (u32, bool, u64, bool);
+
 /// Returns the rules of all runs. They are made once, because tools are costly to make.
-pub(super) fn rules_with(max_turns: u32, has_servers: bool, window: u64) -> Arc<TurnRules> {
+pub(super) fn rules_with(scenario: &Scenario) -> Arc<TurnRules> {
     thread_local! {
-        static RULES: RefCell<HashMap<(u32, bool, u64), Arc<TurnRules>>> = RefCell::default();
+        static RULES: RefCell<HashMap<RulesKey, Arc<TurnRules>>> = RefCell::default();
     }
+    let Scenario { max_turns, servers: has_servers, window, output, .. } = *scenario;
     let make = || {
         let max_turns = Some(max_turns);
         let limits = Limits {
@@ -141,14 +148,20 @@ pub(super) fn rules_with(max_turns: u32, has_servers: bool, window: u64) -> Arc<
         Arc::new(TurnRules {
             limits,
             has_servers,
+            output: output.then(|| Arc::new(output_rules())),
             context: policy,
             models: Arc::new(ModelPlans::new(model, Vec::new())),
             ..rules(Execution::Sequential)
         })
     };
     RULES.with_borrow_mut(|rules| {
-        Arc::clone(rules.entry((max_turns, has_servers, window)).or_insert_with(make))
+        Arc::clone(rules.entry((max_turns, has_servers, window, output)).or_insert_with(make))
     })
+}
+
+/// Returns the rules of an answer that no model gives: it is asked for once.
+fn output_rules() -> OutputRules {
+    OutputRules::new(&serde_json::json!({"type": "object"}), OutputMode::Prompt, 0).unwrap()
 }
 
 pub(super) fn entries(log: &[Record]) -> Vec<JournalEntry> {
@@ -172,7 +185,7 @@ impl World {
         let message = serde_json::json!({"role": "assistant", "content": "", "tool_calls": calls});
         let messages = if scenario.initial_call { vec![message] } else { Vec::new() };
         let mut world = Self {
-            session: Session::open("a", messages),
+            session: Session::open("a", messages, crate::types::Metadata::default()),
             log: Vec::new(),
             batch_from: 0,
             turn: None,
@@ -191,7 +204,7 @@ impl World {
     }
 
     pub(super) fn rules(&self) -> Arc<TurnRules> {
-        rules_with(self.left.max_turns, self.left.servers, self.left.window)
+        rules_with(&self.left)
     }
 
     pub(super) fn read(&self, upto: usize) -> StoredSession {
@@ -304,6 +317,7 @@ impl World {
                 Record::StopAsked { .. }
                     | Record::SessionOpened { .. }
                     | Record::ToolsFrozen { .. }
+                    | Record::Instructed { .. }
                     | Record::SessionClosed
             );
             assert_eq!(is_public, !events.is_empty(), "{record:?}: {events:?}");
@@ -342,7 +356,12 @@ impl World {
         let is_out_of_turns = of_run.iter().any(|record| {
             matches!(record, Record::LimitReached { action, .. } if action == "final_answer")
         });
-        assert_eq!(spec.last_request, is_out_of_turns, "the request for a final answer");
+        let mut steps = of_run.iter().rev().filter(|record| {
+            matches!(record, Record::Instructed { .. } | Record::TurnCommitted { .. })
+        });
+        let is_instructed = matches!(steps.next(), Some(Record::Instructed { .. }));
+        let drops_calls = spec.request.drops_calls();
+        assert_eq!(drops_calls, is_out_of_turns || is_instructed, "the request for a final answer");
         let (calls, tokens) = of_run.iter().fold((0, 0), |(calls, tokens), record| match record {
             Record::TurnCommitted { turn, summary, .. } => {
                 let is_initial = self.left.initial_call && *turn == 1;
@@ -357,7 +376,7 @@ impl World {
         assert_eq!(spec.budget.calls_left, Some(CALLS_MAX - calls as u32), "the calls left");
         assert_eq!(spec.budget.tokens_left, Some(TOKENS_MAX - tokens), "the tokens left");
         assert_eq!(spec.variables, self.session.variables);
-        self.turn = Some(HeldTurn { number, cancel, last_request: spec.last_request });
+        self.turn = Some(HeldTurn { number, cancel, drops_calls });
         if progress.awaits_approval {
             self.session.handle_resting(Duration::ZERO, true);
         }

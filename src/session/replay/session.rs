@@ -45,7 +45,10 @@ pub(super) struct SessionReplay<'t, 'a> {
 impl<'t, 'a> SessionReplay<'t, 'a> {
     pub(super) fn new(recording: &'t Recording<'a>, rules_of: ReplayRulesOf<'t>) -> Self {
         let mut session = match recording.transcript().opening {
-            Some(opening) => Session::open(opening.agent, opening.messages.to_vec()),
+            Some(opening) => {
+                let (messages, metadata) = (opening.messages.to_vec(), opening.metadata.clone());
+                Session::open(opening.agent, messages, metadata)
+            }
             None => Session::blank(),
         };
         session.replay_changes();
@@ -72,8 +75,10 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
     /// Hands a recorded input to the machine.
     fn handle_input(&mut self, record: &Record) -> Result<NextTurn> {
         let refusal = match record {
-            Record::RunStarted { run_id, input, overrides, request, trace, .. }
-            | Record::InputQueued { run_id, input, overrides, request, trace } => {
+            Record::RunStarted {
+                run_id, input, overrides, request, trace, metadata, into, ..
+            }
+            | Record::InputQueued { run_id, input, overrides, request, trace, metadata, into } => {
                 let rules = self.rules(overrides)?;
                 let run = RunInput {
                     run_id: run_id.clone(),
@@ -81,6 +86,8 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                     overrides: (**overrides).clone(),
                     request: request.clone(),
                     trace: trace.clone(),
+                    metadata: metadata.clone(),
+                    into: into.clone(),
                 };
                 self.session.handle_run_request(run, INPUT_LIMITS, &|_| Arc::clone(&rules)).err()
             }
@@ -126,6 +133,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             | Record::SessionClosed
             | Record::Compacted { .. }
             | Record::LimitReached { .. }
+            | Record::Instructed { .. }
             | Record::RunEnded { .. } => return Err(self.differs("no run is open here", None)),
         };
         if let Some(refusal) = refusal {

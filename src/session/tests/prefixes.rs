@@ -17,16 +17,16 @@ use crate::message::MessageList;
 use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
 use crate::session::{
-    InputLimits, PastRun, RecordedAt, RunAdmission, RunInput, Session, SessionEffect,
+    InputLimits, PastRun, RecordedAt, RunAdmission, RunInput, RunTerms, Session, SessionEffect,
     StoredSession, TurnBegin, TurnOrigin, past_run, replay,
 };
 use crate::turn::fixtures::{call, entries, finish, rules, text, usage};
 use crate::turn::{
-    ApprovalDecision, Effect, ToolCompletion, Turn, TurnAction, TurnRules, TurnSpec,
+    ApprovalDecision, Effect, OutputRules, ToolCompletion, Turn, TurnAction, TurnRules, TurnSpec,
 };
 use crate::types::{
-    CallKey, Execution, FinishKind, Judgement, RunError, RunId, SessionId, ToolCall, ToolOutcome,
-    ToolResult, Usage, VariablesUse, Verdict, WriteSet,
+    CallKey, Execution, FinishKind, Judgement, OutputMode, RequestKind, RunError, RunId, SessionId,
+    ToolCall, ToolOutcome, ToolResult, Usage, VariablesUse, Verdict, WriteSet,
 };
 use crate::wire::Delta;
 
@@ -47,6 +47,8 @@ struct Script {
     /// Responses arrive in two parts, calls start before their end, and the tools answer one by
     /// one, the last started one first.
     is_slow: bool,
+    /// The answers must be objects, and go into a variable.
+    output: Option<OutputMode>,
 }
 
 /// A session with its users, its model and its tools.
@@ -73,6 +75,15 @@ struct LiveTurn {
     running: Vec<(CallKey, ToolCompletion)>,
 }
 
+fn terms(script: Script) -> RunTerms {
+    RunTerms { output: output_rules(script), ..limits(script.max_turns).into() }
+}
+
+fn output_rules(script: Script) -> Option<Arc<OutputRules>> {
+    let rules = |mode| OutputRules::new(&json!({"type": "object"}), mode, 1).unwrap();
+    script.output.map(rules).map(Arc::new)
+}
+
 fn limits(max_turns: Option<u32>) -> Limits {
     Limits { max_turns, repeat_limit: Some(2), ..Limits::default() }
 }
@@ -80,7 +91,11 @@ fn limits(max_turns: Option<u32>) -> Limits {
 /// Returns the response of the model in a turn.
 fn response(spec: &TurnSpec, is_slow: bool) -> Vec<Delta> {
     let names: &[&str] = match spec.number {
-        _ if spec.last_request => &[],
+        _ if spec.request == RequestKind::Output(OutputMode::Tool) => match spec.number % 2 {
+            0 => &["pure", "final_answer"],
+            _ => &[],
+        },
+        _ if spec.request.drops_calls() => &[],
         1 if is_slow => &["pure", "seal", "put", "eager", "effect"],
         2 if is_slow => &["effect", "asked", "both", "idempotent"],
         1 | 6 => &["pure", "idempotent", "pure"],
@@ -90,7 +105,10 @@ fn response(spec: &TurnSpec, is_slow: bool) -> Vec<Delta> {
         5 => return vec![usage(10), finish(FinishKind::Stop)],
         _ => &[],
     };
-    let mut deltas = vec![text(&format!("turn {}", spec.number))];
+    let is_object = spec.request.drops_calls() && spec.number.is_multiple_of(2);
+    let words = format!("turn {}", spec.number);
+    let words = if is_object && spec.rules.output.is_some() { "{}" } else { &words };
+    let mut deltas = vec![text(words)];
     for (index, name) in (0..).zip(names) {
         deltas.push(call(index, name, &format!("{{\"n\":{}}}", spec.number * 10)));
     }
@@ -113,12 +131,16 @@ impl Life {
         let calls = json!([{"id": "c", "type": "function", "function": function}]);
         let message = json!({"role": "assistant", "content": "", "tool_calls": calls});
         let messages = if script.initial_call { vec![message] } else { Vec::new() };
-        Self::new(script, Session::open("a", messages), Vec::new())
+        Self::new(
+            script,
+            Session::open("a", messages, crate::types::Metadata::default()),
+            Vec::new(),
+        )
     }
 
     /// Wakes the session from the first records of a journal.
     fn wake(script: Script, log: &[JournalEntry]) -> Self {
-        let stored = StoredSession::read(log, &move |_| limits(script.max_turns).into()).unwrap();
+        let stored = StoredSession::read(log, &move |_| terms(script)).unwrap();
         let mut life = Self::new(script, stored.session, log.to_vec());
         life.session.handle_wake(Duration::ZERO, false);
         life
@@ -143,7 +165,8 @@ impl Life {
             false => Execution::Sequential,
         };
         let has_servers = self.script.servers;
-        Arc::new(TurnRules { limits, has_servers, ..rules(execution) })
+        let output = output_rules(self.script);
+        Arc::new(TurnRules { limits, has_servers, output, ..rules(execution) })
     }
 
     /// Lives until nothing is left to do.
@@ -166,7 +189,7 @@ impl Life {
 
     /// Performs the effects of the session. Returns false if there are none.
     fn perform(&mut self) -> bool {
-        let (rules, max_turns) = (self.rules(), self.script.max_turns);
+        let (rules, script) = (self.rules(), self.script);
         let rules_of = |_: &RunOverrides| Arc::clone(&rules);
         let mut is_busy = false;
         while let Some(effect) = self.session.poll(Duration::ZERO, &rules_of) {
@@ -177,9 +200,7 @@ impl Life {
                         self.append(made.record.clone());
                         let seq = Seq(self.log.len() as u64);
                         let at = RecordedAt { seq, time: 0, now: Duration::ZERO };
-                        self.session
-                            .apply(at, &made.record, &|_| limits(max_turns).into())
-                            .unwrap();
+                        self.session.apply(at, &made.record, &|_| terms(script)).unwrap();
                     }
                 }
                 SessionEffect::BeginTurn(begin) => self.begin_turn(*begin),
@@ -188,6 +209,9 @@ impl Life {
                     seq: Seq(self.log.len() as u64),
                     end: summary.end,
                     text: summary.text,
+                    output: summary.output,
+                    started_at: summary.began,
+                    ended_at: 0,
                     error: summary.error,
                     stats: (&summary.stats).into(),
                     calls: std::mem::take(&mut self.calls),
@@ -216,9 +240,8 @@ impl Life {
                 machine
             }
             TurnOrigin::Recorded | TurnOrigin::Stored => {
-                let max_turns = self.script.max_turns;
-                let stored =
-                    StoredSession::read(&self.log, &move |_| limits(max_turns).into()).unwrap();
+                let script = self.script;
+                let stored = StoredSession::read(&self.log, &move |_| terms(script)).unwrap();
                 Turn::resume(spec, &stored.turn_entries, 0, begin.cancel)
             }
         };
@@ -246,7 +269,9 @@ impl Life {
                 continue;
             }
             let (run_id, overrides) = (RunId(name.into()), RunOverrides::default());
-            let run = RunInput { run_id, input, overrides, request, trace: None };
+            let metadata = crate::types::Metadata::default();
+            let into = self.script.output.map(|_| "answer".into());
+            let run = RunInput { run_id, input, overrides, request, trace: None, metadata, into };
             let rules = self.rules();
             self.session
                 .handle_run_request(run, InputLimits::inputs(9), &|_| Arc::clone(&rules))
@@ -387,7 +412,7 @@ fn unknown_outcomes(log: &[JournalEntry]) -> BTreeSet<String> {
 }
 
 fn check_past_runs(life: &Life) {
-    let terms_of = |_: &RunOverrides| limits(life.script.max_turns).into();
+    let terms_of = |_: &RunOverrides| terms(life.script);
     for run in &life.ended {
         let past = past_run(&life.log, &run.id, &terms_of).unwrap().unwrap();
         // A run may have calls of an earlier life.
@@ -421,9 +446,14 @@ fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
         Script { max_turns: Some(2), is_parallel: true, ..script },
         Script { servers: true, steer: true, initial_call: true, ..script },
         Script { is_slow: true, is_parallel: true, ..script },
+        Script { output: Some(OutputMode::Auto), ..script },
+        Script { output: Some(OutputMode::Tool), steer: true, ..script },
+        Script { output: Some(OutputMode::Prompt), max_turns: Some(2), ..script },
     ] {
         let whole = Life::open(script).run();
         assert_eq!(whole.ended.len(), 2);
+        let asks = |e: &&JournalEntry| matches!(e.record, Record::Instructed { .. });
+        assert_eq!(whole.log.iter().any(|e| asks(&e)), script.output.is_some());
         check_past_runs(&whole);
         check_replay(&whole, &format!("{script:?}"));
         let all: usize = whole.ended.iter().map(|run| run.calls.len()).sum();
@@ -455,9 +485,9 @@ fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
 
 /// Forks a session behind the record `at`, and runs the fork to its end.
 fn fork(life: &Life, at: usize) -> Life {
-    let max_turns = life.script.max_turns;
+    let script = life.script;
     let (mut log, of) = (life.log.clone(), SessionId::parse("s").unwrap());
-    let terms_of = |_: &RunOverrides| limits(max_turns).into();
+    let terms_of = |_: &RunOverrides| terms(script);
     StoredSession::fork(&mut log, of, Seq(at as u64), 0, &terms_of).unwrap();
     Life::wake(life.script, &log).run()
 }
@@ -470,6 +500,7 @@ fn a_replay_accepts_a_fork_at_any_record() {
         Script { steer: true, initial_call: true, ..script },
         Script { is_slow: true, max_turns: Some(3), ..script },
         Script { servers: true, ..script },
+        Script { output: Some(OutputMode::Tool), max_turns: Some(3), ..script },
     ] {
         let whole = Life::open(script).run();
         check_replay(&whole, &format!("{script:?}"));
@@ -510,7 +541,7 @@ fn a_replay_accepts_a_failed_run_and_a_queued_run_that_a_shutdown_interrupts() {
         assert_eq!(ends.count(), 2, "the queued run has ended too");
         // The keys of the requests are those of the forked session: both runs start again.
         let (last, of) = (Seq(life.log.len() as u64), SessionId::parse("s").unwrap());
-        let terms_of = |_: &RunOverrides| limits(script.max_turns).into();
+        let terms_of = |_: &RunOverrides| terms(script);
         StoredSession::fork(&mut life.log, of, last, 0, &terms_of).unwrap();
         let next = Life::wake(script, &life.log).run();
         check_replay(&next, &format!("given up in turn {turn}"));

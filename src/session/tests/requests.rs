@@ -32,7 +32,7 @@ fn turn_rules(_: &RunOverrides) -> Arc<TurnRules> {
 
 impl Recorded {
     fn open() -> Self {
-        let session = Session::open("a", Vec::new());
+        let session = Session::open("a", Vec::new(), crate::types::Metadata::default());
         let (log, cancels) = (Vec::new(), Vec::new());
         let mut recorded = Self { session, log, began: None, cancels };
         recorded.perform(Duration::ZERO);
@@ -46,6 +46,8 @@ impl Recorded {
             overrides: RunOverrides::default(),
             request: None,
             trace: None,
+            metadata: crate::types::Metadata::default(),
+            into: None,
         };
         self.session.handle_run_request(run, InputLimits::inputs(inputs_max), &turn_rules)?;
         self.perform(Duration::ZERO);

@@ -126,7 +126,7 @@ proptest! {
             match step.next {
                 RunNext::Turn(plan) => {
                     requests += 1;
-                    final_requests += u32::from(plan.final_answer_request);
+                    final_requests += u32::from(plan == crate::types::RequestKind::FinalAnswer);
                     let left = run.budget().tokens_left;
                     prop_assert_eq!(left, limits.max_tokens_per_run.map(|max| max - tokens));
                     prop_assert!(left != Some(0), "a request that nothing is left for");
@@ -135,6 +135,7 @@ proptest! {
                         prop_assert!(limits.max_failed_turns.is_none_or(|max| failed < max));
                     }
                 }
+                RunNext::Instruct(_) => prop_assert!(false, "the run has no typed answer"),
                 RunNext::End { end, .. } => {
                     ended = Some((end, step.limits, record));
                     break;

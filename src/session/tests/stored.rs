@@ -53,6 +53,8 @@ fn started(input: Content) -> Record {
         execution: crate::types::Execution::Sequential,
         request: None,
         trace: None,
+        metadata: crate::types::Metadata::default(),
+        into: None,
     }
 }
 
@@ -67,7 +69,11 @@ fn ended(result: &ToolResult) -> Record {
 
 /// Returns the history that the records give when they are read from the journal.
 fn fold(records: &[Record]) -> History {
-    let opened = Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
+    let opened = Record::SessionOpened {
+        agent: "default".into(),
+        messages: Vec::new(),
+        metadata: crate::types::Metadata::default(),
+    };
     let is_opened = matches!(records.first(), Some(Record::SessionOpened { .. }));
     let opened = (!is_opened).then_some(opened);
     let all: Vec<_> = opened.iter().chain(records).map(|record| (record.clone(), 0)).collect();
@@ -192,6 +198,8 @@ impl LiveAndRecorded {
             end,
             text: String::new(),
             error: None,
+            output: None,
+            into: None,
             stats: crate::event::StatsReport::default(),
             waiting: 0,
         });
@@ -269,7 +277,11 @@ fn what_did_not_get_through_stands_at_the_runs_end() {
 fn seeded(messages: serde_json::Value) -> LiveAndRecorded {
     let serde_json::Value::Array(messages) = messages else { panic!("a list") };
     let live = History::from_initial(InitialHistory::parse(&messages).unwrap());
-    let records = vec![Record::SessionOpened { agent: "default".into(), messages }];
+    let records = vec![Record::SessionOpened {
+        agent: "default".into(),
+        messages,
+        metadata: crate::types::Metadata::default(),
+    }];
     LiveAndRecorded { live, records, committed: None }
 }
 
@@ -326,18 +338,28 @@ fn a_turn_that_was_given_up_leaves_nothing_to_the_next() {
 
 #[test]
 fn a_record_that_contradicts_those_before_it_is_named() {
-    let opened = || Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
+    let opened = || Record::SessionOpened {
+        agent: "default".into(),
+        messages: Vec::new(),
+        metadata: crate::types::Metadata::default(),
+    };
     let over = |id: &str| Record::RunEnded {
         run_id: RunId(id.into()),
         end: crate::types::RunEnd::Stopped,
         text: String::new(),
         error: None,
+        output: None,
+        into: None,
         stats: crate::event::StatsReport::default(),
         waiting: 0,
     };
     let begun = || vec![opened(), started("go".into())];
     let one_call = || ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() };
-    let seed = Record::SessionOpened { agent: "default".into(), messages: vec![1.into()] };
+    let seed = Record::SessionOpened {
+        agent: "default".into(),
+        messages: vec![1.into()],
+        metadata: crate::types::Metadata::default(),
+    };
     let with = |mut records: Vec<Record>, more: Vec<Record>| {
         records.extend(more);
         records
@@ -388,8 +410,14 @@ fn a_fork_remembers_no_request_and_no_queue() {
         overrides: Box::new(RunOverrides::default()),
         request: request(),
         trace: None,
+        metadata: crate::types::Metadata::default(),
+        into: None,
     };
-    let opened = Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
+    let opened = Record::SessionOpened {
+        agent: "default".into(),
+        messages: Vec::new(),
+        metadata: crate::types::Metadata::default(),
+    };
     let mut records = vec![(opened, 5), (queued, 6)];
     let fold = |records: &[(Record, u64)]| {
         StoredSession::read(&entries(0, records), &|_| RunTerms::default()).unwrap()
@@ -411,7 +439,11 @@ fn a_fork_remembers_no_request_and_no_queue() {
 
 #[test]
 fn a_fork_stops_the_run_that_is_open_in_the_other_session() {
-    let opened = Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
+    let opened = Record::SessionOpened {
+        agent: "default".into(),
+        messages: Vec::new(),
+        metadata: crate::types::Metadata::default(),
+    };
     let mut journal = entries(0, &[(opened, 1), (started("go".into()), 2)]);
     let from = crate::types::SessionId::parse("other").unwrap();
     let limits = |_: &RunOverrides| RunTerms::default();

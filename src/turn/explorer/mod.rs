@@ -366,7 +366,7 @@ fn limits_flags_and_last_requests() {
     late.early_start = false;
     scenarios.push(scenario_with("no early start", late, mix));
     let mut last = scenario("last request", Execution::Sequential, mix);
-    last.spec.last_request = true;
+    last.spec.request = crate::types::RequestKind::FinalAnswer;
     scenarios.push(last);
     let crashing = scenarios.clone().into_iter().map(|mut scenario| {
         scenario.crashes = 1;

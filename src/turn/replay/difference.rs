@@ -80,6 +80,7 @@ pub(super) fn timeless(record: &Record) -> Record {
         | Record::ApprovalAsked { .. }
         | Record::ApprovalGiven { .. }
         | Record::Steered { .. }
+        | Record::Instructed { .. }
         | Record::StopAsked { .. }
         | Record::LimitReached { .. }
         | Record::ToolsFrozen { .. }

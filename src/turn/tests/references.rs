@@ -19,12 +19,16 @@ fn run_records(answer: &str) -> Vec<Record> {
         execution: PARALLEL,
         request: None,
         trace: None,
+        metadata: crate::types::Metadata::default(),
+        into: None,
     };
     let ended = Record::RunEnded {
         run_id,
         end: RunEnd::Answered,
         text: answer.to_owned(),
         error: None,
+        output: None,
+        into: None,
         stats: StatsReport::default(),
         waiting: 0,
     };

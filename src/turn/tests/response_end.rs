@@ -215,7 +215,10 @@ fn without_multi_tool_calls_only_the_first_call_is_kept() {
 
 #[test]
 fn the_calls_of_a_last_request_are_dropped() {
-    let mut driver = Driver::new(TurnSpec { last_request: true, ..spec(rules(PARALLEL)) });
+    let mut driver = Driver::new(TurnSpec {
+        request: crate::types::RequestKind::FinalAnswer,
+        ..spec(rules(PARALLEL))
+    });
     driver.receive([text("so"), call(0, "pure", "{}")]).end_well().assert_started(&[]);
     driver.assert_results(&[]);
     assert_eq!(driver.commit.as_ref().unwrap().message.as_ref().unwrap().text, "so");

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use super::{AnthropicDialect, messages};
+use crate::wire::answer_schema::closed_schema;
 use crate::wire::dialect::{KeyHeader, RequestFormat, has_version};
 use crate::wire::extra_members::present_members;
 use crate::wire::request_cache::HistoryWriter;
@@ -46,6 +47,9 @@ impl RequestFormat for AnthropicDialect {
             "tool_choice": has_tools.then(|| tool_choice(request)),
             // The API's maximum is 1. Other wires accept up to 2.
             "temperature": request.temperature.map(|temperature| temperature.clamp(0.0, 1.0)),
+            "output_config": request.output_schema.as_deref().map(|schema| {
+                json!({"format": {"type": "json_schema", "schema": closed_schema(schema)}})
+            }),
             "stream": request.stream,
         })
     }

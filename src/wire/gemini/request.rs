@@ -51,6 +51,8 @@ impl RequestFormat for GeminiDialect {
         let config = present_members(json!({
             "maxOutputTokens": request.max_output_tokens,
             "temperature": request.temperature,
+            "responseMimeType": request.output_schema.is_some().then_some("application/json"),
+            "responseJsonSchema": request.output_schema,
         }));
         let declarations = || request.tools.iter().map(declaration).collect::<Vec<_>>();
         json!({

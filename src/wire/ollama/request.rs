@@ -1,8 +1,8 @@
 //! The request body in the form of Ollama's API reference, <https://docs.ollama.com/api/chat>.
 //!
 //! The API has no `tool_choice`. If no tool may be called, the tools stay listed, so that the prompt begins
-//! as before, and calls in the answer are dropped; a required call cannot be expressed. It also accepts no
-//! image addresses, so an address becomes part of the text.
+//! as before, and calls in the answer are dropped. A required call cannot be expressed, so the host asks again
+//! in words if there is none. It also accepts no image addresses, so an address becomes part of the text.
 
 use serde_json::{Value, json};
 
@@ -30,6 +30,7 @@ impl RequestFormat for OllamaDialect {
         json!({
             "model": request.model,
             "tools": (!request.tools.is_empty()).then(|| function_tools(&request.tools)),
+            "format": request.output_schema,
             // The service's default is true.
             "stream": request.stream,
             "options": Some(options).filter(|members| !members.is_empty()),

@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use super::{OpenaiChatDialect, messages};
+use crate::wire::answer_schema::named_format;
 use crate::wire::dialect::{KeyHeader, RequestFormat};
 use crate::wire::request::function_tools;
 use crate::wire::request_cache::HistoryWriter;
@@ -30,6 +31,10 @@ impl RequestFormat for OpenaiChatDialect {
             "stream_options": request.stream.then(|| json!({"include_usage": true})),
             (output_limit_member(&request.model)): request.max_output_tokens,
             "temperature": request.temperature,
+            "response_format": request.output_schema.as_deref().map(|schema| {
+                let format = named_format(schema);
+                json!({"type": "json_schema", "json_schema": format})
+            }),
         })
     }
 

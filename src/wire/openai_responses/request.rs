@@ -17,6 +17,7 @@
 use serde_json::{Value, json};
 
 use super::{OpenaiResponsesDialect, messages};
+use crate::wire::answer_schema::named_format;
 use crate::wire::dialect::{KeyHeader, RequestFormat};
 use crate::wire::request_cache::HistoryWriter;
 use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
@@ -50,6 +51,11 @@ impl RequestFormat for OpenaiResponsesDialect {
             "stream": request.stream,
             "max_output_tokens": request.max_output_tokens.map(|tokens| tokens.max(OUTPUT_TOKENS_MIN)),
             "temperature": request.temperature,
+            "text": request.output_schema.as_deref().map(|schema| {
+                let mut format = named_format(schema);
+                format.insert("type".to_owned(), "json_schema".into());
+                json!({"format": format})
+            }),
             "store": false,
             "include": may_reason(&request.model).then_some(["reasoning.encrypted_content"]),
         })

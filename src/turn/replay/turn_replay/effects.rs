@@ -179,7 +179,7 @@ impl TurnReplay<'_, '_> {
 
     /// Returns the identity of a call with the values of its references.
     fn final_identity(&self, call: &ToolCall) -> String {
-        let tool = self.spec.rules.tools.get(&*call.name).cloned();
+        let tool = self.spec.tool(&call.name).cloned();
         let mut made = TurnCall::restored(call.clone(), tool);
         if made.has_references(&self.spec.rules) {
             let (variables, others): (BTreeSet<_>, _) = references_in(&call.arguments)

@@ -70,6 +70,7 @@ impl TurnReplay<'_, '_> {
             | Record::InputQueued { .. }
             | Record::RunStarted { .. }
             | Record::Steered { .. }
+            | Record::Instructed { .. }
             | Record::StopAsked { .. }
             | Record::RunEnded { .. }
             | Record::ToolsFrozen { .. }
