@@ -1,5 +1,6 @@
 //! Compactions of long sessions. A host that ends as in a crash at any point of one is followed by a host that
 //! makes the same requests, byte by byte; and a turn costs the same however many came before it.
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test names the variants that it means")]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 

@@ -8,6 +8,7 @@
 //!
 //! The short form runs with the other tests. A long one:
 //! `CALLSHEET_PREFIX_SESSIONS=10000 cargo test --lib -- runtime::tests::prefixes --nocapture`.
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test names the variants that it means")]
 
 use std::collections::HashMap;
 use std::ops::AddAssign;
