@@ -27,6 +27,7 @@ pub enum HookPoint {
 
 impl HookPoint {
     /// Every point, with its name in the configuration.
+    #[cfg(any(feature = "toml", test))]
     pub(crate) const WORDS: [(&'static str, Self); 5] = [
         ("before_request", Self::BeforeRequest),
         ("before_call", Self::BeforeCall),

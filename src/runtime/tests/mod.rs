@@ -9,6 +9,7 @@ mod hooks;
 mod hostile;
 mod inputs;
 mod limits;
+#[cfg(all(feature = "rehearsal", feature = "prometheus"))]
 mod prefixes;
 mod provider;
 mod questions;

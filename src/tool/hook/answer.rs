@@ -92,7 +92,10 @@ impl HookAnswer {
     ///
     /// # Errors
     /// If it is not one JSON object of this form.
-    #[cfg_attr(not(feature = "tools"), expect(dead_code, reason = "only configured hooks need it"))]
+    #[cfg_attr(
+        not(any(feature = "tools", test)),
+        expect(dead_code, reason = "only configured hooks need it")
+    )]
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, HookError> {
         let form = "it must be one JSON object such as {\"verdict\": \"allow\"}";
         if bytes.trim_ascii().is_empty() {
