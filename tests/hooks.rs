@@ -1,5 +1,5 @@
 //! Hooks around calls: nothing that a hook refuses ever runs, whatever the kind of the tool and of the hook.
-//! What ran shows in files that the tools write.
+//! Each tool that runs writes a file, which the tests look for.
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
 

@@ -1,4 +1,4 @@
-//! What a run may ask for: the rule for calling tools, a system prompt, parameters of the model, metadata and a
+//! The options of a run: the rule for calling tools, a system prompt, parameters of the model, metadata and a
 //! variable for its answer.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! What a run asks of its answer and of the model.
+//! The form of a run's answer, and the parameters of its requests.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;

@@ -19,7 +19,7 @@ use crate::turn::{
 use crate::types::{HookDecision, HookPoint, RunId, SessionId};
 use crate::wire::PromptChange;
 
-/// What is asked at a point of a run.
+/// The question to the hooks at a point of a run.
 pub(super) struct HookQuestion {
     agent: Arc<Agent>,
     chain: HookChain,

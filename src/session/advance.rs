@@ -264,7 +264,7 @@ impl Session {
                 .limits
                 .run_timeout
                 .map(|timeout| timeout.saturating_sub(working)),
-            // What its window led to is in the records of a replayed turn.
+            // The records of a replayed turn hold the changes that its window led to.
             window: self.window(&rules).filter(|_| !self.context.is_replayed),
             new_prompt: None,
             variables: self.variables.clone(),

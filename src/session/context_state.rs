@@ -11,7 +11,8 @@ use crate::wire::PromptChange;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ContextState {
     pub(super) meter: TokenMeter,
-    /// What the host has learnt of the first model, from all sessions. Given by the host, so not durable.
+    /// The window and ratio of the first model, learnt by the host from all sessions. The host sets them, so they
+    /// are not durable.
     pub(super) model: ModelTokens,
     /// Number of summaries since the last input that had no effect.
     pub(super) failed_summaries: u32,
@@ -33,7 +34,7 @@ pub(super) struct ContextState {
     pub(super) prepared: Option<Box<(ContextChange, AppliedChange)>>,
 }
 
-/// What precedes the messages in a request, as far as it is compared with that of the next request.
+/// The part of a request before its messages that is compared with that of the next request.
 ///
 /// It is read from records, but a living session knows of a request before it is recorded. Decides nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

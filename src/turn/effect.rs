@@ -83,7 +83,7 @@ pub enum TurnAction {
     Commit(Box<TurnRecord>),
 }
 
-/// What the hooks are asked about.
+/// The call that the hooks are asked about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HookRequest {
     /// The point.

@@ -17,7 +17,7 @@ use crate::types::{HookDecision, HookPoint, HookVerdict, RESULT_BYTES_MAX, excer
 /// Maximum number of characters of a message.
 const MESSAGE_CHARS_MAX: usize = 2000;
 
-/// What the answer of a hook has led to.
+/// The effect of a hook's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HookOutcome {
     /// Its verdict counts.

@@ -58,7 +58,7 @@ pub(super) struct ExchangeCache {
     forms: [RequestForm; 2],
 }
 
-/// What a request has besides the neutral one that it was made of.
+/// The parts of a request that the neutral one it was made of lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct RequestForm {
     protocol: ToolProtocol,

@@ -105,7 +105,7 @@ enum Kill {
     Batch(usize),
 }
 
-/// What a session leaves.
+/// The requests and records of a session.
 #[derive(Debug)]
 struct Trace {
     /// The requests, and the number of those of the first host.
@@ -289,7 +289,7 @@ struct Endless {
     work: tokio::sync::watch::Sender<Work>,
 }
 
-/// What an endless run has done.
+/// The work of an endless run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     turns: u64,

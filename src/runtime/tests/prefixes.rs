@@ -499,7 +499,7 @@ impl World {
             timeout(SOON, host.shutdown()).await.unwrap();
             self.counts.add("shutdowns", 1);
         } else {
-            // What the host sends from now on is not stored, and counts no more.
+            // Later requests of the host are not stored, and do not count.
             self.crashes.insert(self.hosts, self.model.received());
             is_dead.store(true, Ordering::SeqCst);
             drop(host);

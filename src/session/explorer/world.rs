@@ -123,7 +123,7 @@ pub(super) fn record_turn(record: &Record) -> Option<u32> {
     }
 }
 
-/// What the rules of a scenario depend on.
+/// The values that the rules of a scenario depend on.
 type RulesKey = (u32, bool, u64, bool);
 
 /// Returns the rules of all runs. They are made once, because tools are costly to make.

@@ -70,7 +70,7 @@ pub trait Hook: Send + Sync + 'static {
     async fn answer(&self, input: &HookInput) -> Result<HookAnswer, HookError>;
 }
 
-/// What a hook is asked about. Programs and services receive it as a JSON object, without the members that
+/// The input of a hook. Programs and services receive it as a JSON object, without the members that
 /// are `None`.
 ///
 /// [`Hook`] shows its use.

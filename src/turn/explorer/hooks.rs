@@ -6,7 +6,7 @@ use crate::turn::HookScope;
 use crate::types::{ApprovalPhase, HookDecision, HookPoint, HookVerdict, Verdict};
 use serde_json::json;
 
-/// What hooks decide in scenarios.
+/// The decisions of hooks in scenarios.
 pub(super) const VERDICTS: [HookVerdict; 3] =
     [HookVerdict::Allow, HookVerdict::Ask, HookVerdict::Refuse];
 

@@ -184,7 +184,7 @@ impl CallReader {
         }
         let position = Position {
             text: from(&self.buffer, at),
-            // What may become a trigger is no text if the response is cut off.
+            // The beginning of a possible trigger is not text if the response is cut off.
             is_end: end == TextEnd::Well,
             is_line_start: self.context.is_line_start(),
             is_response_start: !self.has_text && self.calls == 0,

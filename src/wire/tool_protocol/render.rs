@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// What is written is read again as the same calls, and results give none.
+    /// Written calls are read again as the same calls, and written results as none.
     #[test]
     fn written_calls_are_read_as_the_same_calls() {
         use crate::wire::tool_protocol::CallReader;

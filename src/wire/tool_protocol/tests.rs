@@ -328,7 +328,7 @@ fn nothing_in_code_quotes_results_or_reasoning_is_a_call() {
         if !call.contains('\n') {
             check_text(protocol, &format!("as `{call}` says"));
         }
-        // What follows is read again.
+        // The rest is read again.
         let after = format!("```\n{call}\n```\n{call}");
         check(protocol, &after, &format!("```\n{call}\n```\n"), &["clock {}"]);
         // Reasoning passes unread.

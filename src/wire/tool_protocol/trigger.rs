@@ -36,7 +36,7 @@ impl CallBody {
     }
 }
 
-/// What begins at a position of the text.
+/// The kind of element that begins at a position of the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Trigger {
     /// Text.
