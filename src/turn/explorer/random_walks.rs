@@ -69,6 +69,7 @@ pub(crate) fn each_walk(mut visit: impl FnMut(Execution, &[Record])) {
         for ending in endings {
             let change = |scenario: &mut Scenario| {
                 scenario.spec.run_time_left = Some(Duration::from_secs(100));
+                scenario.overflows = if names == &ANY[..] { 2 } else { 0 };
                 let end = scenario.response.pop();
                 // Not with identical calls: a duplicate of a malformed call gets its ticket after
                 // later calls.
@@ -102,7 +103,6 @@ fn walk_to(
         let mut scenario = scenario(&format!("walk {walk} {mix:?} {execution}"), execution, &mix);
         scenario.identical_run_once = false;
         scenario.breaks = 2;
-        scenario.overflows = 2;
         scenario.crashes = 2;
         scenario.cancel = true;
         scenario.failures = true;
@@ -138,6 +138,7 @@ fn walk_to(
 #[test]
 fn random_walks_over_ten_calls() {
     walk(&ANY, |_| {});
+    walk(&ANY, |scenario| scenario.overflows = 2);
 }
 
 #[test]
