@@ -1,5 +1,4 @@
 //! Invariants of requests, starts of calls, results and the commit.
-#![expect(clippy::wildcard_enum_match_arm, reason = "a test names the variants that it means")]
 
 use super::*;
 use crate::config::Limits;
@@ -79,9 +78,9 @@ impl World {
         assert!(error.is_context_overflow() && self.delivered_deltas.is_none());
         assert!(self.started_effects.is_empty(), "a call with effects has started");
         assert!(!self.turn.is_out_of_tokens(), "another request would exceed the run's tokens");
-        let is_recorded = self.log.iter().rev().find_map(|record| match record {
-            Record::AttemptFailed { error, kept, .. } => Some(!kept && error.is_context_overflow()),
-            _ => None,
+        let is_recorded = self.log.iter().rev().find_map(|record| {
+            let Record::AttemptFailed { error, kept, .. } = record else { return None };
+            Some(!kept && error.is_context_overflow())
         });
         assert_eq!(
             is_recorded,

@@ -8,8 +8,8 @@ use std::borrow::Cow;
 use memchr::memmem;
 use serde_json::Value;
 
+use crate::wire::Wire;
 use crate::wire::request::{PROMPT_MEMBERS, PromptChange};
-use crate::wire::{ModelRequest, Wire};
 
 /// A breakpoint of Anthropic's cache, in the bytes of a body. Within a text its quotes would be escaped.
 const BREAKPOINT: &[u8] = br#","cache_control":{"type":"ephemeral"}"#;
@@ -111,10 +111,14 @@ fn remove_breakpoints(value: &mut Value) {
     }
 }
 
-/// Returns the reason for a break between two requests.
-pub(super) fn reason(before: (Wire, &str), after: Wire, request: &ModelRequest) -> PromptChange {
-    let is_other_model = before != (after, &*request.model);
-    match request.prompt_change {
+/// Returns the reason for a break between the requests to two models.
+pub(super) fn reason(
+    before: (Wire, &str),
+    after: (Wire, &str),
+    change: Option<PromptChange>,
+) -> PromptChange {
+    let is_other_model = before != after;
+    match change {
         Some(change @ (PromptChange::RunOverride | PromptChange::Config)) => change,
         _ if is_other_model => PromptChange::Fallback,
         Some(change) => change,
