@@ -27,8 +27,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 pub use crate::types::Execution;
-#[doc(hidden)]
 pub use crate::types::ToolProtocol;
+#[doc(hidden)]
 pub use crate::types::UnknownWire;
 pub use crate::types::Wire;
 pub use crate::types::{OutputMode, ToolChoice};
