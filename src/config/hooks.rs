@@ -31,6 +31,7 @@ pub struct HookRule {
     /// The names of the agents. `None`: all.
     pub agents: Option<Vec<String>>,
     /// The tools whose calls it is asked about. `None`: all.
+    #[doc(hidden)]
     pub tools: Option<Vec<ToolPattern>>,
     /// The time limit of an answer.
     pub timeout: Duration,
