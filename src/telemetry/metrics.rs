@@ -505,6 +505,7 @@ mod tests {
         telemetry.metrics().tool_breaker("clock", BreakerState::Open);
         telemetry.metrics().mcp_server("files", "up", 1);
         telemetry.metrics().mcp_operation("tools/call", None, Duration::from_secs(1));
+        telemetry.metrics().hook_answered("guard", HookPoint::BeforeCall, "allow", Duration::ZERO);
         let page = telemetry.render();
         for metric in table::ALL {
             let (name, help) = (metric.name, metric.help);
