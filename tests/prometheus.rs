@@ -18,7 +18,10 @@ use async_trait::async_trait;
 use callsheet::builder::HostBuilder;
 use callsheet::rehearsal::Rehearsal;
 use callsheet::runtime::HostError;
-use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{
+    Hook, HookAnswer, HookError, HookInput, HookPoint, HookRule, Tool, ToolContext, ToolError,
+    ToolOutput, ToolSpec,
+};
 use client::{HttpConnection, HttpResponse};
 use futures::future::join_all;
 use host_directory::{HostDirectory, HostServer, decision, until, within};
@@ -225,7 +228,8 @@ fn setup(directory: &HostDirectory, backup: &Rehearsal) -> HostBuilder {
     );
     let read = Arc::new(Semaphore::new(0));
     let setup = directory.setup("idle_after = \"100ms\"", &rest);
-    setup.tool(Late(Arc::clone(&read))).tool(Peek(read))
+    let rule = HookRule::new("guard", HookPoint::AfterTurn);
+    setup.tool(Late(Arc::clone(&read))).tool(Peek(read)).hook(rule, Guard)
 }
 
 /// Starts a host that resumes a run of a crashed host.
@@ -300,6 +304,16 @@ async fn fall_back(served: &HostServer, wave: &str) {
 #[derive(Deserialize, JsonSchema)]
 struct Named {
     name: String,
+}
+
+/// Allows every turn.
+struct Guard;
+
+#[async_trait]
+impl Hook for Guard {
+    async fn answer(&self, _: &HookInput) -> Result<HookAnswer, HookError> {
+        Ok(HookAnswer::allow())
+    }
 }
 
 /// Writes a variable after the other call has read it.

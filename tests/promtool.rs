@@ -13,8 +13,8 @@ use callsheet::runtime::BreakerState;
 use callsheet::telemetry::metric_table;
 use callsheet::telemetry::{MetricsOptions, Telemetry, Traces, histogram_bounds};
 use callsheet::types::{
-    CallKey, ContextOverflow, ProviderError, ProviderErrorKind, ResultNotes, RunEnd, RunError,
-    RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage,
+    CallKey, ContextOverflow, HookPoint, ProviderError, ProviderErrorKind, ResultNotes, RunEnd,
+    RunError, RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage,
 };
 use metrics::Recorder;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
@@ -26,6 +26,7 @@ fn record_without_events(telemetry: &Telemetry) {
     metrics.tool_breaker("clock", BreakerState::Open);
     metrics.mcp_server("files", "up", 1);
     metrics.mcp_operation("tools/call", Some("timeout"), Duration::from_secs(1));
+    metrics.hook_answered("guard", HookPoint::BeforeCall, "allow", Duration::from_secs(1));
 }
 
 #[test]
