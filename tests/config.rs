@@ -41,6 +41,8 @@ fn an_empty_file_configures_the_offline_host() {
     assert_eq!(parse("").models, config.models);
     assert_eq!(parse("").host, config.host);
     assert_eq!(parse("").journal, config.journal);
+    assert_eq!((config.console.enabled, config.console.requests), (true, false));
+    assert_eq!(parse("").console, config.console);
     assert_eq!(config.journal.durability, Durability::Strict);
     assert_eq!(config.host.data_dir, PathBuf::from("./callsheet-data"));
     assert_eq!(config.host.idle_after, Some(Duration::from_secs(300)));
@@ -67,6 +69,10 @@ max_concurrent_runs = 3
 max_queued_inputs = 5
 data_dir = "/var/lib/callsheet"
 idle_after = "90s"
+
+[console]
+enabled = false
+requests = true
 
 [journal]
 engine = "memory"
@@ -109,6 +115,7 @@ extra_body = { seed = 4, nested = { on = true } }
         new.keep_idle = Some(Duration::from_secs(86_400));
     });
     assert_eq!(config.journal, journal);
+    assert_eq!((config.console.enabled, config.console.requests), (false, true));
 
     let model = &config.models["main"];
     assert_eq!(model.api_key.as_ref().unwrap().reveal(), "secret-1");

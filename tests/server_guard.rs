@@ -59,15 +59,15 @@ async fn a_foreign_origin_is_forbidden_and_gets_no_cors_headers() {
 }
 
 #[tokio::test]
-async fn with_a_token_every_path_but_health_checks_needs_it() {
+async fn with_a_token_every_path_with_data_needs_it() {
     let env = |_: &str| Some("token-1".to_owned());
     let token = Some(ApiKey::from_env("T", &env).unwrap());
     let options = ServerOptions::default().with(|new| new.token = token);
     let service = Service::start_with(json!({}), "", options).await;
-    for path in ["/healthz", "/readyz"] {
+    for path in ["/", "/healthz", "/readyz"] {
         assert_eq!(service.get(path).await.status, 200, "{path}");
     }
-    for path in ["/", "/metrics", "/v1/sessions", "/v1/sessions/x", "/nowhere"] {
+    for path in ["/metrics", "/v1/sessions", "/v1/sessions/x", "/nowhere"] {
         let answer = service.get(path).await;
         assert_eq!(answer.error(), (401, "unauthorized".to_owned()), "{path}");
         assert_eq!(answer.header("www-authenticate"), Some("bearer realm=\"callsheet\""));

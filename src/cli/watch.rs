@@ -211,7 +211,7 @@ fn json_lines(item: &FeedItem) -> String {
     match item {
         FeedItem::Event(event) => event.public().map(|event| event.json + "\n").collect(),
         FeedItem::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
-        FeedItem::Failed(error) => journal_failed(error).json + "\n",
+        FeedItem::Failed(error) => journal_failed(error, None).json + "\n",
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod agent;
 mod check;
+mod console;
 mod context;
 mod duration;
 mod error;
@@ -35,6 +36,7 @@ pub use crate::types::{OutputMode, ToolChoice};
 #[doc(hidden)]
 pub use agent::ToolPattern;
 pub use agent::{AgentConfig, ToolLoading};
+pub use console::ConsoleConfig;
 pub use context::{ContextPolicy, HistoryForm, Share};
 #[doc(hidden)]
 pub use duration::parse_duration;
@@ -102,6 +104,8 @@ pub struct Config {
     pub host: HostConfig,
     /// The journal.
     pub journal: JournalConfig,
+    /// The console.
+    pub console: ConsoleConfig,
     /// Models by name.
     pub models: BTreeMap<String, ModelConfig>,
     /// Agents by name. All models that they name are in `models`.
@@ -215,6 +219,7 @@ impl Default for Config {
         Self {
             host: HostConfig::default(),
             journal: JournalConfig::default(),
+            console: ConsoleConfig::default(),
             models,
             agents,
             tools: BTreeMap::new(),
@@ -230,6 +235,7 @@ impl Default for Config {
 crate::types::impl_with!(
     AgentConfig,
     Config,
+    ConsoleConfig,
     HostConfig,
     JournalConfig,
     LimitOverrides,

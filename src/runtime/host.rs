@@ -19,7 +19,7 @@ use super::session;
 use super::session_start::SessionStart;
 use super::task::{self, OwnedTask, blocking};
 use crate::tool::{RequestObserver, ToolServer};
-use crate::types::SessionId;
+use crate::types::{SessionId, SessionState};
 
 /// The longest interval of periodic work.
 const MAINTENANCE_PERIOD_MAX: Duration = Duration::from_secs(5);
@@ -154,7 +154,7 @@ async fn measure_lag(host: Arc<HostState>) {
 impl HostActorState {
     async fn begin(&mut self, myself: &ActorRef<HostMessage>, start: SessionStart) {
         let (id, shared) = (start.id.clone(), Arc::clone(&self.link.shared));
-        let has_work = start.has_work();
+        let (has_work, is_stored) = (start.has_work(), start.is_stored());
         match session::spawn(start, self.link.clone(), myself.get_cell()).await {
             Ok(live) => {
                 self.sessions.insert(live.actor.get_id(), (id.clone(), Arc::clone(&live)));
@@ -163,6 +163,10 @@ impl HostActorState {
                     let _ = live.actor.cast(SessionMessage::ContinueRun);
                 }
                 shared.insert_awake(&id, &live);
+                // A new session is announced when it is durable.
+                if is_stored {
+                    shared.session_states.changed(&id, SessionState::Idle);
+                }
                 shared.update_counts();
             }
             Err(error) => shared.wake_failed(&id, error),

@@ -18,7 +18,7 @@ use super::task;
 use super::tool_servers::FrozenTools;
 use crate::record::{Record, Seq};
 use crate::session::{Session, StoredSession};
-use crate::types::SessionId;
+use crate::types::{SessionId, SessionState};
 
 /// Maximum number of times that a request is sent. It is sent again if its session hibernates before
 /// it handles the request.
@@ -125,6 +125,8 @@ impl HostRef {
             self.wake(id);
         } else {
             index.remove(id);
+            drop(index);
+            self.shared.session_states.changed(id, SessionState::Hibernated);
         }
     }
 

@@ -20,8 +20,10 @@ use super::gauge::{CountGuard, Gauges};
 use super::model::StallClock;
 use super::models::Model;
 use super::session_events::HistoryLimits;
+use super::session_states::SessionStates;
 use super::tool_limiter::ToolLimiters;
 use super::tool_servers::ToolServers;
+use crate::config::ConsoleConfig;
 use crate::journal::{Journal, SessionLog};
 use crate::session::InputLimits;
 use crate::telemetry::Telemetry;
@@ -77,6 +79,9 @@ pub(super) struct HostState {
     pub(super) alarms: Mutex<BTreeSet<(u64, SessionId)>>,
     /// The values of the embedding program for tools.
     pub(super) extensions: ExtensionsBySession,
+    pub(super) console: ConsoleConfig,
+    /// The changes of the states of sessions, for clients that list them.
+    pub(super) session_states: SessionStates,
 }
 
 /// The sources of tools that are read at each run's start.

@@ -145,6 +145,7 @@ fn delete(shared: &super::host_state::HostState, kept_ms: u64) -> Result<(), Jou
     old.iter().for_each(|id| shared.release(id));
     if deleted.is_ok() {
         shared.uncount_sessions(old.len());
+        old.iter().for_each(|id| shared.session_states.deleted(id));
         tracing::info!(count = old.len(), "idle_sessions_deleted");
     }
     deleted

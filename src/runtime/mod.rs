@@ -35,6 +35,7 @@
 //! | `session/`, `session_start`, `awake_session` | the session actor; the values that it starts with; a session in memory |
 //! | `handle`, `request`, `report`, `snapshot`, `list`, `extensions` | the public interface of a session, and its parameters and results; values of the embedding program for tools |
 //! | `session_events`, `run_events`, `publish` | the events of a session, past and live; the events of a run for a program; publishing to watchers, metrics and logs |
+//! | `host_events`, `session_states` | the events of many sessions as one stream; the changes of the states of all sessions |
 //! | `run_actors`, `message` | the actors of a run; every message between actors |
 //! | `accumulator/`, `stream` | the owner of the turn; the reader of the model's responses |
 //! | `supervisor`, `tool`, `blocking` | the supervisor of tool calls; one call; the threads of tools that block |
@@ -58,6 +59,7 @@ mod gauge;
 mod handle;
 mod hooks;
 mod host;
+mod host_events;
 mod host_ref;
 mod host_state;
 mod ids;
@@ -79,6 +81,7 @@ mod server_connections;
 mod session;
 mod session_events;
 mod session_start;
+mod session_states;
 mod snapshot;
 mod stored_sessions;
 mod stream;
@@ -111,6 +114,8 @@ pub use crate::types::SessionState;
 pub use agent::AgentRules;
 pub use error::{ErrorKind, HostError};
 pub use handle::{SessionHandle, StartedRun};
+#[doc(hidden)]
+pub use host_events::HostEvent;
 pub use model_limiter::ModelStatus;
 pub use references::StoredResult;
 pub use report::{CallReport, RunFailed, RunReport, TypedRun, TypedRunError};
@@ -118,6 +123,9 @@ pub use request::RunRequest;
 pub use run_events::{ApprovalQuestion, RunEvent};
 use session_events::HistoryLimits;
 pub use session_events::SessionEvents;
+#[doc(hidden)]
+pub use session_states::SessionStateChange;
+use session_states::SessionStates;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 
 use crate::config::{Config, Resume};
@@ -405,6 +413,8 @@ impl Host {
             unwritten: parking_lot::Mutex::default(),
             alarms: parking_lot::Mutex::default(),
             extensions: ExtensionsBySession::default(),
+            console: config.console,
+            session_states: SessionStates::default(),
         });
         let (actor, _) = Actor::spawn(None, HostActor, Arc::clone(&shared))
             .await
@@ -464,6 +474,7 @@ impl Host {
             link.shared.uncount_sessions(1);
             return Err(error.into());
         }
+        link.shared.session_states.changed(&id, SessionState::Idle);
         link.shared.extensions.add_to_session(&id, open.extensions);
         Ok(SessionHandle::new(id, link.clone()))
     }
@@ -652,6 +663,7 @@ impl Host {
         let _ = link.host.stop_and_wait(None, Some(END_MAX)).await;
         let _ = timeout(END_MAX, shared.gauges.awake.wait_zero()).await;
         shared.index.lock().clear();
+        shared.session_states.end();
         for model in shared.models.values() {
             model.learnt.store(&shared.journal).await;
         }
@@ -673,6 +685,13 @@ impl Host {
     #[cfg(feature = "server")]
     pub(crate) fn note_approvals_are_read(&self) {
         self.shared().approvals_are_read.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the configuration of the console.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn console(&self) -> crate::config::ConsoleConfig {
+        self.shared().console
     }
 
     fn shared(&self) -> &HostState {

@@ -24,7 +24,7 @@ use super::error::HostError;
 use super::host_ref::HostRef;
 use super::publish::SUBSCRIBER_EVENTS_MAX;
 use crate::event::{Event, EventId, PublishedEvent};
-use crate::journal::{JournalEntry, JournalError};
+use crate::journal::{JournalEntry, JournalError, SessionSummary};
 use crate::record::{PastEvents, part_after};
 use crate::telemetry::{
     Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, Subscription,
@@ -126,6 +126,25 @@ impl SessionEvents {
         Some(Ok(Self { start: after, items: read_by(reader).boxed(), host: host.clone() }))
     }
 
+    /// Returns the stored events of a session that is not in memory. They end after the last stored record.
+    pub(super) fn stored(host: &HostRef, stored: &SessionSummary, after: EventId) -> Self {
+        let reader = HistoryReader {
+            feed: Weak::new(),
+            pending: None,
+            host: host.clone(),
+            session: stored.id.clone(),
+            after,
+            past: PastEvents::new(stored.id.clone(), &stored.agent, 0),
+            page: FIRST_PAGE,
+            read: Seq(0),
+            target: stored.seq,
+            ready: VecDeque::new(),
+            share: None,
+            live: None,
+        };
+        Self { start: after, items: read_by(reader).boxed(), host: host.clone() }
+    }
+
     pub(super) fn from_now(host: &HostRef, live: &AwakeSession) -> Option<Self> {
         let (feed, _pending) = live.feed_access.begin_subscription()?;
         // With the last possible position, the snapshot contains no text of the running attempt.
@@ -195,7 +214,7 @@ impl Default for HistoryLimits {
 /// Reads stored events until all of them are read, and then subscribes to live events.
 struct HistoryReader {
     feed: Weak<Feed>,
-    /// Keeps the session in memory while stored events are read.
+    /// Keeps the session in memory while stored events are read. `None` for a session that is not in memory.
     pending: Option<PendingSubscription>,
     host: HostRef,
     session: SessionId,
@@ -244,6 +263,18 @@ impl HistoryReader {
                 continue;
             }
             match &mut self.live {
+                None if self.pending.is_none() => {
+                    // Without a feed, the stored events are all. The last ones may have been held back.
+                    let mut events = VecDeque::new();
+                    self.past.finish(None, &mut events);
+                    if events.is_empty() {
+                        return None;
+                    }
+                    let after = self.after;
+                    self.append_events(
+                        events.into_iter().filter_map(|event| part_after(after, event)),
+                    );
+                }
                 None => {
                     let feed = self.feed.upgrade()?;
                     let (subscription, snapshot) =

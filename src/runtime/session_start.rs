@@ -39,6 +39,11 @@ pub(super) enum SessionOrigin {
 }
 
 impl SessionStart {
+    /// Returns true if the session was read from the journal.
+    pub(super) fn is_stored(&self) -> bool {
+        matches!(self.origin, SessionOrigin::Stored(_))
+    }
+
     /// Returns true if the session has an unfinished run or a queued input.
     pub(super) fn has_work(&self) -> bool {
         match &self.origin {

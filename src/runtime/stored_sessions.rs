@@ -20,7 +20,7 @@ use crate::record::{JournalEntry, Record, Seq};
 use crate::session::{PastRun, StoredSession, past_run};
 use crate::telemetry::FeedItem;
 use crate::turn::{ApprovalDecision, ApprovalError};
-use crate::types::{ApprovalPhase, CallKey, RunId, SessionId};
+use crate::types::{ApprovalPhase, CallKey, RunId, SessionId, SessionState};
 
 impl SessionHandle {
     /// Returns the stored records after a position, in order.
@@ -194,6 +194,7 @@ pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostErr
     if deleted?? {
         link.shared.uncount_sessions(1);
         link.shared.update_counts();
+        link.shared.session_states.deleted(id);
         Ok(())
     } else {
         Err(HostError::NoSuchSession(id.clone()))
@@ -228,6 +229,7 @@ pub(super) async fn fork(
     }
     let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
     live.log.wait_durable(live.log.last_seq()).await?;
+    link.shared.session_states.changed(&id, SessionState::Idle);
     if live.log.bytes() > AWAKE_FORK_BYTES_MAX {
         // If the session has ended, no message is needed.
         let _ = live.actor.cast(SessionMessage::Hibernate { idle: Duration::ZERO });

@@ -5,7 +5,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::runtime::{ErrorKind, HostError, RunFailed};
-use crate::types::RunEnd;
+use crate::types::{RunEnd, SessionId};
 
 /// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +73,11 @@ impl ApiError {
             None => error.to_string(),
         };
         Self { header, ..Self::new(status, code, message) }
+    }
+
+    /// Names the session that the error is about, for a request about several.
+    pub(super) fn of_session(self, session: &SessionId) -> Self {
+        Self { message: format!("session {session}: {}", self.message), ..self }
     }
 
     #[cfg(test)]

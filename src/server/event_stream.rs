@@ -11,13 +11,14 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream::BoxStream;
 use futures::{FutureExt as _, Stream, StreamExt as _};
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::state::ServerOptions;
-use crate::event::{Event, EventId};
-use crate::runtime::{HostError, SessionEvents, StartedRun};
+use crate::event::{Event, EventId, PublicEvent};
+use crate::runtime::{HostError, HostEvent, SessionEvents, SessionStateChange, StartedRun};
 use crate::telemetry::{FeedItem, journal_failed};
-use crate::types::Seq;
+use crate::types::{Seq, SessionState};
 
 /// Size at which joined events are written.
 const WRITE_BYTES_MAX: usize = 8 * 1024;
@@ -72,6 +73,11 @@ impl EventStream {
         self
     }
 
+    /// The events of several sessions.
+    pub(super) fn of_host(events: impl Stream<Item = HostEvent> + Send + 'static) -> Self {
+        Self::new(events.map(of_host_event).boxed(), EventId::default())
+    }
+
     fn new(items: BoxStream<'static, StreamItem>, last: EventId) -> Self {
         let settings = StreamSettings {
             keep_alive: ServerOptions::default().keep_alive,
@@ -111,9 +117,32 @@ fn one(item: StreamItem) -> BoxStream<'static, StreamItem> {
     futures::stream::iter([item]).boxed()
 }
 
+/// Returns an item of a stream of several sessions. Each event has the id of its session.
+fn of_host_event(event: HostEvent) -> StreamItem {
+    let (kind, fields) = match event {
+        HostEvent::Published(published) => return StreamItem::Feed(FeedItem::Event(published)),
+        HostEvent::State(SessionStateChange { session, state, time }) => {
+            let state = state.map_or("closed", SessionState::as_str);
+            ("session_state", json!({"session_id": session, "timestamp": time, "state": state}))
+        }
+        HostEvent::Lagged(session, last) => {
+            ("resync", json!({"session_id": session, "id": last.to_string()}))
+        }
+        HostEvent::StatesLagged => ("resync", json!({"id": null})),
+        HostEvent::Failed(session, error) => {
+            return StreamItem::Public(journal_failed(&error, Some(&session)));
+        }
+    };
+    let mut json = fields;
+    json["type"] = kind.into();
+    StreamItem::Public(PublicEvent { kind, json: json.to_string() })
+}
+
 /// An item of a stream.
 enum StreamItem {
     Feed(FeedItem),
+    /// An event of the stream itself.
+    Public(PublicEvent),
     /// The last item, if the session was closed and its host does not shut down.
     SessionClosed,
 }
@@ -215,9 +244,13 @@ impl StreamPosition {
                 true
             }
             StreamItem::Feed(FeedItem::Failed(error)) => {
-                let event = journal_failed(error);
+                let event = journal_failed(error, None);
                 append_event(text, event.kind, &event.json);
                 true
+            }
+            StreamItem::Public(event) => {
+                append_event(text, event.kind, &event.json);
+                false
             }
             StreamItem::SessionClosed => {
                 append_event(text, "error", SESSION_CLOSED);

@@ -1,4 +1,5 @@
-//! `GET /v1/sessions/{id}/events`: a session's events from the position that a client has reached.
+//! `GET /v1/sessions/{id}/events` and `GET /v1/events`: the events of one or several sessions from the
+//! positions that a client has reached.
 
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -6,11 +7,16 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 
 use super::error::ApiError;
+use super::event_stream::EventStream;
 use super::extract::StrictQuery;
 use super::sessions::PathSession;
 use super::state::AppState;
 use crate::event::EventId;
-use crate::types::excerpt;
+use crate::runtime::HostError;
+use crate::types::{SessionId, excerpt};
+
+/// Maximum number of sessions of one stream.
+const SESSIONS_MAX: usize = 256;
 
 /// The header with the id of the last event that a client received. Browsers send it when they
 /// reconnect.
@@ -41,6 +47,74 @@ pub(super) async fn watch(
     Ok(state.event_stream(events).into_response())
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WatchManyQuery {
+    sessions: String,
+    after: Option<String>,
+}
+
+/// Streams the events of several sessions. `Last-Event-ID` is ignored, because an event's id is a position
+/// in its session.
+pub(super) async fn watch_many(
+    State(state): State<AppState>,
+    StrictQuery(query): StrictQuery<WatchManyQuery>,
+) -> Result<Response, ApiError> {
+    let (sessions, all_states) = watched(&query.sessions, query.after.as_deref())?;
+    let events = state.host.watch_sessions(sessions, all_states).await;
+    let events = events.map_err(|(session, error)| {
+        // The text of the others does not name the session.
+        let is_named = matches!(error, HostError::NoSuchSession(_));
+        let error = ApiError::from(error);
+        if is_named { error } else { error.of_session(&session) }
+    })?;
+    Ok(state.event_stream(EventStream::of_host(events)).into_response())
+}
+
+/// The sessions of a stream, each with the position after which its events are wanted.
+type WatchedSessions = Vec<(SessionId, Option<EventId>)>;
+
+/// Parses the sessions of a stream and their positions. Returns true with them if the states of all
+/// sessions are wanted too. Neither `,` nor `:` can be in the id of a session.
+fn watched(sessions: &str, after: Option<&str>) -> Result<(WatchedSessions, bool), ApiError> {
+    let invalid = |message: String| ApiError::bad_request("invalid_request", message);
+    let (mut watched, mut all_states) = (WatchedSessions::new(), false);
+    for text in sessions.split(',').map(str::trim) {
+        if text == "*" {
+            all_states = true;
+            continue;
+        }
+        let session =
+            SessionId::parse(text).map_err(|_| ApiError::no_such_session(&excerpt(text, 64)))?;
+        if watched.iter().any(|(own, _)| *own == session) {
+            return Err(invalid(format!("sessions: {session} is named twice")));
+        }
+        watched.push((session, None));
+        if watched.len() > SESSIONS_MAX {
+            return Err(invalid(format!(
+                "sessions: at most {SESSIONS_MAX} can be watched at once"
+            )));
+        }
+    }
+    let positions = after.into_iter().flat_map(|text| text.split(',')).map(str::trim);
+    for text in positions.filter(|text| !text.is_empty()) {
+        let Some((session, position)) = text.split_once(':') else {
+            let message = format!("after: must be SESSION:SEQ.N, not {:?}", excerpt(text, 100));
+            return Err(ApiError::bad_request("invalid_event_id", message));
+        };
+        let own = watched.iter_mut().find(|(own, _)| own.as_str() == session);
+        let Some((session, own)) = own else {
+            let session = excerpt(session, 64);
+            return Err(invalid(format!("after: {session:?} is not one of the sessions")));
+        };
+        let position = event_id(&format!("after: {session}"), position)?;
+        if own.replace(position).is_some() {
+            return Err(invalid(format!("after: {session} is named twice")));
+        }
+    }
+    Ok((watched, all_states))
+}
+
 fn event_id(source: &str, text: &str) -> Result<EventId, ApiError> {
     text.trim().parse().map_err(|error| {
         let message = format!("{source}: {error}, not {:?}", excerpt(text, 40));
@@ -52,6 +126,37 @@ fn event_id(source: &str, text: &str) -> Result<EventId, ApiError> {
 mod tests {
     use super::*;
     use crate::types::Seq;
+
+    #[test]
+    fn several_sessions_have_a_position_each() {
+        let id = |text: &str| SessionId::parse(text).expect("an id");
+        let at = |seq, bytes| Some(EventId { seq: Seq(seq), bytes });
+        let sessions = vec![(id("a-1"), at(12, 340)), (id("b_2"), None), (id("c"), at(0, 0))];
+        let parsed = watched("a-1,b_2, c", Some("c:0,a-1:12.340"));
+        assert_eq!(parsed, Ok((sessions, false)));
+        assert_eq!(watched("*", None), Ok((vec![], true)));
+        assert_eq!(watched("a,*", Some("")), Ok((vec![(id("a"), None)], true)));
+        let many =
+            |count: usize| (0..count).map(|at| format!("s{at}")).collect::<Vec<_>>().join(",");
+        assert!(watched(&many(256), None).is_ok());
+        for (sessions, after, code) in [
+            ("", None, (404, "no_such_session")),
+            ("a,", None, (404, "no_such_session")),
+            ("a b", None, (404, "no_such_session")),
+            ("a:1", None, (404, "no_such_session")),
+            ("a,b,a", None, (400, "invalid_request")),
+            (many(257).as_str(), None, (400, "invalid_request")),
+            ("a", Some("b:1"), (400, "invalid_request")),
+            ("a", Some("*:1"), (400, "invalid_request")),
+            ("a", Some("a:1,a:1"), (400, "invalid_request")),
+            ("a", Some("1.0"), (400, "invalid_event_id")),
+            ("a", Some("a:1:2"), (400, "invalid_event_id")),
+            ("a", Some("a:"), (400, "invalid_event_id")),
+        ] {
+            let error = watched(sessions, after).expect_err(sessions);
+            assert_eq!(error.status_and_code(), code, "{sessions} {after:?}");
+        }
+    }
 
     #[test]
     fn event_ids_are_a_record_and_a_byte_offset() {

@@ -75,7 +75,9 @@ impl Guard {
     }
 
     /// Accepts requests of these paths without the token, for example of health probes. The paths are
-    /// compared as the layer sees them: inside of a nested router, without its prefix.
+    /// compared as the layer sees them: inside of a nested router, without its prefix. A path that ends
+    /// with `/*` stands for all paths that begin with what is before the `*`: `/console/*` for the files of
+    /// the console, which hold no data.
     #[must_use]
     pub fn public_paths(mut self, paths: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.public_paths.extend(paths.into_iter().map(Into::into));
@@ -168,7 +170,11 @@ impl Guard {
 
     fn check_token(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
         let Some(token) = &self.token else { return Ok(()) };
-        if self.public_paths.iter().any(|public| public == path) {
+        let is_public = |public: &String| match public.strip_suffix('*') {
+            Some(folder) if folder.ends_with('/') => path.starts_with(folder),
+            Some(_) | None => public == path,
+        };
+        if self.public_paths.iter().any(is_public) {
             return Ok(());
         }
         let mut values = headers.get_all(header::AUTHORIZATION).iter();
@@ -244,7 +250,7 @@ fn parse_host(bytes: &[u8]) -> Option<Authority> {
 mod tests {
     use super::*;
 
-    const PUBLIC_PATHS: [&str; 2] = ["/healthz", "/readyz"];
+    const PUBLIC_PATHS: [&str; 3] = ["/healthz", "/readyz", "/console/*"];
 
     fn guard(token: bool) -> Guard {
         let hosts = ["Host.Example", "other.example:8443"];
@@ -361,8 +367,13 @@ mod tests {
         assert_eq!(check(&guard(true), "/metrics", &[host]), UNAUTHORIZED);
         let twice = [host, ("authorization", "Bearer token-1"), ("authorization", "Bearer x")];
         assert_eq!(check(&guard(true), "/metrics", &twice), UNAUTHORIZED);
-        for path in PUBLIC_PATHS {
+        for path in
+            ["/healthz", "/readyz", "/console/", "/console/app.js", "/console/../v1/sessions"]
+        {
             assert_eq!(check(&guard(true), path, &[host]), None, "{path}");
+        }
+        for path in ["/console", "/consoles/", "/healthz/", "/v1/console/", "/*"] {
+            assert_eq!(check(&guard(true), path, &[host]), UNAUTHORIZED, "{path}");
         }
         assert_eq!(check(&guard(false), "/metrics", &[host]), None);
     }

@@ -28,9 +28,11 @@
 //! | `event_stream.rs` | Server-Sent Events of a run or a session |
 //! | `operations.rs` | `/healthz`, `/readyz`, `/metrics` |
 //! | `start_page.rs` | the start page, `page.html` |
+//! | `console.rs` | the files of the console |
 
 mod approvals;
 mod connections;
+mod console;
 mod error;
 mod event_stream;
 mod events;
@@ -69,8 +71,9 @@ pub use routes::{operations, router, router_with};
 use state::ApiState;
 pub use state::ServerOptions;
 
-/// The paths that need no token: health probes have none, and these reveal no data.
-const HEALTH_PATHS: [&str; 2] = ["/healthz", "/readyz"];
+/// Paths that need no token, because they reveal no data. Health probes have none, and a browser has none
+/// before the console has asked for it.
+const PUBLIC_PATHS: [&str; 3] = ["/", "/healthz", "/readyz"];
 
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
 ///
@@ -103,7 +106,7 @@ pub fn serve(
     }
     let closing = CancellationToken::new();
     let close_timeout = options.close_timeout;
-    let guard = Guard::from(&options).public_paths(HEALTH_PATHS);
+    let guard = Guard::from(&options).public_paths(PUBLIC_PATHS).public_paths(console::PATHS);
     let connections = Connections::new(host.clone(), options.max_connections);
     let limits = options.clone();
     let large_answers = LargeAnswers::new(options.max_large_answers);

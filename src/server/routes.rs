@@ -13,7 +13,7 @@ use super::large_answer::LargeAnswers;
 use super::mount::MountPath;
 use super::operations::{healthz, metrics, readyz};
 use super::state::{ApiState, AppState, ServerOptions};
-use super::{approvals, events, results, runs, sessions, start_page, tools};
+use super::{approvals, console, events, results, runs, sessions, start_page, tools};
 use crate::runtime::Host;
 
 /// A method, a path and its handler.
@@ -66,11 +66,13 @@ pub fn router_with<S: Clone + Send + Sync + 'static>(
     host: &Host,
     options: &ServerOptions,
 ) -> Router<S> {
+    let state = embedded_state(host, options);
     with_routes(api_routes())
+        .merge(with_console_routes(&state))
         // A fallback would be lost in a router that is nested twice, and would collide with the
         // fallback of an application.
         .route("/v1/{*path}", any(unknown_path))
-        .with_state(Arc::new(embedded_state(host, options)))
+        .with_state(Arc::new(state))
 }
 
 /// Returns the routes of an operator: `/healthz`, `/readyz` and `/metrics`. They can be mounted
@@ -96,6 +98,7 @@ pub fn operations<S: Clone + Send + Sync + 'static>(host: &Host) -> Router<S> {
 pub(super) fn of_server(state: ApiState) -> Router {
     with_routes(api_routes())
         .merge(with_routes(operations_routes()))
+        .merge(with_console_routes(&state))
         .fallback(unknown_path)
         .with_state(Arc::new(state))
 }
@@ -129,7 +132,23 @@ fn api_routes() -> Vec<Route> {
         ("GET", "/v1/sessions/{id}/context", get(runs::context)),
         ("POST", "/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide)),
         ("GET", "/v1/sessions/{id}/results/{tool_id}", get(results::show)),
+        ("GET", "/v1/events", get(events::watch_many)),
         ("GET", "/v1/tools", get(tools::list)),
+    ]
+}
+
+/// Returns the routes of the console, or none if it is not enabled.
+fn with_console_routes(state: &ApiState) -> Router<AppState> {
+    let routes = if state.host.console().enabled { console_routes() } else { Vec::new() };
+    with_routes(routes)
+}
+
+fn console_routes() -> Vec<Route> {
+    vec![
+        ("GET", "/console", get(console::add_slash)),
+        ("GET", "/console/", get(console::file)),
+        ("GET", "/console/{*file}", get(console::file)),
+        ("GET", "/console/api", get(start_page::list)),
     ]
 }
 
@@ -148,7 +167,7 @@ fn with_routes(routes: Vec<Route>) -> Router<AppState> {
     router.method_not_allowed_fallback(unknown_method)
 }
 
-async fn unknown_path(mount: MountPath, OriginalUri(asked): OriginalUri) -> ApiError {
+pub(super) async fn unknown_path(mount: MountPath, OriginalUri(asked): OriginalUri) -> ApiError {
     let message = format!("unknown path {}; GET {} lists the API", asked.path(), mount.root());
     ApiError::not_found("not_found", message)
 }
@@ -182,6 +201,8 @@ mod tests {
         let routes: BTreeSet<String> = api_routes()
             .iter()
             .chain(&operations_routes())
+            .chain(&console_routes())
+            .filter(|(_, path, _)| !["/console", "/console/{*file}"].contains(path))
             .map(|(method, path, _)| format!("{method} {path}"))
             .collect();
         assert_eq!(listed, routes);

@@ -1,9 +1,10 @@
-//! The start page, which lists the API.
+//! The start page, which lists the API, or leads a browser to the console.
 
-use axum::extract::{ConnectInfo, State};
+use axum::extract::{ConnectInfo, OriginalUri, State};
 use axum::http::{HeaderMap, Uri, header, request::Parts, uri::Authority};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 
+use super::console::redirect_below;
 use super::listener::LocalAddress;
 use super::mount::MountPath;
 use super::state::AppState;
@@ -17,36 +18,58 @@ const EXAMPLE_ADDRESS: &str = "http://127.0.0.1:7700";
 /// Marks the lines of `page.html` that describe the binary's server and not a mounted router.
 const SERVER_ONLY: &str = "<!-- server -->";
 
+/// Marks the lines of `page.html` that describe the console.
+const CONSOLE_ONLY: &str = "<!-- console -->";
+
+/// Leads browsers to the console, if it is enabled. Shows the list of the API to other clients.
 pub(super) async fn show(
     State(state): State<AppState>,
     mount: MountPath,
+    OriginalUri(asked): OriginalUri,
     request: Parts,
-) -> impl IntoResponse {
+) -> Response {
+    let accepted = request.headers.get_all(header::ACCEPT).iter();
+    let mut accepted = accepted.filter_map(|value| value.to_str().ok());
+    if state.host.console().enabled && accepted.any(|types| types.contains("text/html")) {
+        return redirect_below(&asked, "console/");
+    }
+    list(State(state), mount, request).await
+}
+
+/// Shows the list of the API.
+pub(super) async fn list(
+    State(state): State<AppState>,
+    mount: MountPath,
+    request: Parts,
+) -> Response {
     let local = request.extensions.get::<ConnectInfo<LocalAddress>>();
     let address = match local {
         Some(ConnectInfo(LocalAddress(local))) => local.map(|local| format!("http://{local}")),
         None => requested_address(&request.uri, &request.headers),
     };
-    let page = page(state.is_server, &mount.to_string(), address.as_deref());
+    let shown = |marker: &str| match marker {
+        SERVER_ONLY => state.is_server,
+        _ => state.host.console().enabled,
+    };
+    let page = page(shown, &mount.to_string(), address.as_deref());
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
         (header::CONTENT_SECURITY_POLICY, "default-src 'none'; style-src 'unsafe-inline'"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::VARY, "accept"),
     ];
-    (headers, page)
+    (headers, page).into_response()
 }
 
-/// Returns the page with its paths below `mount`. Neither a path nor a host of a request can have
-/// `<`, so no markup can come in.
-fn page(is_server: bool, mount: &str, address: Option<&str>) -> String {
+/// Returns the page with its paths below `mount`, and with those marked lines for whose marker `shown`
+/// returns true. Neither a path nor a host of a request can have `<`, so no markup can come in.
+fn page(shown: impl Fn(&str) -> bool, mount: &str, address: Option<&str>) -> String {
     let mut page = String::with_capacity(PAGE.len());
     for line in PAGE.lines() {
-        let (line, server_only) = match line.strip_prefix(SERVER_ONLY) {
-            Some(line) => (line, true),
-            None => (line, false),
-        };
-        if is_server || !server_only {
-            page.extend([line, "\n"]);
+        let marker =
+            [SERVER_ONLY, CONSOLE_ONLY].into_iter().find(|marker| line.starts_with(marker));
+        if marker.is_none_or(&shown) {
+            page.extend([line.strip_prefix(marker.unwrap_or_default()).unwrap_or(line), "\n"]);
         }
     }
     for method in ["GET", "POST", "DELETE"] {
@@ -75,19 +98,19 @@ mod tests {
 
     #[test]
     fn a_mounted_page_has_paths_below_its_mount_path_and_no_operations() {
-        let page = page(false, "/agents", Some("https://example.com"));
+        let page = page(|_| false, "/agents", Some("https://example.com"));
         assert!(page.contains("BASE=https://example.com/agents\n"));
         assert!(page.contains("<code>GET /agents/v1/sessions/{id}</code>"));
-        for absent in ["/metrics", "/healthz", "127.0.0.1", "<code>GET /v1", "<!--"] {
+        for absent in ["/metrics", "/healthz", "console", "127.0.0.1", "<code>GET /v1", "<!--"] {
             assert!(!page.contains(absent), "{absent} is in\n{page}");
         }
     }
 
     #[test]
     fn the_page_of_the_server_lists_operations() {
-        let page = page(true, "", None);
+        let page = page(|_| true, "", None);
         assert!(page.contains("BASE=http://127.0.0.1:7700\n"));
         assert!(page.contains("<tr><td><code>GET /metrics</code>") && !page.contains("<!--"));
-        assert_eq!(page, PAGE.replace(SERVER_ONLY, ""));
+        assert_eq!(page, PAGE.replace(SERVER_ONLY, "").replace(CONSOLE_ONLY, ""));
     }
 }

@@ -1,6 +1,7 @@
 //! Reads `callsheet.toml`: converts its values to types, and finds all errors with their lines.
 
 mod agent;
+mod console;
 mod context;
 mod hooks;
 mod host;
@@ -16,9 +17,9 @@ mod values;
 use std::collections::BTreeMap;
 
 use super::{
-    AgentConfig, BaseUrl, Config, ConfigErrors, DEFAULT_AGENT, FAST_PATH_ENV, HookConfig,
-    HostConfig, JournalConfig, MULTI_TOOL_CALLS_ENV, McpConfig, ModelConfig, REHEARSAL, STREAM_ENV,
-    ToolOverride,
+    AgentConfig, BaseUrl, Config, ConfigErrors, ConsoleConfig, DEFAULT_AGENT, FAST_PATH_ENV,
+    HookConfig, HostConfig, JournalConfig, MULTI_TOOL_CALLS_ENV, McpConfig, ModelConfig, REHEARSAL,
+    STREAM_ENV, ToolOverride,
 };
 use source::ConfigSource;
 use values::Parsed;
@@ -51,6 +52,7 @@ impl Config {
         let Some(root) = source.root() else { return Err(source.into_errors()) };
         let host = HostConfig::read(&root.table("host"), env);
         let journal = JournalConfig::read(&root.table("journal"));
+        let console = ConsoleConfig::read(&root.table("console"));
         let mut models: BTreeMap<String, ModelConfig> = root
             .tables("models")
             .into_iter()
@@ -122,8 +124,19 @@ impl Config {
         let stream = parse_switch(&source, env, STREAM_ENV);
         let fast_path = fast_path(&source, env);
         let origins = source.finish()?;
-        let mut config =
-            Self { host, journal, models, agents, tools, mcp, hooks, stream, fast_path, origins };
+        let mut config = Self {
+            host,
+            journal,
+            console,
+            models,
+            agents,
+            tools,
+            mcp,
+            hooks,
+            stream,
+            fast_path,
+            origins,
+        };
         if let Some(on) = multi_tool_calls {
             config.set_multi_tool_calls(on);
         }

@@ -13,6 +13,7 @@ use crate::runtime::message::SessionMessage;
 use crate::runtime::run_actors::RunActors;
 use crate::runtime::stored_sessions;
 use crate::runtime::task;
+use crate::types::SessionState;
 
 impl SessionActorState {
     /// Ends the session because a record could not be stored. The state in memory may be ahead of
@@ -36,6 +37,10 @@ impl SessionActorState {
         self.activity.leaving.store(true, Ordering::Release);
         self.log.close();
         self.shared.replace(&self.id, myself.get_id(), None);
+        // The journal has not recorded the end of a run.
+        let was_running = self.activity.running.load(Ordering::Acquire);
+        let state = if was_running { SessionState::Running } else { SessionState::Hibernated };
+        self.shared.session_states.changed(&self.id, state);
         myself.stop(None);
     }
 

@@ -21,6 +21,7 @@ use super::SessionActorState;
 use super::run::{ActiveRun, RunCaller};
 use crate::runtime::message::SessionMessage;
 use crate::runtime::run_actors::RunActors;
+use crate::types::SessionState;
 
 impl SessionActorState {
     /// Hibernates, if the last request is at least `idle` old and the other conditions hold.
@@ -52,6 +53,9 @@ impl SessionActorState {
             if let Some(until) = self.approvals_expire_at() {
                 self.shared.alarms.lock().insert((until, self.id.clone()));
             }
+            let is_running = self.session.run().is_some();
+            let state = if is_running { SessionState::Running } else { SessionState::Hibernated };
+            self.shared.session_states.changed(&self.id, state);
             // An open run continues from its records when the session wakes.
             myself.stop(None);
         }

@@ -25,7 +25,7 @@ use crate::session::{
 use crate::telemetry::SourceRecord;
 use crate::tool::RegisteredHook;
 use crate::turn::TurnSpec;
-use crate::types::{HookPoint, RequestKind, SessionId};
+use crate::types::{HookPoint, RequestKind, SessionId, SessionState};
 use crate::wire::PromptChange;
 
 impl SessionActorState {
@@ -94,6 +94,7 @@ impl SessionActorState {
             // A client that reads the run's end finds the session idle, and room for another run.
             if !self.session.holds_slot() && self.slot.take().is_some() {
                 self.activity.running.store(false, Ordering::Release);
+                self.shared.session_states.changed(&self.id, SessionState::Idle);
                 self.shared.update_counts();
             }
             self.record_appended(&record, Seq(seq), time, ends);
@@ -123,6 +124,7 @@ impl SessionActorState {
                 let extensions = self.shared.extensions.for_run(&self.id, &id);
                 self.run = Some(Box::new(ActiveRun::new(id, trace, extensions, seq, report)));
                 self.activity.running.store(true, Ordering::Release);
+                self.shared.session_states.changed(&self.id, SessionState::Running);
                 self.shared.update_counts();
             }
             Record::ResponseEnded { .. } => {

@@ -11,6 +11,7 @@ use super::ring::RingReader;
 use crate::event::{EventId, PublicEvent, PublishedEvent};
 use crate::journal::JournalError;
 use crate::telemetry::Telemetry;
+use crate::types::SessionId;
 
 /// An item of a subscription.
 ///
@@ -26,15 +27,19 @@ pub enum FeedItem {
     Failed(JournalError),
 }
 
-/// Returns the public event for [`FeedItem::Failed`].
+/// Returns the public event for [`FeedItem::Failed`]. `session` is the session, for a client that watches
+/// several.
 #[must_use]
-pub fn journal_failed(error: &JournalError) -> PublicEvent {
-    let json = json!({
+pub fn journal_failed(error: &JournalError, session: Option<&SessionId>) -> PublicEvent {
+    let mut json = json!({
         "type": "error",
         "code": "journal_failed",
         "message": error.to_string(),
         "transient": error.is_transient(),
     });
+    if let Some(session) = session {
+        json["session_id"] = session.as_str().into();
+    }
     PublicEvent { kind: "error", json: json.to_string() }
 }
 

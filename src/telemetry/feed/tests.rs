@@ -240,7 +240,7 @@ fn waiting_events_are_dropped_when_the_journal_fails() {
     assert_eq!(snapshot.position.delivered, EventId::default());
     assert_eq!(ready(&mut late), [failed]);
     assert_eq!(
-        journal_failed(&JournalError::Full).json,
+        journal_failed(&JournalError::Full, None).json,
         "{\"code\":\"journal_failed\",\"message\":\"write the journal: the disk is full\",\
          \"transient\":true,\"type\":\"error\"}"
     );

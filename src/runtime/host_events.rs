@@ -1,0 +1,279 @@
+//! The events of many sessions, and the states of all sessions, as one stream.
+//!
+//! A session that is not in memory is not woken: its stored events are read, and its live events follow
+//! when something else wakes it. A session that is in memory stays there while it is watched, as with
+//! [`SessionHandle::watch`](super::SessionHandle::watch).
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use futures::stream::{BoxStream, SelectAll};
+use futures::{Stream, StreamExt as _};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::Host;
+use super::error::HostError;
+use super::host_ref::HostRef;
+use super::session_events::SessionEvents;
+use super::session_states::{SessionStateChange, StateMessage};
+use crate::event::{EventId, PublishedEvent};
+use crate::journal::{JournalError, SessionSummary};
+use crate::telemetry::FeedItem;
+use crate::types::{SessionId, SessionState};
+
+/// An item of the stream of [`Host::watch_sessions`].
+#[derive(Debug)]
+pub enum HostEvent {
+    /// An event of a session.
+    Published(Arc<PublishedEvent>),
+    /// The new state of a session.
+    State(SessionStateChange),
+    /// The client was too slow for the events of this session, which continue after this position. This
+    /// is the last item.
+    Lagged(SessionId, EventId),
+    /// The client was too slow for the states of the sessions. This is the last item.
+    StatesLagged,
+    /// The events of this session cannot be read. Those of the others go on.
+    Failed(SessionId, JournalError),
+}
+
+impl Host {
+    /// Returns the events of sessions, and with `all_states` the changes of the states of all sessions
+    /// from now on. Each session has the position after which its events are wanted; without one they are
+    /// wanted from now on. The stream ends when the host shuts down, and without `all_states` also when all
+    /// of the sessions are deleted.
+    ///
+    /// # Errors
+    /// If a session or a position does not exist, with the id of the session.
+    #[doc(hidden)]
+    pub async fn watch_sessions(
+        &self,
+        sessions: Vec<(SessionId, Option<EventId>)>,
+        all_states: bool,
+    ) -> Result<impl Stream<Item = HostEvent> + Send + use<>, (SessionId, HostError)> {
+        let host = self.inner.link.clone();
+        // Subscribes before the sessions are looked up, so that none wakes unseen.
+        let states = host.shared.session_states.subscribe();
+        let mut events = HostEvents {
+            host,
+            states,
+            all_states,
+            sources: SelectAll::new(),
+            positions: HashMap::new(),
+            asleep: HashSet::new(),
+            ready: VecDeque::new(),
+            has_ended: false,
+        };
+        for (session, after) in sessions {
+            events.add(&session, after).await.map_err(|error| (session, error))?;
+        }
+        Ok(futures::stream::unfold(Some(events), async |events| {
+            let mut events = events?;
+            let next = events.next().await?;
+            let is_last = matches!(next, HostEvent::Lagged(..) | HostEvent::StatesLagged);
+            Some((next, (!is_last).then_some(events)))
+        }))
+    }
+}
+
+/// The state of such a stream.
+struct HostEvents {
+    host: HostRef,
+    states: Receiver<StateMessage>,
+    all_states: bool,
+    /// The events of the sessions that are in memory, or whose stored events are being read.
+    sources: SelectAll<BoxStream<'static, (SessionId, SourceItem)>>,
+    /// The position after the last event of each session. A session that was deleted has none.
+    positions: HashMap<SessionId, EventId>,
+    /// The sessions that are not in memory, and whose stored events were returned.
+    asleep: HashSet<SessionId>,
+    /// Items that are returned next.
+    ready: VecDeque<HostEvent>,
+    /// True if the host has shut down.
+    has_ended: bool,
+}
+
+/// An item of the events of one session.
+enum SourceItem {
+    Feed(FeedItem),
+    /// The end. The events up to this position were returned.
+    End(EventId),
+}
+
+impl HostEvents {
+    /// Adds a session.
+    async fn add(&mut self, session: &SessionId, after: Option<EventId>) -> Result<(), HostError> {
+        if self.attach(session, after)? {
+            return Ok(());
+        }
+        let stored = self.find(session).await?;
+        let stored = stored.ok_or_else(|| HostError::NoSuchSession(session.clone()))?;
+        let last = EventId { seq: stored.seq, bytes: 0 };
+        let after = after.unwrap_or(last);
+        if after.seq > last.seq {
+            return Err(HostError::UnknownEventId { asked: after, last: last.seq });
+        }
+        self.positions.insert(session.clone(), after);
+        if after < last {
+            self.push(session, SessionEvents::stored(&self.host, &stored, after), last);
+        } else {
+            self.asleep.insert(session.clone());
+        }
+        Ok(())
+    }
+
+    /// Adds the events of a session if it is in memory. Returns whether it is.
+    fn attach(&mut self, session: &SessionId, after: Option<EventId>) -> Result<bool, HostError> {
+        let Some(live) = self.host.shared.awake(session) else { return Ok(false) };
+        let events = match after {
+            Some(after) => SessionEvents::from(&self.host, session, &live, after).transpose()?,
+            None => SessionEvents::from_now(&self.host, &live),
+        };
+        // A session without a feed is about to leave memory.
+        let Some(events) = events else { return Ok(false) };
+        self.positions.insert(session.clone(), events.start());
+        self.push(session, events, EventId::default());
+        Ok(true)
+    }
+
+    fn push(&mut self, session: &SessionId, events: SessionEvents, read_to: EventId) {
+        let items = events.map(SourceItem::Feed);
+        let items = items.chain(futures::stream::iter([SourceItem::End(read_to)]));
+        let session = session.clone();
+        self.sources.push(items.map(move |item| (session.clone(), item)).boxed());
+    }
+
+    async fn next(&mut self) -> Option<HostEvent> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            let is_done = self.has_ended || (self.positions.is_empty() && !self.all_states);
+            if is_done && self.sources.is_empty() {
+                return None;
+            }
+            tokio::select! {
+                biased;
+                message = self.states.recv(), if !self.has_ended => self.handle_message(message).await,
+                Some((session, item)) = self.sources.next() => self.handle_item(session, item).await,
+            }
+        }
+    }
+
+    async fn handle_message(&mut self, message: Result<StateMessage, RecvError>) {
+        match message {
+            Ok(StateMessage::Changed(change)) => {
+                if self.asleep.contains(&change.session) {
+                    match change.state {
+                        Some(_) => self.try_wake(&change.session),
+                        None => self.end_session(&change.session),
+                    }
+                }
+                if self.all_states {
+                    let state = self.live_state(&change.session).or(change.state);
+                    self.ready.push_back(HostEvent::State(SessionStateChange { state, ..change }));
+                }
+            }
+            Err(RecvError::Lagged(_)) if self.all_states => {
+                self.ready.push_back(HostEvent::StatesLagged);
+            }
+            Err(RecvError::Lagged(_)) => {
+                for session in std::mem::take(&mut self.asleep) {
+                    self.settle(session).await;
+                }
+            }
+            Ok(StateMessage::HostEnded) | Err(RecvError::Closed) => self.has_ended = true,
+        }
+    }
+
+    async fn handle_item(&mut self, session: SessionId, item: SourceItem) {
+        match item {
+            SourceItem::Feed(FeedItem::Event(event)) => {
+                if let Some((id, position)) = event.id.zip(self.positions.get_mut(&session)) {
+                    *position = id;
+                }
+                self.ready.push_back(HostEvent::Published(event));
+            }
+            SourceItem::Feed(FeedItem::Lagged) => {
+                let position = self.positions.get(&session).copied().unwrap_or_default();
+                self.ready.push_back(HostEvent::Lagged(session, position));
+            }
+            SourceItem::Feed(FeedItem::Failed(error)) => {
+                self.positions.remove(&session);
+                self.ready.push_back(HostEvent::Failed(session, error));
+            }
+            SourceItem::End(read_to) => {
+                if let Some(position) = self.positions.get_mut(&session) {
+                    *position = read_to.max(*position);
+                    self.settle(session).await;
+                }
+            }
+        }
+    }
+
+    /// Continues with a session whose events have ended: it was deleted, has left memory, or has woken
+    /// while its stored events were read.
+    async fn settle(&mut self, session: SessionId) {
+        // The sessions of a host that shuts down leave memory, and are not deleted.
+        if !self.host.is_ready() {
+            return;
+        }
+        match self.find(&session).await {
+            Ok(Some(_)) => {
+                self.asleep.insert(session.clone());
+                self.try_wake(&session);
+            }
+            Ok(None) => self.end_session(&session),
+            Err(HostError::Journal(error)) => {
+                self.positions.remove(&session);
+                self.ready.push_back(HostEvent::Failed(session, error));
+            }
+            // The host shuts down.
+            Err(_) => {}
+        }
+    }
+
+    /// Adds the events of a session that was asleep, if it is in memory by now.
+    fn try_wake(&mut self, session: &SessionId) {
+        let position = self.positions.get(session).copied();
+        match self.attach(session, position) {
+            Ok(true) => {
+                self.asleep.remove(session);
+            }
+            Ok(false) => {}
+            // The session has fewer records than before, because the journal has failed meanwhile.
+            Err(_) => {
+                self.ready
+                    .push_back(HostEvent::Lagged(session.clone(), position.unwrap_or_default()));
+            }
+        }
+    }
+
+    /// Ends the events of a session that was deleted.
+    fn end_session(&mut self, session: &SessionId) {
+        self.asleep.remove(session);
+        // With the states of all sessions, the client is told anyway.
+        if self.positions.remove(session).is_some() && !self.all_states {
+            self.ready.push_back(HostEvent::State(SessionStateChange::new(session, None)));
+        }
+    }
+
+    fn live_state(&self, session: &SessionId) -> Option<SessionState> {
+        let live = self.host.shared.awake(session)?;
+        let is_running = live.activity.running.load(Ordering::Acquire);
+        Some(if is_running { SessionState::Running } else { SessionState::Idle })
+    }
+
+    fn find(
+        &self,
+        session: &SessionId,
+    ) -> impl Future<Output = Result<Option<SessionSummary>, HostError>> + Send + use<> {
+        let (host, session) = (self.host.clone(), session.clone());
+        async move {
+            let shared = Arc::clone(&host.shared);
+            Ok(host.read_index(move || shared.journal.find(&session)).await??)
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The changes of the states of all sessions of a host, for clients that list sessions.
+//!
+//! Nothing is kept or sent before the first client subscribes. A message may be late: the state of a session
+//! that is in memory is the one that its [`activity`](super::awake_session) has when the message is read.
+
+use std::sync::OnceLock;
+
+use tokio::sync::broadcast::{self, Receiver, Sender};
+
+use crate::journal::unix_ms;
+use crate::types::{SessionId, SessionState};
+
+/// The number of changes that a client may be behind.
+const CHANGES_MAX: usize = 1024;
+
+/// Passes changes to subscribers. One that does not read costs nothing.
+#[derive(Debug, Default)]
+pub(super) struct SessionStates(OnceLock<Sender<StateMessage>>);
+
+/// A message to the subscribers.
+#[derive(Clone, Debug)]
+pub(super) enum StateMessage {
+    Changed(SessionStateChange),
+    /// The host has shut down. This is the last message.
+    HostEnded,
+}
+
+/// The new state of a session.
+#[derive(Clone, Debug)]
+pub struct SessionStateChange {
+    /// The session.
+    pub session: SessionId,
+    /// `None`: the session was deleted.
+    pub state: Option<SessionState>,
+    /// Unix time in milliseconds.
+    pub time: u64,
+}
+
+impl SessionStateChange {
+    pub(super) fn new(session: &SessionId, state: Option<SessionState>) -> Self {
+        Self { session: session.clone(), state, time: unix_ms() }
+    }
+}
+
+impl SessionStates {
+    /// Tells the subscribers the new state of a session.
+    pub(super) fn changed(&self, session: &SessionId, state: SessionState) {
+        self.send(|| StateMessage::Changed(SessionStateChange::new(session, Some(state))));
+    }
+
+    /// Tells the subscribers that a session was deleted.
+    pub(super) fn deleted(&self, session: &SessionId) {
+        self.send(|| StateMessage::Changed(SessionStateChange::new(session, None)));
+    }
+
+    /// Tells the subscribers that the host has shut down.
+    pub(super) fn end(&self) {
+        self.send(|| StateMessage::HostEnded);
+    }
+
+    /// Returns the changes from now on.
+    pub(super) fn subscribe(&self) -> Receiver<StateMessage> {
+        self.0.get_or_init(|| broadcast::channel(CHANGES_MAX).0).subscribe()
+    }
+
+    fn send(&self, message: impl FnOnce() -> StateMessage) {
+        if let Some(sender) = self.0.get().filter(|sender| sender.receiver_count() > 0) {
+            // The last subscriber may be gone by now.
+            let _ = sender.send(message());
+        }
+    }
+}
