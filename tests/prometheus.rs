@@ -66,6 +66,8 @@ async fn every_expression_has_data() {
     // A rate needs two scrapes.
     for wave in ["one", "two"] {
         load(&served, wave).await;
+        let vitals = json!({"frames": 2, "blocking_ms": 40, "paint_ms": [12, 400]});
+        assert_eq!(served.post("/v1/ui/vitals", vitals).await.status, 204);
         prometheus.until_scraped().await;
     }
     // The other sessions are hibernated by then.

@@ -384,6 +384,50 @@ impl Agent {
         }
     }
 
+    /// Returns an agent of this name that has only one tool and one model. `None` if neither the host nor this
+    /// agent has the tool.
+    pub(super) fn calling(&self, tool: &str, name: &str, model: Arc<Model>) -> Option<Self> {
+        let is_reserved = RESERVED_NAMES.contains(&tool);
+        let found = self.tools.get(tool).or_else(|| self.registry.tool(tool));
+        let found = found.filter(|_| !is_reserved)?.clone();
+        let offering = Offering { search: false, references: false };
+        let patterns = [ToolPattern::new(tool)];
+        let (tools, definitions) =
+            offer(BTreeMap::from([(tool.to_owned(), found)]), &patterns, offering);
+        let models = ModelChain::new(model, Vec::new());
+        let plans = models.plans(None);
+        let blank = ModelRequest { system: None, tools: definitions, ..self.blank.clone() };
+        let blank = models.first().adapt(blank, plans.first().streamed);
+        let rules = TurnRules {
+            tools: specs(&tools),
+            search: false,
+            found: Arc::default(),
+            // The tools of servers are known.
+            has_servers: false,
+            fixed_tokens: fixed_tokens(&blank),
+            system_tokens: 0,
+            tool_choice: ToolChoice::Auto,
+            output: None,
+            models: Arc::new(plans),
+            ..TurnRules::clone(&self.rules)
+        };
+        Some(Self {
+            name: name.into(),
+            models: Arc::new(models),
+            rules: Arc::new(rules),
+            tools: Arc::new(tools),
+            loading: ToolLoading::All,
+            configured: Arc::clone(&self.configured),
+            registry: Arc::clone(&self.registry),
+            allow_overrides: false,
+            output_retries: 0,
+            patterns: Arc::new([]),
+            hooks: Arc::clone(&self.hooks),
+            blank,
+            prompt_hash: OnceLock::new(),
+        })
+    }
+
     /// Returns the agent with the recorded overrides of a run. If the configuration does not allow
     /// them any more, returns the agent without overrides. A system prompt and a temperature were admitted
     /// once, and stay.

@@ -20,6 +20,7 @@ use super::report::{CompactionReport, ContextReport};
 use super::report::{RunReport, TypedRun, TypedRunError};
 use super::request::RunRequest;
 use super::run_events::{ApprovalQuestion, RunEvent, RunEventReader};
+use super::sent_requests::SentRequest;
 use super::session_events::SessionEvents;
 use super::snapshot::SessionSnapshot;
 use super::stored_sessions;
@@ -76,6 +77,24 @@ impl SessionHandle {
             Some(_) => SessionState::Idle,
             None => SessionState::Hibernated,
         }
+    }
+
+    /// Returns the request of the newest attempt of a turn, if the host has kept it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn sent_request(&self, turn: u32) -> Option<SentRequest> {
+        let all = self.link.shared.sent_requests.as_ref()?;
+        all.get(&(self.id.clone(), turn))
+    }
+
+    /// Returns whether the session exists, without waking it.
+    ///
+    /// # Errors
+    /// If the journal cannot be read.
+    #[doc(hidden)]
+    pub async fn exists(&self) -> Result<bool, HostError> {
+        let (shared, id) = (Arc::clone(&self.link.shared), self.id.clone());
+        Ok(self.link.read_index(move || shared.journal.find(&id)).await??.is_some())
     }
 
     /// Returns whether the session's host accepts sessions and runs. It does until it shuts down.

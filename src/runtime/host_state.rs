@@ -19,6 +19,7 @@ use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
 use super::model::StallClock;
 use super::models::Model;
+use super::sent_requests::SentRequests;
 use super::session_events::HistoryLimits;
 use super::session_states::SessionStates;
 use super::tool_limiter::ToolLimiters;
@@ -80,6 +81,8 @@ pub(super) struct HostState {
     /// The values of the embedding program for tools.
     pub(super) extensions: ExtensionsBySession,
     pub(super) console: ConsoleConfig,
+    /// The requests to models that are kept. `None` unless the configuration asks for it.
+    pub(super) sent_requests: Option<Arc<SentRequests>>,
     /// The changes of the states of sessions, for clients that list them.
     pub(super) session_states: SessionStates,
 }
@@ -234,6 +237,9 @@ impl HostState {
     /// Removes the slot of a session that was deleted, and its extensions.
     pub(super) fn release(&self, id: &SessionId) {
         self.extensions.remove_session(id);
+        if let Some(requests) = &self.sent_requests {
+            requests.remove_session(id);
+        }
         self.index.lock().remove(id);
     }
 

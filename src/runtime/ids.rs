@@ -16,6 +16,11 @@ pub(super) fn session_id() -> Option<SessionId> {
     SessionId::parse(&format!("ses_{:016x}", unique())).ok()
 }
 
+/// Returns a new id for the session of a tool call by hand: `call_` and 16 hex digits.
+pub(super) fn call_session_id() -> Option<SessionId> {
+    SessionId::parse(&format!("call_{:016x}", unique())).ok()
+}
+
 /// Returns the seed of a turn's random delays: the same number for the same turn in every process.
 pub(super) fn turn_seed(session: &SessionId, turn: u32) -> u64 {
     // FNV-1a: the standard hasher may change between releases.

@@ -42,7 +42,8 @@
 //! | `agent`, `models`, `model/` | a configured agent; the configured models; the client of one model |
 //! | `model_limiter`, `tool_limiter`, `fair_semaphore` | limits and circuit breakers of models and of tools; the semaphore of both |
 //! | `model_tokens` | learnt windows and token ratios of models, in memory and in the journal |
-//! | `tool_attempts` | the attempts of a call |
+//! | `tool_attempts`, `tool_call` | the attempts of a call; a call by hand |
+//! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids` | counts of live objects; tasks that end with their owner; new ids |
 //! | `maintenance`, `recovery`, `stored_sessions` | periodic work; unfinished runs at start; reading, forking and deleting stored sessions |
@@ -77,6 +78,7 @@ mod report;
 mod request;
 mod run_actors;
 mod run_events;
+mod sent_requests;
 mod server_connections;
 mod session;
 mod session_events;
@@ -94,6 +96,7 @@ crate::types::impl_with!(OpenSession, RunRequest);
 mod tests;
 mod tool;
 mod tool_attempts;
+mod tool_call;
 mod tool_limiter;
 mod tool_servers;
 
@@ -116,17 +119,21 @@ pub use error::{ErrorKind, HostError};
 pub use handle::{SessionHandle, StartedRun};
 #[doc(hidden)]
 pub use host_events::HostEvent;
-pub use model_limiter::ModelStatus;
+pub use model_limiter::{ModelReport, ModelStatus};
 pub use references::StoredResult;
 pub use report::{CallReport, RunFailed, RunReport, TypedRun, TypedRunError};
 pub use request::RunRequest;
 pub use run_events::{ApprovalQuestion, RunEvent};
+#[doc(hidden)]
+pub use sent_requests::SentRequest;
 use session_events::HistoryLimits;
 pub use session_events::SessionEvents;
 #[doc(hidden)]
 pub use session_states::SessionStateChange;
 use session_states::SessionStates;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
+#[doc(hidden)]
+pub use stored_sessions::SessionCheck;
 
 use crate::config::{Config, Resume};
 use crate::context::InitialHistory;
@@ -414,6 +421,7 @@ impl Host {
             alarms: parking_lot::Mutex::default(),
             extensions: ExtensionsBySession::default(),
             console: config.console,
+            sent_requests: config.console.requests.then(Arc::default),
             session_states: SessionStates::default(),
         });
         let (actor, _) = Actor::spawn(None, HostActor, Arc::clone(&shared))
@@ -441,42 +449,10 @@ impl Host {
         &self,
         open: impl Into<OpenSession>,
     ) -> Result<SessionHandle, HostError> {
-        let open = open.into();
-        let link = &self.inner.link;
-        let agent = self.agent(open.agent)?;
-        let id = session_id(open.id)?;
-        let (messages, metadata) = (open.messages, open.metadata);
-        InitialHistory::parse(&messages)?;
-        let (waiter, waited) = oneshot::channel();
-        link.shared.reserve_new(&id, waiter)?;
-        let opening = SessionStart {
-            publisher: Publisher::new(id.clone(), link.shared.telemetry.clone(), Seq(0)),
-            id: id.clone(),
-            agent,
-            tools: None,
-            origin: SessionOrigin::New { messages, metadata },
-        };
-        let opened = async {
-            let (shared, of) = (Arc::clone(&link.shared), id.clone());
-            if link.read_index(move || shared.journal.find(&of)).await??.is_some() {
-                return Err(HostError::SessionExists);
-            }
-            let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));
-            begun.map_err(|_| HostError::ShuttingDown)
-        };
-        if let Err(error) = opened.await {
-            link.shared.uncount_sessions(1);
-            link.shared.wake_failed(&id, error.clone());
-            return Err(error);
-        }
-        let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
-        if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
-            link.shared.uncount_sessions(1);
-            return Err(error.into());
-        }
-        link.shared.session_states.changed(&id, SessionState::Idle);
-        link.shared.extensions.add_to_session(&id, open.extensions);
-        Ok(SessionHandle::new(id, link.clone()))
+        let mut open = open.into();
+        let agent = self.agent(open.agent.take())?;
+        let id = session_id(open.id.take())?;
+        open_new(&self.inner.link, id, agent, open).await
     }
 
     /// Returns the session with the id of `open`, and opens it first if it does not exist. An
@@ -598,6 +574,13 @@ impl Host {
     #[doc(hidden)]
     pub fn models(&self) -> Vec<ModelStatus> {
         self.shared().models.values().map(|model| model.status()).collect()
+    }
+
+    /// Returns the configuration, the state and the failures of each configured model, by name.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn model_reports(&self) -> Vec<ModelReport> {
+        self.shared().models.values().map(|model| model.report()).collect()
     }
 
     /// Returns whether the host accepts sessions and runs. A failing model does not change this.
@@ -776,6 +759,47 @@ impl Host {
         let name = name.unwrap_or_else(|| crate::config::DEFAULT_AGENT.to_owned());
         found.map(Arc::clone).ok_or(HostError::UnknownAgent(name))
     }
+}
+
+/// Opens a session with this id and this agent.
+async fn open_new(
+    link: &HostRef,
+    id: SessionId,
+    agent: Arc<Agent>,
+    open: OpenSession,
+) -> Result<SessionHandle, HostError> {
+    let OpenSession { agent: _, id: _, messages, metadata, extensions } = open;
+    InitialHistory::parse(&messages)?;
+    let (waiter, waited) = oneshot::channel();
+    link.shared.reserve_new(&id, waiter)?;
+    let opening = SessionStart {
+        publisher: Publisher::new(id.clone(), link.shared.telemetry.clone(), Seq(0)),
+        id: id.clone(),
+        agent,
+        tools: None,
+        origin: SessionOrigin::New { messages, metadata },
+    };
+    let opened = async {
+        let (shared, of) = (Arc::clone(&link.shared), id.clone());
+        if link.read_index(move || shared.journal.find(&of)).await??.is_some() {
+            return Err(HostError::SessionExists);
+        }
+        let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));
+        begun.map_err(|_| HostError::ShuttingDown)
+    };
+    if let Err(error) = opened.await {
+        link.shared.uncount_sessions(1);
+        link.shared.wake_failed(&id, error.clone());
+        return Err(error);
+    }
+    let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
+    if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
+        link.shared.uncount_sessions(1);
+        return Err(error.into());
+    }
+    link.shared.session_states.changed(&id, SessionState::Idle);
+    link.shared.extensions.add_to_session(&id, extensions);
+    Ok(SessionHandle::new(id, link.clone()))
 }
 
 /// Checks that the hooks of the configuration are asked.

@@ -1,23 +1,30 @@
 //! Limits the requests to one model: a maximum number at the same time, and a circuit breaker.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use ractor::ActorId;
+use serde::Serialize;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use super::fair_semaphore::{FairSemaphore, PermitRequest};
 use super::gauge::{CountGuard, Gauge};
 use crate::config::ModelConfig;
+use crate::journal::unix_ms;
 use crate::telemetry::{GaugeGuard, ModelMetrics};
 use crate::turn::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState, PermitReply,
     ServiceSignal,
 };
-use crate::types::ProviderError;
+use crate::types::{ProviderError, ProviderErrorKind, Wire, excerpt};
+
+/// Maximum number of characters of an error that a report shows.
+const ERROR_CHARS: usize = 1000;
 
 /// The concurrency limit and the circuit breaker of one configured model, shared by all sessions.
 #[derive(Debug)]
@@ -32,6 +39,8 @@ pub(super) struct ModelLimiter {
     /// The origin of the breaker's clock.
     started: Instant,
     metrics: ModelMetrics,
+    permits_max: Option<NonZeroU32>,
+    results: RequestResults,
 }
 
 /// The current status of a configured model.
@@ -60,6 +69,76 @@ pub struct ModelStatus {
     pub in_flight: usize,
     /// Requests that wait for a permit.
     pub waiting: usize,
+}
+
+/// The configuration, the status and the failures of a model.
+///
+/// Returned by [`Host::model_reports`](crate::Host::model_reports).
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+#[doc(hidden)]
+pub struct ModelReport {
+    /// Its name in the configuration.
+    pub name: String,
+    /// Its wire format.
+    pub wire: &'static str,
+    /// Its name at the service.
+    pub model: String,
+    /// The state of its circuit breaker.
+    pub breaker: &'static str,
+    /// The time until the breaker lets a probe through, in milliseconds. `None` if it does not wait.
+    pub retry_in_ms: Option<u64>,
+    /// Requests to it whose response has not ended.
+    pub in_flight: usize,
+    /// Requests that wait for a permit.
+    pub waiting: usize,
+    /// The number of permits. `None` means no limit.
+    pub max_concurrent_requests: Option<NonZeroU32>,
+    /// Requests that it has answered since the host started.
+    pub answered: u64,
+    /// Requests that failed since the host started, by kind of error.
+    pub failed: BTreeMap<ProviderErrorKind, u64>,
+    /// The last failure.
+    pub last_error: Option<ModelFailure>,
+}
+
+/// A failed request.
+///
+/// Part of a [`ModelReport`].
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+#[doc(hidden)]
+pub struct ModelFailure {
+    /// The kind of error.
+    pub kind: ProviderErrorKind,
+    /// The HTTP status, if there was one.
+    pub status: Option<u16>,
+    /// A message for people.
+    pub message: String,
+    /// The time: Unix time in milliseconds.
+    pub time: u64,
+}
+
+/// The results of a model's requests since the host started.
+#[derive(Debug, Default)]
+struct RequestResults {
+    answered: AtomicU64,
+    /// Locked only after a failure, and by reports.
+    failures: Mutex<(BTreeMap<ProviderErrorKind, u64>, Option<ModelFailure>)>,
+}
+
+impl RequestResults {
+    fn add(&self, error: Option<&ProviderError>) {
+        let Some(error) = error else {
+            self.answered.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let (kind, status) = (error.kind, error.status);
+        let message = excerpt(&error.message, ERROR_CHARS);
+        let (failed, last) = &mut *self.failures.lock();
+        *failed.entry(kind).or_default() += 1;
+        *last = Some(ModelFailure { kind, status, message, time: unix_ms() });
+    }
 }
 
 /// A request that may be sent.
@@ -98,6 +177,8 @@ impl ModelLimiter {
             opened: Notify::new(),
             started: Instant::now(),
             metrics,
+            permits_max: config.max_concurrent_requests,
+            results: RequestResults::default(),
         })
     }
 
@@ -196,6 +277,26 @@ impl ModelLimiter {
         }
     }
 
+    /// Returns the report of the model with this name, wire format, and name at its service.
+    pub(super) fn report(&self, name: &str, wire: Wire, model: &str) -> ModelReport {
+        let refusal = self.breaker.lock().check(self.now()).err();
+        let retry_in = refusal.and_then(|refusal| refusal.wait);
+        let (failed, last_error) = self.results.failures.lock().clone();
+        ModelReport {
+            name: name.to_owned(),
+            wire: wire.as_str(),
+            model: model.to_owned(),
+            breaker: self.update_metric().as_str(),
+            retry_in_ms: retry_in.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
+            in_flight: self.in_flight.count(),
+            waiting: self.waiting.count(),
+            max_concurrent_requests: self.permits_max,
+            answered: self.results.answered.load(Ordering::Relaxed),
+            failed,
+            last_error,
+        }
+    }
+
     fn now(&self) -> Duration {
         self.started.elapsed()
     }
@@ -204,6 +305,7 @@ impl ModelLimiter {
 impl BreakerPermitGuard {
     /// Reports the result of the exchange: success, or this error.
     pub(super) fn report_result(mut self, error: Option<&ProviderError>) {
+        self.limiter.results.add(error);
         self.end(ServiceSignal::from_error(error));
     }
 

@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::error::HostError;
 use super::model::{ModelClient, ModelRequest, ModelService, ModelSource, StallClock};
-use super::model_limiter::{ModelLimiter, ModelStatus};
+use super::model_limiter::{ModelLimiter, ModelReport, ModelStatus};
 use super::model_tokens::LearntTokens;
 use crate::config::{Config, ModelConfig};
 use crate::telemetry::{PrefixBreakMetrics, Telemetry};
@@ -107,6 +107,21 @@ impl Model {
         }
     }
 
+    /// Creates a model that the program implements, besides the configured ones.
+    pub(super) fn of_program(
+        name: &str,
+        source: impl ModelSource,
+        telemetry: &Telemetry,
+        secrets: Secrets,
+    ) -> Self {
+        let config = ModelConfig::for_source(name);
+        let limiter = ModelLimiter::new(&config, telemetry.metrics().model(name));
+        let breaks = telemetry.metrics().prefix_breaks().clone();
+        let service =
+            ModelService::Source { source: Arc::new(source), config: Arc::new(config.clone()) };
+        Self::new(name, &config, service, secrets, limiter, breaks)
+    }
+
     /// Returns whether it has made a message with this origin.
     pub(super) fn has_origin(&self, origin: &Arc<ModelOrigin>) -> bool {
         Arc::ptr_eq(&self.plan.origin, origin) || self.plan.origin == *origin
@@ -125,6 +140,12 @@ impl Model {
     /// Returns its current status.
     pub(super) fn status(&self) -> ModelStatus {
         self.limiter.status(&self.name)
+    }
+
+    /// Returns its configuration, status and failures.
+    pub(super) fn report(&self) -> ModelReport {
+        let ModelOrigin { wire, model } = &*self.plan.origin;
+        self.limiter.report(&self.name, *wire, model)
     }
 
     /// Returns the request with the fields of this model. Messages and tools stay shared.

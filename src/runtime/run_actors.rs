@@ -11,6 +11,7 @@ use super::message::{
 };
 use super::publish::Publisher;
 use super::references::SessionReferences;
+use super::sent_requests::SessionRequests;
 use super::stream::{StreamActor, StreamSetup};
 use super::supervisor::{ToolSupervisor, ToolSupervisorSetup};
 use crate::journal::SessionLog;
@@ -41,7 +42,11 @@ impl RunActors {
             log: Arc::clone(log),
             link: link.clone(),
         });
-        let setup = StreamSetup { session: session.get_id(), gauges: gauges.clone() };
+        let requests = host.sent_requests.as_ref().map(|all| SessionRequests {
+            session: publisher.session().clone(),
+            all: Arc::clone(all),
+        });
+        let setup = StreamSetup { session: session.get_id(), gauges: gauges.clone(), requests };
         let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, cell.clone()).await?;
         let supervisor = match supervisor {
             Some(supervisor) => supervisor,

@@ -15,12 +15,15 @@ use super::publish::Publisher;
 use super::report::{CallReport, Messages, RunReport};
 use super::session_start::{SessionOrigin, SessionStart};
 use crate::event::Event;
-use crate::journal::SessionLog;
+use crate::journal::{Breach, SessionLog, unfinished, verify};
 use crate::record::{JournalEntry, Record, Seq};
 use crate::session::{PastRun, StoredSession, past_run};
 use crate::telemetry::FeedItem;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, CallKey, RunId, SessionId, SessionState};
+
+/// Size from which a page of records ends.
+const PAGE_BYTES: u64 = 1 << 20;
 
 impl SessionHandle {
     /// Returns the stored records after a position, in order.
@@ -31,6 +34,80 @@ impl SessionHandle {
         let (shared, id) = (Arc::clone(&self.link.shared), self.id().clone());
         Ok(self.link.read(move || shared.journal.read(&id, after)).await??)
     }
+
+    /// Returns at most `limit` stored records after a position, fewer if they are large, and true if there
+    /// are more. Does not wake the session.
+    ///
+    /// # Errors
+    /// If there is no such session, or its records cannot be read.
+    #[doc(hidden)]
+    pub async fn record_page(
+        &self,
+        after: Seq,
+        limit: usize,
+    ) -> Result<(Vec<JournalEntry>, bool), HostError> {
+        let (shared, id) = (Arc::clone(&self.link.shared), self.id().clone());
+        let read = move || {
+            if shared.journal.find(&id)?.is_none() {
+                return Err(HostError::NoSuchSession(id));
+            }
+            let (mut page, mut bytes) = (Vec::<JournalEntry>::new(), 0);
+            let (mut position, mut count) = (after, 1);
+            loop {
+                // One more than is returned tells whether there are more.
+                let wanted = count.min(limit.saturating_add(1) - page.len());
+                let entries = shared.journal.read_some(&id, position, wanted)?;
+                let is_last = entries.len() < wanted;
+                for entry in entries {
+                    if page.len() == limit || (bytes >= PAGE_BYTES && !page.is_empty()) {
+                        return Ok((page, true));
+                    }
+                    position = entry.seq;
+                    bytes += entry.approximate_bytes();
+                    page.push(entry);
+                }
+                if is_last {
+                    return Ok((page, false));
+                }
+                // The next records may be larger than these, so the number grows step by step.
+                let average = (bytes / page.len().max(1) as u64).max(1);
+                let fitting = usize::try_from(PAGE_BYTES / average).unwrap_or(usize::MAX);
+                count = fitting.clamp(1, 2 * count);
+            }
+        };
+        self.link.read(read).await?
+    }
+
+    /// Checks the stored records. Does not wake the session.
+    ///
+    /// # Errors
+    /// If there is no such session, or its records cannot be read.
+    #[doc(hidden)]
+    pub async fn verify(&self) -> Result<SessionCheck, HostError> {
+        let (shared, id) = (Arc::clone(&self.link.shared), self.id().clone());
+        let check = move || {
+            let entries = shared.journal.read(&id, Seq(0))?;
+            if entries.is_empty() {
+                return Err(HostError::NoSuchSession(id));
+            }
+            let (breaches, open_run) = (verify(&id, &entries), unfinished(&entries).cloned());
+            Ok(SessionCheck { records: entries.len(), open_run, breaches })
+        };
+        self.link.read(check).await?
+    }
+}
+
+/// The result of [`SessionHandle::verify`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[doc(hidden)]
+pub struct SessionCheck {
+    /// The number of records.
+    pub records: usize,
+    /// The run that has not ended.
+    pub open_run: Option<RunId>,
+    /// The invariants that the records breach.
+    pub breaches: Vec<Breach>,
 }
 
 /// Returns the report of a run when it is over and durable. The session delivers it to the caller that

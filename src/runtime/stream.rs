@@ -14,6 +14,7 @@ use super::message::{AccumulatorMessage, AccumulatorRef, RequestSent, StreamMess
 use super::model::{ExchangeCache, ModelExchange, ModelRequest};
 use super::model_limiter::{Admission, BreakerPermitGuard};
 use super::models::Model;
+use super::sent_requests::{SentRequest, SessionRequests};
 use super::task::OwnedTask;
 use crate::response::ExchangeEnd;
 use crate::turn::AttemptPlan;
@@ -28,6 +29,8 @@ pub(super) struct StreamActor;
 pub(super) struct StreamSetup {
     pub(super) session: ActorId,
     pub(super) gauges: Gauges,
+    /// `None` unless the host keeps requests.
+    pub(super) requests: Option<SessionRequests>,
 }
 
 pub(super) struct StreamState {
@@ -71,6 +74,7 @@ impl Actor for StreamActor {
                     trace,
                     accumulator: to,
                     cache: Arc::clone(&state.cache),
+                    requests: state.setup.requests.clone(),
                 };
                 state.reading = Some(OwnedTask::spawn(&state.setup.gauges.tasks, async move {
                     let read = AssertUnwindSafe(read_loop.read(plan, request));
@@ -104,6 +108,7 @@ struct ReadLoop {
     trace: Option<TraceContext>,
     accumulator: AccumulatorRef,
     cache: Arc<Mutex<ExchangeCache>>,
+    requests: Option<SessionRequests>,
 }
 
 impl ReadLoop {
@@ -174,6 +179,11 @@ impl ReadLoop {
         };
         if let Some(reason) = cache.prompt_break() {
             self.model.prefix_breaks.increment(reason);
+        }
+        drop(cache);
+        if let Some((requests, body)) = self.requests.as_ref().zip(exchange.request_body()) {
+            let (attempt, model) = (self.attempt, self.model.name.clone());
+            requests.keep(self.turn, SentRequest { attempt, model, body: body.clone() });
         }
         exchange
     }

@@ -26,7 +26,9 @@
 //! | `approvals.rs` | `/v1/sessions/{id}/approvals/{tool_id}` |
 //! | `events.rs` | `/v1/sessions/{id}/events`: the position at which a client starts to read |
 //! | `event_stream.rs` | Server-Sent Events of a run or a session |
-//! | `operations.rs` | `/healthz`, `/readyz`, `/metrics` |
+//! | `records.rs` | `/v1/sessions/{id}/`: `records`, `verify`, `turns/{n}/request` |
+//! | `vitals.rs` | `/v1/ui/vitals` |
+//! | `operations.rs` | `/healthz`, `/readyz`, `/metrics`, `/v1/host/models` |
 //! | `start_page.rs` | the start page, `page.html` |
 //! | `console.rs` | the files of the console |
 
@@ -42,6 +44,7 @@ mod large_answer;
 mod listener;
 mod mount;
 mod operations;
+mod records;
 mod results;
 mod routes;
 mod runs;
@@ -50,6 +53,7 @@ mod sessions;
 mod start_page;
 mod state;
 mod tools;
+mod vitals;
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Health checks and metrics.
+//! Health checks, metrics, and the state of the models.
 
 use axum::Json;
 use axum::extract::State;
@@ -33,6 +33,11 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
     }
     let message = "the host does not accept runs: it is starting or shutting down";
     Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message))
+}
+
+/// Returns the configuration, the state and the failures of the models.
+pub(super) async fn models(State(state): State<AppState>) -> impl IntoResponse {
+    Json(json!({"models": state.host.model_reports()}))
 }
 
 pub(super) async fn metrics(State(state): State<AppState>) -> Result<Response, ApiError> {

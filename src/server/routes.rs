@@ -11,9 +11,11 @@ use tokio_util::sync::CancellationToken;
 use super::error::ApiError;
 use super::large_answer::LargeAnswers;
 use super::mount::MountPath;
-use super::operations::{healthz, metrics, readyz};
+use super::operations::{healthz, metrics, models, readyz};
 use super::state::{ApiState, AppState, ServerOptions};
-use super::{approvals, console, events, results, runs, sessions, start_page, tools};
+use super::{
+    approvals, console, events, records, results, runs, sessions, start_page, tools, vitals,
+};
 use crate::runtime::Host;
 
 /// A method, a path and its handler.
@@ -132,8 +134,14 @@ fn api_routes() -> Vec<Route> {
         ("GET", "/v1/sessions/{id}/context", get(runs::context)),
         ("POST", "/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide)),
         ("GET", "/v1/sessions/{id}/results/{tool_id}", get(results::show)),
+        ("GET", "/v1/sessions/{id}/records", get(records::list)),
+        ("POST", "/v1/sessions/{id}/verify", post(records::verify)),
+        ("GET", "/v1/sessions/{id}/turns/{turn}/request", get(records::request)),
         ("GET", "/v1/events", get(events::watch_many)),
         ("GET", "/v1/tools", get(tools::list)),
+        ("POST", "/v1/tools/{name}/call", post(tools::call)),
+        ("GET", "/v1/host/models", get(models)),
+        ("POST", "/v1/ui/vitals", post(vitals::report)),
     ]
 }
 

@@ -1,13 +1,16 @@
-//! `/v1/tools`: lists the tools of an agent.
+//! `/v1/tools`: lists the tools of an agent, and calls one.
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{RawPathParams, State};
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::error::ApiError;
-use super::extract::StrictQuery;
+use super::extract::{JsonBody, StrictQuery};
 use super::state::AppState;
+use crate::runtime::{CallReport, HostError};
+use crate::types::{RunEnd, RunError};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -20,4 +23,42 @@ pub(super) async fn list(
     StrictQuery(ListToolsQuery { agent }): StrictQuery<ListToolsQuery>,
 ) -> Result<Response, ApiError> {
     Ok(Json(state.host.listed_tools(agent).await?).into_response())
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CallToolRequest {
+    input: Map<String, Value>,
+    agent: Option<String>,
+    #[serde(default)]
+    approve: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct CallToolResponse<'a> {
+    /// Null if no call was made, for example because a hook has refused it.
+    call: Option<&'a CallReport>,
+    run_end: RunEnd,
+    error: Option<&'a RunError>,
+}
+
+/// Calls a tool once, as `callsheet tools call` does.
+pub(super) async fn call(
+    State(state): State<AppState>,
+    path: RawPathParams,
+    JsonBody(CallToolRequest { input, agent, approve }): JsonBody<CallToolRequest>,
+) -> Result<Response, ApiError> {
+    let name = path.iter().find(|(key, _)| *key == "name").map_or("", |(_, name)| name);
+    let report = state.host.call_tool(agent, name, input, approve).await;
+    let report = report.map_err(|error| {
+        if !matches!(error, HostError::UnknownTool(_)) {
+            return ApiError::from(error);
+        }
+        let name = crate::types::excerpt(name, 64);
+        let message = format!("no tool is called {name:?}; GET /v1/tools lists those of an agent");
+        ApiError::not_found("unknown_tool", message)
+    })?;
+    let (call, error) = (report.calls.first(), report.error.as_ref());
+    let response = CallToolResponse { call, run_end: report.run_end, error };
+    Ok(state.large_answers.json(&response).await)
 }

@@ -403,6 +403,14 @@ metric_table! {
             "Resident memory of the process.";
     }
 
+    /// The metrics that pages of the console report. Cloning shares them.
+    struct ConsoleMetrics [] {
+        long_frames: Counter, Count, "callsheet_ui_long_frames_total",
+            "Animation frames of the console that took more than 50 ms, as the pages report them. Only browsers that measure them do.";
+        event_to_paint: Histogram(MIDDLE), Seconds, "callsheet_ui_event_to_paint_seconds",
+            "Time from an event's timestamp until a page of the console has painted it, as the pages report it.";
+    }
+
     /// The handles of one configured model.
     struct ModelHandles ["model"] {
         requests_in_flight: Gauge, Count, "callsheet_model_requests_in_flight",

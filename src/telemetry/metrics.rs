@@ -10,7 +10,8 @@ use super::labelled_handles::{
     AgentHandles, PerName, PerTool, PerValue, RequestHandles, error_type,
 };
 use super::metric_table::{
-    self as table, HostMetrics, JournalMetrics, MetricHandle, RunMetrics, SharedRecorder,
+    self as table, ConsoleMetrics, HostMetrics, JournalMetrics, MetricHandle, RunMetrics,
+    SharedRecorder,
 };
 use super::models::ModelMetrics;
 use crate::config::Limits;
@@ -40,6 +41,7 @@ pub struct Metrics {
     pub(super) runs: RunMetrics,
     journal: JournalMetrics,
     host: HostMetrics,
+    console: ConsoleMetrics,
 
     sessions: Vec<(SessionState, Gauge)>,
     tools: PerTool,
@@ -93,6 +95,7 @@ impl Metrics {
             runs: RunMetrics::register(&recorder, &[]),
             journal: JournalMetrics::register(&recorder, &[]),
             host: HostMetrics::register(&recorder, &[]),
+            console: ConsoleMetrics::register(&recorder, &[]),
             sessions: SessionState::ALL.into_iter().map(session_count).collect(),
             tools: PerTool::new(&recorder, tools),
             models: PerName::default(),
@@ -261,6 +264,13 @@ impl Metrics {
     #[must_use]
     pub fn host(&self) -> &HostMetrics {
         &self.host
+    }
+
+    /// Records what a page of the console has measured: the number of long frames, and the times from
+    /// events to their painting.
+    pub fn console_measured(&self, long_frames: u64, event_to_paint: &[Duration]) {
+        self.console.long_frames.increment(long_frames);
+        event_to_paint.iter().for_each(|time| self.console.event_to_paint.record(*time));
     }
 
     /// Sets the number of open sessions in a state.

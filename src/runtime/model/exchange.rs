@@ -87,6 +87,14 @@ impl Exchange {
         Self { client, streamed, trace: None, templates, state: ExchangeState::Unsent { body } }
     }
 
+    /// Returns the body of a request that was not sent yet.
+    pub(super) fn unsent_body(&self) -> Option<&Bytes> {
+        match &self.state {
+            ExchangeState::Unsent { body } => Some(body),
+            ExchangeState::ResponseBody(_) | ExchangeState::Over => None,
+        }
+    }
+
     /// Returns the templates for the next response. They are empty unless the response was read to
     /// its end.
     pub(super) fn into_templates(self) -> PayloadTemplates {

@@ -216,6 +216,14 @@ enum ServiceExchange {
 }
 
 impl ModelExchange {
+    /// Returns the body of a request that was not sent yet. A model of the program has none.
+    pub(super) fn request_body(&self) -> Option<&Bytes> {
+        match &self.response {
+            ServiceExchange::Http(exchange) => exchange.unsent_body(),
+            ServiceExchange::Source(_) => None,
+        }
+    }
+
     /// Returns the deltas that arrived together. Batches are never empty. After an error, returns
     /// `None`.
     pub(super) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {

@@ -1,0 +1,99 @@
+//! `/v1/sessions/{id}/`: `records`, `verify` and `turns/{n}/request`: what the journal and the host have
+//! kept of a session. None of them wakes it.
+
+use axum::Json;
+use axum::extract::{RawPathParams, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::extract::StrictQuery;
+use super::sessions::PathSession;
+use super::state::AppState;
+use crate::journal::JournalEntry;
+use crate::runtime::{SentRequest, SessionCheck};
+use crate::types::{Seq, excerpt};
+
+/// Default of `limit`: the number of records on a page.
+const PAGE_LENGTH: usize = 100;
+
+/// Maximum of `limit`.
+const PAGE_LENGTH_MAX: usize = 1000;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RecordsQuery {
+    #[serde(default)]
+    after: u64,
+    limit: Option<usize>,
+}
+
+#[derive(Debug, Serialize)]
+struct RecordList<'a> {
+    records: &'a [JournalEntry],
+    /// The value of `after` for the next page; null on the last page.
+    next: Option<Seq>,
+}
+
+/// Returns a page of records, which ends early if they are large.
+pub(super) async fn list(
+    State(state): State<AppState>,
+    PathSession(session): PathSession,
+    StrictQuery(RecordsQuery { after, limit }): StrictQuery<RecordsQuery>,
+) -> Result<Response, ApiError> {
+    let limit = limit.unwrap_or(PAGE_LENGTH);
+    if !(1..=PAGE_LENGTH_MAX).contains(&limit) {
+        let message = format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}");
+        return Err(ApiError::bad_request("invalid_request", message));
+    }
+    let (records, has_more) = session.record_page(Seq(after), limit).await?;
+    let next = records.last().filter(|_| has_more).map(|entry| entry.seq);
+    Ok(state.large_answers.json(&RecordList { records: &records, next }).await)
+}
+
+/// Checks the stored records, as `callsheet sessions verify` does.
+pub(super) async fn verify(PathSession(session): PathSession) -> Result<Response, ApiError> {
+    let SessionCheck { records, open_run, breaches } = session.verify().await?;
+    let breaches = breaches.iter().map(|breach| {
+        let (seq, invariant) = (breach.seq, breach.invariant.as_str());
+        json!({"seq": seq, "invariant": invariant, "what": breach.what})
+    });
+    let breaches: Vec<Value> = breaches.collect();
+    let body = json!({"records": records, "open_run": open_run, "breaches": breaches});
+    Ok(Json(body).into_response())
+}
+
+/// Returns the exact body of the request of a turn.
+pub(super) async fn request(
+    State(state): State<AppState>,
+    PathSession(session): PathSession,
+    path: RawPathParams,
+) -> Result<Response, ApiError> {
+    if !state.host.console().requests {
+        let message = "this host keeps no requests to models, because they may hold secrets; set \
+                       requests = true in [console]";
+        return Err(ApiError::not_found("requests_not_kept", message));
+    }
+    let turn = path.iter().find(|(name, _)| *name == "turn").map_or("", |(_, turn)| turn);
+    let kept = turn.parse().ok().and_then(|turn| session.sent_request(turn));
+    let Some(SentRequest { attempt, model, body, .. }) = kept else {
+        if !session.exists().await? {
+            return Err(ApiError::no_such_session(session.id().as_str()));
+        }
+        let message = format!(
+            "no request of turn {:?} is kept: the turn has sent none, or it is not among the newest \
+             64 MiB since the host started",
+            excerpt(turn, 20)
+        );
+        return Err(ApiError::not_found("no_such_request", message));
+    };
+    let headers = [
+        (header::CONTENT_TYPE.as_str(), "application/json".to_owned()),
+        (header::CACHE_CONTROL.as_str(), "no-store".to_owned()),
+        ("callsheet-attempt", attempt.to_string()),
+        ("callsheet-model", model),
+    ];
+    Ok((headers, body).into_response())
+}
