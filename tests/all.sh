@@ -3,8 +3,8 @@
 # Rust toolchain and a few minutes.
 # Installs what it needs besides the Rust toolchain: Prometheus, which scrapes a host and checks its
 # metrics, rules and dashboards; Node and its packages, which check the form of the dashboards, and are MCP
-# servers and their conformance suite; an MCP server in Python; bubblewrap, in which programs run as tools
-# with `sandbox = "strict"`.
+# servers and their conformance suite; an MCP server in Python; Chromium, in which the console is tested;
+# bubblewrap, in which programs run as tools with `sandbox = "strict"`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,6 +20,7 @@ command -v promtool >/dev/null || missing+=(prometheus)
 command -v node >/dev/null || missing+=(nodejs)
 command -v npm >/dev/null || missing+=(npm)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
+command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 if [ "${#missing[@]}" -gt 0 ]; then
   as_root=""
@@ -36,7 +37,7 @@ if [ "${CI:-}" = true ]; then
   export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
 fi
 # Without the registries, the tests that need the packages are skipped, except in CI.
-for folder in tests/grafana tests/mcp; do
+for folder in tests/grafana tests/mcp tests/console; do
   npm ci --prefix "$folder" --ignore-scripts --no-audit --no-fund --silent || [ "${CI:-}" != true ]
 done
 python="${CARGO_TARGET_DIR:-target}/mcp-python"
@@ -54,8 +55,8 @@ cargo clippy --locked --no-default-features --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --features otlp --no-deps --quiet
 # Reads the pages of the command before.
 cargo test --locked --features otlp --test documents -- --ignored
-# If CI is set, a missing corpus, Prometheus, Node, MCP server or bubblewrap is a failure instead of a
-# skipped test.
+# If CI is set, a missing corpus, Prometheus, Node, MCP server, Chromium or bubblewrap is a failure instead
+# of a skipped test.
 cargo test --locked --features otlp
 # The default features, which lack `otlp`.
 cargo test --locked --test trace_context

@@ -25,7 +25,32 @@ macro_rules! files {
 
 /// The files of the console by their paths below `/console/`. A file of `src/server/console/` is served
 /// if it is listed here.
-static FILES: &[(&str, &[u8])] = &files!["index.html", "app.js", "style.css"];
+static FILES: &[(&str, &[u8])] = &files![
+    "index.html",
+    "api.js",
+    "app.js",
+    "card.js",
+    "chat.js",
+    "context.js",
+    "conversation.js",
+    "dom.js",
+    "form.js",
+    "icon.svg",
+    "journal.js",
+    "live.js",
+    "markdown.js",
+    "models.js",
+    "objects.js",
+    "session.js",
+    "sessions.js",
+    "style.css",
+    "text.js",
+    "timeline.js",
+    "tools.js",
+    "vitals.js",
+    "waterfall-axis.js",
+    "waterfall.js",
+];
 
 /// The `ETag` of each file of [`FILES`].
 static ENTITY_TAGS: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| {
