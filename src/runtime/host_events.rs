@@ -157,7 +157,12 @@ impl HostEvents {
             tokio::select! {
                 biased;
                 message = self.states.recv(), if !self.has_ended => self.handle_message(message).await,
-                Some((session, item)) = self.sources.next() => self.handle_item(session, item).await,
+                // The last source may end without an item.
+                next = self.sources.next(), if !self.sources.is_empty() => {
+                    if let Some((session, item)) = next {
+                        self.handle_item(session, item).await;
+                    }
+                }
             }
         }
     }

@@ -149,7 +149,7 @@ async fn a_host_that_is_dropped_ends() {
 }
 
 /// Kills a session's actor, and waits until the host has noticed.
-async fn kill_session_actor(host: &Host, session: &SessionHandle) {
+pub(super) async fn kill_session_actor(host: &Host, session: &SessionHandle) {
     let dead = session.link.shared.awake(session.id()).unwrap();
     dead.actor.get_cell().kill();
     let shared = Arc::clone(&host.inner.link.shared);

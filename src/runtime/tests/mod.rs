@@ -6,6 +6,7 @@ mod compactions;
 mod deaths;
 mod engine;
 mod hooks;
+mod host_events;
 mod hostile;
 mod inputs;
 mod limits;

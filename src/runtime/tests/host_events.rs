@@ -1,0 +1,98 @@
+//! Tests of the stream of several sessions when a session dies or its journal fails.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::{Stream, StreamExt as _};
+
+use super::engine::Engine;
+use super::limits::kill_session_actor;
+use super::provider::{Reply, answer_with, text};
+use super::*;
+use crate::event::{Event, EventId};
+use crate::journal::{AppendStatus, BatchStatus, Journal, JournalError};
+use crate::types::RunEnd;
+
+/// Returns the sessions, from their beginnings.
+fn all(sessions: &[&SessionHandle]) -> Vec<(SessionId, Option<EventId>)> {
+    let start = Some(EventId::default());
+    sessions.iter().map(|session| (session.id().clone(), start)).collect()
+}
+
+/// Reads until a run of the session has ended. Returns its text and its end.
+async fn ended(
+    events: &mut (impl Stream<Item = HostEvent> + Unpin),
+    session: &SessionHandle,
+) -> (String, RunEnd) {
+    let mut received = String::new();
+    loop {
+        let next = timeout(SOON, events.next()).await.unwrap();
+        let Some(HostEvent::Published(published)) = next else { panic!("{next:?}") };
+        if published.session != *session.id() {
+            continue;
+        }
+        if let Event::TextReceived { text } = &published.event {
+            received.push_str(text);
+        } else if let Event::AttemptStarted { .. } | Event::AttemptVoided { .. } = &published.event
+        {
+            received.clear();
+        } else if let Event::RunEnded { end, .. } = &published.event {
+            return (received, *end);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_events_of_a_session_that_dies_go_on() {
+    let provider = Provider::new(|n, _| match n {
+        0 => Reply::Stall(vec![text("lost ")]),
+        _ => Reply::Sse(answer_with("found")),
+    })
+    .await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
+    let one = host.open_session("one").await.unwrap();
+    let two = host.open_session("two").await.unwrap();
+    let events = host.watch_sessions(all(&[&one, &two]), false).await.unwrap();
+    let mut events = Box::pin(events);
+    let _run = one.start_run("go").await.unwrap();
+    until("the stream is open", || provider.open() == 1).await;
+    kill_session_actor(&host, &one).await;
+    assert_eq!(ended(&mut events, &one).await, ("found".to_owned(), RunEnd::Answered));
+    two.run("go").await.unwrap();
+    assert_eq!(ended(&mut events, &two).await, ("found".to_owned(), RunEnd::Answered));
+    host.shutdown().await;
+    assert!(timeout(SOON, events.next()).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_failure_of_the_journal_ends_the_events_of_its_session_only() {
+    let provider = Provider::answering("fine").await;
+    let fails = Arc::new(AtomicBool::new(false));
+    let is_failing = Arc::clone(&fails);
+    let engine = Engine::new(move |inner, mut batch| {
+        if is_failing.load(Ordering::SeqCst) && batch.session.as_str() == "one" {
+            batch.report(BatchStatus::Failed(JournalError::Full));
+            return AppendStatus::Queued;
+        }
+        inner.append(batch)
+    });
+    let setup = setup(&provider, ToolRegistry::new(), |_| ());
+    let host = start_on(setup, engine as Arc<dyn Journal>).await.unwrap();
+    let one = host.open_session("one").await.unwrap();
+    let two = host.open_session("two").await.unwrap();
+    let events = host.watch_sessions(all(&[&one, &two]), false).await.unwrap();
+    let mut events = Box::pin(events);
+    one.run("go").await.unwrap();
+    assert_eq!(ended(&mut events, &one).await, ("fine".to_owned(), RunEnd::Answered));
+    fails.store(true, Ordering::SeqCst);
+    assert!(one.run("go").await.is_err());
+    let failed = loop {
+        let next = timeout(SOON, events.next()).await.unwrap();
+        if let Some(HostEvent::Failed(session, error)) = next {
+            break (session, error);
+        }
+        assert!(matches!(next, Some(HostEvent::Published(_))), "{next:?}");
+    };
+    assert_eq!(failed, (one.id().clone(), JournalError::Full));
+    two.run("go").await.unwrap();
+    assert_eq!(ended(&mut events, &two).await, ("fine".to_owned(), RunEnd::Answered));
+}
