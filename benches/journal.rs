@@ -90,6 +90,7 @@ impl Sessions {
             agent: "default".to_owned(),
             messages: Vec::new(),
             metadata: callsheet::Metadata::default(),
+            parent: None,
         };
         let logs: Vec<SessionLog> = (0..sessions)
             .map(|at| SessionId::parse(&format!("session-{at}")).unwrap())

@@ -302,6 +302,7 @@ async fn killed(dir: &Path) {
             agent: "default".to_owned(),
             messages: Vec::new(),
             metadata: callsheet::Metadata::default(),
+            parent: None,
         }];
         if at % (RECOVERED / UNFINISHED) == 0 {
             records.push(Record::RunStarted {

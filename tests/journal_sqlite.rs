@@ -140,6 +140,7 @@ fn opened() -> Record {
         agent: "default".to_owned(),
         messages: Vec::new(),
         metadata: callsheet::Metadata::default(),
+        parent: None,
     }
 }
 

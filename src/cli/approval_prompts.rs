@@ -14,7 +14,7 @@ use super::progress::approval_question;
 use crate::event::{ApprovalRequest, Event};
 use crate::runtime::{HostError, SessionHandle};
 use crate::turn::{ApprovalDecision, ApprovalError};
-use crate::types::{ApprovalPhase, CallKey, Judgement, QuestionKind, Verdict};
+use crate::types::{ApprovalPhase, CallKey, Judgement, QuestionKind, SessionId, Verdict};
 
 /// The way in which approvals are decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,16 +49,32 @@ impl ApprovalMode {
     }
 }
 
+/// An approval that is not decided.
+#[derive(Clone, Debug)]
+struct PendingPrompt {
+    /// The child session, if the approval is not that of the run's own session.
+    child: Option<SessionId>,
+    request: ApprovalRequest,
+}
+
+type PromptId = (Option<SessionId>, CallKey, ApprovalPhase);
+
+impl PendingPrompt {
+    fn id(&self) -> PromptId {
+        (self.child.clone(), self.request.call.key, self.request.phase)
+    }
+}
+
 /// The approvals that a run waits for. Asks for one at a time.
 #[derive(Debug)]
 pub(super) struct ApprovalPrompts {
     mode: ApprovalMode,
     questions: ApprovalMode,
-    pending: VecDeque<ApprovalRequest>,
+    pending: VecDeque<PendingPrompt>,
     /// The run is being stopped; no more prompts are printed.
     closed: bool,
     /// The approval whose prompt is on the screen.
-    prompted: Option<(CallKey, ApprovalPhase)>,
+    prompted: Option<PromptId>,
     /// The form of the prompted question, while it is filled in.
     form: Option<FormPrompt>,
     lines: Option<StdinLines>,
@@ -86,43 +102,57 @@ impl ApprovalPrompts {
 
     /// Updates the pending approvals from an event.
     pub(super) fn handle_event(&mut self, event: &Event) {
+        if let Event::OfChild { event, .. } = event {
+            self.handle_event_of(Some(&event.session), &event.event);
+        } else {
+            self.handle_event_of(None, event);
+        }
+    }
+
+    /// Updates the pending approvals from an event of the run's own session, or of a child session.
+    fn handle_event_of(&mut self, child: Option<&SessionId>, event: &Event) {
+        let pending = &mut self.pending;
+        let is_of = |prompt: &PendingPrompt, key: CallKey| {
+            (prompt.child.as_ref(), prompt.request.call.key) == (child, key)
+        };
         if let Event::ApprovalAsked { request } = event {
-            if !self.closed {
-                self.pending.push_back((**request).clone());
+            let prompt = PendingPrompt { child: child.cloned(), request: (**request).clone() };
+            let is_known = pending.iter().any(|other| other.id() == prompt.id());
+            if !self.closed && !is_known {
+                pending.push_back(prompt);
             }
         } else if let Event::ApprovalGiven { call, phase, .. } = event {
-            self.pending.retain(|request| (request.call.key, request.phase) != (call.key, *phase));
+            pending.retain(|prompt| !(is_of(prompt, call.key) && prompt.request.phase == *phase));
         } else if let Event::CallEnded { result, .. } = event {
-            self.pending.retain(|request| request.call.key != result.call.key);
+            pending.retain(|prompt| !is_of(prompt, result.call.key));
         } else if let Event::CallDiscarded { call, .. } = event {
-            self.pending.retain(|request| request.call.key != call.key);
+            pending.retain(|prompt| !is_of(prompt, call.key));
         }
-        let is_pending = |prompted: &(CallKey, ApprovalPhase)| {
-            self.pending.iter().any(|request| (request.call.key, request.phase) == *prompted)
-        };
-        if self.prompted.is_some_and(|prompted| !is_pending(&prompted)) {
+        let is_pending = |prompted: &PromptId| pending.iter().any(|other| other.id() == *prompted);
+        if self.prompted.as_ref().is_some_and(|prompted| !is_pending(prompted)) {
             self.void_prompt();
         }
     }
 
     /// Decides all pending approvals whose mode does not ask.
     pub(super) async fn decide_without_asking(&mut self, session: &SessionHandle) {
-        for request in std::mem::take(&mut self.pending) {
-            let judgement = match self.mode_of(&request) {
+        for prompt in std::mem::take(&mut self.pending) {
+            let judgement = match self.mode_of(&prompt.request) {
                 ApprovalMode::Ask => {
-                    self.pending.push_back(request);
+                    self.pending.push_back(prompt);
                     continue;
                 }
                 ApprovalMode::Approve => Judgement { verdict: Verdict::Approved, message: None },
                 ApprovalMode::Reject(reason) => rejection(Some(reason.to_owned())),
             };
-            decide(session, &request, judgement, None).await;
+            decide(session, &prompt, judgement, None).await;
         }
     }
 
     /// Returns the prompt for the next pending approval and starts to read its answer.
     pub(super) fn next_prompt(&mut self) -> Option<String> {
-        let request = self.pending.front()?;
+        let pending = self.pending.front()?;
+        let request = &pending.request;
         if self.mode_of(request) != ApprovalMode::Ask {
             return None;
         }
@@ -130,7 +160,7 @@ impl ApprovalPrompts {
             Some(field) => field,
             None => approval_question(request) + " [y/N] ",
         };
-        self.prompted = Some((request.call.key, request.phase));
+        self.prompted = Some(pending.id());
         self.lines.get_or_insert_with(StdinLines::new).request_line();
         Some(prompt)
     }
@@ -160,9 +190,9 @@ impl ApprovalPrompts {
             self.questions = ApprovalMode::Reject("nobody can be asked: standard input has ended");
             return;
         };
-        let Some(request) = self.pending.pop_front() else { return };
-        let Some(form) = form_of(&request) else {
-            decide(session, &request, parse_answer(&line), None).await;
+        let Some(asked) = self.pending.pop_front() else { return };
+        let Some(form) = form_of(&asked.request) else {
+            decide(session, &asked, parse_answer(&line), None).await;
             return;
         };
         let entered = match (&mut self.form, parse_answer(&line).verdict) {
@@ -174,33 +204,28 @@ impl ApprovalPrompts {
             // The whole answer as JSON, or a rejection.
             (None, _) => match serde_json::from_str(&line) {
                 Ok(content @ Value::Object(_)) => {
-                    return self.send_form(session, request, content).await;
+                    return self.send_form(session, asked, content).await;
                 }
                 Ok(_) | Err(_) => {
-                    decide(session, &request, parse_answer(&line), None).await;
+                    decide(session, &asked, parse_answer(&line), None).await;
                     return;
                 }
             },
         };
         if entered.prompt().is_some() {
-            self.pending.push_front(request);
+            self.pending.push_front(asked);
         } else {
             let content = entered.content();
-            self.send_form(session, request, content).await;
+            self.send_form(session, asked, content).await;
         }
     }
 
     /// Answers a form. Asks again if the answer does not fit.
-    async fn send_form(
-        &mut self,
-        session: &SessionHandle,
-        request: ApprovalRequest,
-        content: Value,
-    ) {
+    async fn send_form(&mut self, session: &SessionHandle, asked: PendingPrompt, content: Value) {
         self.form = None;
         let accepted = Judgement { verdict: Verdict::Approved, message: None };
-        if !decide(session, &request, accepted, Some(content)).await {
-            self.pending.push_front(request);
+        if !decide(session, &asked, accepted, Some(content)).await {
+            self.pending.push_front(asked);
         }
     }
 
@@ -232,14 +257,16 @@ fn form_of(request: &ApprovalRequest) -> Option<&Value> {
 /// still open.
 async fn decide(
     session: &SessionHandle,
-    request: &ApprovalRequest,
+    asked: &PendingPrompt,
     judgement: Judgement,
     content: Option<Value>,
 ) -> bool {
-    let ApprovalRequest { call, phase, arguments_sha256, .. } = request;
+    let ApprovalRequest { call, phase, arguments_sha256, .. } = &asked.request;
     let arguments_sha256 = arguments_sha256.clone();
     let decision = ApprovalDecision { phase: Some(*phase), judgement, arguments_sha256, content };
-    match session.decide(call.key, decision).await {
+    // The approval of a child is decided at its session.
+    let child = asked.child.as_ref().map(|child| session.other(child));
+    match child.as_ref().unwrap_or(session).decide(call.key, decision).await {
         Ok(()) => true,
         Err(error) => {
             output::error(&error.to_string());
@@ -349,7 +376,7 @@ mod tests {
         prompts.handle_event(&request(1, ApprovalPhase::Before));
         prompts.handle_event(&given(1));
         assert_eq!(prompts.pending.len(), 1);
-        prompts.prompted = Some((CallKey { turn: 1, attempt: 1, index: 0 }, ApprovalPhase::Before));
+        prompts.prompted = prompts.pending.front().map(PendingPrompt::id);
         prompts.handle_event(&request(1, ApprovalPhase::After));
         assert!(prompts.is_prompting());
         prompts.handle_event(&given(0));

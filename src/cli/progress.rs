@@ -170,6 +170,7 @@ impl RunProgress {
             | Event::ResponseEnded { .. }
             | Event::AttemptEnded { .. }
             | Event::TurnEnded { .. }
+            | Event::OfChild { .. }
             | Event::HistoryRepaired { .. } => None,
         }
     }
@@ -250,6 +251,7 @@ impl RunProgress {
             | Event::LimitReached { .. }
             | Event::ContextCompacted { .. }
             | Event::TurnEnded { .. }
+            | Event::OfChild { .. }
             | Event::HistoryRepaired { .. } => {}
         }
     }

@@ -36,6 +36,9 @@ pub(super) enum SessionsCommand {
         /// Only sessions in this state: idle or running.
         #[arg(long, value_name = "STATE", value_parser = states())]
         state: Option<SessionState>,
+        /// Also list child sessions, which calls of agents have opened.
+        #[arg(long)]
+        children: bool,
         /// Print one JSON object per line.
         #[arg(long)]
         json: bool,
@@ -95,8 +98,8 @@ struct OpenJournal {
 /// Runs a subcommand.
 pub(super) fn run(command: &SessionsCommand) -> Result<ExitCode, CommandError> {
     match command {
-        SessionsCommand::List { location, limit, state, json } => {
-            list(&location.open()?, *limit, *state, *json)?;
+        SessionsCommand::List { location, limit, state, children, json } => {
+            list(&location.open()?, (*limit, *state, *children), *json)?;
             Ok(ExitCode::SUCCESS)
         }
         SessionsCommand::Show { id, location, format } => {
@@ -133,6 +136,7 @@ impl OpenJournal {
         &self,
         limit: usize,
         state: Option<SessionState>,
+        children: bool,
     ) -> impl Iterator<Item = Result<Vec<SessionSummary>, JournalError>> {
         let mut after = None;
         let mut remaining = if limit == 0 { usize::MAX } else { limit };
@@ -141,7 +145,8 @@ impl OpenJournal {
             if limit == 0 {
                 return None;
             }
-            let listing = SessionQuery { after: after.take(), limit, state, touched_before: None };
+            let (from, touched_before) = (after.take(), None);
+            let listing = SessionQuery { after: from, limit, state, touched_before, children };
             let page = self.reader.list(&listing);
             match &page {
                 Ok(page) => {
@@ -157,13 +162,12 @@ impl OpenJournal {
 
 fn list(
     journal: &OpenJournal,
-    limit: usize,
-    state: Option<SessionState>,
+    (limit, state, children): (usize, Option<SessionState>, bool),
     json: bool,
 ) -> Result<(), CommandError> {
     let mut stdout = buffered_stdout();
     let (mut count, mut id_columns, mut agent_columns) = (0, 2, 5);
-    for page in journal.pages(limit, state) {
+    for page in journal.pages(limit, state, children) {
         let page = page.map_err(CommandError::usage)?;
         if json {
             for session in &page {
@@ -261,7 +265,7 @@ fn verify_journal(journal: &OpenJournal, id: Option<&SessionId>) -> Result<ExitC
                 let line = format!("the database {file}: {finding}: {RESTORE_HINT}");
                 report_problem(&mut summary, &mut stdout, &line)?;
             }
-            for page in journal.pages(0, None) {
+            for page in journal.pages(0, None, true) {
                 match page {
                     Ok(page) => page.iter().try_for_each(|session| {
                         verify_session(journal, session, &mut summary, &mut stdout)

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use super::ToolKind;
 use super::error::did_you_mean;
 use super::mcp::tool_prefix;
-use super::{Config, ConfigError, ConfigErrors, Limits};
+use super::{AgentToolConfig, Config, ConfigError, ConfigErrors, Limits, ToolEffect, ToolOverride};
 use crate::types::{READ_VAR, USE_TOOL};
 
 impl Config {
@@ -38,6 +39,14 @@ impl Config {
             }
             for (key, message) in agent.limits.mistakes() {
                 add_error(format!("agents.{name}.limits.{key}"), message.to_owned());
+            }
+        }
+        for (name, tool) in &self.tools {
+            let Some(ToolKind::Agent(agent)) = tool.definition.as_ref().map(|of| &of.kind) else {
+                continue;
+            };
+            for (key, message) in self.agent_tool_mistakes(agent, tool) {
+                add_error(format!("tools.{name}.{key}"), message);
             }
         }
         for (name, model) in &self.models {
@@ -76,6 +85,50 @@ impl Config {
             add_error("host.max_session_bytes".to_owned(), NOT_ONE.to_owned());
         }
         if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
+    }
+
+    /// Returns the keys of invalid values of an agent as a tool, with the reason. `policy` holds the changes of the
+    /// configuration to the policy of the tool.
+    pub(crate) fn agent_tool_mistakes(
+        &self,
+        agent: &AgentToolConfig,
+        policy: &ToolOverride,
+    ) -> Vec<(&'static str, String)> {
+        let mut mistakes = Vec::new();
+        if !self.agents.contains_key(&agent.agent) {
+            let hint = did_you_mean(&agent.agent, self.agents.keys().map(String::as_str));
+            mistakes.push(("agent", format!("no agent is called {:?}{hint}", agent.agent)));
+        }
+        let wrong = [
+            ("max_depth", agent.max_depth == 0, NOT_ONE),
+            ("max_children", agent.max_children == 0, NOT_ONE),
+            ("share_of_budget", agent.share_of_budget.is_zero(), "must be at least 0.001"),
+            (
+                "effect",
+                policy.effect == Some(ToolEffect::None),
+                "must be \"some\": an agent uses tokens, and its tools may have effects",
+            ),
+            (
+                "idempotent",
+                policy.idempotent == Some(false),
+                "must be true: a call that is sent again finds the run of its child",
+            ),
+            (
+                "max_concurrent",
+                policy.max_concurrent.is_some(),
+                "is not for agents: a call that waits for its child would hold what the child may \
+                 need. max_children limits the children of a run",
+            ),
+            ("blocking", policy.blocking == Some(true), "is not for agents"),
+            (
+                "retries",
+                policy.retries.is_some_and(|retries| retries > 0),
+                "is not for agents: their models have max_attempts",
+            ),
+        ];
+        let wrong = wrong.into_iter().filter(|(_, is_wrong, _)| *is_wrong);
+        mistakes.extend(wrong.map(|(key, _, message)| (key, message.to_owned())));
+        mistakes
     }
 
     /// Checks the names and patterns of tools against the registered tools.

@@ -70,6 +70,8 @@ pub enum HistoryForm {
 pub struct Share(u16);
 
 impl Share {
+    pub(crate) const HALF: Self = Self(500);
+
     const fn thousandths(thousandths: u16) -> Self {
         Self(thousandths)
     }

@@ -5,6 +5,7 @@
 //! names of the registered tools.
 
 mod agent;
+mod agent_tool;
 mod check;
 mod console;
 mod context;
@@ -36,6 +37,7 @@ pub use crate::types::{OutputMode, ToolChoice};
 #[doc(hidden)]
 pub use agent::ToolPattern;
 pub use agent::{AgentConfig, ToolLoading};
+pub use agent_tool::{AgentEvents, AgentToolConfig};
 pub use console::ConsoleConfig;
 pub use context::{ContextPolicy, HistoryForm, Share};
 #[doc(hidden)]

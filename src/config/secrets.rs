@@ -17,10 +17,12 @@ impl Config {
     #[doc(hidden)]
     pub fn secrets(&self) -> Secrets {
         let definitions = self.tools.values().filter_map(|tool| tool.definition.as_ref());
-        let variables = definitions.flat_map(|definition| match &definition.kind {
-            ToolKind::Command(command) => command.process.secret_env.values(),
-            ToolKind::Http(http) => http.secret_headers.values(),
+        let variables = definitions.filter_map(|definition| match &definition.kind {
+            ToolKind::Command(command) => Some(command.process.secret_env.values()),
+            ToolKind::Http(http) => Some(http.secret_headers.values()),
+            ToolKind::Agent(_) => None,
         });
+        let variables = variables.flatten();
         let servers = self.mcp.values().flat_map(|server| match &server.transport {
             McpTransport::Stdio { process, .. } => process.secret_env.values(),
             McpTransport::Http { secret_headers, .. } => secret_headers.values(),

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::AgentToolConfig;
+
 /// The definition of a tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -52,6 +54,8 @@ pub enum ToolKind {
     Command(Box<CommandConfig>),
     /// Sends an HTTP request.
     Http(Box<HttpConfig>),
+    /// Runs an agent in a child session.
+    Agent(AgentToolConfig),
 }
 
 /// A tool that runs a program.

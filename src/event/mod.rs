@@ -5,6 +5,7 @@
 //! form for clients.
 
 mod calls;
+mod child;
 mod id;
 mod micros;
 mod stream_text;
@@ -16,6 +17,7 @@ pub use calls::{
     ApprovalRequest, ArgumentsAnomaly, CallLabel, ConflictResolution, ServiceCall,
     ServiceCallStatus, WaitingFor,
 };
+pub use child::ChildEvent;
 pub use id::{EventId, InvalidEventId};
 pub use stream_text::EventStreamText;
 pub use sums::{RunStats, TurnSummary, TurnTimes};
@@ -287,6 +289,13 @@ pub enum Event {
         /// The last turn of which something was replaced.
         upto: u32,
     },
+    /// An event of a child session, for the watchers of its parent.
+    OfChild {
+        /// The call of this session that the event is below.
+        call: CallKey,
+        /// The event.
+        event: Arc<ChildEvent>,
+    },
     /// A request was repaired to satisfy the pairing rule. This is a bug of the host.
     HistoryRepaired {
         /// Number of messages that were added or removed.
@@ -345,6 +354,7 @@ impl Event {
             | Self::ResultReleased { .. }
             | Self::ResponseEnded { .. }
             | Self::AttemptEnded { .. }
+            | Self::OfChild { .. }
             | Self::HistoryRepaired { .. } => false,
         }
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    ApprovalRequest, ArgumentsAnomaly, CallLabel, ConflictResolution, Event, PublishedEvent,
-    RunStats, ServerToolsChange, ServiceCall, ServiceCallStatus, ToolListChange, TurnSummary,
-    TurnTimes, WaitingFor,
+    ApprovalRequest, ArgumentsAnomaly, CallLabel, ChildEvent, ConflictResolution, Event,
+    PublishedEvent, RunStats, ServerToolsChange, ServiceCall, ServiceCallStatus, ToolListChange,
+    TurnSummary, TurnTimes, WaitingFor,
 };
 use crate::types::{
     ApprovalPhase, CallKey, CompactionKind, Execution, FinishKind, FinishReason, ProviderError,
@@ -145,13 +145,27 @@ kinds! {
     CallDetected ArgumentsAnomalyFound CallWaiting CallStarted CallProgressed ApprovalAsked
     ApprovalGiven ConflictFound CallDiscarded CallEnded ServiceCallChanged OutcomeLate
     ResultReleased ResponseEnded AttemptEnded AttemptStarted AttemptVoided TurnEnded LimitReached
-    ContextCompacted HistoryRepaired RunEnded
+    ContextCompacted OfChild HistoryRepaired RunEnded
 }
 
 #[test]
 fn every_kind_of_event_has_a_sample() {
     let samples: std::collections::BTreeSet<_> = every().iter().map(kind).collect();
     assert_eq!(samples, KINDS.iter().copied().collect());
+}
+
+/// Returns the start of a call in a child session.
+pub(crate) fn child_event() -> ChildEvent {
+    ChildEvent {
+        session: SessionId::parse("sub_00000000000000000000000000000000").unwrap(),
+        run: RunId("run_00000000000000000000000000000000".into()),
+        turn: 1,
+        timestamp_ms: 1_700_000_000_123,
+        event: Event::CallOpened { call: label() },
+        parent_session: SessionId::parse("s1").unwrap(),
+        parent_call: key(),
+        agent_path: vec!["default".into(), "researcher".into()],
+    }
 }
 
 /// Returns at least one event of each kind.
@@ -273,6 +287,7 @@ pub(crate) fn every() -> Vec<Event> {
             tokens_after: 60_000,
             upto: 7,
         },
+        Event::OfChild { call: key(), event: Arc::new(child_event()) },
         Event::HistoryRepaired { repairs: 1 },
         run_ended(RunEnd::Answered, None),
         run_ended(

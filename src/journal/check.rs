@@ -36,6 +36,7 @@ pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
         agent: "default".to_owned(),
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
+        parent: None,
     };
     let stop = || Record::StopAsked { mode: StopMode::Now };
     // The last id comes first, so that an engine that lists in the order of creation fails.
@@ -168,6 +169,7 @@ fn check_refusal_after_failure(journal: &dyn Journal) {
         agent: "default".to_owned(),
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
+        parent: None,
     };
     log.append(journal, vec![opening]);
     log.engine_state.fail(2);

@@ -171,6 +171,7 @@ mod tests {
             agent: "default".into(),
             messages: vec![],
             metadata: crate::types::Metadata::default(),
+            parent: None,
         };
         let stop = || Record::StopAsked { mode: StopMode::Now };
         assert_eq!(append(&a, vec![opened(), stop()]), (Seq(2), AppendStatus::Durable));

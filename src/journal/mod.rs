@@ -49,7 +49,7 @@ pub use verify::{unfinished, verify};
 
 use crate::record::Seq;
 use crate::types::Metadata;
-use crate::types::{SessionId, SessionState};
+use crate::types::{SessionId, SessionState, is_child_session};
 
 /// A storage engine for records. All methods except `append`, `flush` and `status` may block on a
 /// disk.
@@ -377,6 +377,8 @@ pub struct SessionQuery {
     pub state: Option<SessionState>,
     /// Sessions whose last record is older: Unix time in milliseconds.
     pub touched_before: Option<u64>,
+    /// True if child sessions are listed, too, which calls of agents have opened.
+    pub children: bool,
 }
 
 impl SessionQuery {
@@ -386,6 +388,7 @@ impl SessionQuery {
     pub fn matches(&self, session: &SessionSummary) -> bool {
         self.state.is_none_or(|state| session.state == state)
             && self.touched_before.is_none_or(|time| session.touched < time)
+            && (self.children || !is_child_session(&session.id))
     }
 }
 

@@ -161,6 +161,7 @@ mod tests {
             wait_ms: 0,
             duration_ms: 0,
             usage: None,
+            child: None,
         }
     }
 

@@ -24,9 +24,9 @@ pub use crate::types::Seq;
 use crate::config::RunOverrides;
 use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary};
 use crate::types::{
-    ApprovalPhase, CallKey, Content, Execution, FinishReason, HookDecision, HookPoint, Metadata,
-    ProviderError, ReadSet, RequestKind, ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall,
-    ToolOutcome, TraceContext, Usage, VariableName, Verdict, WriteSet,
+    AgentLease, ApprovalPhase, CallKey, Content, Execution, FinishReason, HookDecision, HookPoint,
+    Metadata, ParentCall, ProviderError, ReadSet, RequestKind, ResultNotes, RunEnd, RunError,
+    RunId, SessionId, ToolCall, ToolOutcome, TraceContext, Usage, VariableName, Verdict, WriteSet,
 };
 
 /// The end of a response, which decides what happens to its calls. `docs/architecture.md` has the
@@ -142,6 +142,9 @@ pub enum Record {
         /// The client's pairs of strings.
         #[serde(skip_serializing_if = "Metadata::is_empty", default)]
         metadata: Metadata,
+        /// The call that opened it, if it is a child session.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        parent: Option<Arc<ParentCall>>,
     },
     /// The records before this one were copied from another session.
     SessionForked {
@@ -268,6 +271,9 @@ pub enum Record {
         /// The response so far, if it has not ended.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         so_far: Option<Box<PartialResponse>>,
+        /// The budget that its child may use, if it is the call of an agent.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        lease: Option<AgentLease>,
     },
     /// A call's tool returned, but the result is not final: earlier calls may still change
     /// variables that it read, or an approval is needed.

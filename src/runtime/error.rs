@@ -25,6 +25,11 @@ pub enum HostError {
     /// The text is not a session id.
     #[error("invalid session id: an id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -")]
     InvalidSessionId,
+    /// The id has the form of those of child sessions, which only calls of agents open.
+    #[error(
+        "invalid session id: sub_ and 32 hexadecimal digits are the id of a child session; choose another"
+    )]
+    ReservedSessionId,
     /// Another session has this id.
     #[error("another session has this id")]
     SessionExists,
@@ -198,6 +203,7 @@ impl HostError {
             Self::Config(_) => ErrorKind::Config,
             Self::UnknownAgent(_)
             | Self::InvalidSessionId
+            | Self::ReservedSessionId
             | Self::InvalidMessages(_)
             | Self::TooHigh(_)
             | Self::UnknownTool(_)
@@ -246,7 +252,7 @@ impl HostError {
             Self::Config(_) => "invalid_config",
             Self::UnknownAgent(_) => "unknown_agent",
             Self::AgentGone(_) => "agent_gone",
-            Self::InvalidSessionId => "invalid_session_id",
+            Self::InvalidSessionId | Self::ReservedSessionId => "invalid_session_id",
             Self::InvalidMessages(_) => "invalid_messages",
             Self::SessionExists => "session_exists",
             Self::Full(_) => "host_full",

@@ -74,7 +74,10 @@ impl Drop for CountGuard {
 pub(super) struct Gauges {
     /// Sessions that are awake.
     pub(super) awake: Gauge,
+    /// Runs that take a place of `max_concurrent_runs`.
     pub(super) runs: Gauge,
+    /// Runs that calls of agents have started.
+    pub(super) child_runs: Gauge,
     pub(super) queued: Gauge,
     pub(super) actors: Gauge,
     pub(super) tasks: Gauge,
@@ -83,6 +86,20 @@ pub(super) struct Gauges {
     pub(super) abandoned: Gauge,
     /// Notes to hooks that a run has ended.
     pub(super) hook_notes: Gauge,
+}
+
+impl Gauges {
+    /// Waits until no run is open.
+    pub(super) async fn wait_no_run(&self) {
+        loop {
+            self.runs.wait_zero().await;
+            self.child_runs.wait_zero().await;
+            // The last child may have ended before a parent that was resumed meanwhile.
+            if self.runs.count() + self.child_runs.count() == 0 {
+                return;
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -200,7 +200,14 @@ impl SessionHandle {
 
     /// Starts a run, or finds the run that the same request started first. Returns the session that
     /// accepted it.
-    async fn accept(
+    /// Returns the handle of another session of the host, such as a child session.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn other(&self, id: &SessionId) -> Self {
+        Self::new(id.clone(), self.link.clone())
+    }
+
+    pub(super) async fn accept(
         &self,
         new: &RunId,
         request: &RunRequest,
@@ -546,7 +553,7 @@ impl SessionHandle {
         loop {
             let asleep = shared.reserve_for_deletion(vec![self.id.clone()]);
             if !asleep.is_empty() {
-                return stored_sessions::delete(&self.link, &self.id).await;
+                return stored_sessions::delete(&self.link, &self.id, true).await;
             }
             let close = |reply| SessionMessage::Close { reply };
             match self.link.request(&self.id, close).await {

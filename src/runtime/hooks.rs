@@ -16,7 +16,7 @@ use crate::tool::{HookAnswer, HookError, HookInput, RegisteredHook};
 use crate::turn::{
     ChangedParameters, EndedTurn, HookChain, HookOutcome, HookRequest, changed_messages, sha256,
 };
-use crate::types::{HookDecision, HookPoint, RunId, SessionId};
+use crate::types::{HookDecision, HookPoint, ParentCall, RunId, SessionId};
 use crate::wire::PromptChange;
 
 /// The question to the hooks at a point of a run.
@@ -32,12 +32,13 @@ impl HookQuestion {
         request: HookRequest,
         (session, run, turn): (&SessionId, &RunId, u32),
         model_request: Option<&ModelRequest>,
-        agent: &Arc<Agent>,
+        (agent, parent): (&Arc<Agent>, Option<&ParentCall>),
         telemetry: &Telemetry,
     ) -> Self {
         let HookRequest { on, call, outcome, ended } = request;
         let name = Arc::clone(&agent.name);
         let mut input = HookInput::new(on, session.clone(), run.clone(), turn, name);
+        set_path(&mut input, parent);
         let mut tool = None;
         if let Some(call) = call {
             input.tool_id = Some(call.key.to_string());
@@ -75,11 +76,12 @@ impl HookQuestion {
     pub(super) fn of_run_end(
         summary: &RunSummary,
         (session, turn): (&SessionId, u32),
-        agent: &Arc<Agent>,
+        (agent, parent): (&Arc<Agent>, Option<&ParentCall>),
         telemetry: &Telemetry,
     ) -> Self {
         let (on, name) = (HookPoint::RunEnd, Arc::clone(&agent.name));
         let mut input = HookInput::new(on, session.clone(), summary.run_id.clone(), turn, name);
+        set_path(&mut input, parent);
         input.result = Some(Arc::new(summary.text.as_str().into()));
         input.run_end = Some(summary.end);
         input.error.clone_from(&summary.error);
@@ -109,6 +111,13 @@ impl HookQuestion {
             }
         }
         chain.into_decision()
+    }
+}
+
+/// Names the agents above that of a child session.
+fn set_path(input: &mut HookInput, parent: Option<&ParentCall>) {
+    if let Some(parent) = parent {
+        input.agent_path.clone_from(&parent.agent_path);
     }
 }
 

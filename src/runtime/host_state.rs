@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 
 use super::agent::Agent;
+use super::agent_trees::AgentTrees;
 use super::awake_session::AwakeSession;
 use super::blocking::BlockingPool;
 use super::error::HostError;
@@ -85,6 +86,8 @@ pub(super) struct HostState {
     pub(super) sent_requests: Option<Arc<SentRequests>>,
     /// The changes of the states of sessions, for clients that list them.
     pub(super) session_states: SessionStates,
+    /// The child sessions of open runs.
+    pub(super) agent_trees: AgentTrees,
 }
 
 /// The sources of tools that are read at each run's start.
@@ -131,8 +134,12 @@ impl HostState {
     }
 
     /// Counts one more run until the guard is dropped, unless `max_concurrent_runs` is reached.
-    pub(super) fn acquire_run_slot(&self) -> Result<CountGuard, HostError> {
-        let slot = self.gauges.runs.try_increment(self.runs_max);
+    /// The run of a child takes no place.
+    pub(super) fn acquire_run_slot(&self, is_child_run: bool) -> Result<CountGuard, HostError> {
+        let slot = match is_child_run {
+            true => Some(self.gauges.child_runs.increment()),
+            false => self.gauges.runs.try_increment(self.runs_max),
+        };
         // This is checked after the run is counted, so that a concurrent shutdown either is detected here
         // or waits for the run.
         if self.is_closing() {
@@ -280,6 +287,7 @@ impl HostState {
     pub(super) fn update_counts(&self) {
         let metrics = self.telemetry.metrics();
         let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
+        let open = runs + self.gauges.child_runs.count();
         metrics.host().set_limits(self.sessions_max, self.runs_max);
         metrics.runs_active(runs);
         metrics.queued_inputs(self.gauges.queued.count());
@@ -295,8 +303,8 @@ impl HostState {
             metrics.mcp_server(server, state, connections);
         });
         let sessions = self.sessions.load(Ordering::SeqCst);
-        metrics.sessions(SessionState::Running, runs);
-        metrics.sessions(SessionState::Idle, awake.saturating_sub(runs));
+        metrics.sessions(SessionState::Running, open);
+        metrics.sessions(SessionState::Idle, awake.saturating_sub(open));
         metrics.sessions(SessionState::Hibernated, sessions.saturating_sub(awake));
     }
 

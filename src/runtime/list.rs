@@ -27,7 +27,12 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
     let mut found = Vec::new();
     loop {
         // The journal does not filter, because what it knows of an awake session may be out of date.
-        let listing = SessionQuery { after, limit: PAGE.min(limit), ..SessionQuery::default() };
+        let listing = SessionQuery {
+            after,
+            limit: PAGE.min(limit),
+            children: query.children,
+            ..SessionQuery::default()
+        };
         let page = shared.journal.list(&listing)?;
         let is_last = page.len() < listing.limit;
         after = page.last().map(|stored| stored.id.clone());

@@ -134,6 +134,7 @@ fn delete(shared: &super::host_state::HostState, kept_ms: u64) -> Result<(), Jou
         state: Some(SessionState::Idle),
         touched_before: Some(unix_ms().saturating_sub(kept_ms)),
         after: None,
+        children: true,
     };
     let old: Vec<SessionId> =
         shared.journal.list(&listing)?.into_iter().map(|stored| stored.id).collect();

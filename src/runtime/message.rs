@@ -30,8 +30,8 @@ use crate::response::ExchangeEnd;
 use crate::session::{RecordRange, SummaryReply};
 use crate::tool::{Extensions, ToolServer};
 use crate::turn::{
-    ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason, PermitReply,
-    StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
+    AgentCallStart, ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason,
+    PermitReply, StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
 };
 use crate::types::{
     Answer, CallKey, Content, HookDecision, HookPoint, ProviderError, Question, Reference,
@@ -100,6 +100,10 @@ pub(super) enum SessionMessage {
     ApprovalsChanged { epoch: u64, approvals: Vec<ApprovalRequest>, only_waits: bool },
     /// The rebuilt turn has reported everything that its records contain.
     TurnResumed { epoch: u64 },
+    /// Return whether somebody may answer the approvals of the run and of its children.
+    FindReader { reply: RpcReplyPort<bool> },
+    /// Reject the open approvals: the run at the root of this child session has no reader.
+    RejectApprovals,
     /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
     /// The list of the servers' tools was read, for a run that waits for it.
@@ -261,6 +265,8 @@ pub(super) enum ToolCommand {
 /// The values with which a call starts.
 pub(super) struct StartTool {
     pub(super) run: RunId,
+    /// The start of its child, if the tool is an agent.
+    pub(super) child: Option<Box<ChildStart>>,
     /// The agent that offers the tool.
     pub(super) agent: Arc<Agent>,
     pub(super) call: ToolCall,
@@ -276,6 +282,13 @@ pub(super) struct StartTool {
     pub(super) permit: Option<CallPermit>,
 }
 
+/// The start of the child of a call.
+pub(super) struct ChildStart {
+    pub(super) start: AgentCallStart,
+    /// The position of the first record of the parent's run.
+    pub(super) run_seq: Seq,
+}
+
 /// A reference to the accumulator of a session.
 pub(super) type AccumulatorRef = ActorRef<AccumulatorMessage>;
 
@@ -283,6 +296,8 @@ pub(super) type AccumulatorRef = ActorRef<AccumulatorMessage>;
 pub(super) struct TurnStart {
     pub(super) spec: TurnSpec,
     pub(super) run: RunId,
+    /// The position of the run's first record.
+    pub(super) run_seq: Seq,
     /// The agent with the overrides of the run.
     pub(super) agent: Arc<Agent>,
     pub(super) trace: Option<Arc<RunTrace>>,

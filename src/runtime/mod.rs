@@ -21,6 +21,7 @@
 //! | death of an actor of a run | `session/recovery` |
 //! | failure of the journal | `session/end` |
 //! | shutdown (`shutdown_grace`) | [`Host::shutdown`] |
+//! | agents as tools: `max_depth`, `max_children`, `agent_events` | `child_sessions`, `agent_trees`; their budget and cancellation: `turn::agent_calls` |
 //! | slow subscribers | `telemetry::feed`; capacity of their queues: `publish` |
 //! | cancellation of a tool, `cancel_grace`, kill | `supervisor` |
 //! | concurrency of a tool (`max_concurrent`) and of a model (`max_concurrent_requests`) | `tool_limiter`, `model_limiter`, `fair_semaphore` |
@@ -33,6 +34,7 @@
 //! | `host` | the actor that supervises all sessions |
 //! | `host_state`, `host_ref` | the state that the sessions of a host share; finding and waking a session |
 //! | `session/`, `session_start`, `awake_session` | the session actor; the values that it starts with; a session in memory |
+//! | `opening`, `child_sessions`, `agent_trees` | opening a session; the calls of agents; the children of sessions and of open runs |
 //! | `handle`, `request`, `report`, `snapshot`, `list`, `extensions` | the public interface of a session, and its parameters and results; values of the embedding program for tools |
 //! | `session_events`, `run_events`, `publish` | the events of a session, past and live; the events of a run for a program; publishing to watchers, metrics and logs |
 //! | `host_events`, `session_states` | the events of many sessions as one stream; the changes of the states of all sessions |
@@ -51,8 +53,10 @@
 
 mod accumulator;
 mod agent;
+mod agent_trees;
 mod awake_session;
 mod blocking;
+mod child_sessions;
 mod error;
 mod extensions;
 mod fair_semaphore;
@@ -71,6 +75,7 @@ pub mod model;
 mod model_limiter;
 mod model_tokens;
 mod models;
+mod opening;
 mod publish;
 mod recovery;
 mod references;
@@ -107,7 +112,7 @@ use std::time::Duration;
 
 use ractor::Actor;
 use serde_json::Value;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 pub use crate::event::StatsReport;
@@ -136,7 +141,6 @@ pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 pub use stored_sessions::SessionCheck;
 
 use crate::config::{Config, Resume};
-use crate::context::InitialHistory;
 use crate::journal::{Journal, JournalError, SessionQuery, SessionSummary};
 use crate::record::Seq;
 use crate::telemetry::{Metrics, MetricsOptions, Telemetry, Traces};
@@ -144,6 +148,7 @@ use crate::tool::Extensions;
 use crate::tool::ToolRegistry;
 use crate::types::{Metadata, SessionId};
 use agent::Agent;
+use agent_trees::AgentTrees;
 use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use extensions::ExtensionsBySession;
 use gauge::Gauges;
@@ -151,13 +156,11 @@ use host::HostActor;
 use host_ref::HostRef;
 use host_state::HostState;
 pub(crate) use host_state::ToolSources;
-use message::{HostMessage, SessionMessage};
+use message::SessionMessage;
 use model::StallClock;
 use models::Model;
 pub(crate) use models::ModelSources;
-use publish::Publisher;
 use recovery::{READS_MAX, open_journal, recover, unfinished};
-use session_start::{SessionOrigin, SessionStart};
 use task::blocking;
 use tool_limiter::ToolLimiters;
 use tool_servers::ToolServers;
@@ -321,7 +324,7 @@ pub struct HostCounts {
     pub sessions: usize,
     /// Sessions in memory.
     pub awake: usize,
-    /// Open runs.
+    /// Open runs, with those of child sessions.
     pub runs: usize,
     /// Actors of runs: stream actors, accumulators and tool supervisors, which stay with a session
     /// for some seconds after a run, and tool actors.
@@ -358,6 +361,7 @@ impl Host {
         let registered: Vec<&str> = names.iter().map(String::as_str).collect();
         config.check(&registered).map_err(|errors| HostError::Config(errors.to_string()))?;
         check_hooks_registered(&config, &tools)?;
+        check_agent_tools(&config, &tools)?;
         tools.apply_overrides(&config.tools);
         // Another host may use the registry, too.
         tools.renew_servers();
@@ -423,6 +427,7 @@ impl Host {
             console: config.console,
             sent_requests: config.console.requests.then(Arc::default),
             session_states: SessionStates::default(),
+            agent_trees: AgentTrees::default(),
         });
         let (actor, _) = Actor::spawn(None, HostActor, Arc::clone(&shared))
             .await
@@ -450,9 +455,9 @@ impl Host {
         open: impl Into<OpenSession>,
     ) -> Result<SessionHandle, HostError> {
         let mut open = open.into();
-        let agent = self.agent(open.agent.take())?;
-        let id = session_id(open.id.take())?;
-        open_new(&self.inner.link, id, agent, open).await
+        let id = opening::requested_id(open.id.take())?;
+        let agent = opening::find_agent(self.shared(), open.agent.take())?;
+        opening::open(&self.inner.link, id, agent, open, None).await
     }
 
     /// Returns the session with the id of `open`, and opens it first if it does not exist. An
@@ -467,7 +472,9 @@ impl Host {
         let open = open.into();
         let id = open.id.clone();
         match (self.open_session(open).await, id) {
-            (Err(HostError::SessionExists), Some(id)) => Ok(self.session(&session_id(Some(id))?)),
+            (Err(HostError::SessionExists), Some(id)) => {
+                Ok(self.session(&opening::requested_id(Some(id))?))
+            }
             (opened, _) => opened,
         }
     }
@@ -508,7 +515,7 @@ impl Host {
         at: Seq,
         id: Option<String>,
     ) -> Result<SessionHandle, HostError> {
-        stored_sessions::fork(from, at, session_id(id)?).await
+        stored_sessions::fork(from, at, opening::requested_id(id)?).await
     }
 
     /// Lists sessions by id, awake or hibernating.
@@ -616,7 +623,7 @@ impl Host {
         HostCounts {
             sessions: self.shared().sessions.load(Ordering::SeqCst),
             awake: gauges.awake.count(),
-            runs: gauges.runs.count(),
+            runs: gauges.runs.count() + gauges.child_runs.count(),
             actors: gauges.actors.count(),
             tasks: gauges.tasks.count(),
             tools_running: gauges.tools.count(),
@@ -634,9 +641,9 @@ impl Host {
         let shared = &link.shared;
         shared.closing.store(true, Ordering::SeqCst);
         self.interrupt(false);
-        if timeout(*shutdown_grace, shared.gauges.runs.wait_zero()).await.is_err() {
+        if timeout(*shutdown_grace, shared.gauges.wait_no_run()).await.is_err() {
             self.interrupt(true);
-            let _ = timeout(END_MAX, shared.gauges.runs.wait_zero()).await;
+            let _ = timeout(END_MAX, shared.gauges.wait_no_run()).await;
         }
         let _ = timeout(*cancel_grace + END_MAX, shared.gauges.tools.wait_zero()).await;
         // Each hook has its own time limit.
@@ -748,58 +755,10 @@ impl Host {
         })
     }
 
+    #[cfg(feature = "server")]
     fn agent(&self, name: Option<String>) -> Result<Arc<Agent>, HostError> {
-        let agents = &self.shared().agents;
-        let found = match &name {
-            Some(name) => agents.get(name),
-            None => agents
-                .get(crate::config::DEFAULT_AGENT)
-                .or_else(|| agents.values().next().filter(|_| agents.len() == 1)),
-        };
-        let name = name.unwrap_or_else(|| crate::config::DEFAULT_AGENT.to_owned());
-        found.map(Arc::clone).ok_or(HostError::UnknownAgent(name))
+        opening::find_agent(self.shared(), name)
     }
-}
-
-/// Opens a session with this id and this agent.
-async fn open_new(
-    link: &HostRef,
-    id: SessionId,
-    agent: Arc<Agent>,
-    open: OpenSession,
-) -> Result<SessionHandle, HostError> {
-    let OpenSession { agent: _, id: _, messages, metadata, extensions } = open;
-    InitialHistory::parse(&messages)?;
-    let (waiter, waited) = oneshot::channel();
-    link.shared.reserve_new(&id, waiter)?;
-    let opening = SessionStart {
-        publisher: Publisher::new(id.clone(), link.shared.telemetry.clone(), Seq(0)),
-        id: id.clone(),
-        agent,
-        tools: None,
-        origin: SessionOrigin::New { messages, metadata },
-    };
-    let opened = async {
-        let (shared, of) = (Arc::clone(&link.shared), id.clone());
-        if link.read_index(move || shared.journal.find(&of)).await??.is_some() {
-            return Err(HostError::SessionExists);
-        }
-        let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));
-        begun.map_err(|_| HostError::ShuttingDown)
-    };
-    if let Err(error) = opened.await {
-        link.shared.uncount_sessions(1);
-        link.shared.wake_failed(&id, error.clone());
-        return Err(error);
-    }
-    let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
-    if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
-        link.shared.uncount_sessions(1);
-        return Err(error.into());
-    }
-    link.shared.session_states.changed(&id, SessionState::Idle);
-    link.shared.extensions.add_to_session(&id, extensions);
-    Ok(SessionHandle::new(id, link.clone()))
 }
 
 /// Checks that the hooks of the configuration are asked.
@@ -815,6 +774,19 @@ fn check_hooks_registered(config: &Config, tools: &ToolRegistry) -> Result<(), H
     Ok(())
 }
 
+/// Checks the agents as tools that the program has registered. Those of the configuration were checked before.
+fn check_agent_tools(config: &Config, tools: &ToolRegistry) -> Result<(), HostError> {
+    for (name, tool) in tools.iter() {
+        let Some(agent) = &tool.spec.agent else { continue };
+        let policy = config.tools.get(name).cloned().unwrap_or_default();
+        if let Some((key, message)) = config.agent_tool_mistakes(agent, &policy).into_iter().next()
+        {
+            return Err(HostError::Config(config.tool_error(name, key, message).to_string()));
+        }
+    }
+    Ok(())
+}
+
 /// Logs the tools that no agent may call.
 fn log_tools_not_offered(config: &Config, registered: &[&str]) {
     let is_offered =
@@ -823,14 +795,6 @@ fn log_tools_not_offered(config: &Config, registered: &[&str]) {
     if !tools.is_empty() {
         tracing::info!(?tools, "tools_not_offered");
     }
-}
-
-fn session_id(asked: Option<String>) -> Result<SessionId, HostError> {
-    let id = match asked {
-        Some(text) => SessionId::parse(&text).ok(),
-        None => ids::session_id(),
-    };
-    id.ok_or(HostError::InvalidSessionId)
 }
 
 impl Drop for HostInner {

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::agent_trees;
 use super::error::HostError;
+use super::handle::SessionHandle;
 use super::host_ref::HostRef;
 #[cfg(feature = "sqlite")]
 use super::task::blocking;
@@ -15,6 +17,7 @@ use crate::config::{Config, JournalEngine};
 use crate::journal::{Journal, JournalError, MemoryJournal, SessionQuery};
 #[cfg(feature = "sqlite")]
 use crate::journal::{SqliteJournal, SqliteOptions};
+use crate::record::StopMode;
 use crate::telemetry::Telemetry;
 use crate::types::{SessionId, SessionState};
 
@@ -95,6 +98,7 @@ pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>
     let mut found = Vec::new();
     let mut listing = SessionQuery {
         state: Some(SessionState::Running),
+        children: true,
         limit: PAGE_LENGTH,
         ..SessionQuery::default()
     };
@@ -112,10 +116,17 @@ pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>
 /// Wakes the sessions with unfinished runs, which then continue.
 pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: Instant) {
     let all = unfinished.len();
+    let (shared, ids) = (Arc::clone(&link.shared), unfinished.clone());
+    let orphans = link.read(move || agent_trees::orphans(&*shared.journal, &ids)).await;
+    let orphans = orphans.and_then(|found| Ok(found?)).unwrap_or_default();
     let woken = unfinished.iter().map(|id| link.awake_session(id));
     let woken = futures::future::join_all(woken).await;
     let recovered = woken.iter().filter(|woken| woken.is_ok()).count();
     let took = began.elapsed();
+    for id in orphans {
+        // The parent's run has ended, so that no call waits for this child.
+        let _ = SessionHandle::new(id, link.clone()).stop(StopMode::Now).await;
+    }
     link.shared.telemetry.metrics().journal().runs_recovered(recovered, took);
     tracing::info!(runs = recovered, failed = all - recovered, ?took, "runs_recovered");
 }

@@ -10,8 +10,8 @@ use super::error::HostError;
 use crate::event::{RunStats, StatsReport};
 use crate::message::{Message, MessageList};
 use crate::types::{
-    Judgement, ResultNotes, ResultPart, RunEnd, RunError, RunId, ToolResult, ToolStatus, Usage,
-    Verdict,
+    ChildUse, Judgement, ResultNotes, ResultPart, RunEnd, RunError, RunId, ToolResult, ToolStatus,
+    Usage, Verdict,
 };
 
 /// The parts of a context and their sizes.
@@ -274,6 +274,9 @@ pub struct CallReport {
     /// The usage of the call's turn, all attempts together; equal for all calls of a turn. `None` while
     /// the turn runs.
     pub usage: Option<Usage>,
+    /// The child of the call, if its tool is an agent.
+    #[serde(skip)]
+    pub(crate) child: Option<Arc<ChildUse>>,
 }
 
 impl CallReport {
@@ -299,7 +302,16 @@ impl CallReport {
             wait_ms: millis(wait),
             duration_ms: millis(duration),
             usage,
+            // A copy of an outcome is no second child.
+            child: outcome.child.filter(|_| notes.duplicate_of.is_none()),
         }
+    }
+}
+
+impl CallReport {
+    /// Returns the child of the call, if its tool is an agent.
+    pub(super) fn child(&self) -> Option<&ChildUse> {
+        self.child.as_deref()
     }
 }
 

@@ -15,6 +15,7 @@ use super::sent_requests::SessionRequests;
 use super::stream::{StreamActor, StreamSetup};
 use super::supervisor::{ToolSupervisor, ToolSupervisorSetup};
 use crate::journal::SessionLog;
+use crate::types::ParentCall;
 
 /// The actors of a run. They stay for the next run until the session has been idle for some seconds.
 pub(super) struct RunActors {
@@ -32,6 +33,7 @@ impl RunActors {
         log: &Arc<SessionLog>,
         publisher: &Publisher,
         link: &HostRef,
+        parent: Option<&Arc<ParentCall>>,
         supervisor: Option<ToolSupervisorRef>,
     ) -> Result<Self, SpawnErr> {
         let host = &link.shared;
@@ -59,6 +61,8 @@ impl RunActors {
                     gauges: gauges.clone(),
                     secrets: host.secrets.clone(),
                     references: Arc::clone(&references),
+                    link: link.clone(),
+                    parent: parent.cloned(),
                 };
                 Actor::spawn_linked(None, ToolSupervisor, setup, cell.clone()).await?.0
             }
@@ -73,6 +77,7 @@ impl RunActors {
             publisher: publisher.clone(),
             tool_limiters: host.tool_limiters.clone(),
             gauges: gauges.clone(),
+            parent: parent.cloned(),
         };
         let (accumulator, _) = Actor::spawn_linked(None, AccumulatorActor, setup, cell).await?;
         Ok(Self { stream, accumulator, supervisor })

@@ -11,7 +11,7 @@ use super::handle::SessionHandle;
 use super::report::CallReport;
 use super::session_events::SessionEvents;
 use super::snapshot::PendingApproval;
-use crate::event::{Event, EventId, PublishedEvent, ServerToolsChange};
+use crate::event::{ChildEvent, Event, EventId, PublishedEvent, ServerToolsChange};
 use crate::telemetry::{FeedItem, Subscription};
 use crate::turn::ApprovalDecision;
 use crate::types::{CallKey, Judgement, RunId, Verdict};
@@ -77,7 +77,7 @@ pub enum RunEvent {
         /// The tool's message.
         text: String,
     },
-    /// A tool call waits for a decision, or for the answer to a question of its tool. The run waits until the question is answered or expires.
+    /// A tool call of the run or of a child session waits for a decision, or for the answer to a question of its tool. The run waits until the question is answered or expires.
     ApprovalRequested(ApprovalQuestion),
     /// A tool call has its result.
     CallEnded(Box<CallReport>),
@@ -219,6 +219,16 @@ impl RunEventReader {
         Ok(None)
     }
 
+    /// Returns the event of a child session, if it concerns the reader of the run: its approvals.
+    fn child_event(&self, event: &ChildEvent) -> Option<RunEvent> {
+        let Event::ApprovalAsked { request } = &event.event else { return None };
+        Some(RunEvent::ApprovalRequested(ApprovalQuestion {
+            approval: PendingApproval::new((**request).clone(), event.timestamp_ms),
+            key: request.call.key,
+            session: self.session.other(&event.session),
+        }))
+    }
+
     fn event(&self, published: &Arc<PublishedEvent>) -> Option<RunEvent> {
         match &published.event {
             Event::TextReceived { text } => Some(RunEvent::Text(text.clone())),
@@ -249,6 +259,7 @@ impl RunEventReader {
                 let call = CallReport::new(self.run.clone(), None, (**result).clone());
                 Some(RunEvent::CallEnded(Box::new(call)))
             }
+            Event::OfChild { event, .. } => self.child_event(event),
             Event::RunStarted { .. }
             | Event::InputQueued { .. }
             | Event::RunSteered { .. }

@@ -9,7 +9,7 @@ use super::publish::Publisher;
 use super::tool_servers::FrozenTools;
 use crate::record::JournalEntry;
 use crate::session::StoredSession;
-use crate::types::{Metadata, SessionId};
+use crate::types::{Metadata, ParentCall, SessionId};
 
 /// A session that is about to start.
 #[derive(Debug)]
@@ -31,6 +31,8 @@ pub(super) enum SessionOrigin {
         messages: Vec<Value>,
         /// The client's pairs of strings.
         metadata: Metadata,
+        /// The call that opens it, if it is a child session.
+        parent: Option<Arc<ParentCall>>,
     },
     /// The session was read from the journal.
     Stored(Box<StoredSession>),

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use tokio::sync::broadcast::{self, Receiver, Sender};
 
 use crate::journal::unix_ms;
-use crate::types::{SessionId, SessionState};
+use crate::types::{SessionId, SessionState, is_child_session};
 
 /// The number of changes that a client may be behind.
 const CHANGES_MAX: usize = 1024;
@@ -45,12 +45,17 @@ impl SessionStateChange {
 impl SessionStates {
     /// Tells the subscribers the new state of a session.
     pub(super) fn changed(&self, session: &SessionId, state: SessionState) {
-        self.send(|| StateMessage::Changed(SessionStateChange::new(session, Some(state))));
+        // Lists hide child sessions.
+        if !is_child_session(session) {
+            self.send(|| StateMessage::Changed(SessionStateChange::new(session, Some(state))));
+        }
     }
 
     /// Tells the subscribers that a session was deleted.
     pub(super) fn deleted(&self, session: &SessionId) {
-        self.send(|| StateMessage::Changed(SessionStateChange::new(session, None)));
+        if !is_child_session(session) {
+            self.send(|| StateMessage::Changed(SessionStateChange::new(session, None)));
+        }
     }
 
     /// Tells the subscribers that the host has shut down.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use tokio::sync::oneshot;
 
+use super::agent_trees;
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
@@ -128,7 +129,7 @@ pub(super) async fn await_report(
 }
 
 /// Returns the report of a run that another caller started.
-async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostError> {
+pub(super) async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostError> {
     loop {
         // Subscribes before reading, so that the run's end is not missed.
         let mut events = session.subscribe_to(&run).await?;
@@ -146,7 +147,8 @@ async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostErr
     }
 }
 
-async fn ended(
+/// Returns the report of a run, if the run has ended.
+pub(super) async fn ended(
     link: &HostRef,
     id: &SessionId,
     run: &RunId,
@@ -255,8 +257,20 @@ fn decided_question<'a>(
     None
 }
 
-/// Deletes a session whose slot is reserved for deletion.
-pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostError> {
+/// Deletes a session whose slot is reserved for deletion, and its child sessions before it, unless it is known to
+/// have none.
+pub(super) async fn delete(
+    link: &HostRef,
+    id: &SessionId,
+    may_have_children: bool,
+) -> Result<(), HostError> {
+    if may_have_children {
+        // If they cannot be found, then the session cannot be deleted either.
+        if let Err(error) = delete_children(link, id).await {
+            link.shared.release(id);
+            return Err(error);
+        }
+    }
     let (shared, of) = (Arc::clone(&link.shared), id.clone());
     let deleted = link
         .read_index(move || {
@@ -276,6 +290,18 @@ pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostErr
     } else {
         Err(HostError::NoSuchSession(id.clone()))
     }
+}
+
+async fn delete_children(link: &HostRef, id: &SessionId) -> Result<(), HostError> {
+    let (shared, of) = (Arc::clone(&link.shared), id.clone());
+    let children = link
+        .read_index(move || agent_trees::children(&*shared.journal, &of, Seq(0), None))
+        .await??;
+    for child in children {
+        // A child has children of its own.
+        Box::pin(SessionHandle::new(child, link.clone()).close()).await?;
+    }
+    Ok(())
 }
 
 /// Maximum size of a fork that stays in memory after it is made. A few small requests could otherwise fill

@@ -15,7 +15,9 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::blocking::BlockingPool;
+use super::child_sessions::{AgentCallRunner, ChildSlot};
 use super::gauge::{CountGuard, Gauges};
+use super::host_ref::HostRef;
 use super::message::{
     AccumulatorMessage, AccumulatorRef, CompletionQueue, StartTool, ToolCommand,
     ToolSupervisorMessage, ToolSupervisorRef,
@@ -33,8 +35,8 @@ use crate::tool::{
 };
 use crate::turn::{CallStartState, StartedCall, StartedCalls, StartedQuestion, ToolCompletion};
 use crate::types::{
-    Answer, CallKey, FailureKind, FullResult, Question, READ_VAR, RunId, Secrets, SessionId,
-    ToolOutcome, VariablesUse, excerpt,
+    Answer, CallKey, FailureKind, FullResult, ParentCall, Question, READ_VAR, RunId, Secrets,
+    SessionId, ToolOutcome, VariablesUse, excerpt,
 };
 
 /// The number of progress texts that one call may send; further ones are dropped.
@@ -58,6 +60,9 @@ pub(super) struct ToolSupervisorSetup {
     /// The secrets of the host, which are replaced in what tools return.
     pub(super) secrets: Secrets,
     pub(super) references: Arc<SessionReferences>,
+    pub(super) link: HostRef,
+    /// The call that opened the session, if it is a child session.
+    pub(super) parent: Option<Arc<ParentCall>>,
 }
 
 pub(super) struct ToolSupervisorState {
@@ -69,6 +74,8 @@ pub(super) struct ToolSupervisorState {
     gauges: Gauges,
     secrets: Secrets,
     references: Arc<SessionReferences>,
+    link: HostRef,
+    parent: Option<Arc<ParentCall>>,
     running: Vec<RunningCall>,
     /// The ends of the calls of the current turn, for an accumulator that attaches later.
     ended: Vec<(CallKey, StartedCall)>,
@@ -103,6 +110,8 @@ struct RunningCall {
     grace: Duration,
     /// Kills the call after the grace period.
     kill_timer: Option<OwnedTask>,
+    /// The child, if the tool is an agent. Such a call is not killed: it ends when its child has ended.
+    child: Option<ChildSlot>,
     killed: bool,
 }
 
@@ -132,6 +141,8 @@ impl Actor for ToolSupervisor {
             gauges,
             secrets,
             references,
+            link,
+            parent,
         } = setup;
         Ok(ToolSupervisorState {
             session,
@@ -142,6 +153,8 @@ impl Actor for ToolSupervisor {
             gauges,
             secrets,
             references,
+            link,
+            parent,
             running: Vec::new(),
             ended: Vec::new(),
             accumulator: None,
@@ -248,6 +261,7 @@ impl ToolSupervisorState {
             trace,
             extensions,
             permit,
+            child,
         } = *start;
         let view = VariablesTransaction::new(variables, agent.limits().max_variables_bytes);
         let view: SharedVariableView = Arc::new(Mutex::new(view));
@@ -263,7 +277,24 @@ impl ToolSupervisorState {
         let cancellation = CancellationToken::new();
         let slot = OutcomeSlot::default();
         let limiter = self.tool_limiters.get(&registered.spec.name);
-        let timeout = registered.spec.timeout.or(agent.limits().tool_timeout);
+        let timeout = registered.spec.timeout_or(agent.limits().tool_timeout);
+        let child = child.zip(registered.spec.agent.as_deref());
+        let runner = child.map(|(child, config)| {
+            Arc::new(AgentCallRunner {
+                link: self.link.clone(),
+                session: self.session.clone(),
+                run: run.clone(),
+                run_seq: child.run_seq,
+                key,
+                caller: Arc::clone(&agent.name),
+                parent: self.parent.clone(),
+                config: config.clone(),
+                start: child.start,
+                publisher: Arc::downgrade(&self.publisher),
+                child: ChildSlot::default(),
+            })
+        });
+        let child = runner.as_ref().map(|runner| Arc::clone(&runner.child));
         let context = ToolContext::new(ToolContextParts {
             session: self.session.clone(),
             progress: self.progress(&run, key, &slot, &cancellation),
@@ -271,6 +302,7 @@ impl ToolSupervisorState {
             run,
             agent: Arc::clone(&agent.name),
             max_result_bytes: agent.limits().max_result_bytes,
+            agents: runner.map(|runner| runner as _),
             // No other tool needs them, and a tool may keep its context beyond the session's life.
             references: (*call.name == *READ_VAR).then(|| self.references.clone() as _),
             tool: call.name,
@@ -315,6 +347,7 @@ impl ToolSupervisorState {
                     cancellation,
                     grace: agent.limits().cancel_grace,
                     kill_timer: None,
+                    child,
                     killed: false,
                 };
                 self.running.push(running);
@@ -360,6 +393,9 @@ impl ToolSupervisorState {
         }
         running.cancellation.cancel();
         running.close_question();
+        if running.child.is_some() {
+            return;
+        }
         let (supervisor, grace, call) = (myself.clone(), running.grace, running.actor.get_id());
         running.kill_timer = Some(OwnedTask::spawn(&self.gauges.tasks, async move {
             tokio::time::sleep(grace).await;
@@ -424,6 +460,7 @@ impl ToolSupervisorState {
         let Some(running) = found.map(|at| self.running.swap_remove(at)) else { return };
         let mut outcome = running.slot.lock().take().unwrap_or_else(died);
         let mut used = running.view.lock().take();
+        outcome.child = running.child.as_ref().and_then(|child| child.lock().take()).map(Arc::new);
         self.redact(&mut outcome, &mut used);
         let call = running.as_started(Some(ToolCompletion { outcome, variables: used }));
         self.report(running.key, call);

@@ -15,7 +15,7 @@ use super::model::{ModelReply, ModelRequest};
 use super::models::Model;
 use super::report::RunReport;
 use super::run_events::RunEvent;
-use super::{Host, OpenSession, ids, open_new, task};
+use super::{Host, OpenSession, ids, opening, task};
 use crate::message::Message;
 use crate::types::ApprovalPhase;
 
@@ -56,7 +56,8 @@ impl Host {
         let caller = frozen.agent.calling(tool, CALLER, Arc::new(model));
         let caller = caller.ok_or_else(|| HostError::UnknownTool(tool.to_owned()))?;
         let id = ids::call_session_id().ok_or(HostError::InvalidSessionId)?;
-        let session = open_new(link, id, Arc::new(caller), OpenSession::default()).await?;
+        let (caller, new) = (Arc::new(caller), OpenSession::default());
+        let session = opening::open(link, id, caller, new, None).await?;
         let (done, report) = oneshot::channel();
         task::detach(async move {
             let report = run(&session, approved).await;

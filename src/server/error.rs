@@ -186,6 +186,7 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::UnknownAgent(_)
         | HostError::AgentGone(_)
         | HostError::InvalidSessionId
+        | HostError::ReservedSessionId
         | HostError::SessionExists
         | HostError::InvalidMessages(_)
         | HostError::Full(_)

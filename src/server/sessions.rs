@@ -52,6 +52,8 @@ pub(super) struct ListSessionsQuery {
     state: Option<SessionState>,
     limit: Option<usize>,
     after: Option<String>,
+    #[serde(default)]
+    children: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -63,8 +65,9 @@ struct SessionList {
 
 pub(super) async fn list(
     State(shared): State<AppState>,
-    StrictQuery(ListSessionsQuery { state, limit, after }): StrictQuery<ListSessionsQuery>,
+    StrictQuery(query): StrictQuery<ListSessionsQuery>,
 ) -> Result<Response, ApiError> {
+    let ListSessionsQuery { state, limit, after, children } = query;
     let limit = limit.unwrap_or(PAGE_LENGTH);
     if !(1..=PAGE_LENGTH_MAX).contains(&limit) {
         let message = format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}");
@@ -73,7 +76,8 @@ pub(super) async fn list(
     let after = after.map(|after| SessionId::parse(&after)).transpose();
     let after = after
         .map_err(|error| ApiError::bad_request("invalid_request", format!("after: {error}")))?;
-    let query = SessionQuery { after, limit: limit + 1, state, ..SessionQuery::default() };
+    let query =
+        SessionQuery { after, limit: limit + 1, state, children, ..SessionQuery::default() };
     let mut sessions = shared.host.sessions(query).await?;
     let more = sessions.len() > limit;
     sessions.truncate(limit);

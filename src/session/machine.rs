@@ -14,7 +14,7 @@ use crate::config::RunOverrides;
 use crate::context::{History, InitialHistory, ResultCut, Variables};
 use crate::record::{Record, StopMode};
 use crate::turn::TurnRecord;
-use crate::types::{Metadata, RunId, Usage, VariableName, WriteSet};
+use crate::types::{Metadata, ParentCall, RunId, Usage, VariableName, WriteSet};
 use crate::wire::PromptChange;
 
 /// Returns the terms of a run with these overrides.
@@ -36,6 +36,10 @@ pub struct Session {
     pub(super) agent: String,
     /// The client's pairs of strings.
     pub(super) metadata: Metadata,
+    /// The call that opened it, if it is a child session or the fork of one.
+    pub(super) parent: Option<Arc<ParentCall>>,
+    /// A call has run an agent in a child session.
+    pub(super) has_children: bool,
     pub(super) opened_at: u64,
     pub(super) lifecycle: Lifecycle,
     pub(super) history: History,
@@ -71,11 +75,18 @@ pub(super) enum Lifecycle {
 }
 
 impl Session {
-    /// Opens a session with a history of checked messages in the Chat Completions form.
+    /// Opens a session with a history of checked messages in the Chat Completions form. `parent` is the call that
+    /// opens a child session.
     #[must_use]
-    pub fn open(agent: &str, messages: Vec<Value>, metadata: Metadata) -> Self {
+    pub fn open(
+        agent: &str,
+        messages: Vec<Value>,
+        metadata: Metadata,
+        parent: Option<Arc<ParentCall>>,
+    ) -> Self {
         let mut session = Self::blank();
-        let record = Record::SessionOpened { agent: agent.to_owned(), messages, metadata };
+        let agent = agent.to_owned();
+        let record = Record::SessionOpened { agent, messages, metadata, parent };
         session.record(vec![SessionRecord { record, run_id: None, turn: 0, events: Vec::new() }]);
         session
     }
@@ -85,6 +96,8 @@ impl Session {
         Self {
             agent: String::new(),
             metadata: Metadata::default(),
+            parent: None,
+            has_children: false,
             opened_at: 0,
             lifecycle: Lifecycle::New,
             history: History::new(),
@@ -108,6 +121,18 @@ impl Session {
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
+    }
+
+    /// Returns the call that opened it, if it is a child session or the fork of one.
+    #[must_use]
+    pub fn parent(&self) -> Option<&Arc<ParentCall>> {
+        self.parent.as_ref()
+    }
+
+    /// Returns whether a call of a committed turn has run an agent in a child session.
+    #[must_use]
+    pub fn has_children(&self) -> bool {
+        self.has_children
     }
 
     /// Returns the messages.
@@ -196,7 +221,7 @@ impl Session {
         terms_of: TermsOf<'_>,
     ) -> Result<(), String> {
         match record {
-            Record::SessionOpened { agent, messages, metadata } => {
+            Record::SessionOpened { agent, messages, metadata, parent } => {
                 if self.lifecycle != Lifecycle::New {
                     return Err("the session was opened before".to_owned());
                 }
@@ -205,6 +230,7 @@ impl Session {
                 self.history = History::from_initial(seed);
                 self.agent.clone_from(agent);
                 self.metadata.clone_from(metadata);
+                self.parent.clone_from(parent);
                 (self.lifecycle, self.opened_at) = (Lifecycle::Open, at.time);
             }
             // Requests and queued inputs belong to the session that was forked. The run that was
@@ -339,6 +365,7 @@ impl Session {
             bytes_max: run.terms.limits.max_result_bytes,
             references: run.terms.references,
         };
+        self.has_children |= record.results.iter().any(|result| result.outcome.child.is_some());
         self.count_request(record.request_tokens);
         self.forget_summary();
         let steered = self.history.pending_inputs() > 0;

@@ -8,8 +8,8 @@ use super::loop_detection::{LoopDetector, LoopVerdict};
 use super::meter::Meter;
 use crate::config::Limits;
 use crate::turn::{
-    Budget, CancelReason, LimitHit, MAX_CALLS, MAX_TOKENS, OutputRules, PROVIDER_ERROR, TurnEnd,
-    TurnRecord,
+    Budget, CancelReason, ChildrenUse, LimitHit, MAX_CALLS, MAX_TOKENS, OutputRules,
+    PROVIDER_ERROR, TurnEnd, TurnRecord,
 };
 use crate::types::{OutputMode, RequestKind, RunEnd, RunError, ToolChoice, ToolStatus, Usage};
 
@@ -200,9 +200,10 @@ impl Run {
     /// turn. The history then ends with that input, so the model is requested again. The model is
     /// also requested again after a response that its service paused.
     pub fn handle_turn(&mut self, turn: &TurnRecord, steered: bool) -> FollowUp {
-        self.tokens.add(turn.usage.total());
+        let children = ChildrenUse::of(&turn.results);
+        self.tokens.add(turn.usage.total().saturating_add(children.tokens));
         if self.turns.used() > 0 {
-            self.calls.add(turn.results.len() as u64);
+            self.calls.add(turn.results.len() as u64 + u64::from(children.calls));
         }
         let text = turn.message.as_ref().map(|message| message.text.clone()).unwrap_or_default();
         let mut follow_up = self.follow_up(turn, text, steered);

@@ -108,6 +108,8 @@ pub fn log(published: &PublishedEvent) {
             let kind = kind.as_str();
             line!(info, of, kind, tokens_before, tokens_after, upto, "context_compacted");
         }
+        // The child session has logged it.
+        Event::OfChild { .. } => {}
         Event::HistoryRepaired { repairs } => line!(error, of, repairs, "history_repaired"),
     }
 }
@@ -200,6 +202,7 @@ fn call(of: &PublishedEvent) {
         | Event::TurnEnded { .. }
         | Event::LimitReached { .. }
         | Event::ContextCompacted { .. }
+        | Event::OfChild { .. }
         | Event::HistoryRepaired { .. }
         | Event::ApprovalAsked { .. }
         | Event::ApprovalGiven { .. }

@@ -226,6 +226,8 @@ impl Metrics {
             Event::ContextCompacted { kind, tokens_before, tokens_after, upto: _ } => {
                 self.tokens_saved.add(*kind, tokens_before.saturating_sub(*tokens_after));
             }
+            // The child session has counted it.
+            Event::OfChild { .. } => {}
             Event::HistoryRepaired { repairs } => {
                 self.runs.history_repairs.increment(u64::from(*repairs))
             }

@@ -6,7 +6,7 @@ use super::defined_input::DefinitionError;
 use super::http_request::HttpTool;
 #[cfg(all(feature = "mcp", target_os = "linux"))]
 use super::mcp::McpServer;
-use super::{RegisteredHook, RegisteredKind, ToolRegistry};
+use super::{AgentTool, RegisteredHook, RegisteredKind, ToolRegistry};
 #[cfg(not(all(feature = "mcp", target_os = "linux")))]
 use crate::config::McpTransport;
 use crate::config::{CommandConfig, Config, ConfigErrors, ConfiguredTool, McpConfig, ToolKind};
@@ -41,6 +41,11 @@ impl ToolRegistry {
                     let registered = self.register_as(RegisteredKind::Http, tool);
                     registered.map_err(|error| DefinitionError::new("kind", error))
                 }),
+                ToolKind::Agent(agent) => {
+                    let tool = AgentTool::new(name, &definition.description, agent.clone());
+                    let registered = self.register_as(RegisteredKind::Agent, tool);
+                    registered.map_err(|error| DefinitionError::new("kind", error))
+                }
             };
             if let Err(DefinitionError { key, message }) = registered {
                 errors.push(config.tool_error(name, &key, message));

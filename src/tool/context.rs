@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::extensions::MissingExtension;
-use super::{Extensions, InputSchema, ToolError};
+use super::{AgentCaller, Extensions, InputSchema, ToolError};
 use crate::config::ToolEffect;
 use crate::context::VariablesTransaction;
 use crate::types::{
@@ -63,6 +63,8 @@ pub(crate) struct ToolContextParts {
     pub(crate) variables: SharedVariableView,
     /// The agent's maximum number of bytes of a result that the model sees.
     pub(crate) max_result_bytes: usize,
+    /// Runs the child of a call of an agent.
+    pub(crate) agents: Option<Arc<dyn AgentCaller>>,
     /// Reads earlier results of the session. `None` outside of a session.
     pub(crate) references: Option<Arc<dyn ReferenceReader>>,
 }
@@ -160,6 +162,16 @@ impl ToolContext {
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.parts.deadline?.checked_add(self.question_wait())
+    }
+
+    /// Returns what runs the child of the call, if its tool is an agent.
+    pub(crate) fn agent_caller(&self) -> Option<&Arc<dyn AgentCaller>> {
+        self.parts.agents.as_ref()
+    }
+
+    /// Returns the values for the tools of a child.
+    pub(crate) fn extensions(&self) -> &Extensions {
+        &self.parts.extensions
     }
 
     /// Returns the time for which the call has waited for answers to its questions.

@@ -48,6 +48,7 @@
 //! | `context.rs` | [`ToolContext`]: what one call can read and do |
 //! | `extensions.rs` | [`Extensions`]: values of the embedding program for its tools |
 //! | `testing.rs` | [`testing::ToolTest`]: runs a tool without a host |
+//! | `agent.rs` | [`AgentTool`]: an agent as a tool |
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
 //! | `read_var.rs` | `read_var`: reads parts of earlier results |
 //! | `hook/` | [`Hook`]: code that is asked before and after calls, and can forbid them |
@@ -67,6 +68,7 @@
 //! | `mcp/` | feature `mcp`: tools of servers of the Model Context Protocol |
 //! | `builtin/` | feature `tools`: `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
 
+mod agent;
 #[cfg(feature = "tools")]
 mod builtin;
 #[cfg(all(feature = "tools", target_os = "linux"))]
@@ -112,6 +114,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::future::BoxFuture;
+
+pub(crate) use agent::AgentCaller;
+pub use agent::AgentTool;
 
 pub use crate::config::ApprovalPolicy;
 #[doc(hidden)]

@@ -33,6 +33,8 @@ pub enum RegisteredKind {
     Http,
     /// A tool of an MCP server.
     Mcp,
+    /// An agent.
+    Agent,
 }
 
 impl RegisteredTool {
@@ -120,6 +122,7 @@ impl ToolRegistry {
         if let Some(problem) = spec.input.problem() {
             return Err(RegistryError::InvalidInput { name, problem: problem.to_owned() });
         }
+        let kind = if spec.agent.is_some() { RegisteredKind::Agent } else { kind };
         let tool = RegisteredTool { spec: Arc::new(spec), tool: Arc::new(tool), kind };
         self.tools.insert(name, tool);
         Ok(())

@@ -6,7 +6,9 @@ use std::time::Duration;
 use schemars::JsonSchema;
 
 use super::InputSchema;
-use crate::config::{ApprovalPolicy, AskedCalls, CallRate, StartPolicy, ToolEffect};
+use crate::config::{
+    AgentToolConfig, ApprovalPolicy, AskedCalls, CallRate, StartPolicy, ToolEffect,
+};
 
 /// Default of [`ToolSpec::approval_timeout`].
 const APPROVAL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -64,6 +66,9 @@ pub struct ToolSpec {
     pub max_result_bytes: Option<NonZeroUsize>,
     /// True if its results are never cleared from the context.
     pub keep: bool,
+    /// The agent that its calls run.
+    #[doc(hidden)]
+    pub agent: Option<Box<AgentToolConfig>>,
 }
 
 impl ToolSpec {
@@ -109,6 +114,7 @@ impl ToolSpec {
             breaker_open_for: BREAKER_OPEN_FOR,
             max_result_bytes: None,
             keep: false,
+            agent: None,
         }
     }
 
@@ -247,6 +253,13 @@ impl ToolSpec {
             AskedCalls::Writes => self.has_effects(),
             AskedCalls::All => true,
         }
+    }
+
+    /// Returns the time limit of a call. The agent's `tool_timeout` is that of tools without their own; calls of
+    /// agents have none then.
+    #[must_use]
+    pub(crate) fn timeout_or(&self, tool_timeout: Option<Duration>) -> Option<Duration> {
+        self.timeout.or(tool_timeout.filter(|_| self.agent.is_none()))
     }
 
     /// Returns true if a call has effects outside this process.

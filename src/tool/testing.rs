@@ -309,6 +309,7 @@ fn test_parts(tool: Arc<str>, key: CallKey, arguments: Arc<Value>) -> ToolContex
     #[expect(clippy::expect_used, reason = "the id is valid by its characters")]
     let session = SessionId::parse("test").expect("`test` is a session id");
     ToolContextParts {
+        agents: None,
         session,
         run: RunId("test".into()),
         agent: "test".into(),

@@ -10,9 +10,9 @@ use super::RecordLocation;
 use crate::event::{ApprovalRequest, CallLabel};
 use crate::record::{DisplayedSegment, PartialResponse, ResponseDisposition, ResponseMessage};
 use crate::types::{
-    ApprovalPhase, CallKey, FinishReason, HookDecision, HookPoint, Judgement, ProviderError,
-    Question, QuestionKind, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, Usage,
-    Verdict, WriteSet,
+    AgentLease, ApprovalPhase, CallKey, FinishReason, HookDecision, HookPoint, Judgement,
+    ProviderError, Question, QuestionKind, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult,
+    Usage, Verdict, WriteSet,
 };
 
 /// An attempt of a turn: one HTTP exchange with a provider.
@@ -108,6 +108,8 @@ pub struct CallIntent<'a> {
     pub idempotency_key: &'a str,
     /// The response so far, if it had not ended.
     pub partial: Option<&'a PartialResponse>,
+    /// The budget that its child may use, if it is the call of an agent.
+    pub lease: Option<AgentLease>,
 }
 
 /// The result of a tool that is not final: it may be dropped, or needs an approval.

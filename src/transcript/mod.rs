@@ -35,8 +35,8 @@ use crate::config::RunOverrides;
 use crate::event::{StatsReport, TurnSummary};
 use crate::record::{ContextChange, StopMode, TurnEnd};
 use crate::types::{
-    CallKey, Content, Execution, HookDecision, HookPoint, Metadata, RequestKind, RunEnd, RunError,
-    RunId, Seq, SessionId, ToolCall, Usage,
+    CallKey, Content, Execution, HookDecision, HookPoint, Metadata, ParentCall, RequestKind,
+    RunEnd, RunError, RunId, Seq, SessionId, ToolCall, Usage,
 };
 
 /// The location of a record in a journal.
@@ -97,6 +97,8 @@ pub struct SessionOpening<'a> {
     pub messages: &'a [Value],
     /// The client's pairs of strings.
     pub metadata: &'a Metadata,
+    /// The call that opened it, if it is a child session.
+    pub parent: Option<&'a Arc<ParentCall>>,
 }
 
 /// A fork of another session.

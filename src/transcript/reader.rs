@@ -63,11 +63,12 @@ impl<'a> Transcript<'a> {
     fn add(&mut self, at: RecordLocation, record: &'a Record) {
         self.last = Some(at);
         match record {
-            Record::SessionOpened { agent, messages, metadata } => {
+            Record::SessionOpened { agent, messages, metadata, parent } => {
                 if at.index > 0 {
                     self.breach(at, Invariant::Session, "the session is opened again");
                 } else {
-                    self.opening = Some(SessionOpening { at, agent, messages, metadata });
+                    let parent = parent.as_ref();
+                    self.opening = Some(SessionOpening { at, agent, messages, metadata, parent });
                 }
             }
             Record::SessionForked { from, at: last_copied } => {
@@ -124,10 +125,10 @@ impl<'a> Transcript<'a> {
                 };
                 self.add_response(*turn, *attempt, response);
             }
-            Record::CallIntended { call, idempotency_key, so_far } => {
-                let partial = so_far.as_deref();
+            Record::CallIntended { call, idempotency_key, so_far, lease } => {
+                let (partial, lease) = (so_far.as_deref(), *lease);
                 if let Some(known) = self.open_call(at, call.key, Invariant::Intent) {
-                    known.intents.push(CallIntent { at, call, idempotency_key, partial });
+                    known.intents.push(CallIntent { at, call, idempotency_key, partial, lease });
                 }
             }
             Record::CallReported { key, outcome, reads, writes } => {

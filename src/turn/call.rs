@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::agent_calls::AgentCall;
 use super::hook_chain::sha256;
 use super::question::{AskedQuestion, OpenQuestion};
 use super::started_calls::{CallStartState, LastWriters, StartedCall};
@@ -128,6 +129,8 @@ pub(super) struct TurnCall {
     pub(super) queue_wait: Option<Duration>,
     /// True if the call started before the response ended.
     pub(super) early: bool,
+    /// The call of an agent: its budget and its end.
+    pub(super) agent: AgentCall,
 }
 
 impl TurnCall {
@@ -166,6 +169,7 @@ impl TurnCall {
             report_before_rerun: None,
             queue_wait: None,
             early: false,
+            agent: AgentCall::default(),
         }
     }
 

@@ -15,13 +15,19 @@ impl Turn {
     }
 
     /// Decides the outcome and the writes of a call. No other function does this.
-    pub(super) fn end_call_with(&mut self, index: usize, outcome: ToolOutcome, writes: WriteSet) {
+    pub(super) fn end_call_with(
+        &mut self,
+        index: usize,
+        mut outcome: ToolOutcome,
+        writes: WriteSet,
+    ) {
         self.stop_tool_clock(index);
         let now = self.clock.now();
         let parallel = self.spec.rules.execution != Execution::Sequential;
         self.release_tool_permit(index);
         self.withdraw_hooks(index);
         let Some(call) = self.calls.get_mut(index) else { return };
+        call.agent.add_child(&mut outcome);
         call.phase = CallPhase::Ended { outcome: outcome.clone(), at: now };
         call.writes = writes.clone();
         let key = call.key();

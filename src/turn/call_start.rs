@@ -65,7 +65,7 @@ impl Turn {
     }
 
     /// Starts a call that has its permits. Records the intent of a call with effects first.
-    fn start(&mut self, index: usize) {
+    pub(super) fn start(&mut self, index: usize) {
         let early = self.stage == TurnStage::AwaitingResponse;
         let Some(call) = self.calls.get_mut(index) else { return };
         call.early = early;
@@ -75,7 +75,8 @@ impl Turn {
             let key = call.key;
             let idempotency_key = self.spec.idempotency_key(key);
             let so_far = early.then(|| Box::new(self.response_so_far()));
-            self.record(Record::CallIntended { call, idempotency_key, so_far });
+            let lease = self.lease(index);
+            self.record(Record::CallIntended { call, idempotency_key, so_far, lease });
             self.effects.defer(DeferredEffect::StartCall(key));
         } else {
             self.run_call(index);
@@ -93,7 +94,8 @@ impl Turn {
         let now = self.clock.now();
         let kept = self.calls.iter().filter(|call| call.is_kept()).count();
         let of = u32::try_from(kept).unwrap_or(u32::MAX);
-        let deadline = self.tool_deadline(index, Duration::ZERO);
+        let (deadline, agent) =
+            (self.tool_deadline(index, Duration::ZERO), self.agent_start(index));
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = CallPhase::Running { deadline, question: None };
         call.question_wait = Duration::ZERO;
@@ -115,6 +117,7 @@ impl Turn {
             variables: self.variables.current.clone(),
             idempotency_key: self.spec.idempotency_key(call.key()),
             state: call.start_state(),
+            agent,
         };
         self.clock.tool_started();
         self.emit(event);
@@ -125,7 +128,8 @@ impl Turn {
     /// time `ran` before. Returns `None` if it has no timeout, or if the time overflows.
     pub(super) fn tool_deadline(&self, index: usize, ran: Duration) -> Option<Duration> {
         let tool = self.calls.get(index)?.tool.as_ref();
-        let timeout = tool.and_then(|tool| tool.timeout).or(self.spec.rules.limits.tool_timeout)?;
+        let own = self.spec.rules.limits.tool_timeout;
+        let timeout = tool.map_or(own, |tool| tool.timeout_or(own))?;
         self.now().checked_add(timeout.saturating_sub(ran))
     }
 
@@ -135,6 +139,10 @@ impl Turn {
         let started = call.started_at.unwrap_or(deadline) + call.question_wait;
         let timeout = deadline.saturating_sub(started) + call.ran_before;
         let outcome = model_messages::timed_out(call, timeout);
+        if self.cancel_agent(index, &outcome, Some(timeout)) {
+            return;
+        }
+        let Some(call) = self.calls.get(index) else { return };
         self.effects.perform(TurnAction::Abort(call.key()));
         self.end_call(index, outcome);
         self.record_time_limit("tool_timeout", timeout, "timed_out");

@@ -12,8 +12,8 @@ use crate::context::Variables;
 use crate::event::Event;
 use crate::record::{Record, ResponseMessage};
 use crate::types::{
-    Answer, ApprovalPhase, CallKey, HookDecision, HookPoint, Judgement, ProviderError, Reference,
-    ToolCall, ToolOutcome, ToolResult, Verdict,
+    AgentLease, Answer, ApprovalPhase, CallKey, HookDecision, HookPoint, Judgement, ProviderError,
+    Reference, ToolCall, ToolOutcome, ToolResult, Verdict,
 };
 
 pub use crate::record::{CancelReason, TurnEnd};
@@ -77,7 +77,8 @@ pub enum TurnAction {
         /// The answer.
         answer: Answer,
     },
-    /// Cancel the running tool, and kill it after `cancel_grace`. The call has its outcome.
+    /// Cancel the running tool, and kill it after `cancel_grace`. The call has its outcome. The call of an agent has
+    /// none: it gets its outcome when the child has ended, and is not killed.
     Abort(CallKey),
     /// Write the finished turn to the context. Only events about late outcomes can follow.
     Commit(Box<TurnRecord>),
@@ -116,6 +117,19 @@ pub struct CallStart {
     pub idempotency_key: String,
     /// The state to give back in a [`StartedCall`](super::StartedCall).
     pub state: CallStartState,
+    /// What the child may use, if the tool is an agent.
+    pub agent: Option<Box<AgentCallStart>>,
+}
+
+/// The start of the call of an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AgentCallStart {
+    /// The budget of the child.
+    pub lease: AgentLease,
+    /// The time that it may take. `None` means no limit.
+    pub time: Option<Duration>,
+    /// True if the call was cancelled while no host ran: a child that exists is stopped, and none is opened.
+    pub is_cancelled: bool,
 }
 
 /// The effects of a turn that were not polled yet.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{Budget, ModelPlan, ModelPlans, TurnRecord, TurnRules, TurnSpec};
-use crate::config::{AskedCalls, ContextPolicy, Limits};
+use crate::config::{AgentToolConfig, AskedCalls, ContextPolicy, Limits};
 use crate::context::{History, ResultCut, Variables};
 use crate::record::{JournalEntry, Record, Seq};
 pub(crate) use crate::response::fixtures::{call, finish, text};
@@ -66,10 +66,18 @@ pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
         tool("asking_both").approval(BOTH),
         tool("bump_capped").pure().max_concurrent(1),
         tool("add_capped").approval(BOTH).max_concurrent(1),
+        agent(tool("agent").timeout(Duration::from_secs(40))),
+        agent(tool("eager_agent").start_on_seal()),
     ]
     .into_iter()
     .map(|spec| (spec.name.clone(), Arc::new(spec)))
     .collect()
+}
+
+/// Returns a tool that is an agent.
+fn agent(spec: ToolSpec) -> ToolSpec {
+    let agent = Some(Box::new(AgentToolConfig::new("researcher")));
+    ToolSpec { agent, ..spec.idempotent() }
 }
 
 pub(crate) fn rules(execution: Execution) -> TurnRules {

@@ -5,6 +5,7 @@
 //!
 //! | rule | file |
 //! | --- | --- |
+//! | agents as tools: budget of a child (`share_of_budget`), cancelled calls that wait for their child | `agent_calls` |
 //! | call kept or dropped: `multi_tool_calls`, `max_tool_calls_per_turn`, `on_excess`, maximum number of calls | `admission` |
 //! | unknown tool, invalid arguments | `admission` |
 //! | identical calls (same name and arguments), `repeatable` | `identical_calls` |
@@ -42,6 +43,7 @@
 #![warn(clippy::indexing_slicing)]
 
 mod admission;
+mod agent_calls;
 mod approval;
 mod attempt;
 mod breaker;
@@ -84,6 +86,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use agent_calls::ChildrenUse;
 pub(crate) use attempt::PROVIDER_ERROR;
 pub use breaker::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,
@@ -91,8 +94,8 @@ pub use breaker::{
 };
 pub use committed::{TurnRecord, results_so_far};
 pub use effect::{
-    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, EndedTurn,
-    HookRequest, PermitReply, TurnAction, TurnEnd,
+    AgentCallStart, ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect,
+    EndedTurn, HookRequest, PermitReply, TurnAction, TurnEnd,
 };
 pub use hook_chain::{ChangedParameters, HookChain, HookOutcome, changed_messages, sha256};
 pub use initial_calls::InitialCallsStart;
@@ -258,7 +261,9 @@ impl Turn {
         self.clock.advance(now);
         match self.position(key) {
             Some(index) if self.calls.get(index).is_some_and(TurnCall::is_running) => {
-                self.handle_tool_report(index, completion.outcome, completion.variables);
+                if !self.end_cancelled_agent(index, &completion.outcome) {
+                    self.handle_tool_report(index, completion.outcome, completion.variables);
+                }
                 self.advance();
             }
             Some(index) => {

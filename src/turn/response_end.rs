@@ -120,9 +120,11 @@ impl Turn {
             let Some(call) = self.calls.get(index) else { return };
             match call.phase {
                 CallPhase::Running { .. } => {
-                    let outcome = model_messages::cancelled(call);
-                    self.effects.perform(TurnAction::Abort(call.key()));
-                    self.end_call(index, outcome);
+                    let (key, outcome) = (call.key(), model_messages::cancelled(call));
+                    if !self.cancel_agent(index, &outcome, None) {
+                        self.effects.perform(TurnAction::Abort(key));
+                        self.end_call(index, outcome);
+                    }
                 }
                 // The call was going to run again because of a conflict. Its first report is
                 // resolved instead.
@@ -138,7 +140,9 @@ impl Turn {
                     if call.started_at.is_some() =>
                 {
                     let outcome = model_messages::cancelled(call);
-                    self.end_call(index, outcome);
+                    if !self.cancel_agent(index, &outcome, None) {
+                        self.end_call(index, outcome);
+                    }
                 }
                 // The call ran, but hooks have not decided about its result.
                 CallPhase::AwaitingResultHooks { .. } => {

@@ -102,9 +102,10 @@ impl Turn {
         self.end_response(ResponseDisposition::Cancelled, Some(CancelReason::Budget));
     }
 
-    /// Returns the tokens of the failed attempts and of the current response.
-    fn tokens_used(&self) -> u64 {
-        self.usage.total().saturating_add(self.attempt.response.usage().total())
+    /// Returns the tokens of the failed attempts, of the current response and of the children that have ended.
+    pub(super) fn tokens_used(&self) -> u64 {
+        let own = self.usage.total().saturating_add(self.attempt.response.usage().total());
+        own.saturating_add(self.children_use().tokens)
     }
 
     /// Records the token limit with the sums of the whole run.

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{FullResult, Judgement, ResultPart, Verdict, WriteSet};
+use super::{ChildUse, FullResult, Judgement, ResultPart, Verdict, WriteSet};
 
 /// Maximum number of calls that are kept of one response, or of one initial message of a session.
 /// It applies in addition to `max_tool_calls_per_turn`, and is reported under that name.
@@ -241,6 +241,9 @@ pub struct ToolOutcome {
     /// The tool's own maximum number of bytes that the model sees.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub max_bytes: Option<NonZeroUsize>,
+    /// The child of a call of an agent, if the call had one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub child: Option<Arc<ChildUse>>,
 }
 
 impl ToolOutcome {
@@ -248,7 +251,15 @@ impl ToolOutcome {
     #[must_use]
     pub fn ok(content: impl Into<Arc<str>>) -> Self {
         let (status, content) = (ToolStatus::Ok, content.into());
-        Self { status, kind: None, content, full: None, attempts: None, max_bytes: None }
+        Self {
+            status,
+            kind: None,
+            content,
+            full: None,
+            attempts: None,
+            max_bytes: None,
+            child: None,
+        }
     }
 
     /// Creates an outcome that is not a success.
@@ -359,6 +370,13 @@ pub fn metadata(outcome: &ToolOutcome, notes: &ResultNotes) -> Value {
     }
     if let Some(kind) = outcome.kind {
         map.insert("kind".into(), kind.as_str().into());
+    }
+    if let Some(child) = &outcome.child {
+        let child = json!({
+            "session_id": child.session, "run_id": child.run.0,
+            "tokens": child.tokens, "tool_calls": child.calls,
+        });
+        map.insert("child".into(), child);
     }
     if let Some(key) = notes.duplicate_of {
         map.insert("duplicate_of".into(), key.to_string().into());

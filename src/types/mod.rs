@@ -2,6 +2,7 @@
 //!
 //! They are plain values and do not depend on HTTP, actors or clocks.
 
+mod agent_call;
 mod approval;
 mod call;
 mod compaction;
@@ -27,6 +28,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use agent_call::{
+    AgentLease, ChildUse, ParentCall, RootRun, child_run_id, child_session_id, is_child_session,
+};
+pub(crate) use agent_call::{CHILD_DIGITS, CHILD_PREFIX};
 pub use approval::{Answer, ApprovalPhase, Judgement, Question, QuestionKind, Verdict};
 pub use call::{
     CALLS_MAX, CallKey, FailureKind, InvalidCallKey, ResultNotes, ToolCall, ToolOutcome,

@@ -1,10 +1,8 @@
 //! Reads `[agents.NAME.context]`.
 
-use toml::de::DeValue;
-
 use super::source::Section;
-use super::values::{self, Parsed};
-use crate::config::{ContextPolicy, HistoryForm, Share};
+use super::values::{self, share};
+use crate::config::{ContextPolicy, HistoryForm};
 
 const HISTORY_FORMS: [(&str, HistoryForm); 2] =
     [("full", HistoryForm::Full), ("compact", HistoryForm::Compact)];
@@ -31,11 +29,6 @@ impl ContextPolicy {
         section.finish();
         policy
     }
-}
-
-fn share(value: &DeValue<'_>) -> Parsed<Share> {
-    let number = values::float(value)?;
-    Share::of(number).ok_or_else(|| format!("must be a share from 0 to 1, and is {number}"))
 }
 
 #[cfg(test)]

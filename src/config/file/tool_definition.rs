@@ -13,15 +13,18 @@ use crate::config::tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
     ProcessConfig, SandboxLevel, ToolInput, ToolKind,
 };
+use crate::config::{AgentEvents, AgentToolConfig};
 
 /// The value of `kind`.
 #[derive(Clone, Copy)]
 enum KindWord {
     Command,
     Http,
+    Agent,
 }
 
-const KINDS: [(&str, KindWord); 2] = [("command", KindWord::Command), ("http", KindWord::Http)];
+const KINDS: [(&str, KindWord); 3] =
+    [("command", KindWord::Command), ("http", KindWord::Http), ("agent", KindWord::Agent)];
 
 const METHODS: [(&str, HttpMethod); 5] = [
     ("GET", HttpMethod::Get),
@@ -42,20 +45,45 @@ impl ConfiguredTool {
             if !section.has("kind") {
                 section.forbid("command", "needs kind = \"command\" in the same table");
                 section.forbid("url", "needs kind = \"http\" in the same table");
+                section.forbid("agent", "needs kind = \"agent\" in the same table");
             }
             return None;
         };
         let description = section.read("description", values::non_empty_string);
         section.require("description", description.is_none());
-        let definition = Self {
-            description: description.unwrap_or_default(),
-            input: ToolInput::read(section),
-            kind: match kind {
-                KindWord::Command => ToolKind::Command(Box::new(CommandConfig::read(section, env))),
-                KindWord::Http => ToolKind::Http(Box::new(HttpConfig::read(section, env))),
-            },
+        let description = description.unwrap_or_default();
+        let kind = match kind {
+            KindWord::Command => ToolKind::Command(Box::new(CommandConfig::read(section, env))),
+            KindWord::Http => ToolKind::Http(Box::new(HttpConfig::read(section, env))),
+            KindWord::Agent => {
+                let fixed = "an agent has one argument, the text \"input\"";
+                section.forbid("input", fixed);
+                section.forbid("input_schema", fixed);
+                let kind = ToolKind::Agent(AgentToolConfig::read(section));
+                return Some(Self { description, input: ToolInput::default(), kind });
+            }
         };
-        Some(definition)
+        Some(Self { description, input: ToolInput::read(section), kind })
+    }
+}
+
+impl AgentToolConfig {
+    fn read(section: &Section<'_, '_>) -> Self {
+        let agent = section.read("agent", values::non_empty_string);
+        section.require("agent", agent.is_none());
+        let mut config = Self::new(agent.unwrap_or_default());
+        if let Some(depth) = section.read("max_depth", values::count) {
+            config.max_depth = depth;
+        }
+        if let Some(children) = section.read("max_children", values::count) {
+            config.max_children = children;
+        }
+        if let Some(share) = section.read("share_of_budget", values::share_above_zero) {
+            config.share_of_budget = share;
+        }
+        let events = section.read("agent_events", |value| values::word(value, &AgentEvents::WORDS));
+        config.agent_events = events.unwrap_or(config.agent_events);
+        config
     }
 }
 
@@ -317,7 +345,7 @@ effect = "none"
         for (text, expected) in [
             (
                 "[tools.t]\nkind = \"comand\"",
-                "2: tools.t.kind: must be \"command\" or \"http\", not \"comand\"",
+                "2: tools.t.kind: must be \"command\", \"http\" or \"agent\", not \"comand\"",
             ),
             (
                 "[tools.t]\ncommand = [\"true\"]",

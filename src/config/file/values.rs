@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use toml::de::DeValue;
 
-use crate::config::parse_duration;
+use crate::config::{Share, parse_duration};
 
 /// A parsed value, or the problem with it.
 pub(super) type Parsed<T> = Result<T, String>;
@@ -68,6 +68,19 @@ pub(super) fn float(value: &DeValue<'_>) -> Parsed<f64> {
     let not_a_number = || format!("must be a number, not {text}");
     let number: f64 = text.parse().map_err(|_| not_a_number())?;
     if number.is_finite() { Ok(number) } else { Err(not_a_number()) }
+}
+
+/// Parses a share from 0 to 1.
+pub(super) fn share(value: &DeValue<'_>) -> Parsed<Share> {
+    let number = float(value)?;
+    Share::of(number).ok_or_else(|| format!("must be a share from 0 to 1, and is {number}"))
+}
+
+/// Parses a share from 0.001 to 1.
+pub(super) fn share_above_zero(value: &DeValue<'_>) -> Parsed<Share> {
+    let number = float(value)?;
+    let share = Share::of(number).filter(|share| !share.is_zero());
+    share.ok_or_else(|| format!("must be a share from 0.001 to 1, and is {number}"))
 }
 
 /// Parses a size in bytes above 0, such as `"512MiB"` or a whole number.

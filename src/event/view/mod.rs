@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub use stats::StatsReport;
 
 use super::{
-    ApprovalRequest, CallLabel, Event, PublishedEvent, RunStats, ServiceCall, ServiceCallStatus,
-    TurnSummary, WaitingFor,
+    ApprovalRequest, CallLabel, ChildEvent, Event, PublishedEvent, RunStats, ServiceCall,
+    ServiceCallStatus, TurnSummary, WaitingFor,
 };
 use crate::types::{
     ApprovalPhase, CallKey, Execution, FinishKind, Metadata, Question, READ_VAR, Reference,
@@ -133,6 +133,7 @@ impl PublishedEvent {
             Event::ApprovalAsked { request } => {
                 self.single("tool_approval", &ToolApprovalView::new(request), 512)
             }
+            Event::OfChild { event, .. } => child_views(event),
             Event::CallDetected { .. }
             | Event::InputQueued { .. }
             | Event::RunSteered { .. }
@@ -221,6 +222,24 @@ impl PublishedEvent {
         serde_json::to_writer(&mut json, &object).expect("a struct of plain fields");
         PublicEvent { kind, json: String::from_utf8(json).expect("JSON is UTF-8") }
     }
+}
+
+/// Returns the public events of a child's event, with the fields that name its parent.
+fn child_views(child: &ChildEvent) -> EventViews {
+    let named = json!({
+        "parent_session_id": child.parent_session, "parent_tool_id": child.parent_call.to_string(),
+        "agent_path": child.agent_path,
+    });
+    let named = named.to_string();
+    // Both are objects with members.
+    let fields = named.strip_prefix('{').unwrap_or_default();
+    child.published().views().map(|view| {
+        let PublicEvent { kind, mut json } = view?;
+        json.pop();
+        json.push(',');
+        json.push_str(fields);
+        Some(PublicEvent { kind, json })
+    })
 }
 
 #[derive(Serialize)]
@@ -618,6 +637,15 @@ mod tests {
         next(&[(
             "context_compacted",
             json!({"kind": "cleared", "tokens_before": 120_000, "tokens_after": 60_000, "upto": 7}),
+        )]);
+        next(&[tool_use(
+            "detected",
+            json!({
+                "session_id": "sub_00000000000000000000000000000000",
+                "run_id": "run_00000000000000000000000000000000", "turn": 1, "early": false,
+                "parent_session_id": "s1", "parent_tool_id": "t3a1c2",
+                "agent_path": ["default", "researcher"],
+            }),
         )]);
         next(&[]); // HistoryRepaired
         let stats = json!({

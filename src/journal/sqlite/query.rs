@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 use super::super::{JournalEntry, JournalError, SessionQuery, SessionSummary};
 use super::errors;
 use crate::record::Seq;
-use crate::types::{Metadata, SessionId, SessionState};
+use crate::types::{CHILD_DIGITS, CHILD_PREFIX, Metadata, SessionId, SessionState};
 
 /// An error of a query.
 pub(super) enum QueryError {
@@ -224,6 +224,10 @@ pub(super) fn list(
         query.push_str(" AND r.time < ?");
         values.push(Value::Integer(i64::try_from(time).unwrap_or(i64::MAX)));
     }
+    if !listing.children {
+        query.push_str(" AND s.id NOT GLOB ?");
+        values.push(Value::Text(child_pattern()));
+    }
     query.push_str(" ORDER BY s.id");
     if listing.limit > 0 {
         query.push_str(" LIMIT ?");
@@ -232,6 +236,11 @@ pub(super) fn list(
     let mut statement = connection.prepare_cached(&query)?;
     let sessions = statement.query_map(params_from_iter(values), session_info)?;
     Ok(sessions.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Returns the pattern of the ids of child sessions.
+fn child_pattern() -> String {
+    format!("{CHILD_PREFIX}{}", "[0-9a-f]".repeat(CHILD_DIGITS))
 }
 
 pub(super) fn count(connection: &Connection) -> Result<usize, QueryError> {

@@ -44,6 +44,7 @@ fn opened(agent: &str) -> Record {
         agent: agent.to_owned(),
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
+        parent: None,
     }
 }
 
@@ -97,6 +98,7 @@ async fn lists_have_the_metadata_of_sessions_and_forks() {
         agent: "writer".to_owned(),
         messages: Vec::new(),
         metadata: metadata.clone(),
+        parent: None,
     };
     // The database has no column for metadata before the second session.
     for (session, record) in [("s1", opened("writer")), ("s2", with), ("s3", opened("writer"))] {
@@ -130,6 +132,7 @@ async fn a_full_disk_fails_batches_until_there_is_space_again() {
             agent: "large ".repeat(5_000),
             messages: vec![],
             metadata: crate::types::Metadata::default(),
+            parent: None,
         };
         let mut kept = 0;
         let error = loop {

@@ -14,6 +14,7 @@ fn begun(execution: Execution) -> [Record; 2] {
             agent: "default".into(),
             messages: Vec::new(),
             metadata: crate::types::Metadata::default(),
+            parent: None,
         },
         Record::RunStarted {
             run_id: RunId("run_1".into()),

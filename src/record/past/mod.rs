@@ -87,7 +87,7 @@ impl PastEvents {
             self.release(voided, out);
         }
         let event = match &entry.record {
-            Record::SessionOpened { agent, messages: _, metadata: _ } => {
+            Record::SessionOpened { agent, messages: _, metadata: _, parent: _ } => {
                 self.agent.clone_from(agent);
                 return;
             }

@@ -189,7 +189,15 @@ fn the_kept_part_of_a_broken_response_is_returned() {
         vec![
             run(),
             attempt(1, None, 0),
-            (4, Record::CallIntended { call: call(0), idempotency_key: "k".into(), so_far: None }),
+            (
+                4,
+                Record::CallIntended {
+                    call: call(0),
+                    idempotency_key: "k".into(),
+                    so_far: None,
+                    lease: None,
+                },
+            ),
             ended(0, 9, false),
             failed(true, 9),
             response("lost", "", vec![], 9),
@@ -208,7 +216,15 @@ fn the_kept_part_of_a_response_is_returned_again_after_the_host_stopped() {
         vec![
             run(),
             attempt(1, None, 0),
-            (6, Record::CallIntended { call: call(0), idempotency_key: "k".into(), so_far: None }),
+            (
+                6,
+                Record::CallIntended {
+                    call: call(0),
+                    idempotency_key: "k".into(),
+                    so_far: None,
+                    lease: None,
+                },
+            ),
             ended(0, 9, false),
             (bytes, stopped),
             response("kept", "", vec![], 4),

@@ -11,7 +11,7 @@ use crate::journal::{AppendStatus, PendingRecord, Urgency, unix_ms};
 use crate::record::Seq;
 use crate::runtime::hooks::{HookQuestion, changed_request};
 use crate::runtime::message::{
-    AccumulatorMessage, SessionMessage, StartTool, StreamMessage, ToolCommand,
+    AccumulatorMessage, ChildStart, SessionMessage, StartTool, StreamMessage, ToolCommand,
 };
 use crate::runtime::task::{self, OwnedTask};
 use crate::telemetry::SourceRecord;
@@ -157,7 +157,7 @@ impl AccumulatorSetup {
                 let position = (self.publisher.session(), &current.run, current.number);
                 let telemetry = self.publisher.telemetry();
                 let model_request = current.request.as_deref();
-                let agent = &current.agent;
+                let agent = (&current.agent, self.parent.as_deref());
                 let question =
                     HookQuestion::of_turn(*request, position, model_request, agent, telemetry);
                 let task = OwnedTask::spawn(&self.gauges.tasks, async move {
@@ -182,8 +182,10 @@ impl AccumulatorSetup {
                 current.turn.handle_tool_permit(current.began.elapsed(), key, permit);
             }
             TurnAction::ReleaseToolPermit(key) => drop(current.permits.remove(&key)),
-            TurnAction::Start(CallStart { call, variables, idempotency_key, state }) => {
+            TurnAction::Start(CallStart { call, variables, idempotency_key, state, agent }) => {
+                let run_seq = current.run_seq;
                 let start = StartTool {
+                    child: agent.map(|start| Box::new(ChildStart { start: *start, run_seq })),
                     run: current.run.clone(),
                     agent: Arc::clone(&current.agent),
                     idempotency_key,

@@ -28,7 +28,7 @@ use crate::journal::{PendingRecord, SessionLog, unix_ms};
 use crate::record::Seq;
 use crate::tool::Extensions;
 use crate::turn::{ApprovalError, AttemptPlan, Effect, PermitReply, StartedCalls, Turn};
-use crate::types::{ApprovalPhase, CallKey, RunId, RunTrace};
+use crate::types::{ApprovalPhase, CallKey, ParentCall, RunId, RunTrace};
 use batch::TurnBatch;
 
 /// The actor that owns the current turn of a run. Each turn has a new [`Turn`].
@@ -47,6 +47,8 @@ pub(super) struct AccumulatorSetup {
     pub(super) publisher: Publisher,
     pub(super) tool_limiters: ToolLimiters,
     pub(super) gauges: Gauges,
+    /// The call that opened the session, if it is a child session.
+    pub(super) parent: Option<Arc<ParentCall>>,
 }
 
 pub(super) struct AccumulatorState {
@@ -69,6 +71,8 @@ struct CurrentTurn {
     turn: Turn,
     number: u32,
     run: RunId,
+    /// The position of the run's first record.
+    run_seq: Seq,
     /// The agent with the overrides of the run.
     agent: Arc<Agent>,
     trace: Option<Arc<RunTrace>>,
@@ -164,7 +168,8 @@ impl Actor for AccumulatorActor {
 
 impl CurrentTurn {
     fn begin(start: TurnStart, started: StartedCalls) -> Self {
-        let TurnStart { spec, run, agent, trace, extensions, request, resume, cancel } = start;
+        let TurnStart { spec, run, run_seq, agent, trace, extensions, request, resume, cancel } =
+            start;
         let number = spec.number;
         let turn = match resume {
             None => {
@@ -181,6 +186,7 @@ impl CurrentTurn {
             turn,
             number,
             run,
+            run_seq,
             agent,
             trace,
             extensions,

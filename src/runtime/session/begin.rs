@@ -78,8 +78,8 @@ impl SessionActorState {
         let awake = shared.gauges.awake.increment();
         let (session, stored) = match origin {
             // The messages were checked when the session was requested.
-            SessionOrigin::New { messages, metadata } => {
-                (Session::open(&agent.name, messages, metadata), None)
+            SessionOrigin::New { messages, metadata, parent } => {
+                (Session::open(&agent.name, messages, metadata, parent), None)
             }
             SessionOrigin::Stored(stored) => {
                 (stored.session, Some((stored.last, stored.turn_entries)))
@@ -151,7 +151,10 @@ impl SessionActorState {
     pub(super) fn resumed(&mut self) {
         self.shared.suspended.lock().remove(&self.id);
         // The limit does not apply, because the run was accepted before.
-        self.slot = Some(self.shared.gauges.runs.increment());
+        let gauges = &self.shared.gauges;
+        let is_child_run = self.session.run().is_some_and(|run| self.is_child_run(&run.id));
+        let runs = if is_child_run { &gauges.child_runs } else { &gauges.runs };
+        self.slot = Some(runs.increment());
         let now = self.now();
         let Some(run) = self.session.run() else { return };
         let OpenRun { id, overrides, trace, began, .. } = run.clone();

@@ -51,8 +51,9 @@ impl SessionActorState {
         self.shared.replace(&self.id, myself.get_id(), Some(SessionSlot::Leaving));
         let waiting = std::mem::take(&mut self.close_replies);
         let (link, id) = (self.link.clone(), self.id.clone());
+        let has_children = self.session.has_children();
         task::detach(async move {
-            let deleted = stored_sessions::delete(&link, &id).await;
+            let deleted = stored_sessions::delete(&link, &id, has_children).await;
             for reply in waiting {
                 let _ = reply.send(deleted.clone());
             }

@@ -54,7 +54,7 @@ use crate::record::{RequestKey, Seq};
 use crate::session::{RunAdmission, RunInput, Session, SessionRefusal};
 use crate::turn::{ApprovalDecision, ApprovalError, TurnRecord};
 use crate::types::VariableName;
-use crate::types::{CallKey, Content, RunId, SessionId};
+use crate::types::{CallKey, Content, RunId, SessionId, child_run_id};
 pub(super) use begin::spawn;
 use run::{ActiveRun, RunAgents, RunCaller};
 
@@ -197,6 +197,14 @@ impl Actor for SessionActor {
                 state.approvals_changed(epoch, approvals, only_waits);
             }
             SessionMessage::TurnResumed { epoch } => state.turn_resumed(epoch),
+            SessionMessage::FindReader { reply } => {
+                let _ = reply.send(state.can_answer_approvals());
+                return Ok(());
+            }
+            SessionMessage::RejectApprovals => {
+                state.reject_approvals();
+                return Ok(());
+            }
             SessionMessage::Decide { key, decision, reply } => {
                 state.resume_if_suspended();
                 state.perform(&myself).await;
@@ -266,6 +274,11 @@ impl SessionActorState {
         self.started.elapsed()
     }
 
+    /// Returns whether the run is that of the call that opened this child session.
+    fn is_child_run(&self, run: &RunId) -> bool {
+        child_run_id(&self.id).as_ref() == Some(run)
+    }
+
     /// Performs what follows from an input, and answers the callers that can be answered now.
     async fn proceed(&mut self, myself: &ActorRef<SessionMessage>) {
         self.perform(myself).await;
@@ -296,7 +309,8 @@ impl SessionActorState {
         }
         let into = into.map(variable_name).transpose()?;
         let agent = self.agents.own().with(&overrides)?;
-        let slot = if starts { Some(self.shared.acquire_run_slot()?) } else { None };
+        let is_child_run = self.is_child_run(&id);
+        let slot = if starts { Some(self.shared.acquire_run_slot(is_child_run)?) } else { None };
         if starts {
             self.agents.set_current(overrides.clone(), agent);
             self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;

@@ -191,6 +191,7 @@ impl SessionActorState {
         let start = TurnStart {
             spec: with_session(spec, &self.id),
             run: run_id,
+            run_seq: self.session.run().map_or(Seq(0), |run| run.seq),
             trace: run.trace.clone(),
             extensions: run.extensions.clone(),
             request,
@@ -237,6 +238,7 @@ impl SessionActorState {
         let last = self.log.last_seq();
         self.log.trim_recent(last);
         self.shared.update_counts();
+        self.shared.agent_trees.end_run(&self.id, &summary.run_id);
         let Some(run) = self.run.take() else { return };
         self.tell_hooks(&summary);
         if !run.is_awaited() {
@@ -291,7 +293,9 @@ impl SessionActorState {
             return;
         }
         let position = (&self.id, self.session.turn());
-        let note = HookQuestion::of_run_end(summary, position, agent, &self.shared.telemetry);
+        let parent = self.session.parent().map(|parent| &**parent);
+        let note =
+            HookQuestion::of_run_end(summary, position, (agent, parent), &self.shared.telemetry);
         let held = self.shared.gauges.hook_notes.increment();
         task::detach(async move {
             let _held = held;

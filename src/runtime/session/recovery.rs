@@ -14,11 +14,12 @@ use ractor::{ActorId, ActorRef};
 use super::SessionActorState;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{JournalEntry, Record, Seq};
+use crate::runtime::child_sessions::stop_child;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::run_actors::RunActors;
 use crate::telemetry::SourceRecord;
-use crate::turn::{CancelReason, Effect, Turn, TurnAction, TurnRecord, TurnSpec};
-use crate::types::{RunError, RunId};
+use crate::turn::{CancelReason, Effect, ToolCompletion, Turn, TurnAction, TurnRecord, TurnSpec};
+use crate::types::{FailureKind, RunError, RunId, ToolOutcome, ToolStatus, VariablesUse};
 
 /// The number of times that the actors of one run are replaced.
 const RECOVERIES_MAX: u32 = 3;
@@ -120,11 +121,17 @@ impl SessionActorState {
         let (mut committed, mut stored) = (None, 0);
         loop {
             let (mut batch, mut events) = (Vec::new(), Vec::new());
+            let mut agents = Vec::new();
             while let Some(effect) = turn.poll() {
                 match effect {
                     Effect::Record(record) => batch.push(record),
                     Effect::Emit(event) => events.push((batch.len() as u64, event)),
                     Effect::Perform(TurnAction::Commit(record)) => committed = Some(*record),
+                    // The call would have stopped its child, and waited for its end.
+                    Effect::Perform(TurnAction::Start(start)) => {
+                        stop_child(&self.link, &self.id, &start.idempotency_key);
+                        agents.push(start.call.key);
+                    }
                     Effect::Perform(_) => {}
                 }
             }
@@ -135,8 +142,15 @@ impl SessionActorState {
                 let record = (behind > 0).then_some(SourceRecord { seq, time, displayed_bytes: 0 });
                 self.publisher.publish_after(run, number, event, record);
             }
-            if count == 0 {
+            if count == 0 && agents.is_empty() {
                 return Some((committed?, last));
+            }
+            for key in agents {
+                let kind = FailureKind::Cancelled;
+                let outcome = ToolOutcome::not_ok(ToolStatus::Cancelled, kind, "");
+                let variables = VariablesUse::default();
+                let completion = ToolCompletion { outcome, variables };
+                turn.handle_outcome(Duration::ZERO, key, completion);
             }
             stored += count;
             turn.handle_recorded(Duration::ZERO, stored);

@@ -226,7 +226,9 @@ impl SessionActorState {
     ) -> Result<(), SpawnErr> {
         self.epoch += 1;
         let Self { epoch, log, publisher, link, .. } = &*self;
-        let actors = RunActors::spawn(myself, *epoch, log, publisher, link, supervisor).await?;
+        let parent = self.session.parent();
+        let actors =
+            RunActors::spawn(myself, *epoch, log, publisher, link, parent, supervisor).await?;
         self.actors = Some(actors);
         self.activity.has_actors.store(true, Ordering::Release);
         Ok(())

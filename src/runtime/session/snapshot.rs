@@ -6,9 +6,10 @@ use super::SessionActorState;
 use crate::event::{ApprovalRequest, WaitingFor};
 use crate::journal::unix_ms;
 use crate::record::{Record, Seq};
-use crate::runtime::message::AccumulatorMessage;
+use crate::runtime::message::{AccumulatorMessage, SessionMessage};
 use crate::runtime::report::CallReport;
 use crate::runtime::snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
+use crate::runtime::task;
 use crate::session::open_approvals;
 use crate::turn::{ApprovalDecision, results_so_far};
 use crate::types::{ApprovalPhase, CallKey, Judgement, RunId, SessionState, Verdict};
@@ -109,11 +110,45 @@ impl SessionActorState {
 
     /// Rejects the open approvals of a run whose caller waits for its end, if no other reader can answer them.
     fn reject_if_nobody_can_be_asked(&self) {
-        let Some(run) = self.run.as_ref().filter(|run| run.is_awaited()) else { return };
-        let is_read = self.shared.approvals_are_read.load(Ordering::Relaxed);
-        if is_read || self.publisher.is_watched() {
+        if self.run.as_ref().is_none_or(|run| run.approvals.is_empty() || !run.is_awaited()) {
             return;
         }
+        let parent = self.session.parent().filter(|_| self.is_in_child_run());
+        match parent {
+            None if self.can_answer_approvals() => {}
+            None => self.reject_approvals(),
+            // The call of the parent reads the events of this session, to pass them on. The run at the root knows
+            // whether anything else does.
+            Some(parent) => {
+                let (link, root) = (self.link.clone(), parent.root.session.clone());
+                let Some(myself) = self.shared.awake(&self.id) else { return };
+                task::detach(async move {
+                    let find = |reply| SessionMessage::FindReader { reply };
+                    if matches!(link.request(&root, find).await, Ok((false, _))) {
+                        // A session that has ended has no approvals.
+                        let _ = myself.actor.cast(SessionMessage::RejectApprovals);
+                    }
+                });
+            }
+        }
+    }
+
+    /// Returns whether the current run is that of the call that opened this child session.
+    fn is_in_child_run(&self) -> bool {
+        self.session.run().is_some_and(|run| self.is_child_run(&run.id))
+    }
+
+    /// Returns whether something may answer the approvals of the current run: its caller does not only wait for the
+    /// end, or something else reads the events.
+    pub(super) fn can_answer_approvals(&self) -> bool {
+        self.shared.approvals_are_read.load(Ordering::Relaxed)
+            || self.publisher.is_watched()
+            || self.run.as_ref().is_none_or(|run| !run.is_awaited())
+    }
+
+    /// Rejects the open approvals, because nothing can answer them.
+    pub(super) fn reject_approvals(&self) {
+        let Some(run) = &self.run else { return };
         for approval in &run.approvals {
             let Ok(key) = approval.tool_id.parse::<CallKey>() else { continue };
             let nobody = "nobody can be asked: nobody reads the events of this run";

@@ -1,6 +1,7 @@
 //! Tests of the actors against a scripted provider on loopback.
 
 mod approvals;
+mod child_sessions;
 mod client;
 mod compactions;
 mod deaths;
@@ -131,7 +132,8 @@ async fn nothing_left(host: &Host) {
 /// Checks that the records of every session are valid and that no run is open.
 fn journals_are_whole(host: &Host) {
     let journal = &host.inner.link.shared.journal;
-    for stored in journal.list(&SessionQuery::default()).unwrap() {
+    let all = SessionQuery::default().with(|query| query.children = true);
+    for stored in journal.list(&all).unwrap() {
         let entries = journal.read(&stored.id, Seq(0)).unwrap();
         let breaches = verify(&stored.id, &entries);
         assert!(breaches.is_empty(), "{breaches:#?} in {entries:#?}");

@@ -37,7 +37,8 @@ fn replayed(host: &Host, entries: &[JournalEntry]) -> Result<Replayed, Box<Diffe
 #[track_caller]
 pub(super) fn all(host: &Host) {
     let journal = &*host.inner.link.shared.journal;
-    for session in journal.list(&SessionQuery::default()).unwrap() {
+    let query = SessionQuery::default().with(|query| query.children = true);
+    for session in journal.list(&query).unwrap() {
         let entries = journal.read(&session.id, Seq(0)).unwrap();
         if let Err(difference) = replayed(host, &entries) {
             let lines: Vec<_> = entries.iter().map(JournalEntry::body).collect();

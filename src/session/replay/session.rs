@@ -47,7 +47,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         let mut session = match recording.transcript().opening {
             Some(opening) => {
                 let (messages, metadata) = (opening.messages.to_vec(), opening.metadata.clone());
-                Session::open(opening.agent, messages, metadata)
+                Session::open(opening.agent, messages, metadata, opening.parent.cloned())
             }
             None => Session::blank(),
         };

@@ -73,6 +73,7 @@ fn fold(records: &[Record]) -> History {
         agent: "default".into(),
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
+        parent: None,
     };
     let is_opened = matches!(records.first(), Some(Record::SessionOpened { .. }));
     let opened = (!is_opened).then_some(opened);
@@ -281,6 +282,7 @@ fn seeded(messages: serde_json::Value) -> LiveAndRecorded {
         agent: "default".into(),
         messages,
         metadata: crate::types::Metadata::default(),
+        parent: None,
     }];
     LiveAndRecorded { live, records, committed: None }
 }
@@ -342,6 +344,7 @@ fn a_record_that_contradicts_those_before_it_is_named() {
         agent: "default".into(),
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
+        parent: None,
     };
     let over = |id: &str| Record::RunEnded {
         run_id: RunId(id.into()),
@@ -359,6 +362,7 @@ fn a_record_that_contradicts_those_before_it_is_named() {
         agent: "default".into(),
         messages: vec![1.into()],
         metadata: crate::types::Metadata::default(),
+        parent: None,
     };
     let with = |mut records: Vec<Record>, more: Vec<Record>| {
         records.extend(more);
@@ -417,6 +421,7 @@ fn a_fork_remembers_no_request_and_no_queue() {
         agent: "default".into(),
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
+        parent: None,
     };
     let mut records = vec![(opened, 5), (queued, 6)];
     let fold = |records: &[(Record, u64)]| {
@@ -443,6 +448,7 @@ fn a_fork_stops_the_run_that_is_open_in_the_other_session() {
         agent: "default".into(),
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
+        parent: None,
     };
     let mut journal = entries(0, &[(opened, 1), (started("go".into()), 2)]);
     let from = crate::types::SessionId::parse("other").unwrap();

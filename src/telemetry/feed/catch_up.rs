@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::event::{Event, EventId, PublishedEvent, ServiceCallStatus};
 use crate::record::{DisplayedText, RunningText};
-use crate::types::{CallKey, RunId, Seq, ToolCall, floor_char_boundary};
+use crate::types::{ApprovalPhase, CallKey, RunId, Seq, SessionId, ToolCall, floor_char_boundary};
 
 /// The state after the last delivered event.
 #[derive(Debug)]
@@ -25,6 +25,8 @@ pub(super) struct CatchUpState {
     run_waiting: Option<Arc<PublishedEvent>>,
     /// The calls without an outcome.
     open: Vec<DisplayedCall>,
+    /// The open approvals of child sessions, with the calls that they are below.
+    children: Vec<ChildApproval>,
     /// The ended calls of the response in progress. No record has their arguments yet.
     ended: Vec<Arc<PublishedEvent>>,
 }
@@ -56,6 +58,17 @@ struct DisplayedCall {
     progress: Option<Arc<PublishedEvent>>,
 }
 
+/// An open approval of a child session.
+#[derive(Debug)]
+struct ChildApproval {
+    /// The call of this session.
+    call: CallKey,
+    child: SessionId,
+    /// The call in the child session, and the phase.
+    asked: (CallKey, ApprovalPhase),
+    event: Arc<PublishedEvent>,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OpenCallId {
     /// A call that the host runs.
@@ -83,6 +96,7 @@ impl CatchUpState {
             response: ResponseStage::None,
             run_waiting: None,
             open: Vec::new(),
+            children: Vec::new(),
             ended: Vec::new(),
         }
     }
@@ -117,12 +131,18 @@ impl CatchUpState {
         let ends_a_call = matches!(published.event, Event::CallEnded { .. });
         let is_ended_early = ends_a_call && self.response == ResponseStage::InProgress;
         let waits = matches!(published.event, Event::RunWaiting { .. });
+        self.close_child_approvals(&published.event);
+        let is_asked = child_approval(&published.event).is_some();
         let is_kept = is_ended_early
             || waits
+            || is_asked
             || matches!(update, Some(CallUpdate::State(_) | CallUpdate::Progress(_)));
         let event = (is_kept || has_subscribers).then(|| Arc::new(published));
         if waits {
             self.run_waiting.clone_from(&event);
+        }
+        if let Some(event) = event.as_ref().filter(|_| is_asked) {
+            self.add_child_approval(event);
         }
         self.ended.extend(event.iter().filter(|_| is_ended_early).map(Arc::clone));
         match (update, &event) {
@@ -168,11 +188,37 @@ impl CatchUpState {
         ) {
             self.run_waiting = None;
             self.open.clear();
+            self.children.clear();
             self.ended.clear();
             let starts = matches!(event, Event::TurnStarted | Event::AttemptStarted { .. });
             self.response = if starts { ResponseStage::InProgress } else { ResponseStage::None };
         }
         self.last_recorded = Some(LastRecordedEvent { run, turn, time });
+    }
+
+    fn add_child_approval(&mut self, event: &Arc<PublishedEvent>) {
+        let Some((call, child, asked)) = child_approval(&event.event) else { return };
+        let (child, event) = (child.clone(), Arc::clone(event));
+        self.children.retain(|open| open.child != child || open.asked != asked);
+        self.children.push(ChildApproval { call, child, asked, event });
+    }
+
+    /// Removes the approvals of child sessions that the event closes.
+    fn close_child_approvals(&mut self, event: &Event) {
+        if self.children.is_empty() {
+            return;
+        }
+        if let Event::CallEnded { result, .. } = event {
+            self.children.retain(|open| open.call != result.call.key);
+        }
+        let Event::OfChild { event: of, .. } = event else { return };
+        if let Event::ApprovalGiven { call, phase, .. } = &of.event {
+            let given = (call.key, *phase);
+            self.children.retain(|open| open.child != of.session || open.asked != given);
+        } else if let Event::CallEnded { result, .. } = &of.event {
+            let key = result.call.key;
+            self.children.retain(|open| open.child != of.session || open.asked.0 != key);
+        }
     }
 
     fn set_state(&mut self, id: OpenCallId, event: &Arc<PublishedEvent>) {
@@ -207,13 +253,22 @@ impl CatchUpState {
         })
     }
 
-    /// Returns the event of a run that waits, and the last state and progress of each open call, in the
-    /// order of detection.
+    /// Returns the event of a run that waits, the last state and progress of each open call, in the order of
+    /// detection, and the open approvals of child sessions.
     pub(super) fn states(&self) -> Vec<Arc<PublishedEvent>> {
         let calls = self.open.iter().flat_map(|call| [Some(&call.state), call.progress.as_ref()]);
         let states = [self.run_waiting.as_ref()].into_iter().chain(calls);
-        states.flatten().map(Arc::clone).collect()
+        let approvals = self.children.iter().map(|open| &open.event);
+        states.flatten().chain(approvals).map(Arc::clone).collect()
     }
+}
+
+/// Returns the approval that an event of a child session asks for: the call of this session, the child session, and
+/// the call there.
+fn child_approval(event: &Event) -> Option<(CallKey, &SessionId, (CallKey, ApprovalPhase))> {
+    let Event::OfChild { call, event } = event else { return None };
+    let Event::ApprovalAsked { request } = &event.event else { return None };
+    Some((*call, &event.session, (request.call.key, request.phase)))
 }
 
 fn ended_call(event: &Event) -> Option<ToolCall> {

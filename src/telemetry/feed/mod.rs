@@ -95,7 +95,7 @@ pub struct FeedSnapshot {
     /// The text of the running attempt after the subscriber's position.
     pub running: Option<RunningText>,
     /// The `run_waiting` event of a run that waits, the last `tool_use` event of each open call, and its last
-    /// progress.
+    /// progress. The open approvals of child sessions.
     pub states: Vec<Arc<PublishedEvent>>,
 }
 

@@ -17,6 +17,7 @@ impl World {
         self.log.truncate(kept);
         self.record_times.truncate(kept);
         self.running.clear();
+        self.stopping.clear();
         self.questions.clear();
         self.started_calls.clear();
         self.resume(StartedCalls::default(), is_long, scenario);
@@ -35,10 +36,13 @@ impl World {
             self.questions.remove(&key);
             let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
             let (content, used) = run_tool(&call.call, self.snapshots[&key].snapshot());
-            let completion = ToolCompletion { outcome: ToolOutcome::ok(content), variables: used };
+            let mut outcome = ToolOutcome::ok(content);
+            outcome.child = agents::child(call);
+            let completion = ToolCompletion { outcome, variables: used };
             self.tool_outcomes.insert(key, completion.outcome.clone());
             self.started_calls.get_mut(&key).unwrap().completion = Some(completion);
             self.running.remove(&key);
+            self.stopping.remove(&key);
         }
         let calls = self.started_calls_with_questions();
         self.resume(StartedCalls { calls, is_complete: self.crashes == 0 }, false, scenario);
@@ -56,6 +60,8 @@ impl World {
         self.awaiting_references.clear();
         self.awaiting_hooks.clear();
         self.holding_permit.clear();
+        // The turn stops the children again. Their supervisor ignores it.
+        self.stopping.clear();
         if started.calls.is_empty() {
             self.tool_outcomes.clear();
             self.reruns.clear();

@@ -233,6 +233,10 @@ impl World {
     }
 
     pub(super) fn may_start(&self, call: &TurnCall, rules: &TurnRules) -> bool {
+        // A child that was opened before the crash has to be stopped.
+        if call.is_cancelled_agent() && self.crashes > 0 {
+            return true;
+        }
         let (ending, cancelled) = match &self.turn.stage {
             TurnStage::AwaitingResponse => {
                 let early = rules.early_start && rules.limits.on_excess != OnExcess::Fail;

@@ -2,6 +2,7 @@
 //! invariants in each. Deltas, outcomes, durable records, timeouts, cancellations, breaks and crashes
 //! arrive in every order. States are visited once, however many paths lead to them.
 
+mod agents;
 mod approvals;
 mod budgets;
 mod crash;

@@ -152,8 +152,15 @@ impl World {
             && outcome.status == tool_answer.status
             && outcome.content.starts_with(&*tool_answer.content);
         let is_withheld = outcome.kind == Some(FailureKind::Hook);
-        let is_hidden =
-            is_withheld || (!is_tool_outcome(outcome) && self.is_reviewed(result.call.key));
+        // The child of a cancelled call has ended, and the call stays cancelled.
+        let call = self.turn.calls.iter().find(|call| call.key() == result.call.key).unwrap();
+        let is_agent = call.tool.as_ref().is_some_and(|tool| tool.agent.is_some());
+        let ends = [Some(FailureKind::Cancelled), Some(FailureKind::Timeout)];
+        let is_stopped =
+            is_agent && ends.contains(&outcome.kind) && tool_answer.child == outcome.child;
+        let is_hidden = is_stopped
+            || is_withheld
+            || (!is_tool_outcome(outcome) && self.is_reviewed(result.call.key));
         assert!(
             tool_answer == outcome || malformed || marked || is_hidden,
             "a tool's answer was lost"

@@ -1,5 +1,6 @@
 //! The simulated environment of a turn, and the actions that are possible in it.
 
+use super::agents;
 use super::approvals::ApprovalId;
 use super::hooks;
 use super::questions::SupervisedQuestions;
@@ -32,6 +33,8 @@ pub(super) struct World {
     pub(super) ever_started: BTreeSet<CallKey>,
     /// The answers of the tools whose calls ran since the last crash.
     pub(super) tool_outcomes: BTreeMap<CallKey, ToolOutcome>,
+    /// The calls of agents that were aborted and whose children have not ended.
+    pub(super) stopping: BTreeSet<CallKey>,
     /// The started calls with effects, with their names and arguments.
     pub(super) started_effects: Vec<(CallKey, String)>,
     pub(super) log: Vec<Record>,
@@ -136,6 +139,7 @@ impl World {
             awaiting_hooks: BTreeMap::new(),
             ever_started: BTreeSet::new(),
             tool_outcomes: BTreeMap::new(),
+            stopping: BTreeSet::new(),
             started_effects: Vec::new(),
             log: Vec::new(),
             record_times: Vec::new(),
@@ -287,14 +291,16 @@ impl World {
             }
             Action::EndCall(key, status) => {
                 self.running.remove(&key);
+                self.stopping.remove(&key);
                 self.questions.remove(&key);
                 let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
                 let (content, used) = run_tool(&call.call, self.snapshots[&key].snapshot());
-                let outcome = if status == ToolStatus::Ok {
+                let mut outcome = if status == ToolStatus::Ok {
                     ToolOutcome::ok(content)
                 } else {
                     ToolOutcome::not_ok(status, FailureKind::ToolError, "no")
                 };
+                outcome.child = agents::child(call);
                 self.tool_outcomes.insert(key, outcome.clone());
                 let completion = ToolCompletion { outcome, variables: used };
                 if let Some(started) = self.started_calls.get_mut(&key) {
@@ -523,8 +529,10 @@ impl World {
                 call,
                 variables: snapshot,
                 state,
+                agent,
                 ..
             })) => {
+                self.check_agent_start(call.key, agent.as_deref());
                 assert!(!has_references(&call.arguments), "a tool was given a reference");
                 self.check_start(&call.key, scenario);
                 self.check_start_allowed(call.key, &scenario.spec.rules);
@@ -541,9 +549,16 @@ impl World {
                 self.check_snapshot(call.key, snapshot);
             }
             Effect::Perform(TurnAction::Abort(key)) => {
-                assert!(self.running.remove(&key), "a call that does not run was aborted");
-                self.started_calls.remove(&key);
-                self.questions.remove(&key);
+                assert!(self.running.contains(&key), "a call that does not run was aborted");
+                let call = self.turn.calls.iter().find(|call| call.key() == key);
+                if call.is_some_and(TurnCall::is_cancelled_agent) {
+                    // The call of an agent goes on until its child has ended.
+                    assert!(self.stopping.insert(key), "a child was stopped twice");
+                } else {
+                    self.running.remove(&key);
+                    self.started_calls.remove(&key);
+                    self.questions.remove(&key);
+                }
             }
             Effect::Perform(TurnAction::Answer { key, number, answer }) => {
                 self.receive_answer(key, number, &answer);

@@ -137,7 +137,8 @@ impl TurnReplay<'_, '_> {
             ) => false,
         };
         let runs = self.call(key).is_some_and(TurnCall::is_running);
-        (runs && is_tool_outcome).then_some(ReplayInput::Outcome(key, completion))
+        let waits = self.call(key).is_some_and(TurnCall::is_cancelled_agent);
+        (runs && (is_tool_outcome || waits)).then_some(ReplayInput::Outcome(key, completion))
     }
 
     fn call_outcome(

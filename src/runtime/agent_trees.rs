@@ -1,0 +1,150 @@
+//! The trees of child sessions: the number of children of each open run, and the stored children of a session.
+//!
+//! The children of a session are found by the intents of its calls, so that there is no index of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use parking_lot::Mutex;
+
+use crate::journal::{Journal, JournalError};
+use crate::record::Record;
+use crate::types::{
+    ParentCall, RootRun, RunId, Seq, SessionId, child_run_id, child_session_id, is_child_session,
+};
+
+/// The number of entries of one read.
+const PAGE: usize = 256;
+
+/// Returns those of these sessions whose parents have no unfinished run. No call waits for them.
+pub(super) fn orphans(
+    journal: &dyn Journal,
+    unfinished: &[SessionId],
+) -> Result<Vec<SessionId>, JournalError> {
+    let open: BTreeSet<&SessionId> = unfinished.iter().collect();
+    let mut orphans = Vec::new();
+    for id in unfinished.iter().filter(|id| is_child_session(id)) {
+        let first = journal.read_some(id, Seq(0), 1)?;
+        if let Some(Record::SessionOpened { parent: Some(parent), .. }) =
+            first.first().map(|entry| &entry.record)
+            && !open.contains(&parent.session)
+        {
+            orphans.push(id.clone());
+        }
+    }
+    Ok(orphans)
+}
+
+/// Returns the stored child sessions of the calls of a session after a position, or of one of its runs.
+pub(super) fn children(
+    journal: &dyn Journal,
+    session: &SessionId,
+    mut after: Seq,
+    run: Option<&RunId>,
+) -> Result<Vec<SessionId>, JournalError> {
+    let scope = run.map(|run| format!("{}/", run.0));
+    let mut children = BTreeSet::new();
+    loop {
+        let page = journal.read_some(session, after, PAGE)?;
+        let Some(last) = page.last() else { break };
+        after = last.seq;
+        for entry in &page {
+            let Record::CallIntended { idempotency_key, lease: Some(_), .. } = &entry.record else {
+                continue;
+            };
+            if scope.as_ref().is_none_or(|scope| idempotency_key.starts_with(scope)) {
+                children.insert(child_session_id(session, idempotency_key));
+            }
+        }
+    }
+    let mut stored = Vec::new();
+    for child in children {
+        // A call that was refused has no child.
+        if journal.find(&child)?.is_some() {
+            stored.push(child);
+        }
+    }
+    Ok(stored)
+}
+
+/// Returns all stored descendants of a run.
+pub(super) fn descendants(
+    journal: &dyn Journal,
+    root: &RootRun,
+) -> Result<BTreeSet<SessionId>, JournalError> {
+    let before = Seq(root.seq.0.saturating_sub(1));
+    let mut open = children(journal, &root.session, before, Some(&root.run))?;
+    let mut found = BTreeSet::new();
+    while let Some(child) = open.pop() {
+        if let Some(run) = child_run_id(&child) {
+            open.extend(children(journal, &child, Seq(0), Some(&run))?);
+        }
+        found.insert(child);
+    }
+    Ok(found)
+}
+
+/// The child sessions of the runs that have some, by the run at the root.
+#[derive(Debug, Default)]
+pub(super) struct AgentTrees {
+    trees: Mutex<BTreeMap<(SessionId, RunId), BTreeSet<SessionId>>>,
+}
+
+/// The result of counting a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TreePlace {
+    /// It was counted before.
+    Known,
+    Added,
+    /// `max_children` is reached.
+    Full,
+}
+
+impl AgentTrees {
+    /// Returns whether the children of a run are counted.
+    pub(super) fn has_run(&self, root: &RootRun) -> bool {
+        self.trees.lock().contains_key(&key(root))
+    }
+
+    /// Sets the children that a run had before, unless they are counted already.
+    pub(super) fn restore(&self, root: &RootRun, stored: BTreeSet<SessionId>) {
+        self.trees.lock().entry(key(root)).or_insert(stored);
+    }
+
+    /// Counts a child, unless `max_children` is reached.
+    pub(super) fn add(&self, parent: &ParentCall, child: &SessionId) -> TreePlace {
+        let mut trees = self.trees.lock();
+        let tree = trees.entry(key(&parent.root)).or_default();
+        if tree.contains(child) {
+            return TreePlace::Known;
+        }
+        if tree.len() >= parent.max_children as usize {
+            return TreePlace::Full;
+        }
+        tree.insert(child.clone());
+        TreePlace::Added
+    }
+
+    /// Removes a child that could not be opened.
+    pub(super) fn remove(&self, root: &RootRun, child: &SessionId) {
+        if let Some(tree) = self.trees.lock().get_mut(&key(root)) {
+            tree.remove(child);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.trees.lock().is_empty()
+    }
+
+    /// Forgets the children of a run that has ended.
+    pub(super) fn end_run(&self, session: &SessionId, run: &RunId) {
+        let mut trees = self.trees.lock();
+        if !trees.is_empty() {
+            trees.remove(&(session.clone(), run.clone()));
+        }
+    }
+}
+
+fn key(root: &RootRun) -> (SessionId, RunId) {
+    (root.session.clone(), root.run.clone())
+}

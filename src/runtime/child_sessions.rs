@@ -1,0 +1,473 @@
+//! Child sessions: the calls of agents.
+//!
+//! The child of a call is an ordinary session. Its id, the id of its run and the idempotency key of that run follow
+//! from the call, so that a call that is started again, after a crash or under another actor, finds the child instead
+//! of asking twice. The call waits for the end of the run. It holds no permit meanwhile, and the run of a child takes
+//! no place of `max_concurrent_runs`, so that waiting parents cannot block their children.
+//!
+//! Once a call is cancelled, it stops its child and still waits for its end. The turn decides its outcome then
+//! (`turn::agent_calls`). Stopping a child stops its own children in the same way.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt as _;
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::time::timeout;
+
+use super::agent_trees::{self, TreePlace};
+use super::error::HostError;
+use super::handle::SessionHandle;
+use super::host_ref::HostRef;
+use super::message::SessionMessage;
+use super::publish::Publisher;
+use super::report::RunReport;
+use super::request::RunRequest;
+use super::session_events::SessionEvents;
+use super::{OpenSession, opening, stored_sessions, task};
+use crate::config::{AgentEvents, AgentToolConfig, LimitOverrides, Limits};
+use crate::event::{ChildEvent, Event, PublishedEvent};
+use crate::record::{Record, RequestKey, StopMode};
+use crate::session::open_approvals;
+use crate::telemetry::FeedItem;
+use crate::tool::{AgentCaller, ToolContext, ToolError, ToolOutput};
+use crate::turn::AgentCallStart;
+use crate::types::{
+    CallKey, ChildUse, ParentCall, RootRun, RunEnd, RunId, Seq, SessionId, child_run_id,
+    child_session_id,
+};
+
+/// The time for which a call waits for the last events of its child, which has ended.
+const LAST_EVENTS_MAX: Duration = Duration::from_secs(2);
+
+/// The child of a call, once it has a run.
+pub(super) type ChildSlot = Arc<Mutex<Option<ChildUse>>>;
+
+/// A child whose run was started, now or earlier.
+struct StartedChild {
+    report: BoxFuture<'static, Result<RunReport, HostError>>,
+    /// The end of the run is among the events that follow.
+    is_open: bool,
+}
+
+/// Runs the child of one call.
+pub(super) struct AgentCallRunner {
+    pub(super) link: HostRef,
+    pub(super) session: SessionId,
+    pub(super) run: RunId,
+    /// The position of the run's first record.
+    pub(super) run_seq: Seq,
+    pub(super) key: CallKey,
+    /// The name of the agent that makes the call.
+    pub(super) caller: Arc<str>,
+    /// The call that opened the session, if it is a child session.
+    pub(super) parent: Option<Arc<ParentCall>>,
+    pub(super) config: AgentToolConfig,
+    pub(super) start: AgentCallStart,
+    /// A tool that keeps its context beyond the session's life does not keep this alive.
+    pub(super) publisher: Weak<Publisher>,
+    /// Receives the child, for the outcome of the call.
+    pub(super) child: ChildSlot,
+}
+
+#[async_trait]
+impl AgentCaller for AgentCallRunner {
+    async fn call(&self, context: &ToolContext) -> Result<ToolOutput, ToolError> {
+        let id = child_session_id(&self.session, context.idempotency_key());
+        let Some(run) = child_run_id(&id) else {
+            return Err(ToolError::new("the call has no child session").permanent());
+        };
+        let child = SessionHandle::new(id, self.link.clone());
+        if self.start.is_cancelled || context.is_cancelled() {
+            self.stop_earlier(&child, &run).await;
+            return Err(cancelled());
+        }
+        self.open(&child).await?;
+        let report = self.run_child(&child, &run, context).await;
+        let report = report.map_err(|error| {
+            ToolError::new(format!("the child session {}: {error}", child.id())).permanent()
+        })?;
+        self.note_use(&child, &report);
+        result(&self.config.agent, &report)
+    }
+}
+
+impl AgentCallRunner {
+    /// Returns the call as the child's session records it.
+    fn parent_call(&self) -> ParentCall {
+        let AgentToolConfig { agent, max_depth, max_children, .. } = &self.config;
+        let is_child_run = child_run_id(&self.session).as_ref() == Some(&self.run);
+        let own_root =
+            || RootRun { session: self.session.clone(), run: self.run.clone(), seq: self.run_seq };
+        // A run that a client starts in a child session is the root of its own children.
+        let root = self.parent.as_ref().filter(|_| is_child_run).map(|parent| parent.root.clone());
+        let mut agent_path = self.path();
+        agent_path.push(agent.as_str().into());
+        let lowest = |own: u32, inherited: fn(&ParentCall) -> u32| {
+            self.parent.as_deref().map_or(own, |parent| own.min(inherited(parent)))
+        };
+        ParentCall {
+            session: self.session.clone(),
+            run: self.run.clone(),
+            key: self.key,
+            root: root.unwrap_or_else(own_root),
+            agent_path,
+            max_depth: lowest(*max_depth, |parent| parent.max_depth),
+            max_children: lowest(*max_children, |parent| parent.max_children),
+        }
+    }
+
+    /// Opens the child's session, unless it exists.
+    async fn open(&self, child: &SessionHandle) -> Result<(), ToolError> {
+        let parent = self.parent_call();
+        if parent.depth() > parent.max_depth {
+            let (depth, most) = (parent.depth(), parent.max_depth);
+            return Err(refused("max_depth", &format!("it would be at depth {depth} of {most}")));
+        }
+        let nothing_left = |key, left| {
+            refused(key, &format!("{left} are left for it (share_of_budget of what the run has)"))
+        };
+        if self.start.lease.tokens == Some(0) {
+            return Err(nothing_left("max_tokens_per_run", "no tokens"));
+        }
+        if self.start.lease.calls == Some(0) {
+            return Err(nothing_left("max_tool_calls_per_run", "no tool calls"));
+        }
+        let trees = &self.link.shared.agent_trees;
+        if !trees.has_run(&parent.root) {
+            // An earlier host may have started the run.
+            let (shared, root) = (Arc::clone(&self.link.shared), parent.root.clone());
+            let read = move || agent_trees::descendants(&*shared.journal, &root);
+            let stored = self.link.read_index(read).await.and_then(|stored| Ok(stored?));
+            let stored = stored.map_err(|error| ToolError::new(error.to_string()))?;
+            trees.restore(&parent.root, stored);
+        }
+        match trees.add(&parent, child.id()) {
+            TreePlace::Full => {
+                let most = parent.max_children;
+                let had = format!("the run at the root has had {most} children");
+                return Err(refused("max_children", &had));
+            }
+            TreePlace::Known | TreePlace::Added => {}
+        }
+        let (root, id) = (parent.root.clone(), child.id().clone());
+        let open = OpenSession::default();
+        let opened = match opening::find_agent(&self.link.shared, Some(self.config.agent.clone())) {
+            Ok(agent) => opening::open(&self.link, id, agent, open, Some(Arc::new(parent))).await,
+            Err(error) => Err(error),
+        };
+        match opened {
+            Ok(_) | Err(HostError::SessionExists) => Ok(()),
+            Err(error) => {
+                trees.remove(&root, child.id());
+                let is_full = matches!(error, HostError::Full("session"));
+                let problem = error.to_string();
+                let problem = if is_full { "host.max_sessions is reached" } else { &problem };
+                Err(ToolError::new(format!("the agent was not run: {problem}")).permanent())
+            }
+        }
+    }
+
+    /// Runs the child to its end. Passes its events on, and stops it once the call is cancelled.
+    async fn run_child(
+        &self,
+        child: &SessionHandle,
+        run: &RunId,
+        context: &ToolContext,
+    ) -> Result<RunReport, HostError> {
+        // Subscribes first, so that no event is missed.
+        let mut events = Some(child.watch_from_now().await?.only_run(run.clone()));
+        let StartedChild { mut report, mut is_open } = self.start_run(child, run, context).await?;
+        let mut is_stopped = false;
+        let report = loop {
+            tokio::select! {
+                biased;
+                () = context.cancelled(), if !is_stopped => {
+                    is_stopped = true;
+                    // A child that is gone has ended.
+                    let _ = child.stop(StopMode::Now).await;
+                }
+                item = next(&mut events) => {
+                    is_open &= !is_end(item.as_ref());
+                    events = self.pass_on(child, run, item, events.take()).await;
+                }
+                report = &mut report => break report,
+            }
+        };
+        let last = async {
+            let mut item = None;
+            while !is_end(item.as_ref()) {
+                item = next(&mut events).await;
+                let Some(FeedItem::Event(event)) = &item else { return };
+                self.publish(event);
+            }
+        };
+        if is_open && report.is_ok() {
+            let _ = timeout(LAST_EVENTS_MAX, last).await;
+        }
+        report
+    }
+
+    /// Starts the run of the child, or finds it.
+    async fn start_run(
+        &self,
+        child: &SessionHandle,
+        run: &RunId,
+        context: &ToolContext,
+    ) -> Result<StartedChild, HostError> {
+        let input = context.arguments()["input"].as_str().unwrap_or_default();
+        let mut request = RunRequest::from(input.to_owned());
+        request.request = Some(RequestKey::new(context.idempotency_key(), input));
+        request.overrides.limits = self.limits();
+        request.trace = context.trace().cloned();
+        request.extensions = context.extensions().clone();
+        let (accepted, live) = child.accept(run, &request).await?;
+        let zero = ChildUse { session: child.id().clone(), run: run.clone(), tokens: 0, calls: 0 };
+        *self.child.lock() = Some(zero);
+        if accepted.report.is_none() {
+            // It may have been interrupted and wait to be resumed, with `resume = "manual"`.
+            let _ = child.resume().await;
+            self.publish_open_approvals(child).await?;
+        }
+        let is_open = accepted.report.is_some() || live.activity.running.load(Ordering::Acquire);
+        let (session, log) = (child.clone(), Arc::clone(&live.log));
+        let report = stored_sessions::await_report(session, accepted.id, accepted.report, log);
+        Ok(StartedChild { report: Box::pin(report), is_open })
+    }
+
+    /// Returns the limits of the child's run: the lease, where it is lower than the limits of its agent.
+    fn limits(&self) -> LimitOverrides {
+        let agent = self.link.shared.agents.get(&self.config.agent);
+        let own = agent.map_or_else(Limits::default, |agent| agent.limits().clone());
+        let AgentCallStart { lease, time, .. } = self.start;
+        let lower = |leased: Option<u64>, own: Option<u64>| {
+            leased.filter(|leased| own.is_none_or(|own| *leased < own))
+        };
+        let calls = lower(lease.calls.map(u64::from), own.max_tool_calls_per_run.map(u64::from));
+        let time = time.filter(|time| own.run_timeout.is_none_or(|own| *time < own));
+        LimitOverrides::default().with(|limits| {
+            limits.max_tokens_per_run = lower(lease.tokens, own.max_tokens_per_run);
+            limits.max_tool_calls_per_run = calls.and_then(|calls| u32::try_from(calls).ok());
+            limits.run_timeout = time;
+        })
+    }
+
+    /// Stops the child of a call that was cancelled before it was started again, if there is one, and waits for its
+    /// end.
+    async fn stop_earlier(&self, child: &SessionHandle, run: &RunId) {
+        let (shared, id) = (Arc::clone(&self.link.shared), child.id().clone());
+        let stored = self.link.read_index(move || shared.journal.find(&id)).await;
+        if !matches!(stored, Ok(Ok(Some(_)))) {
+            return;
+        }
+        let zero = ChildUse { session: child.id().clone(), run: run.clone(), tokens: 0, calls: 0 };
+        *self.child.lock() = Some(zero);
+        let report = stop_and_report(child, run).await;
+        if let Ok(Some(report)) = report {
+            self.note_use(child, &report);
+        }
+    }
+
+    /// Notes what the child and its own children have used.
+    fn note_use(&self, child: &SessionHandle, report: &RunReport) {
+        let own = report.stats.input_tokens.saturating_add(report.stats.output_tokens);
+        let calls = u32::try_from(report.calls.len()).unwrap_or(u32::MAX);
+        let mut used = ChildUse {
+            session: child.id().clone(),
+            run: report.run_id.clone(),
+            tokens: own,
+            calls,
+        };
+        for child in report.calls.iter().filter_map(super::report::CallReport::child) {
+            used.tokens = used.tokens.saturating_add(child.tokens);
+            used.calls = used.calls.saturating_add(child.calls);
+        }
+        *self.child.lock() = Some(used);
+    }
+
+    /// Passes an event of the child on. Returns the further events.
+    async fn pass_on(
+        &self,
+        child: &SessionHandle,
+        run: &RunId,
+        item: Option<FeedItem>,
+        events: Option<SessionEvents>,
+    ) -> Option<SessionEvents> {
+        match item {
+            Some(FeedItem::Event(event)) => {
+                self.publish(&event);
+                events
+            }
+            // Events are missing. The states of open calls and approvals come again.
+            Some(FeedItem::Lagged) => {
+                let events = child.watch_from_now().await.ok()?.only_run(run.clone());
+                let _ = self.publish_open_approvals(child).await;
+                Some(events)
+            }
+            Some(FeedItem::Failed(_)) | None => None,
+        }
+    }
+
+    /// Passes an event on, if the watchers of the parent receive it.
+    fn publish(&self, published: &PublishedEvent) {
+        let of_grandchild = if let Event::OfChild { event, .. } = &published.event {
+            Some(Arc::clone(event))
+        } else {
+            None
+        };
+        let inner = of_grandchild.as_ref().map_or(&published.event, |event| &event.event);
+        let Some(publisher) = self.publisher.upgrade() else { return };
+        if !is_shown(self.config.agent_events, inner) {
+            return;
+        }
+        let event = of_grandchild.unwrap_or_else(|| Arc::new(self.child_event(published)));
+        let event = Event::OfChild { call: self.key, event };
+        publisher.publish(&self.run, self.key.turn, event);
+    }
+
+    fn child_event(&self, published: &PublishedEvent) -> ChildEvent {
+        let mut agent_path = self.path();
+        agent_path.push(self.config.agent.as_str().into());
+        ChildEvent {
+            session: published.session.clone(),
+            run: published.run.clone(),
+            turn: published.turn,
+            timestamp_ms: published.timestamp_ms,
+            event: published.event.clone(),
+            parent_session: self.session.clone(),
+            parent_call: self.key,
+            agent_path,
+        }
+    }
+
+    /// Returns the names of the agents from the root down to the caller.
+    fn path(&self) -> Vec<Arc<str>> {
+        let parent = self.parent.as_ref().map(|parent| parent.agent_path.clone());
+        parent.unwrap_or_else(|| vec![Arc::clone(&self.caller)])
+    }
+
+    /// Publishes the approvals that the child waits for.
+    async fn publish_open_approvals(&self, child: &SessionHandle) -> Result<(), HostError> {
+        let entries = child.records(Seq(0)).await?;
+        let turn = entries.iter().rposition(|entry| {
+            matches!(entry.record, Record::TurnCommitted { .. } | Record::RunStarted { .. })
+        });
+        let last = entries.get(turn.map_or(0, |at| at + 1)..).unwrap_or_default();
+        let Some(run) = child_run_id(child.id()) else { return Ok(()) };
+        for open in open_approvals(last.iter()) {
+            self.publish(&PublishedEvent {
+                session: child.id().clone(),
+                run: run.clone(),
+                turn: open.request.call.key.turn,
+                timestamp_ms: open.asked_at,
+                id: None,
+                stream_text: crate::event::EventStreamText::default(),
+                event: Event::ApprovalAsked { request: Box::new(open.request) },
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether the item is the end of the child's run.
+fn is_end(item: Option<&FeedItem>) -> bool {
+    matches!(item, Some(FeedItem::Event(event)) if matches!(event.event, Event::RunEnded { .. }))
+}
+
+async fn next(events: &mut Option<SessionEvents>) -> Option<FeedItem> {
+    match events {
+        Some(events) => events.next().await,
+        // The report of the run comes without events.
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns whether the watchers of the parent receive an event of its child.
+fn is_shown(events: AgentEvents, event: &Event) -> bool {
+    let is_approval = matches!(event, Event::ApprovalAsked { .. } | Event::ApprovalGiven { .. });
+    let is_of_tool = matches!(
+        event,
+        Event::CallOpened { .. }
+            | Event::CallWaiting { .. }
+            | Event::CallStarted { .. }
+            | Event::CallProgressed { .. }
+            | Event::CallDiscarded { .. }
+            | Event::CallEnded { .. }
+            | Event::ServiceCallChanged { .. }
+            | Event::LimitReached { .. }
+    );
+    match events {
+        AgentEvents::None => is_approval,
+        AgentEvents::Tools => is_approval || is_of_tool,
+        AgentEvents::All => true,
+    }
+}
+
+/// Stops a run of a child, and returns its report when it has ended. `None` if there is no such run.
+async fn stop_and_report(
+    child: &SessionHandle,
+    run: &RunId,
+) -> Result<Option<RunReport>, HostError> {
+    let link = &child.link;
+    let snapshot = |reply| SessionMessage::Snapshot { reply };
+    let (snapshot, _) = link.request(child.id(), snapshot).await?;
+    if snapshot.current_run.is_some_and(|open| open.run_id == *run) {
+        child.stop(StopMode::Now).await?;
+        return stored_sessions::report(child.clone(), run.clone()).await.map(Some);
+    }
+    stored_sessions::ended(link, child.id(), run).await
+}
+
+/// Stops the child of a call whose run goes on without it.
+pub(super) fn stop_child(link: &HostRef, parent: &SessionId, idempotency_key: &str) {
+    let id = child_session_id(parent, idempotency_key);
+    let Some(run) = child_run_id(&id) else { return };
+    let child = SessionHandle::new(id, link.clone());
+    task::detach(async move {
+        match stop_and_report(&child, &run).await {
+            Ok(_) | Err(HostError::NoSuchSession(_)) => {}
+            Err(error) => tracing::error!(session = %child.id(), %error, "child_not_stopped"),
+        }
+    });
+}
+
+fn cancelled() -> ToolError {
+    ToolError::new("the call was cancelled").permanent()
+}
+
+fn refused(key: &str, why: &str) -> ToolError {
+    ToolError::new(format!("the agent was not run: {key}: {why}")).permanent()
+}
+
+/// Returns the result of a call whose child has ended.
+fn result(agent: &str, report: &RunReport) -> Result<ToolOutput, ToolError> {
+    let has_answer = match report.run_end {
+        RunEnd::Answered => true,
+        RunEnd::MaxTurns => !report.text.trim().is_empty(),
+        RunEnd::Stopped
+        | RunEnd::Refused
+        | RunEnd::Failed
+        | RunEnd::TimedOut
+        | RunEnd::Interrupted
+        | RunEnd::AllToolsFailed
+        | RunEnd::Budget
+        | RunEnd::LoopDetected => false,
+    };
+    if has_answer {
+        return Ok(match &report.output {
+            Some(value) => ToolOutput::default().with_structured((**value).clone()),
+            None => report.text.clone().into(),
+        });
+    }
+    let mut message = format!("the agent {agent} ended as {}", report.run_end.as_str());
+    if let Some(error) = &report.error {
+        message.push_str(&format!(": {}: {}", error.code, error.message));
+    }
+    if !report.text.trim().is_empty() {
+        message.push_str(&format!(". Its text so far: {}", report.text));
+    }
+    Err(ToolError::new(message).permanent())
+}

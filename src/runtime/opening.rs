@@ -1,0 +1,83 @@
+//! Opens sessions: those of clients, and the children of calls.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::OpenSession;
+use super::agent::Agent;
+use super::error::HostError;
+use super::handle::SessionHandle;
+use super::host_ref::HostRef;
+use super::host_state::HostState;
+use super::ids;
+use super::message::HostMessage;
+use super::publish::Publisher;
+use super::session_start::{SessionOrigin, SessionStart};
+use crate::context::InitialHistory;
+use crate::types::{ParentCall, Seq, SessionId, SessionState, is_child_session};
+
+/// Returns the id that a client asks for, or a new one.
+pub(super) fn requested_id(asked: Option<String>) -> Result<SessionId, HostError> {
+    let id = match asked {
+        Some(text) => SessionId::parse(&text).ok(),
+        None => ids::session_id(),
+    };
+    let id = id.ok_or(HostError::InvalidSessionId)?;
+    if is_child_session(&id) { Err(HostError::ReservedSessionId) } else { Ok(id) }
+}
+
+/// Returns an agent of the host: the named one, or else the default one.
+pub(super) fn find_agent(host: &HostState, name: Option<String>) -> Result<Arc<Agent>, HostError> {
+    let agents = &host.agents;
+    let found = match &name {
+        Some(name) => agents.get(name),
+        None => agents
+            .get(crate::config::DEFAULT_AGENT)
+            .or_else(|| agents.values().next().filter(|_| agents.len() == 1)),
+    };
+    let name = name.unwrap_or_else(|| crate::config::DEFAULT_AGENT.to_owned());
+    found.map(Arc::clone).ok_or(HostError::UnknownAgent(name))
+}
+
+/// Opens a session with this id. `parent` is the call that opens a child session.
+pub(super) async fn open(
+    link: &HostRef,
+    id: SessionId,
+    agent: Arc<Agent>,
+    open: OpenSession,
+    parent: Option<Arc<ParentCall>>,
+) -> Result<SessionHandle, HostError> {
+    let OpenSession { agent: _, id: _, messages, metadata, extensions } = open;
+    InitialHistory::parse(&messages)?;
+    let (waiter, waited) = oneshot::channel();
+    link.shared.reserve_new(&id, waiter)?;
+    let opening = SessionStart {
+        publisher: Publisher::new(id.clone(), link.shared.telemetry.clone(), Seq(0)),
+        id: id.clone(),
+        agent,
+        tools: None,
+        origin: SessionOrigin::New { messages, metadata, parent },
+    };
+    let opened = async {
+        let (shared, of) = (Arc::clone(&link.shared), id.clone());
+        if link.read_index(move || shared.journal.find(&of)).await??.is_some() {
+            return Err(HostError::SessionExists);
+        }
+        let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));
+        begun.map_err(|_| HostError::ShuttingDown)
+    };
+    if let Err(error) = opened.await {
+        link.shared.uncount_sessions(1);
+        link.shared.wake_failed(&id, error.clone());
+        return Err(error);
+    }
+    let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
+    if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
+        link.shared.uncount_sessions(1);
+        return Err(error.into());
+    }
+    link.shared.session_states.changed(&id, SessionState::Idle);
+    link.shared.extensions.add_to_session(&id, extensions);
+    Ok(SessionHandle::new(id, link.clone()))
+}

@@ -1,0 +1,906 @@
+//! Tests of calls of agents: results, cancellation, budgets, recovery.
+
+use futures::{FutureExt as _, StreamExt as _};
+
+use super::provider::{Reply, answer_with, calls_to, text};
+use super::recovery::{ACCUMULATOR, STREAM, SUPERVISOR, kill};
+use super::*;
+use crate::config::{AgentConfig, AgentEvents, AgentToolConfig, ApprovalPolicy, Share};
+use crate::event::{Event, PublishedEvent};
+use crate::journal::MemoryJournal;
+use crate::record::{Record, StopMode};
+use crate::telemetry::FeedItem;
+use crate::tool::{AgentTool, Hook, HookAnswer, HookError, HookInput, HookRule, RegisteredHook};
+use crate::types::{HookPoint, RunEnd, is_child_session};
+
+/// Returns the agent that has sent a request.
+fn agent_of(request: &serde_json::Value) -> &str {
+    request["messages"][0]["content"].as_str().unwrap()
+}
+
+/// Returns whether the last message of a request is a result.
+fn has_result(request: &serde_json::Value) -> bool {
+    request["messages"].as_array().unwrap().last().unwrap()["role"] == "tool"
+}
+
+/// Starts a provider whose agents `default` and `worker` call the next agent, and answer with `done`. `helper`
+/// gets this reply.
+async fn chain(helper: impl Fn(&serde_json::Value) -> Reply + Send + Sync + 'static) -> Provider {
+    Provider::new(move |_, request| match agent_of(request) {
+        "helper" => helper(request),
+        _ if has_result(request) => Reply::Sse(answer_with("done")),
+        "default" => Reply::Sse(calls_to(&[("worker", r#"{"input": "work"}"#)])),
+        _ => Reply::Sse(calls_to(&[("helper", r#"{"input": "help"}"#)])),
+    })
+    .await
+}
+
+fn agent_tool(name: &str, change: impl FnOnce(&mut AgentToolConfig)) -> AgentTool {
+    let config = AgentToolConfig::new(name).with(|config| config.max_depth = 3).with(change);
+    AgentTool::new(name, "for a test", config)
+}
+
+/// Returns the agents `default`, `worker` and `helper`, each of which may call the next one and `note`.
+fn family(
+    provider: &Provider,
+    tools: impl IntoIterator<Item = Closure>,
+    agents: impl IntoIterator<Item = AgentTool>,
+    change: impl FnOnce(&mut Config),
+) -> HostSetup {
+    let mut registry = registry(tools);
+    agents.into_iter().for_each(|agent| registry.register(agent).unwrap());
+    for name in ["worker", "helper"] {
+        if registry.tool(name).is_none() {
+            registry.register(agent_tool(name, |_| ())).unwrap();
+        }
+    }
+    if registry.tool("note").is_none() {
+        registry.register(echo("note")).unwrap();
+    }
+    setup(provider, registry, |config| {
+        let agent = |tools: &[&str]| {
+            AgentConfig::new("test")
+                .with(|agent| agent.tools = tools.iter().copied().map(ToolPattern::new).collect())
+        };
+        config.agents.insert("default".into(), agent(&["worker", "note*"]));
+        config.agents.insert("worker".into(), agent(&["helper", "worker", "note*"]));
+        config.agents.insert("helper".into(), agent(&["note*"]));
+        for (name, agent) in &mut config.agents {
+            agent.system.clone_from(name);
+        }
+        change(config);
+    })
+}
+
+/// Returns all child sessions.
+fn children(host: &Host) -> Vec<SessionHandle> {
+    let query = SessionQuery::default().with(|query| query.children = true);
+    let stored = host.inner.link.shared.journal.list(&query).unwrap().into_iter();
+    stored.filter(|of| is_child_session(&of.id)).map(|of| host.session(&of.id)).collect()
+}
+
+async fn restart(setup: impl Fn() -> HostSetup, journal: &Arc<MemoryJournal>) -> Host {
+    timeout(SOON, async {
+        loop {
+            // The first host may hold the journal for a moment.
+            if let Ok(host) = start_on(setup(), Arc::clone(journal) as Arc<dyn Journal>).await {
+                return host;
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn a_call_returns_the_text_of_its_child() {
+    let provider = chain(|_| Reply::Sse(answer_with("helped"))).await;
+    let host = Host::start(family(&provider, [], [], |_| ())).await.unwrap();
+    let session = session(&host).await;
+    let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "done"));
+    assert_eq!(results(&report)["worker"], ("success", "done"));
+    let sent: Vec<_> = provider.requests().iter().map(|sent| agent_of(sent).to_owned()).collect();
+    assert_eq!(sent, ["default", "worker", "helper", "worker", "default"]);
+    let children = children(&host);
+    assert_eq!(children.len(), 2);
+    // The lists hide them.
+    assert_eq!(host.sessions(SessionQuery::default()).await.unwrap().len(), 1);
+    let child = &report.calls[0].metadata["child"];
+    // Two requests of the worker and one of its helper.
+    assert_eq!((&child["tokens"], &child["tool_calls"]), (&json!(45), &json!(1)));
+    for child in &children {
+        let first = child.records(Seq(0)).await.unwrap().remove(0).record;
+        let Record::SessionOpened { agent, parent, .. } = first else { panic!("{first:?}") };
+        let path: Vec<String> =
+            parent.unwrap().agent_path.iter().map(ToString::to_string).collect();
+        let expected: &[&str] = if agent == "worker" {
+            &["default", "worker"]
+        } else {
+            &["default", "worker", "helper"]
+        };
+        assert_eq!(path, expected);
+    }
+    nothing_left(&host).await;
+}
+
+/// Returns the records of a session of one type.
+async fn records(session: &SessionHandle, is_it: impl Fn(&Record) -> bool) -> Vec<Record> {
+    let entries = session.records(Seq(0)).await.unwrap();
+    entries.into_iter().map(|entry| entry.record).filter(is_it).collect()
+}
+
+#[tokio::test]
+async fn a_child_that_fails_is_an_error_with_the_reason() {
+    let provider = chain(|_| super::recovery::refused()).await;
+    let host = Host::start(family(&provider, [], [], |_| ())).await.unwrap();
+    let session = session(&host).await;
+    let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered);
+    let worker = children(&host).into_iter();
+    let mut texts = Vec::new();
+    for child in worker {
+        for record in records(&child, |record| matches!(record, Record::CallEnded { .. })).await {
+            let Record::CallEnded { outcome, .. } = record else { unreachable!() };
+            texts.push(outcome.content.to_string());
+        }
+    }
+    assert_eq!(texts.len(), 1);
+    assert!(texts[0].starts_with("Error: the agent helper ended as failed: provider_error: "));
+    assert!(texts[0].contains("no such key"), "{texts:?}");
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn the_typed_answer_of_a_child_is_the_structured_value() {
+    let provider = Provider::new(|_, request| match agent_of(request) {
+        "helper" => Reply::Sse(answer_with(r#"{"n": 1}"#)),
+        _ if has_result(request) => Reply::Sse(answer_with("done")),
+        _ => Reply::Sse(calls_to(&[("helper", r#"{"input": "help"}"#)])),
+    })
+    .await;
+    let setup = family(&provider, [], [], |config| {
+        config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("helper")];
+        let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+        config.agents.get_mut("helper").unwrap().output_schema = Some(schema.into());
+    });
+    let host = Host::start(setup).await.unwrap();
+    let session = session(&host).await;
+    let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    assert_eq!(results(&report)["helper"], ("success", r#"{"n":1}"#));
+    let ended = records(&session, |record| matches!(record, Record::CallEnded { .. })).await;
+    let Record::CallEnded { outcome, .. } = &ended[0] else { unreachable!() };
+    assert_eq!(outcome.full.as_ref().unwrap().structured, Some(json!({"n": 1})));
+    nothing_left(&host).await;
+}
+
+/// Waits until the helper of a chain is asked.
+async fn helper_is_asked(provider: &Provider) {
+    until("the helper is asked", || {
+        provider.requests().iter().any(|sent| agent_of(sent) == "helper")
+    })
+    .await;
+}
+
+/// Checks that all children have ended, and that no request follows.
+async fn all_is_over(host: &Host, provider: &Provider, requests: usize) {
+    nothing_left(host).await;
+    sleep(Duration::from_millis(30)).await;
+    assert_eq!((provider.count(), provider.open()), (requests, 0), "a request after the end");
+}
+
+/// Returns the types of the ends of all children's runs.
+async fn ends(host: &Host) -> Vec<RunEnd> {
+    let mut ends = Vec::new();
+    for child in children(host) {
+        for record in records(&child, |record| matches!(record, Record::RunEnded { .. })).await {
+            let Record::RunEnded { end, .. } = record else { unreachable!() };
+            ends.push(end);
+        }
+    }
+    ends
+}
+
+#[tokio::test]
+async fn a_stop_ends_all_descendants_before_the_run() {
+    let provider = chain(|_| Reply::Stall(vec![text("so ")])).await;
+    let host = Host::start(family(&provider, [], [], |_| ())).await.unwrap();
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    helper_is_asked(&provider).await;
+    session.stop(StopMode::Now).await.unwrap();
+    let mut open = None;
+    while let Some(item) = timeout(SOON, run.events.next()).await.unwrap() {
+        let FeedItem::Event(event) = item else { panic!("{item:?}") };
+        if matches!(event.event, Event::RunEnded { .. }) {
+            open = Some(host.counts().runs);
+            break;
+        }
+    }
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Stopped);
+    assert_eq!(open, Some(0), "a child goes on after the end of the run");
+    let (status, text) = results(&report)["worker"];
+    assert!(status == "cancelled" && text.contains("it may or may not have happened"), "{text}");
+    assert_eq!(ends(&host).await, [RunEnd::Stopped, RunEnd::Stopped]);
+    // The helper's response was cut off before its usage was known.
+    assert_eq!(report.calls[0].metadata["child"]["tokens"], json!(15));
+    all_is_over(&host, &provider, 3).await;
+}
+
+#[tokio::test]
+async fn time_limits_end_all_descendants() {
+    for limit in ["tool", "run"] {
+        let provider = chain(|_| Reply::Stall(vec![text("so ")])).await;
+        let host = Host::start(family(&provider, [], [], |config| {
+            let time = Some(Duration::from_millis(300));
+            match limit {
+                "tool" => config.tools.entry("worker".into()).or_default().timeout = time,
+                _ => config.agents.get_mut("default").unwrap().limits.run_timeout = time,
+            }
+        }))
+        .await
+        .unwrap();
+        let session = session(&host).await;
+        let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+        let (status, _) = results(&report)["worker"];
+        if limit == "tool" {
+            assert_eq!((report.run_end, status), (RunEnd::Answered, "timeout"));
+            all_is_over(&host, &provider, 4).await;
+        } else {
+            // The time of the child is a share of that of the run, so that the helper ends first.
+            assert!(ends(&host).await.contains(&RunEnd::TimedOut), "{status}");
+            let sent = provider.count();
+            all_is_over(&host, &provider, sent).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn deleting_a_session_deletes_its_descendants() {
+    for is_running in [true, false] {
+        let provider = chain(move |_| match is_running {
+            true => Reply::Stall(vec![text("so ")]),
+            false => Reply::Sse(answer_with("helped")),
+        })
+        .await;
+        let host = Host::start(family(&provider, [], [], |_| ())).await.unwrap();
+        for asleep in [false, true] {
+            let session = session(&host).await;
+            let before = provider.count();
+            let run = session.start_run("go").await.unwrap();
+            if is_running {
+                until("the helper is asked", || provider.count() == before + 3).await;
+            } else {
+                drop(run.events);
+                timeout(SOON, run.report).await.unwrap().unwrap();
+                if asleep {
+                    rest(&host);
+                    until("it sleeps", || {
+                        session.hibernate();
+                        host.inner.link.shared.awake(session.id()).is_none()
+                    })
+                    .await;
+                }
+            }
+            assert_eq!(host.counts().sessions, 3);
+            let sent = provider.count();
+            session.delete().await.unwrap();
+            assert_eq!((host.counts().sessions, children(&host).len()), (0, 0));
+            all_is_over(&host, &provider, sent).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn after_a_crash_the_calls_find_their_children() {
+    for manual in [false, true] {
+        let gate = Arc::new(tokio::sync::Semaphore::new(2));
+        let provider =
+            chain(|_| Reply::Sse(answer_with("helped"))).await.gated_by(Arc::clone(&gate));
+        let journal = Arc::new(MemoryJournal::new());
+        let setup = || {
+            family(&provider, [], [], |config| {
+                if manual {
+                    config.journal.resume = Resume::Manual;
+                }
+            })
+        };
+        let first = start_on(setup(), Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+        let session = session(&first).await;
+        let id = session.id().clone();
+        drop(session.start_run("go").await.unwrap());
+        helper_is_asked(&provider).await;
+        drop((first, session));
+        until("the request is dropped", || provider.open() == 0).await;
+        gate.add_permits(100);
+        let host = restart(setup, &journal).await;
+        let session = host.session(&id);
+        if manual {
+            session.resume().await.unwrap();
+        }
+        let mut events = session.watch("0".parse().unwrap()).await.unwrap();
+        let end = async {
+            while let Some(FeedItem::Event(event)) = events.next().await {
+                if let Event::RunEnded { end, .. } = event.event {
+                    return end;
+                }
+            }
+            panic!("no end");
+        };
+        assert_eq!(timeout(SOON, end).await.unwrap(), RunEnd::Answered);
+        let sent: Vec<_> =
+            provider.requests().iter().map(|sent| agent_of(sent).to_owned()).collect();
+        // Only the request that was open is sent again.
+        let expected = ["default", "worker", "helper", "helper", "worker", "default"];
+        assert_eq!(sent, expected);
+        assert_eq!(children(&host).len(), 2);
+        nothing_left(&host).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stop_before_a_crash_leaves_no_orphan() {
+    let provider = chain(|_| Reply::Stall(vec![text("so ")])).await;
+    let journal = Arc::new(MemoryJournal::new());
+    let setup = || family(&provider, [], [], |_| ());
+    let first = start_on(setup(), Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&first).await;
+    let id = session.id().clone();
+    drop(session.start_run("go").await.unwrap());
+    helper_is_asked(&provider).await;
+    drop((first, session));
+    // The stop was stored, and its consequences were not.
+    let last = journal.read(&id, Seq(0)).unwrap().last().unwrap().seq;
+    let log = crate::journal::SessionLog::new(id.clone(), Arc::clone(&journal) as _, last, |_| ());
+    log.append(
+        vec![Record::StopAsked { mode: StopMode::Now }],
+        crate::journal::Urgency::Urgent,
+        || (),
+    );
+    let host = restart(setup, &journal).await;
+    let is_over = || host.counts().runs == 0 && host.counts().awake >= 3;
+    until("all runs have ended", is_over).await;
+    let session = host.session(&id);
+    let ended = records(&session, |record| matches!(record, Record::CallEnded { .. })).await;
+    let Record::CallEnded { outcome, .. } = &ended[0] else { unreachable!() };
+    assert_eq!(outcome.status, crate::types::ToolStatus::Cancelled);
+    assert!(outcome.child.is_some());
+    assert_eq!(ends(&host).await, [RunEnd::Stopped, RunEnd::Stopped]);
+    let sent = provider.count();
+    all_is_over(&host, &provider, sent).await;
+}
+
+#[tokio::test]
+async fn the_actors_of_a_parent_may_die_while_its_child_runs() {
+    for which in [STREAM, ACCUMULATOR, SUPERVISOR] {
+        let gate = Arc::new(tokio::sync::Semaphore::new(2));
+        let provider =
+            chain(|_| Reply::Sse(answer_with("helped"))).await.gated_by(Arc::clone(&gate));
+        let host = Host::start(family(&provider, [], [], |_| ())).await.unwrap();
+        let session = session(&host).await;
+        let run = session.start_run("go").await.unwrap();
+        helper_is_asked(&provider).await;
+        kill(&session, which).await;
+        gate.add_permits(100);
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "done"));
+        assert_eq!(results(&report)["worker"], ("success", "done"));
+        assert_eq!(provider.count(), 5, "nothing is asked twice");
+        nothing_left(&host).await;
+    }
+}
+
+#[tokio::test]
+async fn a_parent_that_is_given_up_leaves_no_orphan() {
+    let provider = chain(|_| Reply::Stall(vec![text("so ")])).await;
+    let host = Host::start(family(&provider, [], [], |_| ())).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    helper_is_asked(&provider).await;
+    for _ in 0..3 {
+        kill(&session, SUPERVISOR).await;
+    }
+    let actors = super::recovery::actors(&session).await;
+    actors[SUPERVISOR].kill();
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Failed);
+    until("the children have ended", || host.counts().runs == 0).await;
+    assert_eq!(ends(&host).await, [RunEnd::Stopped, RunEnd::Stopped]);
+    all_is_over(&host, &provider, 3).await;
+}
+
+#[tokio::test]
+async fn a_child_gets_a_share_of_what_its_parent_has_left() {
+    let provider = Provider::new(|_, request| match agent_of(request) {
+        "worker" => Reply::Sse(answer_with("done")),
+        _ if has_result(request) => Reply::Sse(answer_with("done")),
+        _ => Reply::Sse(calls_to(&[
+            ("worker", r#"{"input": "a"}"#),
+            ("worker", r#"{"input": "b"}"#),
+            ("worker", r#"{"input": "c"}"#),
+        ])),
+    })
+    .await;
+    let setup = family(&provider, [], [], |config| {
+        let default = config.agents.get_mut("default").unwrap();
+        default.execution = crate::types::Execution::Parallel { max: 2 };
+        default.limits.max_tokens_per_run = Some(1015);
+        default.limits.max_tool_calls_per_run = Some(23);
+        default.limits.run_timeout = Some(Duration::from_secs(100));
+    });
+    let gate = Arc::new(tokio::sync::Semaphore::new(1));
+    let provider = provider.gated_by(Arc::clone(&gate));
+    let host = Host::start(setup).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("two children are asked", || provider.count() == 3).await;
+    gate.add_permits(100);
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered);
+    let mut leases = Vec::new();
+    for child in children(&host) {
+        for record in records(&child, |record| matches!(record, Record::RunStarted { .. })).await {
+            let Record::RunStarted { overrides, input, .. } = record else { unreachable!() };
+            let limits = &overrides.limits;
+            assert!(limits.run_timeout.unwrap() <= Duration::from_secs(50));
+            leases.push((
+                input.text().into_owned(),
+                limits.max_tokens_per_run.unwrap(),
+                limits.max_tool_calls_per_run.unwrap(),
+            ));
+        }
+    }
+    leases.sort();
+    // The first response has used 15 tokens and three calls. The second child gets its share of what the first
+    // one was not given, and the third one of what is left when one has ended.
+    assert_eq!(leases[..2], [("a".into(), 500, 10), ("b".into(), 250, 5)]);
+    let (third, tokens, calls) = leases[2].clone();
+    assert!(third == "c" && (250..500).contains(&tokens) && (5..10).contains(&calls), "{leases:?}");
+    let intents = records(&session, |record| matches!(record, Record::CallIntended { .. })).await;
+    let leased = intents.iter().map(|record| {
+        let Record::CallIntended { lease, .. } = record else { unreachable!() };
+        lease.unwrap().tokens.unwrap()
+    });
+    assert_eq!(leased.collect::<Vec<_>>(), [500, 250, tokens]);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn the_use_of_children_counts_for_the_budget_of_the_parent() {
+    // Five requests of 15 tokens, of which three are those of descendants.
+    let provider = chain(|_| Reply::Sse(answer_with("helped"))).await;
+    let setup = family(
+        &provider,
+        [],
+        [agent_tool("worker", |config| {
+            config.share_of_budget = Share::of(1.0).unwrap();
+        })],
+        |config| {
+            config.agents.get_mut("default").unwrap().limits.max_tokens_per_run = Some(60);
+        },
+    );
+    let host = Host::start(setup).await.unwrap();
+    let session = session(&host).await;
+    let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    let reached = records(&session, |record| matches!(record, Record::LimitReached { .. })).await;
+    let Some(Record::LimitReached { limit, value, .. }) = reached.last() else {
+        panic!("{report:?}")
+    };
+    assert_eq!((limit.as_str(), *value), ("max_tokens_per_run", 60));
+    assert_eq!(report.run_end, RunEnd::Budget);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn nothing_left_is_an_error_that_names_the_key() {
+    let provider = chain(|_| Reply::Sse(answer_with("helped"))).await;
+    for key in ["max_tokens_per_run", "max_tool_calls_per_run"] {
+        let host = Host::start(family(&provider, [], [], |config| {
+            let limits = &mut config.agents.get_mut("default").unwrap().limits;
+            match key {
+                "max_tokens_per_run" => limits.max_tokens_per_run = Some(16),
+                _ => limits.max_tool_calls_per_run = Some(2),
+            }
+        }))
+        .await
+        .unwrap();
+        let session = session(&host).await;
+        let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+        let (status, text) = results(&report)["worker"];
+        assert!(status == "error" && text.contains(&format!("not run: {key}: ")), "{text}");
+        assert_eq!(children(&host).len(), 0);
+        nothing_left(&host).await;
+    }
+}
+
+#[tokio::test]
+async fn depth_and_number_of_children_are_limited_for_the_whole_tree() {
+    // Every agent calls two workers, for ever.
+    let provider = || async {
+        Provider::new(|_, request| {
+            if has_result(request) {
+                return Reply::Sse(answer_with("done"));
+            }
+            Reply::Sse(calls_to(&[
+                ("worker", r#"{"input": "a"}"#),
+                ("worker", r#"{"input": "b"}"#),
+            ]))
+        })
+        .await
+    };
+    for (max_depth, max_children, expected) in
+        [(1, 8, 2), (2, 8, 6), (3, 8, 8), (3, 5, 5), (9, 1, 1)]
+    {
+        let provider = provider().await;
+        let worker = agent_tool("worker", |config| {
+            (config.max_depth, config.max_children) = (max_depth, max_children);
+        });
+        let setup = family(&provider, [], [worker], |config| {
+            config.agents.get_mut("default").unwrap().execution =
+                crate::types::Execution::Parallel { max: 2 };
+        });
+        let host = Host::start(setup).await.unwrap();
+        let session = session(&host).await;
+        for run in 1..=2 {
+            let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+            assert_eq!(report.run_end, RunEnd::Answered);
+            assert_eq!(children(&host).len(), expected * run, "{max_depth} {max_children}");
+        }
+        let refusals = async {
+            let mut keys = std::collections::BTreeSet::new();
+            for session in children(&host).iter().chain([&session]) {
+                for record in records(session, |r| matches!(r, Record::CallEnded { .. })).await {
+                    let Record::CallEnded { outcome, .. } = record else { unreachable!() };
+                    if outcome.kind.is_some() {
+                        keys.insert(outcome.content.split(": ").nth(2).unwrap().to_owned());
+                    }
+                }
+            }
+            keys
+        };
+        let refusals = refusals.await;
+        let expected: &[&str] = match (max_depth, max_children) {
+            (1 | 2, _) => &["max_depth"],
+            _ => &["max_children"],
+        };
+        assert!(refusals.iter().any(|key| expected.contains(&&**key)), "{refusals:?}");
+        nothing_left(&host).await;
+        assert!(host.inner.link.shared.agent_trees.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_fork_of_a_child_has_its_depth() {
+    let provider = chain(|_| Reply::Sse(answer_with("helped"))).await;
+    let setup = family(
+        &provider,
+        [],
+        [
+            agent_tool("worker", |config| config.max_depth = 2),
+            agent_tool("helper", |config| config.max_depth = 2),
+        ],
+        |config| {
+            config.agents.get_mut("helper").unwrap().tools.push(ToolPattern::new("worker"));
+        },
+    );
+    let host = Host::start(setup).await.unwrap();
+    let session = session(&host).await;
+    timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    for child in children(&host) {
+        if child.agent().await.unwrap() != "worker" {
+            continue;
+        }
+        let fork = host.fork(&child, Seq(2), Some("fork".into())).await.unwrap();
+        // At depth 1 it may call a helper, at depth 2.
+        let report = timeout(SOON, fork.run("go on")).await.unwrap().unwrap();
+        assert_eq!(results(&report)["helper"], ("success", "helped"));
+        // It is a session of its own: it is listed, and is not deleted with the parent.
+        assert_eq!(host.sessions(SessionQuery::default()).await.unwrap().len(), 2);
+    }
+    let mut is_refused = false;
+    for child in children(&host) {
+        if child.agent().await.unwrap() == "helper" && !is_refused {
+            is_refused = true;
+            let fork = host.fork(&child, Seq(2), Some("deep".into())).await.unwrap();
+            let record = fork.records(Seq(0)).await.unwrap().remove(0).record;
+            let Record::SessionOpened { parent, .. } = record else { unreachable!() };
+            assert_eq!(parent.unwrap().depth(), 2);
+        }
+    }
+    session.delete().await.unwrap();
+    let left = host.sessions(SessionQuery::default()).await.unwrap();
+    assert_eq!(left.iter().map(|of| of.id.as_str()).collect::<Vec<_>>(), ["deep", "fork"]);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn counts_of_children_survive_a_crash() {
+    let gate = Arc::new(tokio::sync::Semaphore::new(2));
+    let provider = Provider::new(|_, request| match agent_of(request) {
+        "worker" => Reply::Sse(answer_with("done")),
+        _ if has_result(request) && request["messages"].as_array().unwrap().len() > 5 => {
+            Reply::Sse(answer_with("done"))
+        }
+        _ if has_result(request) => Reply::Sse(calls_to(&[("worker", r#"{"input": "b"}"#)])),
+        _ => Reply::Sse(calls_to(&[("worker", r#"{"input": "a"}"#)])),
+    })
+    .await
+    .gated_by(Arc::clone(&gate));
+    let journal = Arc::new(MemoryJournal::new());
+    let setup =
+        || family(&provider, [], [agent_tool("worker", |config| config.max_children = 1)], |_| ());
+    let first = start_on(setup(), Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&first).await;
+    let id = session.id().clone();
+    drop(session.start_run("go").await.unwrap());
+    until("the second turn is asked for", || provider.count() == 3).await;
+    drop((first, session));
+    gate.add_permits(100);
+    let host = restart(setup, &journal).await;
+    until("the run has ended", || host.counts().runs == 0 && provider.count() >= 5).await;
+    assert_eq!(children(&host).len(), 1);
+    let ended =
+        records(&host.session(&id), |record| matches!(record, Record::CallEnded { .. })).await;
+    let Record::CallEnded { outcome, .. } = &ended[1] else { unreachable!() };
+    assert!(outcome.content.contains("not run: max_children: "), "{}", outcome.content);
+    nothing_left(&host).await;
+}
+
+/// Waits for the next event of a child that fits.
+async fn child_event(
+    events: &mut (impl futures::Stream<Item = FeedItem> + Unpin),
+    is_it: impl Fn(&Event) -> bool,
+) -> Arc<PublishedEvent> {
+    let found = async {
+        while let Some(item) = events.next().await {
+            let FeedItem::Event(published) = item else { panic!("{item:?}") };
+            if matches!(&published.event, Event::OfChild { event, .. } if is_it(&event.event)) {
+                return published;
+            }
+        }
+        panic!("the events ended");
+    };
+    timeout(SOON, found).await.expect("the event of a child")
+}
+
+/// Starts a host whose helper calls a tool that needs approval.
+async fn asking(events: AgentEvents) -> (Provider, Host) {
+    let provider = chain(|request| match has_result(request) {
+        true => Reply::Sse(answer_with("helped")),
+        false => Reply::Sse(calls_to(&[("note", r#"{"n": 1}"#)])),
+    })
+    .await;
+    let note = tool(
+        ToolSpec { effect: Default::default(), ..spec("note") }.approval(ApprovalPolicy::BEFORE),
+        |_| async { Ok("noted".into()) },
+    );
+    let with = |name| agent_tool(name, |config| config.agent_events = events);
+    let setup = family(&provider, [note], [with("worker"), with("helper")], |_| ());
+    let host = Host::start(setup).await.unwrap();
+    (provider, host)
+}
+
+fn is_asked(event: &Event) -> bool {
+    matches!(event, Event::ApprovalAsked { .. })
+}
+
+#[tokio::test]
+async fn approvals_of_descendants_appear_in_the_roots_stream_and_again_on_connecting() {
+    for events in [AgentEvents::None, AgentEvents::Tools, AgentEvents::All] {
+        let (_provider, host) = asking(events).await;
+        let session = session(&host).await;
+        let mut run = session.start_run("go").await.unwrap();
+        let asked = child_event(&mut run.events, is_asked).await;
+        let public: Vec<_> = asked.public().collect();
+        assert_eq!((public.len(), public[0].kind), (1, "tool_approval"));
+        let json: serde_json::Value = serde_json::from_str(&public[0].json).unwrap();
+        assert_eq!(json["agent_path"], json!(["default", "worker", "helper"]));
+        assert_eq!(json["parent_tool_id"], "t1a1c0");
+        assert!(asked.id.is_none());
+        // A watcher that connects now receives it, too.
+        let mut later = session.watch("0".parse().unwrap()).await.unwrap();
+        let again = child_event(&mut later, is_asked).await;
+        let id: SessionId = serde_json::from_value(json["session_id"].clone()).unwrap();
+        let Event::OfChild { event, .. } = &again.event else { unreachable!() };
+        let Event::ApprovalAsked { request } = &event.event else { unreachable!() };
+        assert_eq!(event.session, id);
+        let decision = crate::turn::ApprovalDecision {
+            phase: None,
+            judgement: crate::types::Judgement {
+                verdict: crate::types::Verdict::Approved,
+                message: None,
+            },
+            arguments_sha256: request.arguments_sha256.clone(),
+            content: None,
+        };
+        // It is decided at the child's session, whose parent is named.
+        assert_ne!(json["parent_session_id"], json!(session.id()));
+        host.session(&id).decide(request.call.key, decision).await.unwrap();
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        assert_eq!(report.run_end, RunEnd::Answered);
+        // It is not sent again when it is decided.
+        let mut after = session.watch("0".parse().unwrap()).await.unwrap();
+        while let Some(Some(FeedItem::Event(published))) = after.next().now_or_never() {
+            assert!(!matches!(published.event, Event::OfChild { .. }));
+        }
+        nothing_left(&host).await;
+    }
+}
+
+#[tokio::test]
+async fn approvals_of_children_are_rejected_where_nothing_can_answer() {
+    let (provider, host) = asking(AgentEvents::Tools).await;
+    let session = session(&host).await;
+    let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered);
+    let results = provider.requests().iter().any(|sent| {
+        let last = sent["messages"].as_array().unwrap().last().unwrap();
+        last["content"].as_str().is_some_and(|text| text.contains("nobody can be asked"))
+    });
+    assert!(results, "the helper reads that its call was rejected");
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_reader_of_the_run_answers_the_approvals_of_its_children() {
+    let (_provider, host) = asking(AgentEvents::None).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    let mut asked = 0;
+    while let Some(event) = timeout(SOON, run.next_event()).await.unwrap().unwrap() {
+        if let RunEvent::ApprovalRequested(question) = event {
+            asked += 1;
+            question.approve().await.unwrap();
+        }
+    }
+    assert_eq!(asked, 1);
+    assert_eq!(run.report.await.unwrap().run_end, RunEnd::Answered);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn the_stream_has_the_events_that_agent_events_names() {
+    for events in [AgentEvents::None, AgentEvents::Tools, AgentEvents::All] {
+        let provider = chain(|request| match has_result(request) {
+            true => Reply::Sse(answer_with("helped")),
+            false => Reply::Sse(calls_to(&[("note", r#"{"n": 1}"#)])),
+        })
+        .await;
+        let with = |name| agent_tool(name, |config| config.agent_events = events);
+        let setup = family(&provider, [], [with("worker"), with("helper")], |_| ());
+        let host = Host::start(setup).await.unwrap();
+        let session = session(&host).await;
+        let mut run = session.start_run("go").await.unwrap();
+        let mut kinds = std::collections::BTreeSet::new();
+        while let Some(FeedItem::Event(published)) = timeout(SOON, run.events.next()).await.unwrap()
+        {
+            if matches!(published.event, Event::OfChild { .. }) {
+                kinds.extend(published.public().map(|public| public.kind));
+                assert!(published.public().all(|public| {
+                    serde_json::from_str::<serde_json::Value>(&public.json).unwrap()["agent_path"]
+                        [0]
+                        == "default"
+                }));
+            }
+            if matches!(published.event, Event::RunEnded { .. }) {
+                break;
+            }
+        }
+        let has = |kind| kinds.contains(kind);
+        let (tools, texts) = (has("tool_result") && has("tool_use"), has("content_delta"));
+        match events {
+            AgentEvents::None => assert!(kinds.is_empty(), "{kinds:?}"),
+            AgentEvents::Tools => assert!(tools && !texts && !has("stream_end"), "{kinds:?}"),
+            AgentEvents::All => assert!(tools && texts && has("stream_end"), "{kinds:?}"),
+        }
+        nothing_left(&host).await;
+    }
+}
+
+#[tokio::test]
+async fn waiting_parents_do_not_block_their_children() {
+    let provider = chain(|_| Reply::Sse(answer_with("helped"))).await;
+    let setup = family(&provider, [], [], |config| {
+        config.host.max_concurrent_runs = 4;
+        config.models.get_mut("test").unwrap().max_concurrent_requests =
+            std::num::NonZeroU32::new(2);
+    });
+    let host = Host::start(setup).await.unwrap();
+    let runs = (0..200).map(|_| {
+        let host = host.clone();
+        spawn(async move {
+            let session = session(&host).await;
+            loop {
+                match session.run("go").await {
+                    Ok(report) => return report.run_end,
+                    Err(HostError::Full("run")) => sleep(Duration::from_millis(50)).await,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        })
+    });
+    let ends = timeout(3 * SOON, futures::future::join_all(runs)).await;
+    assert!(
+        ends.is_ok(),
+        "{:?} {} requests, {} open",
+        host.counts(),
+        provider.count(),
+        provider.open()
+    );
+    let ends = ends.unwrap();
+    assert!(ends.into_iter().all(|end| end.unwrap() == RunEnd::Answered));
+    assert_eq!((host.counts().sessions, provider.count()), (600, 1000));
+    nothing_left(&host).await;
+}
+
+/// A hook that refuses calls of `note`, and keeps the paths of the agents.
+#[derive(Default)]
+struct Guard(parking_lot::Mutex<Vec<String>>);
+
+#[async_trait]
+impl Hook for Arc<Guard> {
+    async fn answer(&self, input: &HookInput) -> Result<HookAnswer, HookError> {
+        let tool = input.tool_name.clone().unwrap_or_default();
+        self.0.lock().push(format!("{}: {tool}", input.agent_path.join("/")));
+        Ok(if &*tool == "note" { HookAnswer::refuse("no notes") } else { HookAnswer::allow() })
+    }
+}
+
+#[tokio::test]
+async fn hooks_hold_at_every_depth() {
+    let provider = chain(|request| match has_result(request) {
+        true => Reply::Sse(answer_with("helped")),
+        false => Reply::Sse(calls_to(&[("note", r#"{"n": 1}"#)])),
+    })
+    .await;
+    let ran = Arc::new(AtomicUsize::new(0));
+    let note = tool(spec("note"), {
+        let ran = Arc::clone(&ran);
+        move |_| {
+            ran.fetch_add(1, Ordering::SeqCst);
+            async { Ok("noted".into()) }
+        }
+    });
+    let guard = Arc::new(Guard::default());
+    let mut setup = family(&provider, [note], [], |_| ());
+    let rule = HookRule::new("guard", HookPoint::BeforeCall);
+    setup.tools.add_hook(RegisteredHook { rule, hook: Arc::new(Arc::clone(&guard)) });
+    let host = Host::start(setup).await.unwrap();
+    let session = session(&host).await;
+    let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    assert_eq!((report.run_end, ran.load(Ordering::SeqCst)), (RunEnd::Answered, 0));
+    let expected = ["default: worker", "default/worker: helper", "default/worker/helper: note"];
+    assert_eq!(*guard.0.lock(), expected);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn agents_as_tools_are_checked_at_the_start() {
+    let provider = Provider::answering("done").await;
+    let error = |agent: AgentTool, change: fn(&mut Config)| {
+        let setup = family(&provider, [], [agent], change);
+        async { Host::start(setup).await.unwrap_err().to_string() }
+    };
+    let unknown = AgentTool::new("worker", "for a test", AgentToolConfig::new("wroker"));
+    let found = error(unknown, |_| ()).await;
+    assert!(
+        found.contains("tools.worker.agent: no agent is called \"wroker\" (did you mean worker?)"),
+        "{found}"
+    );
+    let worker = || agent_tool("worker", |_| ());
+    let found = error(worker(), |config| {
+        let tool = config.tools.entry("worker".into()).or_default();
+        tool.max_concurrent = std::num::NonZeroU32::new(1);
+    });
+    assert!(found.await.contains("tools.worker.max_concurrent: is not for agents"));
+    let found = error(worker(), |config| {
+        let tool = config.tools.entry("worker".into()).or_default();
+        tool.effect = Some(crate::config::ToolEffect::None);
+    });
+    assert!(found.await.contains("tools.worker.effect: must be \"some\""));
+    let host = Host::start(family(&provider, [], [], |_| ())).await.unwrap();
+    let child = format!("sub_{}", "0".repeat(32));
+    assert_eq!(host.open_session(child).await.unwrap_err(), HostError::ReservedSessionId);
+}

@@ -1,0 +1,94 @@
+//! An agent as a tool: a call runs the agent in a session of its own, the child of the caller's session.
+//!
+//! The host runs the child ([`AgentCaller`]); `turn::agent_calls` decides what it may use.
+
+use async_trait::async_trait;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use crate::config::AgentToolConfig;
+
+/// An agent as a tool. Its argument is a text, `input`. Its result is the final text of the child, or, where the
+/// agent has an `output_schema`, the JSON value. A child that failed is an error with the reason.
+///
+/// Two calls with the same text in one response run one child. The call has effects, and has no time limit but
+/// that of its budget, unless the configuration sets a `timeout`.
+///
+/// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::config::AgentToolConfig;
+/// use callsheet::model::ModelReply;
+/// use callsheet::prelude::*;
+/// use callsheet::testing::FakeModel;
+/// use callsheet::tool::AgentTool;
+/// use serde_json::json;
+///
+/// let ask = ModelReply::call("researcher", json!({ "input": "Who wrote Emma?" }));
+/// let model = FakeModel::replies([ask, ModelReply::text("Jane Austen."), ModelReply::text("It was her.")]);
+/// let researcher = AgentTool::new("researcher", "Finds facts.", AgentToolConfig::new("researcher"));
+/// let host = Host::builder()
+///     .model_source("fake", model)
+///     .agent("default", AgentConfig::new("fake").with(|agent| agent.tools = vec!["researcher".into()]))
+///     .agent("researcher", AgentConfig::new("fake"))
+///     .register(researcher)
+///     .start()
+///     .await?;
+/// let report = host.open_session("demo").await?.run("Ask the researcher.").await?;
+/// assert_eq!(report.calls[0].result, "Jane Austen.");
+/// assert_eq!(report.text()?, "It was her.");
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct AgentTool {
+    name: String,
+    description: String,
+    config: AgentToolConfig,
+}
+
+/// The arguments of an agent.
+#[derive(Deserialize, JsonSchema)]
+#[expect(dead_code, reason = "the host reads the arguments")]
+struct AgentInput {
+    /// The task. The agent sees nothing else of this conversation.
+    input: String,
+}
+
+impl AgentTool {
+    /// Offers an agent under this name.
+    pub fn new(
+        name: impl Into<String>,
+        description: impl Into<String>,
+        config: AgentToolConfig,
+    ) -> Self {
+        Self { name: name.into(), description: description.into(), config }
+    }
+}
+
+#[async_trait]
+impl Tool for AgentTool {
+    fn spec(&self) -> ToolSpec {
+        let mut spec = ToolSpec::new::<AgentInput>(self.name.clone(), self.description.clone());
+        // A call that is sent again finds the run of its child.
+        spec = spec.idempotent();
+        spec.agent = Some(Box::new(self.config.clone()));
+        spec
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        match context.agent_caller() {
+            Some(caller) => caller.call(&context).await,
+            None => Err(ToolError::new("an agent can only be called in a session of a host")),
+        }
+    }
+}
+
+/// Runs the child of a call.
+#[async_trait]
+pub(crate) trait AgentCaller: Send + Sync {
+    /// Runs the child to its end, or finds it. Once the call is cancelled, stops the child, and returns when it and
+    /// all its descendants have ended.
+    async fn call(&self, context: &ToolContext) -> Result<ToolOutput, ToolError>;
+}

@@ -1,0 +1,206 @@
+//! Calls of agents: the budget that a child may use, and the end of a call whose child has to end first.
+//!
+//! Lease: when the call starts, its child gets `share_of_budget` of what the run has left: tokens, tool calls and
+//! time. What calls that still run have been given is not available, and what ended children have used is spent.
+//! The intent of the call records the lease, so that a resumed turn gives the same.
+//!
+//! Cancellation: a stop, a deadline or a limit of the run aborts the call, but decides no outcome yet. The call gets
+//! its outcome when its child and all descendants have ended ([`end_cancelled_agent`](Turn::end_cancelled_agent)),
+//! so that no child goes on after the run of its parent. A call that had started before a crash is started again
+//! even if the turn is cancelled, so that its child is found and stopped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::call::{CallPhase, TurnCall};
+use super::effect::{AgentCallStart, TurnAction};
+use super::{Turn, TurnStage};
+use crate::config::AgentToolConfig;
+use crate::transcript::CallTranscript;
+use crate::types::{AgentLease, ChildUse, ToolOutcome, ToolResult};
+
+/// What a call has more if its tool is an agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct AgentCall {
+    /// The budget of its child. `None` before the call starts.
+    lease: Option<AgentLease>,
+    /// The child, once it has ended.
+    child: Option<Arc<ChildUse>>,
+    /// Set once the call is cancelled: the outcome that it gets when its child has ended.
+    cancelled: Option<Box<CancelledAgent>>,
+}
+
+/// The outcome of a cancelled call.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct CancelledAgent {
+    outcome: ToolOutcome,
+    /// The time limit that it has exceeded.
+    time_limit: Option<Duration>,
+}
+
+/// Tokens and tool calls of children.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ChildrenUse {
+    pub(crate) tokens: u64,
+    pub(crate) calls: u32,
+}
+
+impl ChildrenUse {
+    /// Returns what the children of these calls have used. A copy of an outcome counts once.
+    pub(crate) fn of(results: &[ToolResult]) -> Self {
+        let own = results.iter().filter(|result| result.notes.duplicate_of.is_none());
+        own.filter_map(|result| result.outcome.child.as_deref()).fold(Self::default(), Self::plus)
+    }
+
+    fn plus(self, child: &ChildUse) -> Self {
+        Self {
+            tokens: self.tokens.saturating_add(child.tokens),
+            calls: self.calls.saturating_add(child.calls),
+        }
+    }
+}
+
+impl AgentCall {
+    /// Restores the recorded budget and the child that has ended.
+    pub(super) fn restore(&mut self, recorded: &CallTranscript<'_>) {
+        self.lease = recorded.intents.last().and_then(|intent| intent.lease);
+        if self.lease.is_some() {
+            let ended = recorded.outcome().map(|ended| ended.outcome);
+            let reported = || recorded.reports.last().map(|report| report.outcome);
+            self.note_child(ended.or_else(reported));
+        }
+    }
+
+    /// Notes the child of an outcome.
+    pub(super) fn note_child(&mut self, outcome: Option<&ToolOutcome>) {
+        self.child = outcome.and_then(|outcome| outcome.child.clone()).or(self.child.take());
+    }
+
+    /// Adds the child to an outcome that was decided instead of that of the tool.
+    pub(super) fn add_child(&self, outcome: &mut ToolOutcome) {
+        if outcome.child.is_none() {
+            outcome.child.clone_from(&self.child);
+        }
+    }
+}
+
+impl TurnCall {
+    fn agent_tool(&self) -> Option<&AgentToolConfig> {
+        self.tool.as_ref()?.agent.as_deref()
+    }
+
+    /// Returns whether the call is aborted, and waits for the end of its child.
+    pub(super) fn is_cancelled_agent(&self) -> bool {
+        self.agent.cancelled.is_some() && self.outcome().is_none()
+    }
+}
+
+impl Turn {
+    /// Returns the budget of the child of a call, which stays the same once it is given. `None` if the tool is no
+    /// agent.
+    pub(super) fn lease(&mut self, index: usize) -> Option<AgentLease> {
+        let call = self.calls.get(index)?;
+        let share = call.agent_tool()?.share_of_budget;
+        if call.agent.lease.is_some() {
+            return call.agent.lease;
+        }
+        let open = self.open_leases();
+        let budget = self.spec.budget;
+        let tokens = budget.tokens_left.map(|left| {
+            // The sum holds the usage of a response once the response has ended.
+            let own = match self.stage {
+                TurnStage::AwaitingResponse => self.tokens_used(),
+                TurnStage::ResponseEnded { .. } | TurnStage::Finished => {
+                    self.usage.total().saturating_add(self.children_use().tokens)
+                }
+            };
+            let spent = own.saturating_add(open.tokens);
+            share.part_of(left.saturating_sub(spent))
+        });
+        let calls = budget.calls_left.map(|left| {
+            let kept = self.calls.iter().filter(|call| call.is_kept()).count() as u64;
+            let children = u64::from(self.children_use().calls) + u64::from(open.calls);
+            let free = u64::from(left).saturating_sub(kept.saturating_add(children));
+            u32::try_from(share.part_of(free)).unwrap_or(u32::MAX)
+        });
+        let lease = Some(AgentLease { tokens, calls });
+        self.calls.get_mut(index)?.agent.lease = lease;
+        lease
+    }
+
+    /// Returns what children that have not ended may use.
+    fn open_leases(&self) -> ChildrenUse {
+        let is_open = |call: &&TurnCall| {
+            call.is_kept() && call.agent.child.is_none() && call.outcome().is_none()
+        };
+        let open = self.calls.iter().filter(is_open);
+        open.filter_map(|call| call.agent.lease).fold(ChildrenUse::default(), |sum, lease| {
+            ChildrenUse {
+                tokens: sum.tokens.saturating_add(lease.tokens.unwrap_or_default()),
+                calls: sum.calls.saturating_add(lease.calls.unwrap_or_default()),
+            }
+        })
+    }
+
+    /// Returns what the children of this turn have used that have ended.
+    pub(super) fn children_use(&self) -> ChildrenUse {
+        let children = self.calls.iter().filter_map(|call| call.agent.child.as_deref());
+        children.fold(ChildrenUse::default(), ChildrenUse::plus)
+    }
+
+    /// Returns what a call needs to start if its tool is an agent.
+    pub(super) fn agent_start(&self, index: usize) -> Option<Box<AgentCallStart>> {
+        let call = self.calls.get(index)?;
+        let share = call.agent_tool()?.share_of_budget;
+        let worked = self.now().saturating_sub(self.clock.times().people);
+        let left = self.spec.run_time_left.map(|left| left.saturating_sub(worked));
+        let time = left.map(|left| {
+            let millis = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            Duration::from_millis(share.part_of(millis).max(1))
+        });
+        let lease = call.agent.lease.unwrap_or_default();
+        Some(Box::new(AgentCallStart { lease, time, is_cancelled: call.agent.cancelled.is_some() }))
+    }
+
+    /// Cancels a call whose child has to end before it gets its outcome. Returns false if it is no such call.
+    pub(super) fn cancel_agent(
+        &mut self,
+        index: usize,
+        outcome: &ToolOutcome,
+        time_limit: Option<Duration>,
+    ) -> bool {
+        let Some(call) = self.calls.get_mut(index).filter(|call| call.agent_tool().is_some())
+        else {
+            return false;
+        };
+        if call.agent.cancelled.is_some() {
+            return true;
+        }
+        call.agent.cancelled =
+            Some(Box::new(CancelledAgent { outcome: outcome.clone(), time_limit }));
+        let key = call.key();
+        if call.is_running() {
+            self.close_question(index);
+            self.set_phase(index, CallPhase::Running { deadline: None, question: None });
+            self.effects.perform(TurnAction::Abort(key));
+        } else if call.phase != CallPhase::Intended {
+            // The turn was resumed. The call does not wait for a permit of its tool to stop its child.
+            self.release_tool_permit(index);
+            self.start(index);
+        }
+        true
+    }
+
+    /// Ends a cancelled call whose child has ended. Returns false if the call is not cancelled.
+    pub(super) fn end_cancelled_agent(&mut self, index: usize, ended: &ToolOutcome) -> bool {
+        let Some(call) = self.calls.get_mut(index) else { return false };
+        let Some(cancelled) = call.agent.cancelled.clone() else { return false };
+        let CancelledAgent { outcome, time_limit } = *cancelled;
+        call.agent.note_child(Some(ended));
+        self.end_call(index, outcome);
+        if let Some(limit) = time_limit {
+            self.record_time_limit("tool_timeout", limit, "timed_out");
+        }
+        true
+    }
+}

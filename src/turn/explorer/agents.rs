@@ -1,0 +1,97 @@
+//! Calls of agents: the budgets of children, and cancelled calls that wait for their child.
+
+use super::*;
+use crate::types::{AgentLease, ChildUse, RunId, SessionId};
+
+/// The tokens and the calls that each child uses.
+const USED: u64 = 7;
+
+/// Returns the child of a call, if its tool is an agent.
+pub(super) fn child(call: &TurnCall) -> Option<Arc<ChildUse>> {
+    call.tool.as_ref()?.agent.as_ref()?;
+    let session = SessionId::parse("sub_00000000000000000000000000000000").unwrap();
+    Some(Arc::new(ChildUse { session, run: RunId("run_0".into()), tokens: USED, calls: 1 }))
+}
+
+impl World {
+    /// Checks that a child gets what its intent records, and that all open children together get no more than is
+    /// left.
+    pub(super) fn check_agent_start(
+        &self,
+        key: CallKey,
+        start: Option<&crate::turn::AgentCallStart>,
+    ) {
+        let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
+        let is_agent = call.tool.as_ref().is_some_and(|tool| tool.agent.is_some());
+        assert_eq!(start.is_some(), is_agent, "{key}");
+        let Some(start) = start else { return };
+        let leases = |of: Option<CallKey>| {
+            self.log.iter().rev().filter_map(move |record| {
+                let Record::CallIntended { call, lease, .. } = record else { return None };
+                of.is_none_or(|of| call.key == of).then_some((call.key, (*lease)?))
+            })
+        };
+        let recorded: Vec<_> = leases(Some(key)).map(|(_, lease)| lease).collect();
+        assert_eq!(recorded.first(), Some(&start.lease), "the intent holds another lease");
+        assert!(recorded.iter().all(|lease| *lease == start.lease), "the lease has changed");
+        assert_eq!(start.is_cancelled, self.turn.is_cancelled(), "{key}");
+        let Some(left) = self.turn.spec.budget.tokens_left else { return };
+        let mut given = BTreeMap::new();
+        for (of, AgentLease { tokens, .. }) in leases(None) {
+            let spent = self.outcomes.get(&of).map(|outcome| outcome.child.as_ref());
+            // A call without a child has used nothing.
+            let used = spent.map(|child| child.map_or(0, |child| child.tokens));
+            given.insert(of, used.or(tokens).unwrap());
+        }
+        assert!(given.values().sum::<u64>() <= left, "{given:?} of {left}");
+    }
+}
+
+/// Returns scenarios with calls of agents.
+fn with_agents(change: impl Fn(&mut Scenario)) {
+    let mixes: [&[&str]; 4] = [
+        &["agent", "agent"],
+        &["agent", "pure", "effect"],
+        &["agent {}", "agent {}"],
+        &["eager_agent", "agent"],
+    ];
+    let mut scenarios = Vec::new();
+    for mix in mixes {
+        for execution in EXECUTIONS {
+            let mut scenario = scenario(&format!("{mix:?} {execution}"), execution, mix);
+            scenario.spec.budget.tokens_left = Some(100);
+            scenario.spec.budget.calls_left = Some(20);
+            change(&mut scenario);
+            scenarios.push(scenario);
+        }
+    }
+    explore_all(scenarios);
+}
+
+#[test]
+fn a_cancelled_agent_ends_after_its_child() {
+    with_agents(|scenario| {
+        scenario.cancel = true;
+        scenario.timeouts = true;
+        scenario.failures = true;
+    });
+}
+
+#[test]
+fn a_crash_keeps_leases_and_stops_the_children_of_a_cancelled_turn() {
+    with_agents(|scenario| {
+        scenario.cancel = true;
+        scenario.crashes = 1;
+        scenario.torn = true;
+    });
+}
+
+#[test]
+fn an_owner_that_dies_attaches_to_the_calls_of_agents() {
+    with_agents(|scenario| {
+        scenario.cancel = true;
+        scenario.owner_deaths = 1;
+        scenario.durable_at_once = true;
+        scenario.breaks = 1;
+    });
+}
