@@ -63,9 +63,6 @@ impl Actor for StreamActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             StreamMessage::Request { turn, plan, model, request, trace, to } => {
-                if request.prompt_change.is_some() {
-                    state.cache.lock().note_change(&request);
-                }
                 let read_loop = ReadLoop {
                     model,
                     session: state.setup.session,

@@ -113,12 +113,17 @@ impl Session {
     /// if it does not begin like the session's request before. `has_sources` is true if the program may
     /// offer other tools in each run.
     pub fn handle_request(&mut self, hash: u64, has_sources: bool) -> Option<PromptChange> {
+        let change = self.find_prompt_change(hash, has_sources).or(self.context.unsent_change);
+        self.note_request(Some(hash));
+        self.context.unsent_change = change;
+        change
+    }
+
+    fn find_prompt_change(&self, hash: u64, has_sources: bool) -> Option<PromptChange> {
         let change = self.context.prompt_change;
-        let before = self.context.requested.hash;
+        let before = self.context.requested.hash?;
         let overrides = self.run.as_ref().map(|run| &run.overrides);
         let is_override = overrides != Some(&self.context.requested.overrides);
-        self.note_request(Some(hash));
-        let before = before?;
         if before == hash {
             return change.filter(|change| matches!(change, PromptChange::Compacted(_)));
         }
@@ -384,8 +389,8 @@ impl Session {
         let mut state = self.context.clone();
         (state.pending_summary, state.is_requested, state.summarised_after) = (None, false, None);
         (state.model, state.prepared) = (ModelTokens::default(), None);
-        (state.requested, state.prompt_change) =
-            (super::context_state::RequestedPrompt::default(), None);
+        state.requested = super::context_state::RequestedPrompt::default();
+        (state.prompt_change, state.unsent_change) = (None, None);
         if let Some(run) = &mut state.ended_run {
             run.is_formatted = false;
         }

@@ -30,6 +30,9 @@ pub(super) struct ContextState {
     pub(super) requested: RequestedPrompt,
     /// The last change since that request, after which the next one may begin with other bytes.
     pub(super) prompt_change: Option<PromptChange>,
+    /// The change that the last request was made with. The request may be stopped before it is sent, so the next
+    /// one is made with it too, until a response proves that one was sent. Not durable.
+    pub(super) unsent_change: Option<PromptChange>,
     /// The change whose record follows, with the messages that it leaves. Not durable.
     pub(super) prepared: Option<Box<(ContextChange, AppliedChange)>>,
 }

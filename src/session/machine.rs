@@ -368,6 +368,9 @@ impl Session {
         self.has_children |= record.results.iter().any(|result| result.outcome.child.is_some());
         self.count_request(record.request_tokens);
         self.forget_summary();
+        if message.is_some() {
+            self.context.unsent_change = None;
+        }
         let steered = self.history.pending_inputs() > 0;
         self.history.commit(record.number, message, &record.results, cut);
         record.results.iter().for_each(|result| self.variables.apply(&result.writes));

@@ -67,11 +67,6 @@ struct RequestForm {
 }
 
 impl ExchangeCache {
-    /// Notes the reason why the prompt of a request may differ, before the request is sent.
-    pub(super) fn note_change(&mut self, request: &ModelRequest) {
-        self.request_cache.note_change(request);
-    }
-
     /// Returns the reason why the prompt of the last request did not begin with that of the one before it.
     pub(super) fn prompt_break(&self) -> Option<PromptChange> {
         let reason = self.request_cache.prompt_break()?;

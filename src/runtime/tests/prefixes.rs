@@ -24,7 +24,7 @@ use super::*;
 use crate::config::{AgentConfig, HistoryForm, RunOverrides, Share};
 use crate::journal::{AppendStatus, MemoryJournal};
 use crate::record::{Record, StopMode};
-use crate::rehearsal::{Call, Finish, ReceivedRequest, Rehearsal, Response, Script};
+use crate::rehearsal::{Call, Ended, Finish, ReceivedRequest, Rehearsal, Response, Script};
 use crate::runtime::host_state::ToolSources;
 use crate::tool::{ToolSource, ToolSourceContext};
 use crate::types::{ContentPart, Execution, Image, SessionState, Wire};
@@ -537,9 +537,16 @@ impl World {
                 }
                 _ => request.body["model"].as_str().unwrap().to_owned(),
             };
-            let before = last.insert((request.wire, model), (request.number, prompt.clone()));
+            let of = (request.wire, model);
+            let before = last.insert(of.clone(), (request.number, prompt.clone()));
             let Some((number, before)) = before else { continue };
             let Some(difference) = prompt.difference(&before) else { continue };
+            // A request that was abandoned on its way may arrive after its successor.
+            if request.ended == Ended::ClientLeft && before.difference(&prompt).is_none() {
+                last.insert(of, (number, before));
+                self.counts.add("late requests", 1);
+                continue;
+            }
             // A request that was just sent may not have been received.
             let between: Vec<_> = changes
                 .iter()

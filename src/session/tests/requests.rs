@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::config::{Limits, RunOverrides};
 use crate::event::{TurnSummary, TurnTimes};
-use crate::record::{JournalEntry, Record, Seq, StopMode, TurnEnd};
+use crate::record::{JournalEntry, Record, ResponseMessage, Seq, StopMode, TurnEnd};
 use crate::session::{
     InputLimits, RecordedAt, RunInput, Session, SessionEffect, SessionRefusal, StoredSession,
     TurnBegin,
@@ -13,6 +13,7 @@ use crate::session::{
 use crate::turn::fixtures::rules;
 use crate::turn::{CancelReason, TurnRecord, TurnRules};
 use crate::types::{Execution, RunId};
+use crate::wire::PromptChange;
 
 /// A session whose runs may take ten seconds, with its journal.
 struct Recorded {
@@ -83,6 +84,10 @@ impl Recorded {
     /// Commits the current turn, in which people were waited for during two of its three seconds.
     /// A user steers it, so that another turn follows.
     fn commit_steered(&mut self, now: Duration) {
+        self.commit_with(None, now);
+    }
+
+    fn commit_with(&mut self, message: Option<Arc<ResponseMessage>>, now: Duration) {
         self.session.handle_steer("more".into(), None, InputLimits::inputs(9)).unwrap();
         self.perform(now);
         let seconds = Duration::from_secs;
@@ -102,6 +107,7 @@ impl Recorded {
         self.append(now, &attempt);
         self.append(now, &commit);
         let record = TurnRecord::from_records([&attempt, &commit]).unwrap();
+        let record = TurnRecord { message, ..record };
         assert!(self.session.handle_turn_committed(&record));
         self.perform(now);
     }
@@ -120,6 +126,21 @@ fn queued_and_steered_inputs_share_a_maximum() {
         recorded.session.handle_steer("fifth".into(), None, InputLimits::inputs(2)),
         Err(full)
     );
+}
+
+#[test]
+fn the_reason_of_a_changed_prompt_is_kept_until_a_response_proves_that_a_request_was_sent() {
+    let mut recorded = Recorded::open();
+    recorded.start("go", 2).unwrap();
+    assert_eq!(recorded.session.handle_request(1, false), None);
+    recorded.commit_steered(Duration::ZERO);
+    let changed = Some(PromptChange::Config);
+    assert_eq!(recorded.session.handle_request(2, false), changed);
+    // The turn ended before the request was sent.
+    recorded.commit_steered(Duration::ZERO);
+    assert_eq!(recorded.session.handle_request(2, false), changed);
+    recorded.commit_with(Some(Arc::default()), Duration::ZERO);
+    assert_eq!(recorded.session.handle_request(2, false), None);
 }
 
 #[test]

@@ -81,7 +81,8 @@ pub(super) fn replay_mode(
     for part in message.parts.iter().rev() {
         match part {
             MessagePart::Reasoning { .. } | MessagePart::Text { bytes: 0, .. } => {}
-            MessagePart::Text { .. } => is_followed = true,
+            // A text without members was cut off before its item was complete, so its id is not known.
+            MessagePart::Text { members, .. } => is_followed = members.is_some(),
             MessagePart::Call { index, .. } => {
                 is_followed = message.calls.iter().any(|call| call.key.index == *index);
             }

@@ -274,6 +274,8 @@ mod tests {
         assert_eq!(json!(back([parts(), vec![raw(THOUGHT)]].concat())), bare);
         let dropped = MessagePart::Call { index: 7, members: None };
         assert_eq!(json!(back([parts(), vec![raw(THOUGHT), dropped]].concat())), bare);
+        // The response was stopped within the text that it led to.
+        assert_eq!(json!(without(2, MessagePart::Text { bytes: 11, members: None })), bare);
         // Its content stands in for what is encrypted.
         let open = r#"{"id":"rs_1","type":"reasoning","content":[{"type":"reasoning_text"}]}"#;
         assert_eq!(without(1, raw(open))[0]["id"], "rs_1");

@@ -57,8 +57,6 @@ impl HeadCache {
 pub(crate) struct RequestCache {
     last: Option<CachedRequest>,
     prompt_break: Option<PromptChange>,
-    /// The reason of a request that was about to be sent. It holds until one is.
-    pending_change: Option<PromptChange>,
 }
 
 #[derive(Debug)]
@@ -76,12 +74,6 @@ impl RequestCache {
     /// Returns the reason why the prompt of the last request did not begin with that of the one before it.
     pub(crate) fn prompt_break(&self) -> Option<PromptChange> {
         self.prompt_break
-    }
-
-    /// Notes the reason why the prompt of a request may differ. The request may be stopped before it is sent;
-    /// then the reason is that of the next one.
-    pub(crate) fn note_change(&mut self, request: &ModelRequest) {
-        self.pending_change = request.prompt_change.or(self.pending_change);
     }
 
     /// Returns the body of the next request: the same bytes as [`Wire::request_body`]. The last
@@ -109,12 +101,10 @@ impl RequestCache {
         };
         let (body, prefix) = wire.write_history(request, writer);
         let body = Bytes::from(body);
-        self.note_change(request);
-        let change = self.pending_change.take();
         self.prompt_break = match before {
-            Some(before) => before.find_break(wire, request, change, &body, prefix),
+            Some(before) => before.find_break(wire, request, &body, prefix),
             // The request before was made in an earlier life of the session or of its actors.
-            None => change,
+            None => request.prompt_change,
         };
         let new = request.messages.get(messages.len()..prefix.messages).unwrap_or_default();
         messages.extend_from_slice(new);
@@ -158,7 +148,6 @@ impl PromptBefore {
         self,
         wire: Wire,
         request: &ModelRequest,
-        change: Option<PromptChange>,
         body: &[u8],
         written: ReusablePrefix,
     ) -> Option<PromptChange> {
@@ -174,7 +163,7 @@ impl PromptBefore {
                 ((*before, &**model), continues)
             }
         };
-        (!continues).then(|| prefix::reason(before, (wire, &request.model), change))
+        (!continues).then(|| prefix::reason(before, (wire, &request.model), request.prompt_change))
     }
 }
 

@@ -408,16 +408,6 @@ fn what_is_appended_is_no_break_and_everything_else_is_one() {
         // A reason without a break is none.
         let reason = ModelRequest { prompt_change: Some(cleared), ..grown(1) };
         assert_eq!(breaks_of(&[(wire, base.clone()), (wire, reason)]), [None], "{wire}");
-        // The reason of a request that was not sent is that of the next one.
-        let mut cache = RequestCache::default();
-        let write = |cache: &mut RequestCache, request: &ModelRequest| {
-            cache.body(wire, request, |request| wire.write_head(request).into());
-            cache.prompt_break()
-        };
-        write(&mut cache, &base);
-        cache.note_change(&ModelRequest { prompt_change: Some(cleared), ..edited.clone() });
-        assert_eq!(write(&mut cache, &edited), Some(cleared), "{wire}");
-        assert_eq!(write(&mut cache, &base), Some(Unexplained), "{wire}");
         let other_wire = WIRES[(WIRES.iter().position(|w| *w == wire).unwrap() + 1) % 5];
         let other_model =
             ModelRequest { model: "n".into(), prompt_change: Some(cleared), ..edited };
