@@ -34,11 +34,21 @@ struct Seen {
     largest: u64,
 }
 
+/// How a service tells that a request is too large.
+#[derive(Clone, Copy, Debug)]
+enum Refusal {
+    /// By an error that names its window.
+    Named,
+    /// By an error.
+    Unnamed,
+    /// By a response without content that ends for its length.
+    Silent,
+}
+
 /// A model with a window. It calls the tool `page` in each turn, and answers after the last one.
 struct Window {
     tokens: u64,
-    /// The service names its window when it refuses a request.
-    names_window: bool,
+    refusal: Refusal,
     /// The turns before an answer.
     turns: usize,
     seen: Arc<Mutex<Seen>>,
@@ -52,10 +62,13 @@ impl Window {
         let mut seen = self.seen.lock();
         if tokens > self.tokens {
             seen.refusals += 1;
+            if matches!(self.refusal, Refusal::Silent) {
+                return Ok(vec![Delta::Finish(FinishReason::new(FinishKind::Length, "length"))]);
+            }
             let mut error = ProviderError::new(ProviderErrorKind::Status, "the prompt is too long");
             error.status = Some(400);
             let mut overflow = ContextOverflow::default();
-            overflow.window = Some(self.tokens).filter(|_| self.names_window);
+            overflow.window = Some(self.tokens).filter(|_| matches!(self.refusal, Refusal::Named));
             error.overflow = Some(overflow);
             return Err(error);
         }
@@ -156,9 +169,9 @@ async fn host_at(
     host.journal(journal).start().await.unwrap()
 }
 
-async fn read_pages(known: Option<u64>, names_window: bool, runs: usize) -> Seen {
+async fn read_pages(known: Option<u64>, refusal: Refusal, runs: usize) -> Seen {
     let seen = Arc::new(Mutex::new(Seen::default()));
-    let window = Window { tokens: 60_000, names_window, turns: TURNS, seen: Arc::clone(&seen) };
+    let window = Window { tokens: 60_000, refusal, turns: TURNS, seen: Arc::clone(&seen) };
     let host = host(window, known).await;
     let session = host.open_session("s").await.unwrap();
     for _ in 0..runs {
@@ -172,13 +185,13 @@ async fn read_pages(known: Option<u64>, names_window: bool, runs: usize) -> Seen
     assert!(bytes < 300_000, "the history in memory is as large as the window: {bytes}");
     host.shutdown().await;
     let seen = *seen.lock();
-    println!("window known: {known:?}, named: {names_window}, {seen:?}");
+    println!("window known: {known:?}, {refusal:?}, {seen:?}");
     seen
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_is_refused_where_the_window_is_known() {
-    let seen = read_pages(Some(60_000), true, 2).await;
+    let seen = read_pages(Some(60_000), Refusal::Named, 2).await;
     assert_eq!(seen.refusals, 0, "{seen:?}");
     // 12,500 tokens are new in each turn, and clearing leaves the newest eight results.
     assert!(seen.summaries <= 2 * (2 * TURNS * 12_500 / 60_000), "{seen:?}");
@@ -186,8 +199,8 @@ async fn no_request_is_refused_where_the_window_is_known() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_of_many_large_results_ends_answered() {
-    for names_window in [true, false] {
-        let seen = read_pages(None, names_window, 1).await;
+    for refusal in [Refusal::Named, Refusal::Unnamed, Refusal::Silent] {
+        let seen = read_pages(None, refusal, 1).await;
         // The window is learnt from the first refusal.
         assert!(seen.refusals <= 1, "{seen:?}");
         assert!(seen.largest <= 60_000);
@@ -206,19 +219,21 @@ async fn read_ten_pages(host: &Host, seen: &Mutex<Seen>) -> (usize, Option<u64>)
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_learnt_window_is_known_to_new_sessions_and_to_the_next_host() {
-    for names_window in [true, false] {
+    for refusal in [Refusal::Named, Refusal::Unnamed] {
         let (seen, journal) =
             (Arc::new(Mutex::new(Seen::default())), Arc::new(MemoryJournal::new()));
         let start = async |known, address: &str| {
-            let window =
-                Window { tokens: 60_000, names_window, turns: 10, seen: Arc::clone(&seen) };
+            let window = Window { tokens: 60_000, refusal, turns: 10, seen: Arc::clone(&seen) };
             host_at(window, known, address, Arc::clone(&journal)).await
         };
         let host = start(None, "http://127.0.0.1:9").await;
         let (refusals, learnt) = read_ten_pages(&host, &seen).await;
         assert_eq!(refusals, 1, "it is learnt from a refusal");
         let learnt = learnt.unwrap();
-        assert!(if names_window { learnt == 60_000 } else { (40_000..60_000).contains(&learnt) });
+        assert!(match refusal {
+            Refusal::Named => learnt == 60_000,
+            Refusal::Unnamed | Refusal::Silent => (40_000..60_000).contains(&learnt),
+        });
         assert_eq!(read_ten_pages(&host, &seen).await.0, 0, "another session");
         host.shutdown().await;
         let host = start(None, "http://127.0.0.1:9").await;
@@ -242,7 +257,7 @@ async fn a_learnt_window_is_known_to_new_sessions_and_to_the_next_host() {
 #[tokio::test]
 async fn the_first_request_of_a_session_is_counted_by_the_ratio_of_the_model() {
     let seen = Arc::new(Mutex::new(Seen::default()));
-    let window = Window { tokens: 600_000, names_window: true, turns: 20, seen };
+    let window = Window { tokens: 600_000, refusal: Refusal::Named, turns: 20, seen };
     let host = host(window, None).await;
     let first = host.open_session("first").await.unwrap();
     let used = async |id: &str| {
@@ -255,4 +270,43 @@ async fn the_first_request_of_a_session_is_counted_by_the_ratio_of_the_model() {
     // The words of the pages are a quarter longer than a token of this model.
     assert!(after > before, "{before} {after}");
     host.shutdown().await;
+}
+
+/// The long form of the tests above, on windows of many sizes. Takes minutes:
+/// `cargo test --release --test context_window -- --ignored --nocapture`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes"]
+async fn a_thousand_runs_of_two_hundred_turns_end_answered() {
+    let refusals = [Refusal::Named, Refusal::Unnamed, Refusal::Silent];
+    let mut sums = Seen::default();
+    for number in 0..1_000 {
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        // Windows of 30,000 to 230,000 tokens, some of which are configured.
+        let tokens = 30_000 + (number * 7_919) % 200_000;
+        let known = (number % 4 == 3).then_some(tokens);
+        let refusal = refusals[number as usize % 3];
+        let window = Window { tokens, refusal, turns: TURNS, seen: Arc::clone(&seen) };
+        let host = host(window, known).await;
+        let session = host.open_session("s").await.unwrap();
+        let run = session.run("Read all pages, and remember 4711.");
+        let report = tokio::time::timeout(Duration::from_secs(300), run).await;
+        let seen = *seen.lock();
+        let place =
+            format!("run {number}, {tokens} tokens, known: {known:?}, {refusal:?}, {seen:?}");
+        println!("{place}");
+        let report = report.expect("the run ends").unwrap();
+        assert_eq!(report.run_end, RunEnd::Answered, "{place}: {:?}", report.error);
+        assert_eq!(report.calls.len(), TURNS, "{place}");
+        assert!(seen.refusals <= usize::from(known.is_none()), "{place}");
+        // A window that no refusal names is learnt too small.
+        let window = session.context().await.unwrap().window.unwrap_or(tokens);
+        let filled = TURNS * BYTES / 4 / window as usize + 1;
+        assert!(seen.summaries <= 2 * filled, "{place}");
+        host.shutdown().await;
+        sums.answers += seen.answers;
+        sums.refusals += seen.refusals;
+        sums.summaries += seen.summaries;
+        sums.largest = sums.largest.max(seen.largest);
+    }
+    println!("{sums:?}");
 }

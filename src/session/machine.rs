@@ -287,6 +287,7 @@ impl Session {
                 if *after_turn > last {
                     run.skip_follow_up();
                 }
+                run.steer();
                 self.note_input();
                 self.history.steer(*after_turn, input.clone());
             }

@@ -259,6 +259,16 @@ impl OpenRun {
         self.skip_empty_follow_up();
     }
 
+    /// Handles an input that arrived before the next turn began.
+    pub(super) fn steer(&mut self) {
+        if matches!(self.stage, RunStage::Ready(_))
+            && let Some(follow_up) = self.machine.handle_steer()
+        {
+            self.stage = RunStage::FollowUp(follow_up);
+            self.skip_empty_follow_up();
+        }
+    }
+
     /// Removes a limit from the follow-up, because it is recorded.
     pub(super) fn limit_recorded(&mut self, limit: &str) {
         if let RunStage::FollowUp(follow_up) = &mut self.stage

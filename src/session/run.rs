@@ -11,7 +11,9 @@ use crate::turn::{
     Budget, CancelReason, ChildrenUse, LimitHit, MAX_CALLS, MAX_TOKENS, OutputRules,
     PROVIDER_ERROR, TurnEnd, TurnRecord,
 };
-use crate::types::{OutputMode, RequestKind, RunEnd, RunError, ToolChoice, ToolStatus, Usage};
+use crate::types::{
+    OutputMode, RequestKind, RunEnd, RunError, ToolChoice, ToolResult, ToolStatus, Usage,
+};
 
 /// The final text of a run that ended because turn after turn failed.
 const ALL_FAILED: &str = "All tool calls failed. Please check the error messages and try again.";
@@ -174,6 +176,18 @@ impl Run {
         self.stop_after_turn = true;
     }
 
+    /// Handles an input before the next turn. Returns what follows instead, if that turn was to ask again for an
+    /// answer that was empty.
+    pub fn handle_steer(&mut self) -> Option<FollowUp> {
+        let asks_again = self.request == RequestKind::FinalAnswer
+            && self.end_after_final_answer == Some(RunEnd::Answered);
+        if !asks_again {
+            return None;
+        }
+        self.end_after_final_answer = None;
+        Some(self.next_turn(&[], String::new()))
+    }
+
     /// Withdraws the next turn, which has not begun.
     pub fn withdraw_turn(&mut self, request: RequestKind) {
         if request == RequestKind::Ordinary {
@@ -304,7 +318,7 @@ impl Run {
             return FollowUp { limits: Vec::new(), next: RunNext::Turn(self.begin()) };
         }
         if needs_turn {
-            self.next_turn(turn, text)
+            self.next_turn(&turn.results, text)
         } else {
             self.request_final_answer(RunEnd::Answered)
         }
@@ -386,8 +400,7 @@ impl Run {
     }
 
     /// Follows up a turn with calls, a turn that a user's input steered, or a paused turn.
-    fn next_turn(&mut self, turn: &TurnRecord, text: String) -> FollowUp {
-        let results = &turn.results;
+    fn next_turn(&mut self, results: &[ToolResult], text: String) -> FollowUp {
         let all_failed =
             !results.is_empty() && results.iter().all(|r| r.outcome.status != ToolStatus::Ok);
         self.failed_turns = if all_failed { self.failed_turns + 1 } else { 0 };

@@ -195,9 +195,13 @@ impl Turn {
             .is_some_and(|window| tokens.saturating_mul(100) >= window.saturating_mul(99))
             || response.finish().is_some_and(|finish| &*finish.raw == WINDOW_EXCEEDED);
         let has_no_output = response.text().is_empty() && self.calls.is_empty();
+        // Where no window is configured, a response that ends for its length before its first word had no room.
+        let is_empty =
+            has_no_output && response.reasoning().is_empty() && response.parts().is_empty();
+        let had_no_room = configured.is_none() && is_empty && response.usage().output_tokens <= 1;
         let is_overflow = match ending {
             ResponseDisposition::Well => is_above,
-            ResponseDisposition::Length => is_above || (is_near && has_no_output),
+            ResponseDisposition::Length => is_above || had_no_room || (is_near && has_no_output),
             ResponseDisposition::Refused
             | ResponseDisposition::BrokeKept
             | ResponseDisposition::Excess
@@ -208,9 +212,12 @@ impl Turn {
             return Ok(ending);
         }
         let of = window.map(|window| format!(" of {window}")).unwrap_or_default();
-        let message = format!("the request has {tokens} tokens, which fill the context window{of}");
+        let size =
+            if tokens > 0 { format!("has {tokens} tokens, which fill") } else { "fills".into() };
+        let message = format!("the request {size} the context window{of}");
         let mut error = ProviderError::new(ProviderErrorKind::TooLarge, message);
-        error.overflow = Some(ContextOverflow::of_window(None, Some(tokens)));
+        error.overflow =
+            Some(ContextOverflow::of_window(None, Some(tokens).filter(|tokens| *tokens > 0)));
         Err(error)
     }
 

@@ -428,7 +428,7 @@ impl World {
             0..3 => {
                 self.counts.add("runs", 1);
                 let input = self.input();
-                let _ = timeout(SOON, session.run(input)).await.unwrap();
+                let _ = timeout(3 * SOON, session.run(input)).await.unwrap();
             }
             3 | 4 => {
                 let input = self.input();
@@ -471,14 +471,14 @@ impl World {
             }
             11 => {
                 self.until_idle().await;
-                let compacted = timeout(SOON, session.compact()).await.unwrap();
+                let compacted = timeout(3 * SOON, session.compact()).await.unwrap();
                 self.counts.add("asked to compact", u64::from(compacted.is_ok()));
             }
             12 => {
                 self.plugins.store(self.random.below(4), Ordering::SeqCst);
                 let names = self.random.pick(&[&["one"][..], &["one", "two"], &["two"]]);
                 self.server.set(crate::tool::ServerState::Up, names);
-                let _ = timeout(SOON, session.refresh_tools()).await.unwrap();
+                let _ = timeout(3 * SOON, session.refresh_tools()).await.unwrap();
                 self.counts.add("tool changes", 1);
             }
             _ => self.restart().await,
@@ -496,7 +496,7 @@ impl World {
         }
         let (host, is_dead, _) = self.host.take().unwrap();
         if self.random.one_in(3) {
-            timeout(SOON, host.shutdown()).await.unwrap();
+            timeout(3 * SOON, host.shutdown()).await.unwrap();
             self.counts.add("shutdowns", 1);
         } else {
             // Later requests of the host are not stored, and do not count.
@@ -708,7 +708,7 @@ async fn random_session(seed: u64) -> Counts {
     let page = host.telemetry().render();
     assert!(page.contains("\ncallsheet_history_repairs_total 0\n"), "seed {seed}: {page}");
     journals_are_whole(&host);
-    timeout(SOON, host.shutdown()).await.unwrap();
+    timeout(3 * SOON, host.shutdown()).await.unwrap();
     world.check()
 }
 
@@ -718,10 +718,11 @@ async fn the_prompts_of_random_sessions_only_grow_except_where_a_record_says_why
     let first: u64 = number("CALLSHEET_PREFIX_FIRST").unwrap_or(0);
     let sessions: u64 = number("CALLSHEET_PREFIX_SESSIONS").unwrap_or(150);
     let seeds = futures::stream::iter(first..first + sessions);
-    let mut running = seeds.map(|seed| spawn(random_session(seed))).buffer_unordered(24);
+    let session = |seed| async move { (seed, spawn(random_session(seed)).await) };
+    let mut running = seeds.map(session).buffer_unordered(8);
     let mut counts = Counts::default();
-    while let Some(session) = running.next().await {
-        counts += session.unwrap();
+    while let Some((seed, ended)) = running.next().await {
+        counts += ended.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
     println!("{counts:?}");
     let expected = [

@@ -12,7 +12,7 @@ use crate::session::{
 };
 use crate::turn::fixtures::rules;
 use crate::turn::{CancelReason, TurnRecord, TurnRules};
-use crate::types::{Execution, RunId};
+use crate::types::{Execution, RequestKind, RunId};
 use crate::wire::PromptChange;
 
 /// A session whose runs may take ten seconds, with its journal.
@@ -90,6 +90,12 @@ impl Recorded {
     fn commit_with(&mut self, message: Option<Arc<ResponseMessage>>, now: Duration) {
         self.session.handle_steer("more".into(), None, InputLimits::inputs(9)).unwrap();
         self.perform(now);
+        self.commit(message, now);
+        self.perform(now);
+    }
+
+    /// Commits the current turn, and does not yet perform what follows.
+    fn commit(&mut self, message: Option<Arc<ResponseMessage>>, now: Duration) {
         let seconds = Duration::from_secs;
         let times = TurnTimes { total: seconds(3), people: seconds(2), ..TurnTimes::default() };
         let summary = Box::new(TurnSummary { times, ..TurnSummary::default() });
@@ -109,7 +115,6 @@ impl Recorded {
         let record = TurnRecord::from_records([&attempt, &commit]).unwrap();
         let record = TurnRecord { message, ..record };
         assert!(self.session.handle_turn_committed(&record));
-        self.perform(now);
     }
 }
 
@@ -141,6 +146,26 @@ fn the_reason_of_a_changed_prompt_is_kept_until_a_response_proves_that_a_request
     assert_eq!(recorded.session.handle_request(2, false), changed);
     recorded.commit_with(Some(Arc::default()), Duration::ZERO);
     assert_eq!(recorded.session.handle_request(2, false), None);
+}
+
+#[test]
+fn an_input_before_the_request_for_a_final_answer_makes_it_an_ordinary_one() {
+    let mut recorded = Recorded::open();
+    recorded.start("go", 2).unwrap();
+    // The answer was empty. The input arrives before the next turn, as if that waited for a summary.
+    recorded.commit(None, Duration::ZERO);
+    recorded.session.handle_steer("more".into(), None, InputLimits::inputs(9)).unwrap();
+    recorded.perform(Duration::ZERO);
+    let request = |recorded: &Recorded| recorded.began.as_ref().unwrap().spec.request;
+    assert_eq!(request(&recorded), RequestKind::Ordinary);
+    assert_eq!(recorded.session.run().unwrap().machine.turns(), 2);
+    let stored = StoredSession::read(&recorded.log, &|_| limits().into()).unwrap();
+    assert_eq!(stored.session.run().unwrap().machine.turns(), 2);
+    // Without an input, it stays one, and does not count.
+    recorded.commit(None, Duration::ZERO);
+    recorded.perform(Duration::ZERO);
+    assert_eq!(request(&recorded), RequestKind::FinalAnswer);
+    assert_eq!(recorded.session.run().unwrap().machine.turns(), 2);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::*;
 use crate::event::ServiceCallStatus;
 use crate::message::{RequestPart, ResponseMessage};
+use crate::turn::fixtures::usage;
 use crate::types::{MessagePart, ModelOrigin, Wire};
 use crate::wire::{CallKind, ProviderMetadata};
 
@@ -181,7 +182,7 @@ fn service_calls_of_a_void_attempt_and_incomplete_service_calls_are_discarded() 
     let mut driver = Driver::with(rules(PARALLEL));
     driver.receive([search(0, true, "{}"), seal(0), search(1, true, "")]).break_off();
     driver.receive([search(0, true, "{}"), seal(0), search(1, true, "{\"q")]);
-    driver.receive([finish(FinishKind::Length)]).close_stream();
+    driver.receive([usage(9), finish(FinishKind::Length)]).close_stream();
     let changes = published(&driver);
     let changes: Vec<_> = changes.iter().map(|(id, status, _)| (id.as_str(), *status)).collect();
     let expected = [
