@@ -1,4 +1,4 @@
-/** An MCP server over stdio with one tool, `book`, which asks for seats while its call runs. */
+/** An MCP server over stdio: `book` asks for seats while its call runs, `picture` returns an image. */
 import { createInterface } from "node:readline";
 
 const send = (/** @type {object} */ message) =>
@@ -13,6 +13,10 @@ const form = {
   },
   required: ["seats", "class"],
 };
+/** A PNG file of one pixel. */
+const DOT =
+  "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
+
 /** @type {Map<number | string, number | string>} The calls by the ids of their questions. */
 const asked = new Map();
 
@@ -29,7 +33,26 @@ createInterface({ input: process.stdin }).on("line", (line) => {
     });
   } else if (method === "tools/list") {
     const inputSchema = { type: "object", properties: { train: { type: "string" } }, required: ["train"] };
-    send({ id, result: { tools: [{ name: "book", description: "Books a train.", inputSchema }] } });
+    const tools = [
+      { name: "book", description: "Books a train.", inputSchema },
+      {
+        name: "picture",
+        description: "Returns a picture of a train.",
+        inputSchema,
+        annotations: { readOnlyHint: true },
+      },
+    ];
+    send({ id, result: { tools } });
+  } else if (method === "tools/call" && params.name === "picture") {
+    send({
+      id,
+      result: {
+        content: [
+          { type: "text", text: "A dot." },
+          { type: "image", data: DOT, mimeType: "image/png" },
+        ],
+      },
+    });
   } else if (method === "tools/call") {
     asked.set(`q${id}`, id);
     send({

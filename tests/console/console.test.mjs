@@ -82,6 +82,10 @@ function answer(prompt, results, request) {
       return results.length > 0
         ? { text: `The tool said ${results[0]}` }
         : { calls: [{ name: "rail__book", arguments: { train: "ICE 71" } }] };
+    case "picture":
+      return results.length > 0
+        ? { text: "A picture." }
+        : { calls: [{ name: "rail__picture", arguments: { train: "ICE 71" } }] };
     case "long":
       return { text: LONG.match(/.{1,8}/gu), pause: 4 };
     case "held":
@@ -474,6 +478,22 @@ test("the form of a question is filled in", async () => {
     name: "Ada",
   });
   await assertClean(page);
+  await page.close();
+});
+
+test("images of results are shown, live and later", async () => {
+  const page = await openChat("pictures");
+  await say(page, "picture: x");
+  await ended(page);
+  for (const _ of ["live", "later"]) {
+    await page.locator("cs-call .head").click();
+    const image = page.locator("cs-call .details img");
+    await image.waitFor();
+    assert.equal(await image.evaluate((own) => own.naturalWidth), 1);
+    await assertClean(page);
+    await page.reload();
+    await ended(page);
+  }
   await page.close();
 });
 

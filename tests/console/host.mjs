@@ -36,7 +36,7 @@ requests = true
 [agents.default]
 model = "main"
 system = "You are a careful assistant."
-tools = ["clock", "calculator", "set_variable", "search", "deploy", "refund", "rail__book"]
+tools = ["clock", "calculator", "set_variable", "search", "deploy", "refund", "rail__*"]
 execution = { parallel = 64 }
 allow_overrides = true
 [mcp.rail]

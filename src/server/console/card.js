@@ -3,10 +3,10 @@
 import { api, ofSession, post } from "./api.js";
 import { beforePaint, button, el, fault, fill, setText } from "./dom.js";
 import { formFields, formValues } from "./form.js";
-import { contentOf, duration, excerpt, json, size } from "./text.js";
+import { contentOf, counted, duration, excerpt, json, size } from "./text.js";
+import { Timeline } from "./timeline.js";
 
 /** @typedef {import("./objects.js").Call} Call */
-/** @typedef {import("./timeline.js").Timeline} Timeline */
 
 /** The words for what a call waits for. @type {Record<string, string>} */
 const WAITS = {
@@ -301,11 +301,46 @@ export class ToolCard extends HTMLElement {
     add("ran", duration(call.durationMs));
     add("reference", call.reference);
     const metadata = Object.entries(call.result?.metadata ?? {}).filter(
-      ([name]) => !["error", "kind"].includes(name),
+      ([name]) => !["error", "kind", "child"].includes(name),
     );
     for (const [name, value] of metadata)
       add(name.replaceAll("_", " "), typeof value === "string" ? value : json(value, 0));
+    const child = call.result?.metadata.child;
+    if (!child) return list;
+    const { session_id: id, tokens, tool_calls: calls } = child;
+    const link = el("a", { href: `#/s/${encodeURIComponent(id)}/chat`, text: id });
+    list.append(el("dt", { text: "session" }), el("dd", {}, link));
+    add("used", `${counted(tokens, "token")}, ${counted(calls, "call")}`);
+    if (!call.children.has(id)) {
+      list.append(
+        el("dt"),
+        el(
+          "dd",
+          {},
+          button("Show its run here", () => void this.showChild(id)),
+        ),
+      );
+    }
     return list;
+  }
+
+  /** Reads the records of the session below this call, and shows them. @param {string} id */
+  async showChild(id) {
+    try {
+      const timeline = new Timeline(id);
+      /** @type {number | null} */
+      let after = 0;
+      while (after !== null) {
+        /** @type {{records: any[], next: number | null}} */
+        const page = await api(ofSession(id, `/records?after=${after}&limit=500`));
+        for (const record of page.records) timeline.fold(record);
+        after = page.next;
+      }
+      this.call.children.set(id, timeline);
+      this.draw();
+    } catch (error) {
+      fault(error);
+    }
   }
 
   drawQuestion() {

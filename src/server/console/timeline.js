@@ -533,10 +533,16 @@ export class Timeline {
         kind: outcome.kind,
         text: typeof outcome.content === "string" ? outcome.content : JSON.stringify(outcome.content),
         isWhole: true,
-        content: outcome.parts ?? outcome.structured?.parts ?? call.result?.content ?? [],
+        content: outcome.full?.content ?? [],
         metadata: { ...call.result?.metadata },
         releasedAt: record.time,
       };
+      const { child, attempts } = outcome;
+      if (attempts) call.result.metadata.attempts = attempts;
+      if (child) {
+        const { session, run: runId, tokens, calls } = child;
+        call.result.metadata.child = { session_id: session, run_id: runId, tokens, tool_calls: calls };
+      }
       call.waitMs = record.wait_ms ?? 0;
       call.durationMs = record.duration_ms ?? null;
       if (record.started_ms !== undefined) {
@@ -558,6 +564,7 @@ export class Timeline {
     call.status = "finished";
     call.waitingFor = null;
     call.isRecorded = true;
+    this.#endChildren(call, record.time);
     this.onchange(call);
   }
 
@@ -843,8 +850,16 @@ export class Timeline {
     call.durationMs = event.duration_ms;
     call.status = "finished";
     call.waitingFor = null;
+    this.#endChildren(call, event.timestamp);
     this.onchange(call);
     this.onchange(this, "questions");
+  }
+
+  /** Ends the runs below a call that is over: their own ends are not always told. @param {Call} call @param {number} time */
+  #endChildren(call, time) {
+    for (const child of call.children.values()) {
+      if (child.run) child.#endRun(child.run, { run_end: "ended" }, time);
+    }
   }
 
   /**
