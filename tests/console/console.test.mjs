@@ -86,6 +86,22 @@ function answer(prompt, results, request) {
       return results.length > 0
         ? { text: "A picture." }
         : { calls: [{ name: "rail__picture", arguments: { train: "ICE 71" } }] };
+    case "research":
+      return results.length > 0
+        ? { text: "Both papers are read." }
+        : {
+            text: "Two researchers read them.",
+            calls: ["first", "second"].map((paper) => ({
+              name: "researcher",
+              arguments: { input: `paper: ${paper}` },
+            })),
+          };
+    case "paper": {
+      if (results.length > 0) return { text: `The ${argument} paper is about tickets.`, pause: 2 };
+      const calls = [{ name: "search", arguments: { text: `the ${argument} paper` } }];
+      if (argument === "first") calls.push({ name: "deploy", arguments: { text: "a crawler" } });
+      return { text: `I look for the ${argument} paper.`, calls };
+    }
     case "long":
       return { text: LONG.match(/.{1,8}/gu), pause: 4 };
     case "held":
@@ -693,6 +709,27 @@ test("a reload and the death of the host in mid-run lose nothing and repeat noth
   await page.close();
 });
 
+test("a host that comes back with older data is shown as it is", async () => {
+  const page = await openChat("older");
+  await say(page, "kept");
+  await ended(page);
+  await host.kill();
+  await host.backup();
+  await host.start();
+  await page.waitForSelector(".connection.live");
+  await say(page, "lost");
+  await until(async () => (await page.locator('.run[data-end="answered"]').count()) === 2, "the second run");
+  await host.kill();
+  await host.restore();
+  await host.start();
+  await until(async () => (await page.locator(".run").count()) === 1, "the older state");
+  assert.match(await page.locator(".log").innerText(), /You said: kept/u);
+  await say(page, "again");
+  await until(async () => /You said: again/u.test(await page.locator(".log").innerText()), "a further run");
+  assert.deepEqual(await page.evaluate(() => globalThis.violations), []);
+  await page.close();
+});
+
 test("twelve tabs share one stream, and a new leader takes over", async () => {
   const many = await browser.newContext();
   /** Requests for events that are open. */
@@ -857,6 +894,34 @@ test("many calls and deltas over a long history", async () => {
       ),
     "the page's measurements",
   );
+  await assertClean(page);
+  await page.close();
+});
+
+test("the sessions of sub-agents are below their calls, with their questions", async () => {
+  const page = await openChat("team", { agent: "lead" });
+  await say(page, "research: x");
+  const question = page.locator(".nested .question:not([hidden])");
+  await question.waitFor();
+  assert.match(await page.locator(".child-head").first().innerText(), /lead › researcher/u);
+  await until(
+    async () => (await page.locator('.nested cs-call[data-state="ok"]').count()) === 2,
+    "the calls of both children",
+  );
+  await assertAccessible(page, "sub-agents");
+  await shoot(page, "agents-light");
+  await page.reload();
+  await question.waitFor();
+  await page.locator(".asks").getByRole("button", { name: "deploy" }).click();
+  assert.equal(await page.evaluate(() => document.activeElement?.textContent), "Approve");
+  await page.keyboard.press("Enter");
+  await ended(page);
+  await page.reload();
+  await ended(page);
+  const card = page.locator(".entries > .turn > .parts > cs-call", { hasText: "researcher" }).first();
+  await card.locator(".head").first().click();
+  await card.getByRole("button", { name: "Show its run here" }).click();
+  await card.locator(".nested .said", { hasText: "The first paper is about tickets." }).waitFor();
   await assertClean(page);
   await page.close();
 });

@@ -1,7 +1,7 @@
 /** Starts a host of the binary with the configuration of the tests. */
 import { spawn } from "node:child_process";
 import { createServer } from "node:net";
-import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { cp, mkdtemp, rename, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
@@ -44,6 +44,19 @@ command = ["${process.execPath}", "${new URL("asks.mjs", import.meta.url).pathna
 [agents.sequential]
 model = "main"
 tools = ["clock", "search"]
+[agents.lead]
+model = "main"
+tools = ["researcher"]
+execution = { parallel = 8 }
+[agents.researcher]
+model = "main"
+tools = ["search", "deploy"]
+execution = { parallel = 8 }
+[tools.researcher]
+kind = "agent"
+description = "Researches a question."
+agent = "researcher"
+agent_events = "all"
 [agents.hostile]
 model = "main"
 tools = ["search"]
@@ -116,6 +129,12 @@ export async function startHost(/** @type {string} */ toml, /** @type {Record<st
     log: () => log,
     start,
     kill: () => end("SIGKILL"),
+    /** Keeps a copy of the data of a host that does not run, and brings it back. */
+    backup: () => cp(join(folder, "data"), join(folder, "backup"), { recursive: true }),
+    restore: async () => {
+      await rm(join(folder, "data"), { recursive: true });
+      await rename(join(folder, "backup"), join(folder, "data"));
+    },
     stop: async () => {
       await end("SIGKILL");
       await rm(folder, { recursive: true, force: true });

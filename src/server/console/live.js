@@ -11,11 +11,15 @@ import { position } from "./timeline.js";
  * @typedef {[string, string]} Item The event's id, or an empty text, and its JSON.
  * @typedef {{t: "who"} | {t: "wants", tab: string, wants: [string, string][]} | {t: "bye", tab: string}
  *   | {t: "events", items: Item[]} | {t: "status", status: Status} | {t: "gone", id: string}
- *   | {t: "token?"} | {t: "token", token: string}} Message
+ *   | {t: "reload"} | {t: "token?"} | {t: "token", token: string}} Message
  */
 
 /** No byte for so long: the connection is dead, such as after a sleep. The host sends a comment every 15 s. */
 const SILENCE_MS = 40_000;
+
+/** A page does not read itself anew more often than this. */
+const RELOAD_MS = 10_000;
+const RELOADED = "callsheet-reloaded";
 
 const NAME = `callsheet-console ${BASE.pathname}`;
 
@@ -164,6 +168,9 @@ class Live {
       case "gone":
         if (!this.isLeader) this.handlers.get(message.id)?.gone();
         break;
+      case "reload":
+        this.#reload();
+        break;
       case "token?":
         if (currentToken()) this.#post({ t: "token", token: currentToken() });
         break;
@@ -241,7 +248,7 @@ class Live {
         });
       } catch (error) {
         if (error instanceof ApiError && error.status === 404) await this.#findGone();
-        else if (error instanceof ApiError && error.status === 400) this.#startAgain();
+        else if (error instanceof ApiError && error.code === "unknown_event_id") this.#startAgain();
       }
       if (controller.signal.aborted && controller.signal.reason !== "silent") {
         pause = 0;
@@ -328,11 +335,18 @@ class Live {
     }
   }
 
-  /** The host does not know a position: begins with the events from now on; sessions read their records. */
+  /** The host does not know a position: it has lost records. All tabs that show sessions read anew. */
   #startAgain() {
     for (const watched of this.watched.values()) watched.reached = undefined;
-    this.#post({ t: "who" });
-    this.#announceWants();
+    this.#post({ t: "reload" });
+    this.#reload();
+  }
+
+  #reload() {
+    const last = Number(sessionStorage.getItem(RELOADED) ?? 0);
+    if (this.handlers.size === 0 || Date.now() - last < RELOAD_MS) return;
+    sessionStorage.setItem(RELOADED, String(Date.now()));
+    location.reload();
   }
 
   async #forgetDeadTabs() {
