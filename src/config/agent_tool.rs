@@ -51,9 +51,3 @@ pub enum AgentEvents {
     /// All.
     All,
 }
-
-impl AgentEvents {
-    /// The values in the configuration.
-    pub(super) const WORDS: [(&'static str, Self); 3] =
-        [("none", Self::None), ("tools", Self::Tools), ("all", Self::All)];
-}

@@ -755,7 +755,6 @@ impl Host {
         })
     }
 
-    #[cfg(feature = "server")]
     fn agent(&self, name: Option<String>) -> Result<Arc<Agent>, HostError> {
         opening::find_agent(self.shared(), name)
     }

@@ -31,6 +31,7 @@ use serde::{Deserialize, Serialize};
 pub use agent_call::{
     AgentLease, ChildUse, ParentCall, RootRun, child_run_id, child_session_id, is_child_session,
 };
+#[cfg(feature = "sqlite")]
 pub(crate) use agent_call::{CHILD_DIGITS, CHILD_PREFIX};
 pub use approval::{Answer, ApprovalPhase, Judgement, Question, QuestionKind, Verdict};
 pub use call::{

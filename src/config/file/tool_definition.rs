@@ -26,6 +26,9 @@ enum KindWord {
 const KINDS: [(&str, KindWord); 3] =
     [("command", KindWord::Command), ("http", KindWord::Http), ("agent", KindWord::Agent)];
 
+const AGENT_EVENTS: [(&str, AgentEvents); 3] =
+    [("none", AgentEvents::None), ("tools", AgentEvents::Tools), ("all", AgentEvents::All)];
+
 const METHODS: [(&str, HttpMethod); 5] = [
     ("GET", HttpMethod::Get),
     ("POST", HttpMethod::Post),
@@ -81,7 +84,7 @@ impl AgentToolConfig {
         if let Some(share) = section.read("share_of_budget", values::share_above_zero) {
             config.share_of_budget = share;
         }
-        let events = section.read("agent_events", |value| values::word(value, &AgentEvents::WORDS));
+        let events = section.read("agent_events", |value| values::word(value, &AGENT_EVENTS));
         config.agent_events = events.unwrap_or(config.agent_events);
         config
     }

@@ -10,7 +10,8 @@ use crate::transcript::{
     RecordedCompaction, RecordedOutcome, RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
 };
 use crate::types::{
-    Content, Metadata, RunError, ToolCall, ToolOutcome, WriteSet, harmless, metadata, one_line,
+    Content, Metadata, ParentCall, RunError, ToolCall, ToolOutcome, WriteSet, harmless, metadata,
+    one_line,
 };
 
 /// Maximum number of characters of a text that are printed. Its length follows it.
@@ -81,7 +82,9 @@ impl TextLog {
                 0 => String::new(),
                 count => format!(" with {}", count_with_noun(count, "message")),
             };
-            self.add(opening.at, "opened", opened_lines(opening.agent, &with, opening.metadata));
+            let mut lines = opened_lines(opening.agent, &with, opening.metadata);
+            lines.extend(opening.parent.map(|parent| parent_line(parent)));
+            self.add(opening.at, "opened", lines);
         }
         for (at, sha256) in &transcript.tool_lists {
             let list = sha256.get(..12).unwrap_or(sha256);
@@ -254,6 +257,12 @@ fn outcome_lines(ended: &RecordedOutcome<'_>) -> Vec<String> {
 fn opened_lines(agent: &str, with: &str, metadata: &Metadata) -> Vec<String> {
     let head = format!("agent {agent}{with}");
     [head].into_iter().chain(metadata_line(metadata)).collect()
+}
+
+/// Describes the call that opened a child session.
+fn parent_line(parent: &ParentCall) -> String {
+    let ParentCall { session, key, agent_path, .. } = parent;
+    format!("by the call {key} of session {session}; agents {}", agent_path.join(" > "))
 }
 
 fn metadata_line(metadata: &Metadata) -> Option<String> {
