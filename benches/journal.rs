@@ -91,6 +91,7 @@ impl Sessions {
             messages: Vec::new(),
             metadata: callsheet::Metadata::default(),
             parent: None,
+            client_tools: None,
         };
         let logs: Vec<SessionLog> = (0..sessions)
             .map(|at| SessionId::parse(&format!("session-{at}")).unwrap())

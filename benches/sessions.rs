@@ -303,6 +303,7 @@ async fn killed(dir: &Path) {
             messages: Vec::new(),
             metadata: callsheet::Metadata::default(),
             parent: None,
+            client_tools: None,
         }];
         if at % (RECOVERED / UNFINISHED) == 0 {
             records.push(Record::RunStarted {

@@ -122,10 +122,10 @@ pub use journal::{SessionQuery, SessionSummary};
 pub use record::RequestKey;
 pub use record::StopMode;
 pub use runtime::{
-    ApprovalQuestion, CallReport, CurrentRun, ErrorKind, Host, HostError, OpenSession,
-    PendingApproval, QueuedInput, RunEvent, RunFailed, RunReport, RunRequest, SessionHandle,
-    SessionSnapshot, SessionState, StartedRun, StatsReport, ToolListChange, TypedRun,
-    TypedRunError,
+    ApprovalQuestion, CallReport, ClientCall, ClientResultError, CurrentRun, ErrorKind, Host,
+    HostError, OpenSession, PendingApproval, PendingClientCall, QueuedInput, RunEvent, RunFailed,
+    RunReport, RunRequest, SessionHandle, SessionSnapshot, SessionState, StartedRun, StatsReport,
+    ToolListChange, TypedRun, TypedRunError,
 };
 #[doc(hidden)]
 pub use runtime::{HostCounts, ModelStatus, StoredResult};

@@ -6,6 +6,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -13,7 +14,9 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{any, post};
 use callsheet::ToolStatus;
-use callsheet::config::{Config, JournalEngine, ModelConfig};
+use callsheet::config::{
+    Config, JournalEngine, ModelConfig, OutputMode, OutputRequest, RunOverrides,
+};
 use callsheet::model::ModelReply;
 use callsheet::prelude::*;
 use callsheet::testing::FakeModel;
@@ -592,6 +595,91 @@ async fn a_hook_that_is_not_registered_stops_the_start() {
 fn program_hook(folder: &Folder, on: &str, script: &str) -> String {
     folder.script(on, script);
     format!("[[hooks]]\non = \"{on}\"\nkind = \"command\"\ncommand = [\"./{on}\"]\n")
+}
+
+/// A hook that changes nothing explains no break of the prompt.
+#[tokio::test]
+async fn a_hook_that_allows_a_request_is_no_reason_for_another_prompt() {
+    for (answer, is_changed) in [
+        (HookAnswer::allow(), false),
+        (HookAnswer::allow().with_parameters(json!({"system": "Be brief."})), true),
+    ] {
+        let model = FakeModel::replies([ModelReply::text("one"), ModelReply::text("two")]);
+        let rule = HookRule::new("h", HookPoint::BeforeRequest);
+        let host = Host::builder().model_source("fake", model.clone()).hook(rule, Fixed(answer));
+        let host = host.start().await.unwrap();
+        let session = host.open_session(OpenSession::default()).await.unwrap();
+        session.run("first").await.unwrap();
+        session.run("second").await.unwrap();
+        for request in model.requests() {
+            assert_eq!(request.prompt_change.is_some(), is_changed);
+        }
+        host.shutdown().await;
+    }
+}
+
+/// Notes the points at which it is asked, with the tool and the number of messages.
+struct Noting(Arc<Mutex<Vec<String>>>);
+
+#[async_trait::async_trait]
+impl Hook for Noting {
+    async fn answer(&self, input: &HookInput) -> Result<HookAnswer, HookError> {
+        let tool = input.tool_name.as_deref().unwrap_or("-");
+        self.0.lock().unwrap().push(format!("{} {} {tool}", input.on, input.turn));
+        Ok(HookAnswer::allow())
+    }
+}
+
+/// The forced tool of a typed answer is no call; the request for it is a request.
+#[tokio::test]
+async fn hooks_see_the_request_for_a_typed_answer_and_no_call_of_its_tool() {
+    let schema =
+        json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
+    let add = ModelReply::call("add", json!({}));
+    let answer = ModelReply::call("final_answer", json!({"sum": 5}));
+    let model = FakeModel::replies([add, ModelReply::text("It is 5."), answer]);
+    let noted = Arc::new(Mutex::new(Vec::new()));
+    let mut host = Host::builder().model_source("fake", model.clone());
+    let tool = ToolSpec::named("add", "Adds.").pure().into_tool(async |(): (), _| Ok(5));
+    host = host.tool(tool);
+    let points = [
+        HookPoint::BeforeRequest,
+        HookPoint::BeforeCall,
+        HookPoint::AfterCall,
+        HookPoint::AfterTurn,
+    ];
+    for on in points {
+        host = host.hook(HookRule::new(format!("{on}"), on), Noting(Arc::clone(&noted)));
+    }
+    let host = host.start().await.unwrap();
+    let session = host.open_session(OpenSession::default()).await.unwrap();
+    let output = OutputRequest::new(schema).with(|new| new.mode = OutputMode::Tool);
+    let overrides = RunOverrides::default().with(|new| new.output = Some(output));
+    let request = RunRequest::from("Add 2 and 3.").with(|new| new.overrides = overrides);
+    let report = session.run(request).await.unwrap();
+    assert_eq!(report.output.as_deref(), Some(&json!({"sum": 5})));
+    let expected = [
+        "before_request 1 -",
+        "before_call 1 add",
+        "after_call 1 add",
+        "after_turn 1 -",
+        "before_request 2 -",
+        "after_turn 2 -",
+        "before_request 3 -",
+        "after_turn 3 -",
+    ];
+    assert_eq!(*noted.lock().unwrap(), expected);
+    host.shutdown().await;
+}
+
+/// Always gives the same answer.
+struct Fixed(HookAnswer);
+
+#[async_trait::async_trait]
+impl Hook for Fixed {
+    async fn answer(&self, _: &HookInput) -> Result<HookAnswer, HookError> {
+        Ok(self.0.clone())
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -141,6 +141,7 @@ fn opened() -> Record {
         messages: Vec::new(),
         metadata: callsheet::Metadata::default(),
         parent: None,
+        client_tools: None,
     }
 }
 

@@ -350,3 +350,38 @@ async fn an_answer_goes_into_a_variable_and_is_kept_by_a_fork() {
     let error = other.run(RunRequest::from("go").into_variable("")).await.unwrap_err();
     assert_eq!(error.code(), "invalid_variable");
 }
+
+/// Anthropic's service refuses to force a call while its model thinks.
+#[tokio::test]
+async fn a_model_that_thinks_is_asked_for_a_call_in_words() {
+    let thinking = json!({"type": "enabled", "budget_tokens": 1024});
+    let start = async |responses: Vec<Response>| {
+        world_of(Wire::AnthropicMessages, Script::new(responses).then_done(), tools(), |config| {
+            config.models.values_mut().for_each(|model| {
+                model.max_attempts = 1;
+                model.extra_body.insert("thinking".to_owned(), thinking.clone());
+            });
+        })
+        .await
+    };
+    // The form of the answer.
+    let answer = Response::calls([Call::new("final_answer", json!({"sum": 5}))]);
+    let world = start(vec![Response::text("It is 5."), answer]).await;
+    let report = within(world.session.run(typed(OutputMode::Tool))).await.unwrap();
+    assert_eq!(
+        (report.run_end, report.output.as_deref()),
+        (RunEnd::Answered, Some(&json!({"sum": 5})))
+    );
+    let last = world.requests().last().unwrap().body.clone();
+    assert_eq!(last["tool_choice"], json!({"type": "auto"}));
+    assert!(last["messages"].to_string().contains("by a call of the tool final_answer"), "{last}");
+    world.assert_paired();
+    // A call that the run asks for.
+    let world = start(vec![Response::text("No."), Response::calls([add()])]).await;
+    let overrides = RunOverrides::default()
+        .with(|new| new.tool_choice = Some(callsheet::config::ToolChoice::Required));
+    let request = RunRequest::from("Add.").with(|new| new.overrides = overrides);
+    let report = within(world.session.run(request)).await.unwrap();
+    assert_eq!((report.run_end, report.calls.len()), (RunEnd::Answered, 1));
+    world.assert_paired();
+}

@@ -13,6 +13,7 @@ use super::output;
 use super::progress::approval_question;
 use crate::event::{ApprovalRequest, Event};
 use crate::runtime::{HostError, SessionHandle};
+use crate::tool::ToolOutput;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, CallKey, Judgement, QuestionKind, SessionId, Verdict};
 
@@ -71,6 +72,8 @@ pub(super) struct ApprovalPrompts {
     mode: ApprovalMode,
     questions: ApprovalMode,
     pending: VecDeque<PendingPrompt>,
+    /// Calls that the client of the session would have to run.
+    client_calls: Vec<CallKey>,
     /// The run is being stopped; no more prompts are printed.
     closed: bool,
     /// The approval whose prompt is on the screen.
@@ -86,6 +89,7 @@ impl ApprovalPrompts {
             mode,
             questions,
             pending: VecDeque::new(),
+            client_calls: Vec::new(),
             closed: false,
             prompted: None,
             form: None,
@@ -96,7 +100,7 @@ impl ApprovalPrompts {
     fn mode_of(&self, request: &ApprovalRequest) -> ApprovalMode {
         match request.phase {
             ApprovalPhase::Before | ApprovalPhase::After => self.mode,
-            ApprovalPhase::Input => self.questions,
+            ApprovalPhase::Input | ApprovalPhase::Client => self.questions,
         }
     }
 
@@ -121,6 +125,8 @@ impl ApprovalPrompts {
             if !self.closed && !is_known {
                 pending.push_back(prompt);
             }
+        } else if let Event::CallWaiting { call, client_input: Some(_), .. } = event {
+            self.client_calls.push(call.key);
         } else if let Event::ApprovalGiven { call, phase, .. } = event {
             pending.retain(|prompt| !(is_of(prompt, call.key) && prompt.request.phase == *phase));
         } else if let Event::CallEnded { result, .. } = event {
@@ -134,8 +140,14 @@ impl ApprovalPrompts {
         }
     }
 
-    /// Decides all pending approvals whose mode does not ask.
+    /// Decides all pending approvals whose mode does not ask. Answers calls that the client would have to run with
+    /// an error.
     pub(super) async fn decide_without_asking(&mut self, session: &SessionHandle) {
+        for key in std::mem::take(&mut self.client_calls) {
+            let error = ToolOutput::from("Error: callsheet run does not run the tools of a client");
+            // Another client may have answered.
+            let _ = session.answer_call(&key.to_string(), error.into_error()).await;
+        }
         for prompt in std::mem::take(&mut self.pending) {
             let judgement = match self.mode_of(&prompt.request) {
                 ApprovalMode::Ask => {

@@ -80,7 +80,7 @@ impl RunProgress {
                 self.update(call, "", CallActivity::ReceivingArguments);
                 None
             }
-            Event::CallWaiting { call, waiting_for, input_summary } => {
+            Event::CallWaiting { call, waiting_for, input_summary, client_input: _ } => {
                 self.update(call, input_summary, CallActivity::Waiting(*waiting_for));
                 None
             }
@@ -292,6 +292,7 @@ impl CallProgress {
                 WaitingFor::Approval => "waits for approval".to_owned(),
                 WaitingFor::Server => "waits for its server".to_owned(),
                 WaitingFor::Hook => "waits for hooks".to_owned(),
+                WaitingFor::Client => "waits for the client".to_owned(),
             },
             CallActivity::Running { since } => format_duration(now.saturating_sub(*since)),
         };
@@ -332,6 +333,7 @@ pub(super) fn approval_question(request: &ApprovalRequest) -> String {
             format!("? {name} {input} answered: {output}\n  may the model see it?")
         }
         ApprovalPhase::Input => input_question(&name, request.question.as_deref()),
+        ApprovalPhase::Client => format!("? {name} {input} is run by the client"),
     }
 }
 
@@ -361,6 +363,7 @@ fn approval_line(name: &str, phase: ApprovalPhase, verdict: Verdict) -> String {
         ApprovalPhase::Before => "",
         ApprovalPhase::After => "'s result",
         ApprovalPhase::Input => "'s question",
+        ApprovalPhase::Client => "'s client",
     };
     format!("{mark} {}{subject} {}", short(name), verdict.as_str())
 }

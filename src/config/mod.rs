@@ -7,6 +7,7 @@
 mod agent;
 mod agent_tool;
 mod check;
+mod client_tools;
 mod console;
 mod context;
 mod duration;
@@ -38,6 +39,7 @@ pub use crate::types::{OutputMode, ToolChoice};
 pub use agent::ToolPattern;
 pub use agent::{AgentConfig, ToolLoading};
 pub use agent_tool::{AgentEvents, AgentToolConfig};
+pub use client_tools::ClientTool;
 pub use console::ConsoleConfig;
 pub use context::{ContextPolicy, HistoryForm, Share};
 #[doc(hidden)]

@@ -6,10 +6,12 @@
 //! to change them.
 
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::client_tools::ClientTool;
 use super::duration::parse_duration;
 use super::limits::Limits;
 use super::output::{OutputRequest, Temperature};
@@ -66,6 +68,9 @@ pub struct RunOverrides {
     /// The form of the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<OutputRequest>,
+    /// Tools that the client runs, in addition to those of the session and of the agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_tools: Option<Arc<[ClientTool]>>,
 }
 
 /// The limits of one run, by configuration key. 0 means no limit.
@@ -133,6 +138,12 @@ impl RunOverrides {
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Returns whether both differ in nothing but the tools that the client runs.
+    pub(crate) fn differ_in_client_tools(&self, other: &Self) -> bool {
+        let without = |overrides: &Self| Self { client_tools: None, ..overrides.clone() };
+        self.client_tools != other.client_tools && without(self) == without(other)
     }
 
     /// Returns the execution mode of the run.
@@ -310,10 +321,10 @@ fn too_high(
 }
 
 /// Serialises time limits as texts.
-mod time {
+pub(super) mod time {
     use super::{Deserialize, Deserializer, Duration, Serializer, parse_duration};
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {
         let text = String::deserialize(deserializer)?;
@@ -321,7 +332,7 @@ mod time {
         parse_duration(&text).map(Some).map_err(wrong)
     }
 
-    pub(super) fn serialize<S: Serializer>(
+    pub(in crate::config) fn serialize<S: Serializer>(
         time: &Option<Duration>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {

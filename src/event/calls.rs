@@ -169,4 +169,6 @@ pub enum WaitingFor {
     Server,
     /// Hooks must decide about the call, or about its result.
     Hook,
+    /// The client must run the call, and send its result.
+    Client,
 }

@@ -120,6 +120,8 @@ pub enum Event {
         waiting_for: WaitingFor,
         /// The first 200 characters of its arguments.
         input_summary: String,
+        /// All arguments, if the client runs the call.
+        client_input: Option<Arc<serde_json::Value>>,
     },
     /// A call started.
     CallStarted {

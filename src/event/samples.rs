@@ -209,6 +209,7 @@ pub(crate) fn every() -> Vec<Event> {
             raw: "{\"zone\": \"As".into(),
         },
         Event::CallWaiting {
+            client_input: None,
             call: call.clone(),
             waiting_for: WaitingFor::Capacity,
             input_summary: "{}".into(),

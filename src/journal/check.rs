@@ -37,6 +37,7 @@ pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
         parent: None,
+        client_tools: None,
     };
     let stop = || Record::StopAsked { mode: StopMode::Now };
     // The last id comes first, so that an engine that lists in the order of creation fails.
@@ -170,6 +171,7 @@ fn check_refusal_after_failure(journal: &dyn Journal) {
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
         parent: None,
+        client_tools: None,
     };
     log.append(journal, vec![opening]);
     log.engine_state.fail(2);

@@ -172,6 +172,7 @@ mod tests {
             messages: vec![],
             metadata: crate::types::Metadata::default(),
             parent: None,
+            client_tools: None,
         };
         let stop = || Record::StopAsked { mode: StopMode::Now };
         assert_eq!(append(&a, vec![opened(), stop()]), (Seq(2), AppendStatus::Durable));

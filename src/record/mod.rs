@@ -21,7 +21,7 @@ pub use past::{DisplayedText, PastEvents, RunningText, displayed_text, part_afte
 
 pub use crate::types::Seq;
 
-use crate::config::RunOverrides;
+use crate::config::{ClientTool, RunOverrides};
 use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary};
 use crate::types::{
     AgentLease, ApprovalPhase, CallKey, Content, Execution, FinishReason, HookDecision, HookPoint,
@@ -145,6 +145,9 @@ pub enum Record {
         /// The call that opened it, if it is a child session.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         parent: Option<Arc<ParentCall>>,
+        /// The tools that the client runs.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        client_tools: Option<Arc<[ClientTool]>>,
     },
     /// The records before this one were copied from another session.
     SessionForked {
@@ -289,7 +292,7 @@ pub enum Record {
         #[serde(skip_serializing_if = "WriteSet::is_empty", default)]
         writes: WriteSet,
     },
-    /// A call needs approval, or its tool asks for input.
+    /// A call needs approval, its tool asks for input, or the client has to run it.
     ApprovalAsked {
         /// The request.
         #[serde(rename = "asked")]

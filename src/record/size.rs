@@ -1,6 +1,7 @@
 //! The approximate size of records, for the limit on a session's size.
 
 use super::{JournalEntry, Record};
+use crate::config::ClientTool;
 use crate::message::{content_bytes, json_bytes};
 use crate::types::{HookDecision, Question, QuestionKind, ResultPart, ToolOutcome};
 
@@ -13,10 +14,15 @@ impl JournalEntry {
     #[must_use]
     pub fn approximate_bytes(&self) -> u64 {
         let content = match &self.record {
-            Record::SessionOpened { messages, .. } => messages.iter().map(json_bytes).sum(),
-            Record::InputQueued { input, .. }
-            | Record::RunStarted { input, .. }
-            | Record::Steered { input, .. } => content_bytes(input),
+            Record::SessionOpened { messages, client_tools, .. } => {
+                messages.iter().map(json_bytes).sum::<usize>()
+                    + tools_bytes(client_tools.as_deref())
+            }
+            Record::InputQueued { input, overrides, .. }
+            | Record::RunStarted { input, overrides, .. } => {
+                content_bytes(input) + tools_bytes(overrides.client_tools.as_deref())
+            }
+            Record::Steered { input, .. } => content_bytes(input),
             Record::ResponseEnded { message, .. } => message.approximate_bytes(),
             Record::CallIntended { call, so_far, .. } => {
                 let partial =
@@ -57,6 +63,11 @@ impl JournalEntry {
         };
         (FRAME_BYTES + content) as u64
     }
+}
+
+fn tools_bytes(tools: Option<&[ClientTool]>) -> usize {
+    let tools = tools.unwrap_or_default().iter();
+    tools.map(|tool| tool.description.len() + json_bytes(&tool.input_schema)).sum()
 }
 
 fn outcome_bytes(outcome: &ToolOutcome) -> usize {

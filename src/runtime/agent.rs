@@ -9,8 +9,8 @@ use super::model::{ModelRequest, StallClock};
 use super::models::{Model, ModelChain, ModelSources};
 use super::tool_limiter::ToolLimiters;
 use crate::config::{
-    AgentConfig, Config, Limits, OutputRequest, OverrideTooHigh, RunOverrides, Temperature,
-    ToolLoading, ToolOverride, ToolPattern,
+    AgentConfig, ClientTool, Config, Limits, OutputRequest, OverrideTooHigh, RunOverrides,
+    Temperature, ToolLoading, ToolOverride, ToolPattern,
 };
 use crate::context::compaction::SUMMARY_REQUEST;
 use crate::context::tokens::{estimate_text, estimate_tool};
@@ -18,8 +18,9 @@ use crate::message::{Message, MessageList};
 use crate::session::RunTerms;
 use crate::telemetry::Telemetry;
 use crate::tool::{
-    FrozenList, RESERVED_NAMES, ReadVar, RegisteredHook, RegisteredKind, RegisteredTool, Tool,
-    ToolDescription, ToolRegistry, ToolServer, ToolSpec, find_tools, use_tool_spec,
+    ClientSideTool, FrozenList, RESERVED_NAMES, ReadVar, RegisteredHook, RegisteredKind,
+    RegisteredTool, RegistryError, Tool, ToolDescription, ToolRegistry, ToolServer, ToolSpec,
+    find_tools, use_tool_spec,
 };
 #[cfg(feature = "server")]
 use crate::tool::{ListedTool, definition_tokens, list_tools};
@@ -31,6 +32,9 @@ use crate::wire::ToolDefinition;
 
 /// The number of tools above which `tool_loading = "auto"` offers them by a search.
 const TOOLS_WITHOUT_SEARCH: usize = 30;
+
+/// The maximum number of tools that the clients of a session and of its run declare.
+const CLIENT_TOOLS_MAX: usize = 128;
 
 /// A configured agent, shared by its sessions.
 #[derive(Debug)]
@@ -176,17 +180,31 @@ impl Agent {
             return Ok(Arc::clone(self));
         }
         let (own, may_raise) = (&*self.rules, self.allow_overrides);
+        let patterns: Arc<[ToolPattern]> = match &overrides.tools {
+            None => Arc::clone(&self.patterns),
+            Some(names) => names.iter().map(ToolPattern::new).collect(),
+        };
         let (tools, definitions, found) = match &overrides.tools {
             None => {
                 let tools = Arc::clone(&self.tools);
                 (tools, Arc::clone(&self.blank.tools), Arc::clone(&own.found))
             }
-            Some(names) => {
-                let patterns: Vec<_> = names.iter().map(ToolPattern::new).collect();
+            Some(_) => {
                 let offering = Offering::of(own);
                 let (tools, definitions) = offer(self.subset(&patterns)?, &patterns, offering);
                 let found = found_names(&tools, &patterns, own.search);
                 (Arc::new(tools), definitions, found)
+            }
+        };
+        let (tools, definitions) = match overrides.client_tools.as_deref() {
+            None | Some([]) => (tools, definitions),
+            Some(client) => {
+                let mut all = BTreeMap::clone(&tools);
+                all.retain(|name, _| !RESERVED_NAMES.contains(&&**name));
+                let client = client.iter().map(|tool| (tool.name.clone(), client_side(tool)));
+                all.extend(client);
+                let (all, definitions) = offer(all, &patterns, Offering::of(own));
+                (Arc::new(all), definitions)
             }
         };
         let multi_tool_calls = overrides.multi_tool_calls(own.multi_tool_calls, may_raise)?;
@@ -212,9 +230,10 @@ impl Agent {
                 Arc::make_mut(spec).approval = approval;
             }
         }
-        let fixed_tokens = match overrides.tools {
-            Some(_) => own.system_tokens + tools_tokens(&definitions),
-            None => own.fixed_tokens,
+        let has_own_tools = overrides.tools.is_some() || overrides.client_tools.is_some();
+        let fixed_tokens = match has_own_tools {
+            true => own.system_tokens + tools_tokens(&definitions),
+            false => own.fixed_tokens,
         };
         let mut rules = TurnRules {
             tools: specs,
@@ -259,6 +278,56 @@ impl Agent {
             blank,
             prompt_hash: OnceLock::new(),
         }))
+    }
+
+    /// Checks the tools that the client of a run declares. `inherited` are those of its session.
+    ///
+    /// # Errors
+    /// If one of them is invalid, or its name is that of another tool.
+    pub(super) fn check_client_tools(
+        &self,
+        overrides: &RunOverrides,
+        inherited: &[ClientTool],
+    ) -> Result<(), HostError> {
+        let Some(tools) = overrides.client_tools.as_deref() else { return Ok(()) };
+        let count = tools.len() + inherited.len();
+        if count > CLIENT_TOOLS_MAX {
+            let problem = format!("{count} tools are more than {CLIENT_TOOLS_MAX}");
+            return Err(HostError::InvalidClientTool(problem));
+        }
+        let patterns: Option<Vec<ToolPattern>> = overrides.tools.as_ref().map(|names| {
+            names.iter().map(ToolPattern::new).filter(|_| self.allow_overrides).collect()
+        });
+        let mut checked = ToolRegistry::new();
+        for tool in inherited {
+            // They were checked when the session was opened.
+            let _ = checked.register(ClientSideTool::new(tool));
+        }
+        for tool in tools {
+            let name = tool.name.as_str();
+            let mut servers = self.registry.servers().iter();
+            let of_server = servers.find(|server| {
+                name.starts_with(&server.tool_prefix())
+                    && self.patterns.iter().any(|pattern| pattern.matches(name))
+            });
+            let is_chosen = patterns.iter().flatten().any(|pattern| pattern.matches(name))
+                && self.registry.tool(name).is_some();
+            if of_server.is_some() || is_chosen || self.tools.contains_key(name) {
+                return Err(HostError::ToolNameTaken(name.to_owned()));
+            }
+            checked.register(ClientSideTool::new(tool)).map_err(|error| match &error {
+                RegistryError::DuplicateName(name) | RegistryError::ReservedName(name) => {
+                    HostError::ToolNameTaken(name.clone())
+                }
+                RegistryError::InvalidName(_)
+                | RegistryError::ZeroTimeout(_)
+                | RegistryError::InputNotAnObject(_)
+                | RegistryError::InvalidInput { .. } => {
+                    HostError::InvalidClientTool(error.to_string())
+                }
+            })?;
+        }
+        Ok(())
     }
 
     /// Returns whether one of the agent's patterns may name a tool of the server.
@@ -748,7 +817,8 @@ fn offer(
         let definitions = tools.values().map(|tool| definition(&tool.spec)).collect();
         return (tools, definitions);
     }
-    let is_found = |tool: &&RegisteredTool| is_searched(&tool.spec.name, patterns);
+    let is_found =
+        |tool: &&RegisteredTool| !tool.spec.by_client && is_searched(&tool.spec.name, patterns);
     let found = tools.values().filter(is_found).map(|tool| Arc::clone(&tool.spec)).collect();
     let listed = tools.values().filter(|tool| !is_found(tool));
     let mut definitions: Vec<_> = listed.map(|tool| definition(&tool.spec)).collect();
@@ -757,6 +827,11 @@ fn offer(
     definitions.sort_by(|one, other| one.name.cmp(&other.name));
     tools.insert(finder.spec.name.clone(), finder);
     (tools, definitions.into())
+}
+
+/// Returns a tool that the client runs, in the form of the host's own tools.
+fn client_side(tool: &ClientTool) -> RegisteredTool {
+    RegisteredTool::own(ClientSideTool::new(tool))
 }
 
 fn definition(spec: &ToolSpec) -> ToolDefinition {

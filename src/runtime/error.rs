@@ -7,6 +7,30 @@ use crate::journal::JournalError;
 use crate::turn::ApprovalError;
 use crate::types::{Seq, SessionId};
 
+/// The reason why the result of a call is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientResultError {
+    /// The session has no such call, or the client was not asked to run it.
+    #[error("the session has no call of this id that the client runs")]
+    NoSuchCall,
+    /// The call has its result.
+    #[error("the call has its result already; the first one stands")]
+    AlreadyAnswered,
+    /// The call ended without a result: its time was over, its run was stopped, or its response is void.
+    #[error("the call has ended without a result of the client")]
+    CallEnded,
+    /// The result is larger than the host accepts.
+    #[error("the result has {bytes} bytes, more than {maximum}")]
+    #[non_exhaustive]
+    TooLarge {
+        /// The number of bytes.
+        bytes: usize,
+        /// The maximum.
+        maximum: usize,
+    },
+}
+
 /// The reason why a host or a session refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -86,6 +110,19 @@ pub enum HostError {
     /// The schema of the answer is invalid.
     #[error("output.schema: {0}")]
     InvalidOutput(String),
+    /// A tool that the client runs is invalid.
+    #[error("client_tools: {0}")]
+    InvalidClientTool(String),
+    /// A tool that the client runs has the name of another tool.
+    #[error("client_tools: {0:?} is the name of another tool of this run, or is reserved")]
+    ToolNameTaken(String),
+    /// The result of a call that the client runs is refused.
+    #[error("{0}")]
+    ClientResult(
+        #[doc(hidden)]
+        #[from]
+        ClientResultError,
+    ),
     /// The variable that gets the answer has an invalid name.
     #[error("into: {0}")]
     InvalidVariable(String),
@@ -212,6 +249,9 @@ impl HostError {
             | Self::OverrideNotAllowed(_)
             | Self::InvalidOutput(_)
             | Self::InvalidVariable(_)
+            | Self::InvalidClientTool(_)
+            | Self::ToolNameTaken(_)
+            | Self::ClientResult(ClientResultError::TooLarge { .. })
             | Self::EmptyInput
             | Self::SessionTooLarge(_)
             | Self::NothingToCompact
@@ -222,6 +262,7 @@ impl HostError {
             | Self::NoSuchResult(_)
             | Self::UnknownEventId { .. }
             | Self::Approval(ApprovalError::NotAsked)
+            | Self::ClientResult(ClientResultError::NoSuchCall)
             | Self::SessionClosed => ErrorKind::NotFound,
             Self::SessionExists
             | Self::AgentGone(_)
@@ -229,6 +270,7 @@ impl HostError {
             | Self::NoRun
             | Self::Suspended
             | Self::NotSuspended
+            | Self::ClientResult(_)
             | Self::Approval(_) => ErrorKind::Conflict,
             Self::Full(_) | Self::QueueFull(_) | Self::SummaryFailed => ErrorKind::Busy,
             Self::Journal(_) | Self::Rebuild(_) => ErrorKind::Journal,
@@ -265,6 +307,12 @@ impl HostError {
             Self::OverrideNotAllowed(_) => "override_not_allowed",
             Self::InvalidOutput(_) => "invalid_output",
             Self::InvalidVariable(_) => "invalid_variable",
+            Self::InvalidClientTool(_) => "invalid_client_tool",
+            Self::ToolNameTaken(_) => "tool_name_taken",
+            Self::ClientResult(ClientResultError::NoSuchCall) => "no_such_call",
+            Self::ClientResult(ClientResultError::AlreadyAnswered) => "already_answered",
+            Self::ClientResult(ClientResultError::CallEnded) => "call_ended",
+            Self::ClientResult(ClientResultError::TooLarge { .. }) => "result_too_large",
             Self::UnknownModel { .. } => "unknown_model",
             Self::EmptyInput => "empty_input",
             Self::Approval(ApprovalError::NotAsked) => "no_such_approval",

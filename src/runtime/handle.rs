@@ -15,7 +15,7 @@ use super::awake_session::AwakeSession;
 use super::error::HostError;
 use super::host_ref::{HostRef, REQUEST_TRIES_MAX};
 use super::ids;
-use super::message::{RunAccepted, SessionMessage};
+use super::message::{DecisionReply, RunAccepted, SessionMessage};
 use super::report::{CompactionReport, ContextReport};
 use super::report::{RunReport, TypedRun, TypedRunError};
 use super::request::RunRequest;
@@ -429,19 +429,25 @@ impl SessionHandle {
     /// was made before, or the session is closed.
     #[doc(hidden)]
     pub async fn decide(&self, key: CallKey, decision: ApprovalDecision) -> Result<(), HostError> {
+        let ask = |reply| SessionMessage::Decide { key, decision: decision.clone(), reply };
+        let (decided, live) = self.ask_turn(ask).await?;
+        if decided == Err(ApprovalError::NotAsked) {
+            // The decision may concern a turn that is over.
+            return stored_sessions::decided(self, key, decision).await;
+        }
+        decided?;
+        self.wait_stored(live.log.last_seq(), &live).await.map(drop)
+    }
+
+    /// Sends a message about a call to its turn, and waits for the reply.
+    pub(super) async fn ask_turn(
+        &self,
+        ask: impl Fn(DecisionReply) -> SessionMessage,
+    ) -> Result<(Result<(), ApprovalError>, Arc<AwakeSession>), HostError> {
         for _ in 0..DECIDE_TRIES {
             let live = self.link.awake_session(&self.id).await?;
-            let decision = decision.clone();
-            let ask = |reply| SessionMessage::Decide { key, decision: decision.clone(), reply };
-            match live.actor.call(ask, None).await {
-                Ok(CallResult::Success(Err(ApprovalError::NotAsked))) => {
-                    // The decision may concern a turn that is over.
-                    return stored_sessions::decided(self, key, decision).await;
-                }
-                Ok(CallResult::Success(decided)) => {
-                    decided?;
-                    return self.wait_stored(live.log.last_seq(), &live).await.map(drop);
-                }
+            match live.actor.call(&ask, None).await {
+                Ok(CallResult::Success(decided)) => return Ok((decided, live)),
                 // The accumulator died and is being replaced. If it had accepted the decision, sending it
                 // again is not an error.
                 Ok(CallResult::SenderError) => tokio::time::sleep(DECIDE_AGAIN).await,

@@ -35,7 +35,7 @@ use crate::turn::{
 };
 use crate::types::{
     Answer, CallKey, Content, HookDecision, HookPoint, ProviderError, Question, Reference,
-    ReferenceError, RunId, RunTrace, ToolCall, TraceContext,
+    ReferenceError, RunId, RunTrace, ToolCall, ToolOutcome, TraceContext,
 };
 use crate::wire::Delta;
 
@@ -106,6 +106,8 @@ pub(super) enum SessionMessage {
     RejectApprovals,
     /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
+    /// End a call with the result of the client.
+    AnswerCall { key: CallKey, outcome: ToolOutcome, reply: DecisionReply },
     /// The list of the servers' tools was read, for a run that waits for it.
     ToolsRead { tools: Result<Arc<FrozenTools>, HostError> },
     /// A server of tools has another list.
@@ -221,6 +223,8 @@ pub(super) enum AccumulatorMessage {
     ContextReduced { request: Option<Arc<ModelRequest>> },
     /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
+    /// End a call with the result of the client.
+    AnswerCall { key: CallKey, outcome: ToolOutcome, reply: DecisionReply },
 }
 
 /// A message to the tool supervisor.

@@ -57,6 +57,7 @@ mod agent_trees;
 mod awake_session;
 mod blocking;
 mod child_sessions;
+mod client_call;
 mod error;
 mod extensions;
 mod fair_semaphore;
@@ -120,7 +121,7 @@ pub use crate::event::ToolListChange;
 pub use crate::turn::BreakerState;
 pub use crate::types::SessionState;
 pub use agent::AgentRules;
-pub use error::{ErrorKind, HostError};
+pub use error::{ClientResultError, ErrorKind, HostError};
 pub use handle::{SessionHandle, StartedRun};
 #[doc(hidden)]
 pub use host_events::HostEvent;
@@ -128,7 +129,7 @@ pub use model_limiter::{ModelReport, ModelStatus};
 pub use references::StoredResult;
 pub use report::{CallReport, RunFailed, RunReport, TypedRun, TypedRunError};
 pub use request::RunRequest;
-pub use run_events::{ApprovalQuestion, RunEvent};
+pub use run_events::{ApprovalQuestion, ClientCall, RunEvent};
 #[doc(hidden)]
 pub use sent_requests::SentRequest;
 use session_events::HistoryLimits;
@@ -136,11 +137,11 @@ pub use session_events::SessionEvents;
 #[doc(hidden)]
 pub use session_states::SessionStateChange;
 use session_states::SessionStates;
-pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
+pub use snapshot::{CurrentRun, PendingApproval, PendingClientCall, QueuedInput, SessionSnapshot};
 #[doc(hidden)]
 pub use stored_sessions::SessionCheck;
 
-use crate::config::{Config, Resume};
+use crate::config::{ClientTool, Config, Resume};
 use crate::journal::{Journal, JournalError, SessionQuery, SessionSummary};
 use crate::record::Seq;
 use crate::telemetry::{Metrics, MetricsOptions, Telemetry, Traces};
@@ -257,6 +258,8 @@ pub struct OpenSession {
     pub messages: Vec<Value>,
     /// The client's pairs of strings. All runs of the session have them.
     pub metadata: Metadata,
+    /// Tools that the client runs, in all runs of the session: see [`ClientTool`].
+    pub client_tools: Vec<ClientTool>,
     /// Values for the tools of all runs of the session, such as a tenant. They are never stored: after a
     /// restart of the host, [`SessionHandle::add_extension`] gives them again.
     #[doc(hidden)]
@@ -275,6 +278,13 @@ impl OpenSession {
     #[must_use]
     pub fn with_metadata(mut self, metadata: Metadata) -> Self {
         self.metadata = metadata;
+        self
+    }
+
+    /// Declares tools that the client runs.
+    #[must_use]
+    pub fn with_client_tools(mut self, tools: impl IntoIterator<Item = ClientTool>) -> Self {
+        self.client_tools.extend(tools);
         self
     }
 

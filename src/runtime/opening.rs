@@ -14,6 +14,7 @@ use super::ids;
 use super::message::HostMessage;
 use super::publish::Publisher;
 use super::session_start::{SessionOrigin, SessionStart};
+use crate::config::{ClientTool, RunOverrides};
 use crate::context::InitialHistory;
 use crate::types::{ParentCall, Seq, SessionId, SessionState, is_child_session};
 
@@ -48,8 +49,12 @@ pub(super) async fn open(
     open: OpenSession,
     parent: Option<Arc<ParentCall>>,
 ) -> Result<SessionHandle, HostError> {
-    let OpenSession { agent: _, id: _, messages, metadata, extensions } = open;
+    let OpenSession { agent: _, id: _, messages, metadata, client_tools, extensions } = open;
     InitialHistory::parse(&messages)?;
+    let client_tools = Some(client_tools).filter(|tools| !tools.is_empty());
+    let client_tools: Option<Arc<[ClientTool]>> = client_tools.map(Into::into);
+    let declared = RunOverrides::default().with(|new| new.client_tools.clone_from(&client_tools));
+    agent.check_client_tools(&declared, &[])?;
     let (waiter, waited) = oneshot::channel();
     link.shared.reserve_new(&id, waiter)?;
     let opening = SessionStart {
@@ -57,7 +62,7 @@ pub(super) async fn open(
         id: id.clone(),
         agent,
         tools: None,
-        origin: SessionOrigin::New { messages, metadata, parent },
+        origin: SessionOrigin::New { messages, metadata, parent, client_tools },
     };
     let opened = async {
         let (shared, of) = (Arc::clone(&link.shared), id.clone());

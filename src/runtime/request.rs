@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::config::RunOverrides;
+use crate::config::{ClientTool, RunOverrides};
 use crate::record::RequestKey;
 use crate::tool::Extensions;
 use crate::types::{Content, Metadata, TraceContext};
@@ -96,6 +96,15 @@ impl RunRequest {
     #[must_use]
     pub fn with_metadata(mut self, metadata: Metadata) -> Self {
         self.metadata = metadata;
+        self
+    }
+
+    /// Declares tools that the client runs, in addition to those of the session: see [`ClientTool`].
+    #[must_use]
+    pub fn with_client_tools(mut self, tools: impl IntoIterator<Item = ClientTool>) -> Self {
+        let own = self.overrides.client_tools.take();
+        let own = own.iter().flat_map(|own| own.iter().cloned());
+        self.overrides.client_tools = Some(own.chain(tools).collect());
         self
     }
 

@@ -10,9 +10,10 @@ use super::error::HostError;
 use super::handle::SessionHandle;
 use super::report::CallReport;
 use super::session_events::SessionEvents;
-use super::snapshot::PendingApproval;
+use super::snapshot::{PendingApproval, PendingClientCall};
 use crate::event::{ChildEvent, Event, EventId, PublishedEvent, ServerToolsChange};
 use crate::telemetry::{FeedItem, Subscription};
+use crate::tool::ToolOutput;
 use crate::turn::ApprovalDecision;
 use crate::types::{CallKey, Judgement, RunId, Verdict};
 
@@ -79,6 +80,8 @@ pub enum RunEvent {
     },
     /// A tool call of the run or of a child session waits for a decision, or for the answer to a question of its tool. The run waits until the question is answered or expires.
     ApprovalRequested(ApprovalQuestion),
+    /// The client has to run a tool call. The run waits until it has the result, or the time for it is over.
+    ClientCall(ClientCall),
     /// A tool call has its result.
     CallEnded(Box<CallReport>),
 }
@@ -164,6 +167,31 @@ impl ApprovalQuestion {
 impl fmt::Debug for ApprovalQuestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.approval.fmt(f)
+    }
+}
+
+/// A call that the client has to run: [`ClientTool`](crate::config::ClientTool) has an example.
+#[derive(Clone)]
+pub struct ClientCall {
+    /// The call, with its arguments.
+    pub pending: PendingClientCall,
+    pub(super) key: CallKey,
+    pub(super) session: SessionHandle,
+}
+
+impl ClientCall {
+    /// Sends the result of the call. [`ToolOutput::into_error`] makes it one of a call that failed.
+    ///
+    /// # Errors
+    /// If the call has a result or has ended, the result is too large, or the session is closed.
+    pub async fn answer(&self, output: impl Into<ToolOutput>) -> Result<(), HostError> {
+        self.session.answer(self.key, output.into()).await
+    }
+}
+
+impl fmt::Debug for ClientCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.pending.fmt(f)
     }
 }
 
@@ -254,6 +282,16 @@ impl RunEventReader {
                     key: request.call.key,
                     session: self.session.clone(),
                 }))
+            }
+            Event::CallWaiting { call, client_input: Some(input), .. } => {
+                let pending = PendingClientCall {
+                    tool_id: call.key.to_string(),
+                    tool_name: call.name.to_string(),
+                    input: Arc::clone(input),
+                    asked_at: published.timestamp_ms,
+                };
+                let session = self.session.clone();
+                Some(RunEvent::ClientCall(ClientCall { pending, key: call.key, session }))
             }
             Event::CallEnded { result, .. } => {
                 let call = CallReport::new(self.run.clone(), None, (**result).clone());

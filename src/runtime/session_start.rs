@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::agent::Agent;
 use super::publish::Publisher;
 use super::tool_servers::FrozenTools;
+use crate::config::ClientTool;
 use crate::record::JournalEntry;
 use crate::session::StoredSession;
 use crate::types::{Metadata, ParentCall, SessionId};
@@ -33,6 +34,8 @@ pub(super) enum SessionOrigin {
         metadata: Metadata,
         /// The call that opens it, if it is a child session.
         parent: Option<Arc<ParentCall>>,
+        /// The tools that the client runs.
+        client_tools: Option<Arc<[ClientTool]>>,
     },
     /// The session was read from the journal.
     Stored(Box<StoredSession>),

@@ -97,6 +97,9 @@ pub struct CurrentRun {
     pub suspended: bool,
     /// The open approvals, in call order.
     pub approvals: Vec<PendingApproval>,
+    /// The calls that the client has to run, in call order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub client_calls: Vec<PendingClientCall>,
     /// The results of the current turn up to the first call that has none. These are kept even if
     /// the turn fails.
     pub results: Vec<CallReport>,
@@ -159,6 +162,35 @@ impl PendingApproval {
             question: question.map(Arc::unwrap_or_clone),
             asked_at,
         }
+    }
+}
+
+/// A call that the client has to run.
+///
+/// [`ClientCall`](crate::ClientCall) has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct PendingClientCall {
+    /// The id of the call, which its result names.
+    pub tool_id: String,
+    /// The tool's name.
+    pub tool_name: String,
+    /// The arguments: a JSON object that matches the schema of the tool.
+    pub input: Arc<Value>,
+    /// The time at which the call was handed to the client: Unix time in milliseconds.
+    pub asked_at: u64,
+}
+
+impl PendingClientCall {
+    /// Separates the calls that the client has to run from approvals.
+    pub(super) fn separate(pending: Vec<PendingApproval>) -> (Vec<PendingApproval>, Vec<Self>) {
+        let is_for_client = |pending: &PendingApproval| pending.phase == ApprovalPhase::Client;
+        let (calls, approvals) = pending.into_iter().partition::<Vec<_>, _>(is_for_client);
+        let calls = calls.into_iter().map(|pending| {
+            let PendingApproval { tool_id, tool_name, input, asked_at, .. } = pending;
+            Self { tool_id, tool_name, input, asked_at }
+        });
+        (approvals, calls.collect())
     }
 }
 

@@ -471,14 +471,7 @@ impl ToolSupervisorState {
         if self.secrets.is_empty() {
             return;
         }
-        if let Cow::Owned(redacted) = self.secrets.redact(&outcome.content) {
-            outcome.content = redacted.into();
-        }
-        if let Some(full) = &mut outcome.full
-            && let Some(redacted) = redacted_result(&self.secrets, full)
-        {
-            *full = Arc::new(redacted);
-        }
+        redact_outcome(&self.secrets, outcome);
         for value in used.writes.0.values_mut() {
             if let Some(redacted) = self.secrets.redact_json(value) {
                 *value = Arc::new(redacted);
@@ -589,6 +582,21 @@ impl Drop for AwaitedAnswer {
 }
 
 /// Returns a result without the host's secrets, if it has one.
+/// Replaces the host's secrets in the outcome of a call.
+pub(super) fn redact_outcome(secrets: &Secrets, outcome: &mut ToolOutcome) {
+    if secrets.is_empty() {
+        return;
+    }
+    if let Cow::Owned(redacted) = secrets.redact(&outcome.content) {
+        outcome.content = redacted.into();
+    }
+    if let Some(full) = &mut outcome.full
+        && let Some(redacted) = redacted_result(secrets, full)
+    {
+        *full = Arc::new(redacted);
+    }
+}
+
 fn redacted_result(secrets: &Secrets, full: &FullResult) -> Option<FullResult> {
     let json = serde_json::to_value(full).ok()?;
     serde_json::from_value(secrets.redact_json(&json)?).ok()

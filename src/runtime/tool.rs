@@ -78,14 +78,7 @@ fn outcome(
     let error = match ran {
         Ok(mut output) => {
             output.limit();
-            let is_error = output.is_error();
-            let (text, full) = output.into_parts();
-            let outcome = if is_error {
-                ToolOutcome::not_ok(ToolStatus::Failed, FailureKind::ToolError, text)
-            } else {
-                ToolOutcome::ok(text)
-            };
-            return outcome.with_full(full);
+            return outcome_of(output);
         }
         Err(error) => error,
     };
@@ -102,6 +95,18 @@ fn outcome(
     }
     let message = format!("Error: {}", error.message());
     ToolOutcome::not_ok(error.status(), error.kind(), message)
+}
+
+/// Returns the outcome of a call with this output.
+pub(super) fn outcome_of(output: ToolOutput) -> ToolOutcome {
+    let is_error = output.is_error();
+    let (text, full) = output.into_parts();
+    let outcome = if is_error {
+        ToolOutcome::not_ok(ToolStatus::Failed, FailureKind::ToolError, text)
+    } else {
+        ToolOutcome::ok(text)
+    };
+    outcome.with_full(full)
 }
 
 /// Returns the outcome of a call whose tool failed, or whose actor died.

@@ -95,7 +95,9 @@ async fn run(session: &SessionHandle, approved: bool) -> Result<RunReport, HostE
         let decided = match question.approval.phase {
             ApprovalPhase::Before | ApprovalPhase::After if approved => question.approve().await,
             ApprovalPhase::Before | ApprovalPhase::After => question.reject(NOT_APPROVED).await,
-            ApprovalPhase::Input => question.reject("no person can be asked").await,
+            ApprovalPhase::Input | ApprovalPhase::Client => {
+                question.reject("no person can be asked").await
+            }
         };
         match decided {
             // The call has ended meanwhile.

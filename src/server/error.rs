@@ -4,7 +4,7 @@
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::runtime::{ErrorKind, HostError, RunFailed};
+use crate::runtime::{ClientResultError, ErrorKind, HostError, RunFailed};
 use crate::types::{RunEnd, SessionId};
 
 /// An error response.
@@ -80,6 +80,11 @@ impl ApiError {
         Self { message: format!("session {session}: {}", self.message), ..self }
     }
 
+    /// Returns whether the body of the request is too large.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.status == StatusCode::PAYLOAD_TOO_LARGE
+    }
+
     #[cfg(test)]
     pub(super) fn status_and_code(&self) -> (u16, &'static str) {
         (self.status.as_u16(), self.code)
@@ -96,7 +101,11 @@ impl HostError {
         if matches!(self, Self::KeyReused | Self::NothingToCompact) {
             return StatusCode::UNPROCESSABLE_ENTITY;
         }
-        if matches!(self, Self::SessionTooLarge(_)) {
+        let is_large =
+            |error: &ClientResultError| matches!(error, ClientResultError::TooLarge { .. });
+        if matches!(self, Self::SessionTooLarge(_))
+            || matches!(self, Self::ClientResult(error) if is_large(error))
+        {
             return StatusCode::PAYLOAD_TOO_LARGE;
         }
         // The position is a parameter of the request, not its path.
@@ -199,6 +208,9 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::OverrideNotAllowed(_)
         | HostError::InvalidOutput(_)
         | HostError::InvalidVariable(_)
+        | HostError::InvalidClientTool(_)
+        | HostError::ToolNameTaken(_)
+        | HostError::ClientResult(_)
         | HostError::EmptyInput
         | HostError::Approval(_)
         | HostError::NoSuchSession(_)

@@ -61,6 +61,26 @@ impl<T: DeserializeOwned> FromRequest<AppState> for KeyedBody<T> {
     }
 }
 
+/// A JSON body as [`JsonBody`], whose size is that of a result: a larger one is reported as such.
+#[derive(Debug)]
+pub(super) struct ResultBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<AppState> for ResultBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        match JsonBody::from_request(request, state).await {
+            Ok(JsonBody(body)) => Ok(Self(body)),
+            Err(error) if error.is_too_large() => {
+                let maximum = state.options.body_bytes_max;
+                let message = format!("the result has more than {maximum} bytes, as JSON");
+                Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "result_too_large", message))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
 /// Reads a body of at most `bytes_max` bytes. Refuses a longer `Content-Length` at once.
 async fn read(mut request: Request, bytes_max: usize) -> Result<Bytes, ApiError> {
     let too_large = || {

@@ -1,16 +1,19 @@
-//! `GET /v1/sessions/{id}/results/{tool_id}`: the whole result of a call, or a part of it.
+//! `/v1/sessions/{id}/results/{tool_id}`: the whole result of a call, or a part of it, and the result that a
+//! client sends of a call that it has run.
 
+use axum::Json;
 use axum::extract::{Path, State, rejection::PathRejection};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::extract::StrictQuery;
+use super::extract::{ResultBody, StrictQuery};
 use super::sessions::PathSession;
 use super::state::AppState;
 use crate::runtime::{HostError, StoredResult};
-use crate::types::{CallKey, ToolStatus, ceil_char_boundary, floor_char_boundary};
+use crate::tool::ToolOutput;
+use crate::types::{CallKey, ResultPart, ToolStatus, ceil_char_boundary, floor_char_boundary};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -61,4 +64,63 @@ pub(super) async fn show(
         structured: outcome.full.as_ref().and_then(|full| full.structured.as_ref()),
     };
     Ok(state.large_answers.json(&response).await)
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ClientResultRequest {
+    content: Value,
+    #[serde(default)]
+    is_error: bool,
+    structured: Option<Value>,
+}
+
+#[derive(Debug, Serialize)]
+struct ClientResultResponse {
+    tool_id: String,
+    status: ToolStatus,
+}
+
+/// Ends a call that the client has run.
+pub(super) async fn answer(
+    PathSession(session): PathSession,
+    path: Result<Path<(String, String)>, PathRejection>,
+    ResultBody(request): ResultBody<ClientResultRequest>,
+) -> Result<Response, ApiError> {
+    let tool_id = path.map(|Path((_, tool_id))| tool_id).unwrap_or_default();
+    let ClientResultRequest { content, is_error, structured } = request;
+    let output = output(content, structured)
+        .map_err(|message| ApiError::bad_request("invalid_request", message))?;
+    let (output, status) = match is_error {
+        true => (output.into_error(), ToolStatus::Failed),
+        false => (output, ToolStatus::Ok),
+    };
+    session.answer_call(&tool_id, output).await?;
+    Ok(Json(ClientResultResponse { tool_id, status }).into_response())
+}
+
+/// Returns the output of a call: a text, parts, or an object, which the model reads as JSON.
+fn output(content: Value, structured: Option<Value>) -> Result<ToolOutput, String> {
+    let (output, value) = match content {
+        Value::String(text) => (ToolOutput::from(text), None),
+        Value::Array(parts) => {
+            let mut output = ToolOutput::default();
+            for (index, part) in parts.into_iter().enumerate() {
+                let part = ResultPart::deserialize(part)
+                    .map_err(|error| format!("content: part {index}: {error}"))?;
+                output = output.with_part(part);
+            }
+            (output, None)
+        }
+        value @ Value::Object(_) => (ToolOutput::default(), Some(value)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {
+            return Err("content: must be a text, a list of parts such as \
+                        {\"type\": \"text\", \"text\": \"..\"}, or a JSON object"
+                .to_owned());
+        }
+    };
+    Ok(match structured.or(value) {
+        Some(value) => output.with_structured(value),
+        None => output,
+    })
 }

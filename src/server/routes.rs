@@ -138,6 +138,7 @@ fn api_routes() -> Vec<Route> {
         ("POST", "/v1/sessions/{id}/verify", post(records::verify)),
         ("GET", "/v1/sessions/{id}/turns/{turn}/request", get(records::request)),
         ("GET", "/v1/events", get(events::watch_many)),
+        ("POST", "/v1/sessions/{id}/results/{tool_id}", post(results::answer)),
         ("GET", "/v1/tools", get(tools::list)),
         ("POST", "/v1/tools/{name}/call", post(tools::call)),
         ("GET", "/v1/host/models", get(models)),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
@@ -15,7 +16,9 @@ use super::error::ApiError;
 use super::extract::{JsonBody, KeyedBody, StrictObject};
 use super::sessions::PathSession;
 use super::state::AppState;
-use crate::config::{ApprovalPolicy, LimitOverrides, OutputRequest, RunOverrides, Temperature};
+use crate::config::{
+    ApprovalPolicy, ClientTool, LimitOverrides, OutputRequest, RunOverrides, Temperature,
+};
 use crate::record::StopMode;
 use crate::runtime::RunRequest;
 use crate::types::{
@@ -44,6 +47,7 @@ pub(super) struct StartRunRequest {
     temperature: Option<Temperature>,
     max_output_tokens: Option<NonZeroU32>,
     output: Option<OutputRequest>,
+    client_tools: Option<Arc<[ClientTool]>>,
     #[serde(default, deserialize_with = "metadata")]
     metadata: Metadata,
     into: Option<String>,
@@ -71,6 +75,7 @@ pub(super) async fn start(
         temperature,
         max_output_tokens,
         output,
+        client_tools,
         metadata,
         into,
     } = body;
@@ -87,6 +92,7 @@ pub(super) async fn start(
         temperature,
         max_output_tokens,
         output,
+        client_tools,
     };
     let trace = trace(&headers);
     let run = session

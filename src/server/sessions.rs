@@ -13,6 +13,7 @@ use super::extract::{JsonBody, StrictQuery};
 use super::mount::MountPath;
 use super::session_page::SessionPage;
 use super::state::AppState;
+use crate::config::ClientTool;
 use crate::journal::{SessionQuery, SessionSummary};
 use crate::runtime::{OpenSession, SessionHandle, SessionState};
 use crate::types::{Metadata, Seq, SessionId};
@@ -32,17 +33,19 @@ pub(super) struct OpenSessionRequest {
     messages: Vec<Value>,
     #[serde(default, deserialize_with = "super::runs::metadata")]
     metadata: Metadata,
+    #[serde(default)]
+    client_tools: Vec<ClientTool>,
 }
 
 pub(super) async fn open(
     State(state): State<AppState>,
     mount: MountPath,
-    JsonBody(OpenSessionRequest { agent, id, messages, metadata }): JsonBody<OpenSessionRequest>,
+    JsonBody(request): JsonBody<OpenSessionRequest>,
 ) -> Result<Response, ApiError> {
-    let session = state
-        .host
-        .open_session(OpenSession { agent, id, messages, metadata, ..OpenSession::default() })
-        .await?;
+    let OpenSessionRequest { agent, id, messages, metadata, client_tools } = request;
+    let open =
+        OpenSession { agent, id, messages, metadata, client_tools, ..OpenSession::default() };
+    let session = state.host.open_session(open).await?;
     created(&session, &mount).await
 }
 

@@ -113,7 +113,7 @@ impl Session {
         request: Option<RequestKey>,
         rules_of: RulesOf<'_>,
     ) {
-        let rules = rules_of(&queued.overrides);
+        let rules = rules_of(&self.with_client_tools(&queued.overrides));
         let mut batch = vec![self.run_start_record(queued, request, &rules)];
         let calls = self.initial_calls(&rules).filter(|_| !self.needs_tools(&rules));
         if let Some(calls) = calls {
@@ -165,7 +165,11 @@ impl Session {
             waiting: self.queue.len().saturating_sub(1) as u64,
         };
         let event = self.run_end_event(end, RunAnswer::default(), None, stats);
-        let started = self.run_start_record(queued, None, &rules_of(&queued.overrides));
+        let started = self.run_start_record(
+            queued,
+            None,
+            &rules_of(&self.with_client_tools(&queued.overrides)),
+        );
         let ended = self.run_record(&queued.run_id, record, vec![event]);
         self.record(vec![started, ended]);
         let (run_id, reason) = (queued.run_id.clone(), super::SessionRefusal::ShuttingDown);

@@ -28,7 +28,8 @@ pub fn open_approvals<'a>(
                 let approval = OpenApproval { request: (**request).clone(), asked_at: *time };
                 open.insert(request.call.key, approval);
             }
-            Record::ApprovalGiven { key, .. } => {
+            // The client has answered, or a tool whose result is about to be reviewed.
+            Record::ApprovalGiven { key, .. } | Record::CallReported { key, .. } => {
                 open.remove(key);
             }
             Record::CallEnded { call, .. } => {
@@ -50,7 +51,6 @@ pub fn open_approvals<'a>(
             | Record::AttemptFailed { .. }
             | Record::ResponseEnded { .. }
             | Record::CallIntended { .. }
-            | Record::CallReported { .. }
             | Record::HooksDecided { .. }
             | Record::TurnHooksDecided { .. } => {}
         }

@@ -95,7 +95,7 @@ impl Session {
         rules_of: super::RulesOf<'_>,
     ) -> Result<(), SessionRefusal> {
         self.check_idle()?;
-        let rules = rules_of(&RunOverrides::default());
+        let rules = rules_of(&self.current_overrides());
         if self.summary_plan(&rules).is_none() || self.context.ended_run.is_none() {
             return Err(SessionRefusal::NothingToCompact);
         }
@@ -122,13 +122,19 @@ impl Session {
     fn find_prompt_change(&self, hash: u64, has_sources: bool) -> Option<PromptChange> {
         let change = self.context.prompt_change;
         let before = self.context.requested.hash?;
+        let requested = &self.context.requested.overrides;
         let overrides = self.run.as_ref().map(|run| &run.overrides);
-        let is_override = overrides != Some(&self.context.requested.overrides);
+        let overridden = (overrides != Some(requested)).then(|| match overrides {
+            Some(overrides) if overrides.differ_in_client_tools(requested) => {
+                PromptChange::ClientTools
+            }
+            Some(_) | None => PromptChange::RunOverride,
+        });
         if before == hash {
             return change.filter(|change| matches!(change, PromptChange::Compacted(_)));
         }
-        if is_override {
-            return Some(PromptChange::RunOverride);
+        if overridden.is_some() {
+            return overridden;
         }
         let refreshed = has_sources.then_some(PromptChange::ToolsRefreshed);
         change.or(refreshed).or(Some(PromptChange::Config))
@@ -147,7 +153,7 @@ impl Session {
     /// Handles the answer to a request for a summary. Ignored if none is pending any more.
     pub fn handle_summary(&mut self, reply: SummaryReply, rules_of: super::RulesOf<'_>) {
         let Some(plan) = self.context.pending_summary.take() else { return };
-        let overrides = self.run.as_ref().map(|run| run.overrides.clone()).unwrap_or_default();
+        let overrides = self.current_overrides();
         let rules = rules_of(&overrides);
         let SummaryPlan { messages, user_messages } = plan;
         let before = self.request_tokens(&rules);
@@ -426,7 +432,7 @@ impl Session {
         };
         self.context.pending_summary = Some(plan);
         self.context.summarised_after = Some(self.turn);
-        let overrides = self.run.as_ref().map(|run| run.overrides.clone()).unwrap_or_default();
+        let overrides = self.current_overrides();
         let run_id = self.run_of_context();
         let request = SummaryRequest { run_id, overrides, messages };
         self.outbox.push_back(SessionEffect::RequestSummary(Box::new(request)));

@@ -1,5 +1,6 @@
 //! The session machine: its state, and the records that change it.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use super::effect::{RecordedAt, SessionEffect, SessionRecord, TurnOrigin};
 use super::idempotency_keys::{IdempotencyKeys, RequestEffect};
 use super::open_run::{OpenRun, OpenTurn, QueuedRun, RunStage, RunTerms};
 use super::reference_index::ReferenceIndex;
-use crate::config::RunOverrides;
+use crate::config::{ClientTool, RunOverrides};
 use crate::context::{History, InitialHistory, ResultCut, Variables};
 use crate::record::{Record, StopMode};
 use crate::turn::TurnRecord;
@@ -40,6 +41,8 @@ pub struct Session {
     pub(super) parent: Option<Arc<ParentCall>>,
     /// A call has run an agent in a child session.
     pub(super) has_children: bool,
+    /// The tools that the client runs, in all runs.
+    pub(super) client_tools: Option<Arc<[ClientTool]>>,
     pub(super) opened_at: u64,
     pub(super) lifecycle: Lifecycle,
     pub(super) history: History,
@@ -83,10 +86,11 @@ impl Session {
         messages: Vec<Value>,
         metadata: Metadata,
         parent: Option<Arc<ParentCall>>,
+        client_tools: Option<Arc<[ClientTool]>>,
     ) -> Self {
         let mut session = Self::blank();
         let agent = agent.to_owned();
-        let record = Record::SessionOpened { agent, messages, metadata, parent };
+        let record = Record::SessionOpened { agent, messages, metadata, parent, client_tools };
         session.record(vec![SessionRecord { record, run_id: None, turn: 0, events: Vec::new() }]);
         session
     }
@@ -98,6 +102,7 @@ impl Session {
             metadata: Metadata::default(),
             parent: None,
             has_children: false,
+            client_tools: None,
             opened_at: 0,
             lifecycle: Lifecycle::New,
             history: History::new(),
@@ -133,6 +138,31 @@ impl Session {
     #[must_use]
     pub fn has_children(&self) -> bool {
         self.has_children
+    }
+
+    /// Returns the tools that the client runs in all runs.
+    #[must_use]
+    pub fn client_tools(&self) -> &[ClientTool] {
+        self.client_tools.as_deref().unwrap_or_default()
+    }
+
+    /// Returns the overrides of a run with the session's tools that the client runs.
+    #[must_use]
+    pub fn with_client_tools<'a>(&self, overrides: &'a RunOverrides) -> Cow<'a, RunOverrides> {
+        let Some(tools) = &self.client_tools else { return Cow::Borrowed(overrides) };
+        let tools = match &overrides.client_tools {
+            None => Arc::clone(tools),
+            Some(own) => tools.iter().chain(&**own).cloned().collect(),
+        };
+        Cow::Owned(RunOverrides { client_tools: Some(tools), ..overrides.clone() })
+    }
+
+    /// Returns the overrides of the current run, or those of a run without changes.
+    pub(super) fn current_overrides(&self) -> RunOverrides {
+        match &self.run {
+            Some(run) => run.overrides.clone(),
+            None => self.with_client_tools(&RunOverrides::default()).into_owned(),
+        }
     }
 
     /// Returns the messages.
@@ -221,7 +251,7 @@ impl Session {
         terms_of: TermsOf<'_>,
     ) -> Result<(), String> {
         match record {
-            Record::SessionOpened { agent, messages, metadata, parent } => {
+            Record::SessionOpened { agent, messages, metadata, parent, client_tools } => {
                 if self.lifecycle != Lifecycle::New {
                     return Err("the session was opened before".to_owned());
                 }
@@ -231,6 +261,7 @@ impl Session {
                 self.agent.clone_from(agent);
                 self.metadata.clone_from(metadata);
                 self.parent.clone_from(parent);
+                self.client_tools.clone_from(client_tools);
                 (self.lifecycle, self.opened_at) = (Lifecycle::Open, at.time);
             }
             // Requests and queued inputs belong to the session that was forked. The run that was
@@ -265,13 +296,14 @@ impl Session {
                 if let Some(request) = request {
                     self.keys.insert(request, at.seq, RequestEffect::Run(run_id.clone()));
                 }
+                let overrides = self.with_client_tools(overrides);
                 self.start_run(
                     at,
-                    terms_of(overrides),
+                    terms_of(&overrides),
                     QueuedRun {
                         run_id: run_id.clone(),
                         input: input.clone(),
-                        overrides: (**overrides).clone(),
+                        overrides: overrides.into_owned(),
                         trace: trace.clone(),
                         metadata: metadata.clone(),
                         into: into.clone(),

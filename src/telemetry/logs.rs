@@ -605,6 +605,7 @@ mod tests {
                 of: 1,
             },
             Event::CallWaiting {
+                client_input: None,
                 call: samples::label(),
                 waiting_for: crate::event::WaitingFor::Finish,
                 input_summary: secret.into(),

@@ -52,6 +52,7 @@
 //! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
 //! | `read_var.rs` | `read_var`: reads parts of earlier results |
 //! | `hook/` | [`Hook`]: code that is asked before and after calls, and can forbid them |
+//! | `client_side.rs` | a tool that the client runs |
 //! | `search.rs` | search among many tools: `find_tools` |
 //! | `server.rs` | servers of tools: what the host needs of them |
 //! | `listing.rs` | feature `server`: the tools of an agent, for `callsheet tools list` and `GET /v1/tools` |
@@ -71,6 +72,7 @@
 mod agent;
 #[cfg(feature = "tools")]
 mod builtin;
+mod client_side;
 #[cfg(all(feature = "tools", target_os = "linux"))]
 mod command;
 #[cfg(feature = "tools")]
@@ -134,6 +136,7 @@ pub use crate::types::{Answer, Question, QuestionKind};
 pub use builtin::{
     Calculator, Clock, GetVariable, HttpGet, HttpGetOptions, READ_BYTES_MAX, ReadFile, SetVariable,
 };
+pub(crate) use client_side::ClientSideTool;
 pub use context::ToolContext;
 pub(crate) use context::{
     AskCallback, ProgressCallback, ReferenceReader, SharedVariableView, ToolContextParts,

@@ -116,6 +116,12 @@ impl ToolOutput {
         }
     }
 
+    /// Returns the number of bytes of its texts, its data and its value.
+    pub(crate) fn bytes(&self) -> usize {
+        let full = self.full.as_ref();
+        self.text.len() + full.map_or(0, FullResult::bytes)
+    }
+
     /// Adds a note behind what the model reads.
     #[cfg(feature = "tools")]
     pub(super) fn with_note(mut self, note: String) -> Self {

@@ -37,10 +37,19 @@ impl InputSchema {
                 object.entry("properties").or_insert_with(|| serde_json::json!({}));
             }
         }
-        Self::parse(value.clone()).unwrap_or_else(|error| Self {
+        Self::of_value(value)
+    }
+
+    /// Returns a schema of which a problem is reported at the registration of its tool.
+    pub(super) fn of_value(value: Value) -> Self {
+        let parsed = match value.is_object() {
+            true => Self::parse(value.clone()).map_err(|error| error.to_string()),
+            false => Err("not a JSON object".to_owned()),
+        };
+        parsed.unwrap_or_else(|problem| Self {
             schema: Arc::new(value),
             validator: Arc::new(accept_everything()),
-            problem: Some(error.to_string().into()),
+            problem: Some(problem.into()),
         })
     }
 

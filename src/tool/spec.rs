@@ -69,6 +69,9 @@ pub struct ToolSpec {
     /// The agent that its calls run.
     #[doc(hidden)]
     pub agent: Option<Box<AgentToolConfig>>,
+    /// True if the client runs its calls: see [`ClientTool`](crate::config::ClientTool).
+    #[doc(hidden)]
+    pub by_client: bool,
 }
 
 impl ToolSpec {
@@ -115,6 +118,7 @@ impl ToolSpec {
             max_result_bytes: None,
             keep: false,
             agent: None,
+            by_client: false,
         }
     }
 

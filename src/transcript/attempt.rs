@@ -225,6 +225,14 @@ impl RecordedQuestion<'_> {
     }
 }
 
+impl RecordedQuestion<'_> {
+    /// Returns whether the client has to run the call.
+    #[must_use]
+    pub fn is_for_client(&self) -> bool {
+        self.request.phase == ApprovalPhase::Client
+    }
+}
+
 impl RecordedDecision<'_> {
     /// Returns the decision in the form of [`ResultNotes`].
     #[must_use]
@@ -262,6 +270,12 @@ impl<'a> CallTranscript<'a> {
         let hooks = self.hooks.iter().map(|hooks| hooks.at);
         let outcomes = self.outcomes.iter().map(|outcome| outcome.at);
         intents.chain(reports).chain(questions).chain(decisions).chain(hooks).chain(outcomes)
+    }
+
+    /// Returns whether the client was asked to run the call.
+    #[must_use]
+    pub fn is_by_client(&self) -> bool {
+        self.questions.iter().any(RecordedQuestion::is_for_client)
     }
 
     /// Returns the last recorded outcome.

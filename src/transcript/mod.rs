@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::config::RunOverrides;
+use crate::config::{ClientTool, RunOverrides};
 use crate::event::{StatsReport, TurnSummary};
 use crate::record::{ContextChange, StopMode, TurnEnd};
 use crate::types::{
@@ -99,6 +99,8 @@ pub struct SessionOpening<'a> {
     pub metadata: &'a Metadata,
     /// The call that opened it, if it is a child session.
     pub parent: Option<&'a Arc<ParentCall>>,
+    /// The tools that the client runs.
+    pub client_tools: Option<&'a Arc<[ClientTool]>>,
 }
 
 /// A fork of another session.

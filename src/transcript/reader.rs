@@ -63,12 +63,19 @@ impl<'a> Transcript<'a> {
     fn add(&mut self, at: RecordLocation, record: &'a Record) {
         self.last = Some(at);
         match record {
-            Record::SessionOpened { agent, messages, metadata, parent } => {
+            Record::SessionOpened { agent, messages, metadata, parent, client_tools } => {
                 if at.index > 0 {
                     self.breach(at, Invariant::Session, "the session is opened again");
                 } else {
                     let parent = parent.as_ref();
-                    self.opening = Some(SessionOpening { at, agent, messages, metadata, parent });
+                    self.opening = Some(SessionOpening {
+                        at,
+                        agent,
+                        messages,
+                        metadata,
+                        parent,
+                        client_tools: client_tools.as_ref(),
+                    });
                 }
             }
             Record::SessionForked { from, at: last_copied } => {

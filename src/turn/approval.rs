@@ -58,7 +58,11 @@ impl Turn {
         let index = self.position(key);
         let call = index.and_then(|index| self.calls.get(index));
         let pending = call.and_then(|call| self.pending_phase(call));
-        let pending = pending.filter(|phase| *phase != ApprovalPhase::Input);
+        let is_approval = |phase: &ApprovalPhase| match phase {
+            ApprovalPhase::Before | ApprovalPhase::After => true,
+            ApprovalPhase::Input | ApprovalPhase::Client => false,
+        };
+        let pending = pending.filter(is_approval);
         let decided = |phase| self.approvals.decisions.get(&(key, phase));
         let (before, after) = (decided(ApprovalPhase::Before), decided(ApprovalPhase::After));
         let first = match (decision.phase, pending) {
@@ -90,7 +94,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Returns the pending approvals in call order.
+    /// Returns the pending approvals in call order, and the calls that the client runs.
     pub fn pending_approvals(&self) -> impl Iterator<Item = (CallKey, ApprovalPhase)> {
         self.calls.iter().filter_map(|call| Some((call.key(), self.pending_phase(call)?)))
     }
@@ -112,7 +116,7 @@ impl Turn {
         Some(approval_request(call, self.pending_phase(call)?))
     }
 
-    /// Returns whether the turn waits only for approvals. That time does not count towards
+    /// Returns whether the turn waits only for approvals and for results of clients. That time does not count towards
     /// `run_timeout`.
     #[must_use]
     pub fn waits_only_for_approval(&self) -> bool {
@@ -164,6 +168,7 @@ impl Turn {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
             let (CallPhase::AwaitingApproval { until: Some(until) }
+            | CallPhase::AwaitingClient { until: Some(until) }
             | CallPhase::AwaitingReview { until: Some(until), .. }
             | CallPhase::Running {
                 question: Some(OpenQuestion { until: Some(until), .. }),
@@ -172,7 +177,9 @@ impl Turn {
             else {
                 continue;
             };
-            if let Some(phase) = call.pending_approval_phase().filter(|_| until <= now) {
+            if until <= now && call.is_with_client() {
+                self.end_unanswered(index);
+            } else if let Some(phase) = call.pending_approval_phase().filter(|_| until <= now) {
                 let expired = Judgement { verdict: Verdict::Expired, message: None };
                 self.decide_approval(index, phase, expired, None);
             }
@@ -256,7 +263,7 @@ impl Turn {
         let note = match phase {
             ApprovalPhase::Before => &mut call.notes.before,
             ApprovalPhase::After => &mut call.notes.after,
-            ApprovalPhase::Input => return,
+            ApprovalPhase::Input | ApprovalPhase::Client => return,
         };
         *note = Some(judgement);
         if let Some(rejection) = rejection {
@@ -283,7 +290,7 @@ impl Turn {
     }
 }
 
-fn approval_request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
+pub(super) fn approval_request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
     let output_summary = if let CallPhase::AwaitingReview { outcome, .. } = &call.phase {
         Some(excerpt(&outcome.content, QUOTE_CHARS))
     } else {

@@ -41,6 +41,8 @@ pub(super) enum CallPhase {
     Intended,
     /// The call waits for the approval to run.
     AwaitingApproval { until: Option<Duration> },
+    /// The client runs the call.
+    AwaitingClient { until: Option<Duration> },
     /// The tool runs. While it waits for the answer to a question, its deadline does not count.
     Running { deadline: Option<Duration>, question: Option<OpenQuestion> },
     /// The tool has answered. The outcome depends on the writes of earlier calls.
@@ -236,7 +238,7 @@ impl TurnCall {
 
     /// Returns whether the tool was started, or will be started when the intent is durable.
     pub(super) fn has_started(&self) -> bool {
-        self.started_at.is_some() || self.phase == CallPhase::Intended
+        self.started_at.is_some() || self.phase == CallPhase::Intended || self.is_with_client()
     }
 
     /// Returns whether the call holds one of the N permits of `parallel = N`.
@@ -245,6 +247,16 @@ impl TurnCall {
             self.phase,
             CallPhase::AwaitingPermit { .. } | CallPhase::Intended | CallPhase::Running { .. }
         )
+    }
+
+    /// Returns whether the client runs the calls of its tool.
+    pub(super) fn is_by_client(&self) -> bool {
+        self.tool.as_ref().is_some_and(|tool| tool.by_client)
+    }
+
+    /// Returns whether the client runs the call.
+    pub(super) fn is_with_client(&self) -> bool {
+        matches!(self.phase, CallPhase::AwaitingClient { .. })
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -292,18 +304,20 @@ impl TurnCall {
             | CallPhase::AwaitingPermit { .. }
             | CallPhase::Intended
             | CallPhase::AwaitingApproval { .. }
+            | CallPhase::AwaitingClient { .. }
             | CallPhase::Running { .. }
             | CallPhase::Ended { .. }
             | CallPhase::Dropped => false,
         }
     }
 
-    /// Returns the phase of the pending approval.
+    /// Returns the phase of the pending approval, or of the result of a client that is awaited.
     pub(super) fn pending_approval_phase(&self) -> Option<ApprovalPhase> {
         match self.phase {
             CallPhase::AwaitingApproval { .. } => Some(ApprovalPhase::Before),
             CallPhase::AwaitingReview { .. } => Some(ApprovalPhase::After),
             CallPhase::Running { question: Some(_), .. } => Some(ApprovalPhase::Input),
+            CallPhase::AwaitingClient { .. } => Some(ApprovalPhase::Client),
             CallPhase::Open
             | CallPhase::Sealed
             | CallPhase::AwaitingReferences

@@ -21,6 +21,10 @@ impl Turn {
     pub(super) fn start_or_request_permit(&mut self, index: usize) {
         let requested_at = self.now();
         let Some(call) = self.calls.get_mut(index) else { return };
+        if call.is_by_client() {
+            self.hand_to_client(index);
+            return;
+        }
         if !call.needs_tool_permit() {
             self.start(index);
             return;
@@ -83,10 +87,14 @@ impl Turn {
         }
     }
 
-    /// Runs a call whose intent is durable, unless it was answered in the meantime.
+    /// Runs a call whose intent is durable, or publishes that the client has to run it, unless it was answered in
+    /// the meantime.
     pub(super) fn start_intended(&mut self, index: usize) {
-        if self.calls.get(index).is_some_and(|call| call.phase == CallPhase::Intended) {
+        let Some(call) = self.calls.get(index) else { return };
+        if call.phase == CallPhase::Intended {
             self.run_call(index);
+        } else if call.is_with_client() {
+            self.publish_client_call(index);
         }
     }
 

@@ -177,7 +177,8 @@ impl Turn {
         let key = call.key();
         let effects_started = call.has_effects() && call.has_started();
         let has_outcome = call.outcome().is_some();
-        let has_run = call.is_running() || call.has_undecided_report() || call.has_result();
+        let is_out = call.is_running() || call.is_with_client();
+        let has_run = is_out || call.has_undecided_report() || call.has_result();
         self.publish_anomaly(index, ArgumentsAnomaly::ChangedAfterSeal);
         if effects_started || (has_outcome && !has_run) {
             self.record_amended_end(index);

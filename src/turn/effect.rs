@@ -148,7 +148,7 @@ pub(super) struct EffectQueue {
 pub(super) enum DeferredEffect {
     /// Queue the effect.
     Queue(Effect),
-    /// Start the call, whose intent is the record.
+    /// Start the call, whose intent is the record, or publish that the client has to run it.
     StartCall(CallKey),
 }
 

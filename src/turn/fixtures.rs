@@ -20,8 +20,8 @@ use crate::wire::{CallDelta, Delta};
 const BOTH: ApprovalPolicy = ApprovalPolicy { before: AskedCalls::All, after: true };
 
 /// Returns tools of every kind, by name. The names describe the tools: `put` writes a variable, `asked`
-/// needs an approval to run, `reviewed` needs one for its result, `both` needs both, and `asking` asks
-/// questions while it runs.
+/// needs an approval to run, `reviewed` needs one for its result, `both` needs both, `asking` asks
+/// questions while it runs, and the client runs `client`.
 pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
     let schema = || {
         InputSchema::parse(json!({"type": "object", "properties": {"n": {"type": "integer"}}}))
@@ -68,6 +68,9 @@ pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
         tool("add_capped").approval(BOTH).max_concurrent(1),
         agent(tool("agent").timeout(Duration::from_secs(40))),
         agent(tool("eager_agent").start_on_seal()),
+        by_client(tool("client")),
+        by_client(tool("client_pure").pure()),
+        by_client(tool("client_both").approval(BOTH)),
     ]
     .into_iter()
     .map(|spec| (spec.name.clone(), Arc::new(spec)))
@@ -78,6 +81,10 @@ pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
 fn agent(spec: ToolSpec) -> ToolSpec {
     let agent = Some(Box::new(AgentToolConfig::new("researcher")));
     ToolSpec { agent, ..spec.idempotent() }
+}
+
+fn by_client(spec: ToolSpec) -> ToolSpec {
+    ToolSpec { by_client: true, ..spec }
 }
 
 pub(crate) fn rules(execution: Execution) -> TurnRules {

@@ -23,6 +23,7 @@ pub(super) fn find_identical_call(call: &TurnCall, earlier: &[TurnCall]) -> Opti
             | CallPhase::AwaitingPermit { .. }
             | CallPhase::Intended
             | CallPhase::AwaitingApproval { .. }
+            | CallPhase::AwaitingClient { .. }
             | CallPhase::Running { .. }
             | CallPhase::Reported(_)
             | CallPhase::AwaitingResultHooks { .. }

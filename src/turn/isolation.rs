@@ -128,6 +128,7 @@ impl Turn {
                 | CallPhase::AwaitingPermit { .. }
                 | CallPhase::Intended
                 | CallPhase::AwaitingApproval { .. }
+                | CallPhase::AwaitingClient { .. }
                 | CallPhase::Running { .. }
                 | CallPhase::AwaitingReview { .. } => return,
             }

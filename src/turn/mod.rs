@@ -20,6 +20,7 @@
 //! | variables: snapshot, conflict, rerun, two writers of one variable, `max_variables_bytes` | `isolation` |
 //! | approval, approval timeout (`approval_timeout`), expiry | `approval` |
 //! | questions of running calls: answer, form, expiry, clock of the tool | `question` |
+//! | calls that the client runs: request, result, expiry | `client_call` |
 //! | attempt, void attempt, reuse of pure results | `attempt` |
 //! | request larger than the context window (`CONTEXT_OVERFLOW`), refused or not, once made smaller | `attempt` |
 //! | retry, backoff, jitter, `Retry-After`, fallback model | `retry` |
@@ -51,6 +52,7 @@ mod call;
 mod call_end;
 mod call_id;
 mod call_start;
+mod client_call;
 mod clock;
 pub(crate) mod committed;
 mod deltas;
@@ -379,9 +381,9 @@ impl Turn {
         let deadlines = self.calls.iter().filter_map(|call| match call.phase {
             CallPhase::Running { question: Some(question), .. } => question.until,
             CallPhase::Running { deadline, question: None } => deadline,
-            CallPhase::AwaitingApproval { until } | CallPhase::AwaitingReview { until, .. } => {
-                until
-            }
+            CallPhase::AwaitingApproval { until }
+            | CallPhase::AwaitingClient { until }
+            | CallPhase::AwaitingReview { until, .. } => until,
             CallPhase::Open
             | CallPhase::Sealed
             | CallPhase::AwaitingReferences

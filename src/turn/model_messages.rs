@@ -140,6 +140,15 @@ pub(super) fn timed_out(call: &TurnCall, timeout: Duration) -> ToolOutcome {
     ToolOutcome::not_ok(ToolStatus::TimedOut, FailureKind::Timeout, text)
 }
 
+/// Returns the answer to a call whose result the client has not sent in time.
+pub(super) fn unanswered(call: &TurnCall, timeout: Duration) -> ToolOutcome {
+    let mut text = format!("Error: no result from the client within {}", seconds(timeout));
+    if call.has_effects() && call.started_at.is_some() {
+        text.push_str(": it may or may not have happened");
+    }
+    ToolOutcome::not_ok(ToolStatus::TimedOut, FailureKind::Timeout, text)
+}
+
 /// Returns the answer to a call that may have run before a crash of the host.
 pub(super) fn host_stopped() -> ToolOutcome {
     ToolOutcome::not_ok(
@@ -159,7 +168,9 @@ pub(super) fn rejected(phase: ApprovalPhase, judgement: &Judgement) -> ToolOutco
         (ApprovalPhase::Before, Verdict::Expired) => {
             "not run: no decision about the call arrived in time"
         }
-        (ApprovalPhase::Before | ApprovalPhase::Input, _) => "not run: a person rejected the call",
+        (ApprovalPhase::Before | ApprovalPhase::Input | ApprovalPhase::Client, _) => {
+            "not run: a person rejected the call"
+        }
         (ApprovalPhase::After, Verdict::Expired) => {
             "it ran, but no decision about its result arrived in time"
         }

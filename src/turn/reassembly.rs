@@ -37,6 +37,7 @@ impl Reassembly {
                 | CallPhase::AwaitingPermit { .. }
                 | CallPhase::Intended
                 | CallPhase::AwaitingApproval { .. }
+                | CallPhase::AwaitingClient { .. }
                 | CallPhase::Running { .. }
                 | CallPhase::Reported(_)
                 | CallPhase::AwaitingReview { .. } => return None,

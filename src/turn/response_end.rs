@@ -104,6 +104,7 @@ impl Turn {
                 // A duplicate is answered when the call that it copies is answered.
                 CallPhase::Duplicate { .. }
                 | CallPhase::Intended
+                | CallPhase::AwaitingClient { .. }
                 | CallPhase::Running { .. }
                 | CallPhase::Reported(_)
                 | CallPhase::AwaitingResultHooks { .. }
@@ -125,6 +126,14 @@ impl Turn {
                         self.effects.perform(TurnAction::Abort(key));
                         self.end_call(index, outcome);
                     }
+                }
+                // The client may have run the call, if it was told to.
+                CallPhase::AwaitingClient { .. } => {
+                    let outcome = match call.started_at {
+                        Some(_) => model_messages::cancelled(call),
+                        None => model_messages::never_started(),
+                    };
+                    self.end_call(index, outcome);
                 }
                 // The call was going to run again because of a conflict. Its first report is
                 // resolved instead.

@@ -247,6 +247,7 @@ impl Turn {
                 restored.answered_at = Some(Duration::ZERO);
                 // A second report shows that the call ran again because of a conflict.
                 restored.notes.conflict = transcript.is_some_and(|call| call.reports.len() > 1);
+                restored.notes.by_client = transcript.is_some_and(CallTranscript::is_by_client);
                 restored.phase = CallPhase::Reported(ReportedOutcome {
                     outcome: report.outcome.clone(),
                     reads: report.reads.clone(),
@@ -278,6 +279,16 @@ impl Turn {
                 && call.needs(started)
             {
                 self.attach(index, started);
+                continue;
+            }
+            let key = call.key();
+            let handed = (key, ApprovalPhase::Client);
+            if self.approvals.requested_before_resume.contains_key(&handed)
+                && call.outcome().is_none()
+                && !call.has_undecided_report()
+            {
+                call.early = recorded.is_early_request(handed);
+                self.hand_to_client(index);
                 continue;
             }
             if let CallPhase::Reported(ReportedOutcome { outcome, reads, writes }) = &call.phase
@@ -384,6 +395,14 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
             let questions = call.questions.iter();
             questions.map(|question| ((*key, question.request.phase), question.at.time))
         })
+    }
+
+    /// Returns whether an approval, or the result of a client, was requested before the response had ended.
+    fn is_early_request(&self, (key, phase): (CallKey, ApprovalPhase)) -> bool {
+        let questions = self.call(key).into_iter().flat_map(|call| &call.questions);
+        let mut requested = questions.filter(|question| question.request.phase == phase);
+        let response = self.attempt.response.map(|response| response.at);
+        requested.any(|asked| response.is_none_or(|response| asked.at.is_before(response)))
     }
 
     fn decisions(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), Judgement)> {

@@ -10,7 +10,7 @@
 //! 4. for a permit: with `parallel = N` at most N calls of the turn hold one;
 //! 5. for a permit of its tool, if the tool has `max_concurrent`.
 //!
-//! A call that waits for an approval holds no permit, so that later calls can overtake it. A call
+//! A call that waits for an approval, or that the client runs, holds no permit, so that later calls can overtake it. A call
 //! that waits for a permit of its tool holds one of the turn: it counts as a running call.
 //!
 //! Early start: a call starts while the response is still being received. The agent must have
@@ -77,6 +77,7 @@ pub(super) fn next_action(
             | CallPhase::Duplicate { .. }
             | CallPhase::Intended
             | CallPhase::AwaitingApproval { .. }
+            | CallPhase::AwaitingClient { .. }
             | CallPhase::Running { .. }
             | CallPhase::Reported(_)
             | CallPhase::AwaitingResultHooks { .. }
@@ -93,6 +94,8 @@ pub(super) fn next_action(
                     Some(WaitingFor::Exclusive)
                 } else if call.needs_approval() {
                     return Some(ScheduleAction::RequestApproval(index));
+                } else if call.is_by_client() {
+                    None
                 } else if permits_held >= permits_max {
                     Some(WaitingFor::Capacity)
                 } else {

@@ -133,9 +133,10 @@ impl TurnRules {
         self.hooks.iter().any(|scope| scope.on == on)
     }
 
-    /// Returns whether a hook is asked at this point about calls of this tool.
+    /// Returns whether a hook is asked at this point about calls of this tool. The forced tool of a typed
+    /// answer is none: its call is the answer of the model, and runs nothing.
     pub(super) fn has_hook(&self, on: HookPoint, tool: &str) -> bool {
-        self.hooks.iter().any(|scope| scope.contains(on, tool))
+        tool != FINAL_ANSWER && self.hooks.iter().any(|scope| scope.contains(on, tool))
     }
 
     /// Returns whether a call of this name means another tool.

@@ -39,6 +39,7 @@ impl Turn {
                 | CallPhase::AwaitingPermit { .. }
                 | CallPhase::Intended
                 | CallPhase::AwaitingApproval { .. }
+                | CallPhase::AwaitingClient { .. }
                 | CallPhase::Running { .. }
                 | CallPhase::Reported(_)
                 | CallPhase::AwaitingResultHooks { .. }
@@ -92,6 +93,7 @@ impl Turn {
             call: call.label(),
             waiting_for: reason,
             input_summary: call.input_summary(),
+            client_input: None,
         };
         self.emit(event);
     }

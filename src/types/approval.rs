@@ -19,6 +19,8 @@ pub enum ApprovalPhase {
     After,
     /// While the call runs: its tool asks for input.
     Input,
+    /// A client runs the call, and its result is awaited. This is not decided like an approval.
+    Client,
 }
 
 impl ApprovalPhase {
@@ -29,6 +31,7 @@ impl ApprovalPhase {
             Self::Before => "before",
             Self::After => "after",
             Self::Input => "input",
+            Self::Client => "client",
         }
     }
 }

@@ -335,6 +335,9 @@ pub struct ResultNotes {
     /// The call's writes to variables were dropped.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub writes_dropped: bool,
+    /// The client was asked to run the call.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub by_client: bool,
     /// The decision about running the call, if approval was needed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub before: Option<Judgement>,
@@ -383,6 +386,9 @@ pub fn metadata(outcome: &ToolOutcome, notes: &ResultNotes) -> Value {
     }
     if notes.arguments_changed {
         map.insert("arguments_changed".into(), Value::Bool(true));
+    }
+    if notes.by_client {
+        map.insert("by".into(), "client".into());
     }
     if notes.reused {
         map.insert("reused".into(), Value::Bool(true));

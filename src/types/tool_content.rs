@@ -196,6 +196,12 @@ impl ResultPart {
 }
 
 impl FullResult {
+    /// Returns the number of bytes of its texts, its data and its value.
+    pub(crate) fn bytes(&self) -> usize {
+        let structured = self.structured.as_ref().map_or(0, |value| value.to_string().len());
+        self.content.iter().map(ResultPart::bytes).sum::<usize>() + structured
+    }
+
     /// Drops what exceeds [`RESULT_BYTES_MAX`], with a note for the model.
     pub(crate) fn limit(&mut self) {
         let mut bytes_left = RESULT_BYTES_MAX;

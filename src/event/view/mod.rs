@@ -67,10 +67,12 @@ impl PublishedEvent {
                 self.single("content_delta", &TextView { text }, text.len())
             }
             Event::CallOpened { call } => self.tool_use(&ToolUseView::new(call, "detected")),
-            Event::CallWaiting { call, waiting_for, input_summary } => {
+            Event::CallWaiting { call, waiting_for, input_summary, client_input } => {
                 self.tool_use(&ToolUseView {
                     waiting_for: Some(*waiting_for),
                     input_summary: Some(summary(input_summary)),
+                    by: client_input.as_ref().map(|_| CLIENT),
+                    input: client_input.as_deref(),
                     ..ToolUseView::new(call, "waiting")
                 })
             }
@@ -159,6 +161,8 @@ impl PublishedEvent {
             waiting_for: None,
             input_summary: Some(Cow::Owned(input_summary(call))),
             early: Some(early),
+            by: result.notes.by_client.then_some(CLIENT),
+            input: None,
         };
         let result_view = ToolResultView {
             call_index: call.key.index,
@@ -274,6 +278,9 @@ struct TextView<'a> {
     text: &'a str,
 }
 
+/// The value of `by` for a call that the client runs.
+const CLIENT: &str = "client";
+
 #[derive(Serialize)]
 struct ToolUseView<'a> {
     call_index: u32,
@@ -284,6 +291,11 @@ struct ToolUseView<'a> {
     waiting_for: Option<WaitingFor>,
     input_summary: Option<Cow<'a, str>>,
     early: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    by: Option<&'static str>,
+    /// All arguments, if the client runs the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input: Option<&'a Value>,
 }
 
 impl<'a> ToolUseView<'a> {
@@ -297,6 +309,8 @@ impl<'a> ToolUseView<'a> {
             waiting_for: None,
             input_summary: None,
             early: Some(false),
+            by: None,
+            input: None,
         }
     }
 }

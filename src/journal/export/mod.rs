@@ -94,6 +94,7 @@ fn approval_question(phase: ApprovalPhase) -> &'static str {
         ApprovalPhase::Before => "may it run?",
         ApprovalPhase::After => "may its result be seen?",
         ApprovalPhase::Input => "its question:",
+        ApprovalPhase::Client => "handed to the client",
     }
 }
 

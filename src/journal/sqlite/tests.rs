@@ -45,6 +45,7 @@ fn opened(agent: &str) -> Record {
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
         parent: None,
+        client_tools: None,
     }
 }
 
@@ -99,6 +100,7 @@ async fn lists_have_the_metadata_of_sessions_and_forks() {
         messages: Vec::new(),
         metadata: metadata.clone(),
         parent: None,
+        client_tools: None,
     };
     // The database has no column for metadata before the second session.
     for (session, record) in [("s1", opened("writer")), ("s2", with), ("s3", opened("writer"))] {
@@ -133,6 +135,7 @@ async fn a_full_disk_fails_batches_until_there_is_space_again() {
             messages: vec![],
             metadata: crate::types::Metadata::default(),
             parent: None,
+            client_tools: None,
         };
         let mut kept = 0;
         let error = loop {

@@ -28,6 +28,9 @@ impl<'a> Verifier<'_, 'a> {
         for intent in &call.intents {
             self.check_intent(run, attempt, key, call, intent);
         }
+        for handed in call.questions.iter().filter(|asked| asked.is_for_client()) {
+            self.check_start(handed.at, key, call, &handed.request.arguments);
+        }
         self.check_approvals(key, call);
         for (nth, outcome) in call.outcomes.iter().enumerate() {
             let earlier = nth.checked_sub(1).and_then(|nth| call.outcomes.get(nth));
@@ -72,6 +75,27 @@ impl<'a> Verifier<'_, 'a> {
         self.require(is_same, at, Invariant::Intent, || {
             format!("{of} is intended again, as another call")
         });
+        self.check_start(at, of, call, &intent.call.arguments);
+        let has_ended = attempt.response.is_some_and(|response| response.at.is_before(at));
+        let what = match intent.partial {
+            None if !has_ended => "it starts early, and the partial response is missing",
+            Some(_) if has_ended => "it has a partial response, and the response had ended",
+            Some(partial) if !self.is_made(&partial.message.calls, intent.call, call) => {
+                "the partial response does not hold it"
+            }
+            None | Some(_) => return,
+        };
+        self.require(false, at, Invariant::Response, || format!("{of}: {what}"));
+    }
+
+    /// Checks the approvals and the decisions of hooks about a call that starts, or is handed to the client.
+    fn check_start(
+        &mut self,
+        at: RecordLocation,
+        of: CallKey,
+        call: &CallTranscript<'a>,
+        arguments: &Arc<Value>,
+    ) {
         let mut requests = call.questions.iter().filter(|question| question.at.is_before(at));
         let is_requested = requests.any(|question| question.request.phase == ApprovalPhase::Before);
         let verdict = verdict_before(call, ApprovalPhase::Before, at);
@@ -92,21 +116,11 @@ impl<'a> Verifier<'_, 'a> {
         });
         let changed = decision.and_then(|hooks| hooks.arguments.as_ref());
         self.require(
-            changed.is_none_or(|changed| *changed == intent.call.arguments),
+            changed.is_none_or(|changed| changed == arguments),
             at,
             Invariant::Hook,
             || format!("{of} starts with other arguments than those of its hooks"),
         );
-        let has_ended = attempt.response.is_some_and(|response| response.at.is_before(at));
-        let what = match intent.partial {
-            None if !has_ended => "it starts early, and the partial response is missing",
-            Some(_) if has_ended => "it has a partial response, and the response had ended",
-            Some(partial) if !self.is_made(&partial.message.calls, intent.call, call) => {
-                "the partial response does not hold it"
-            }
-            None | Some(_) => return,
-        };
-        self.require(false, at, Invariant::Response, || format!("{of}: {what}"));
     }
 
     /// Returns whether the model made the intended call.
@@ -170,10 +184,18 @@ impl<'a> Verifier<'_, 'a> {
                 ApprovalPhase::After => {
                     call.reports.first().is_some_and(|report| report.at.is_before(at))
                 }
+                ApprovalPhase::Client => {
+                    let ends = call.outcomes.first().map(|ended| ended.at);
+                    let mut later = call.reports.iter().map(|report| report.at).chain(ends);
+                    later.all(|later| at.is_before(later))
+                }
                 ApprovalPhase::Input => true,
             };
             self.require(is_in_time, at, Invariant::Approval, || match phase {
                 ApprovalPhase::Before => format!("{key} has an approval request after its intent"),
+                ApprovalPhase::Client => {
+                    format!("{key} is handed to the client, and has its result")
+                }
                 ApprovalPhase::After | ApprovalPhase::Input => {
                     format!("{key} has an approval request without a result")
                 }

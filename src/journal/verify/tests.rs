@@ -15,6 +15,7 @@ fn begun(execution: Execution) -> [Record; 2] {
             messages: Vec::new(),
             metadata: crate::types::Metadata::default(),
             parent: None,
+            client_tools: None,
         },
         Record::RunStarted {
             run_id: RunId("run_1".into()),

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use super::{JournalEntry, Record};
 use crate::event::{CallLabel, Event, EventId, PublishedEvent};
-use crate::types::{Execution, RunId, Seq, SessionId, ToolCall, ToolResult, floor_char_boundary};
+use crate::types::{
+    ApprovalPhase, Execution, RunId, Seq, SessionId, ToolCall, ToolResult, floor_char_boundary,
+};
 pub use text::{DisplayedText, displayed_text};
 use text::{UnsentText, display_order};
 
@@ -87,7 +89,13 @@ impl PastEvents {
             self.release(voided, out);
         }
         let event = match &entry.record {
-            Record::SessionOpened { agent, messages: _, metadata: _, parent: _ } => {
+            Record::SessionOpened {
+                agent,
+                messages: _,
+                metadata: _,
+                parent: _,
+                client_tools: _,
+            } => {
                 self.agent.clone_from(agent);
                 return;
             }
@@ -157,6 +165,8 @@ impl PastEvents {
                 self.calls.extend(partial.cloned());
                 return;
             }
+            // Clients receive the state of an open call.
+            Record::ApprovalAsked { request } if request.phase == ApprovalPhase::Client => return,
             Record::ApprovalAsked { request } => Event::ApprovalAsked { request: request.clone() },
             Record::CallEnded { amended: true, .. } => return,
             Record::CallEnded {

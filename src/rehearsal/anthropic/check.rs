@@ -213,6 +213,10 @@ fn check_tools(request: &Value) -> Result<(), String> {
     if choice["type"] == "tool" && !names.contains(name) {
         return Err(format!("tool_choice: Tool '{name}' not found in provided tools"));
     }
+    let thinks = request["thinking"]["type"].as_str().is_some_and(|kind| kind != "disabled");
+    if thinks && matches!(choice["type"].as_str(), Some("any" | "tool")) {
+        return Err("Thinking may not be enabled when tool_choice forces tool use.".to_owned());
+    }
     Ok(())
 }
 

@@ -335,6 +335,12 @@ impl AccumulatorState {
                 self.perform_effects(myself);
                 return self.reply_to_decision(reply, accepted);
             }
+            AccumulatorMessage::AnswerCall { key, outcome, reply } => {
+                let Some((current, now)) = self.now() else { return };
+                let accepted = current.turn.handle_client_result(now, key, outcome);
+                self.perform_effects(myself);
+                return self.reply_to_decision(reply, accepted);
+            }
             AccumulatorMessage::Finish => return myself.stop(None),
         }
         self.perform_effects(myself);

@@ -78,8 +78,8 @@ impl SessionActorState {
         let awake = shared.gauges.awake.increment();
         let (session, stored) = match origin {
             // The messages were checked when the session was requested.
-            SessionOrigin::New { messages, metadata, parent } => {
-                (Session::open(&agent.name, messages, metadata, parent), None)
+            SessionOrigin::New { messages, metadata, parent, client_tools } => {
+                (Session::open(&agent.name, messages, metadata, parent, client_tools), None)
             }
             SessionOrigin::Stored(stored) => {
                 (stored.session, Some((stored.last, stored.turn_entries)))
@@ -134,6 +134,12 @@ impl SessionActorState {
         while let Some(SessionEffect::Record(batch)) = state.session.poll(Duration::ZERO, &rules_of)
         {
             state.append(batch);
+        }
+        if !state.session.client_tools().is_empty() {
+            // The context is reported before the first run too.
+            let overrides = RunOverrides::default();
+            let overrides = state.session.with_client_tools(&overrides).into_owned();
+            state.agents.use_for(&overrides);
         }
         state
     }

@@ -52,7 +52,7 @@ use crate::context::{VARIABLE_NAME_BYTES_MAX, VariableError};
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq};
 use crate::session::{RunAdmission, RunInput, Session, SessionRefusal};
-use crate::turn::{ApprovalDecision, ApprovalError, TurnRecord};
+use crate::turn::{ApprovalError, TurnRecord};
 use crate::types::VariableName;
 use crate::types::{CallKey, Content, RunId, SessionId, child_run_id};
 pub(super) use begin::spawn;
@@ -208,7 +208,20 @@ impl Actor for SessionActor {
             SessionMessage::Decide { key, decision, reply } => {
                 state.resume_if_suspended();
                 state.perform(&myself).await;
-                state.decide(key, decision, reply);
+                state.hand_to_turn(key, reply, |reply| AccumulatorMessage::Decide {
+                    key,
+                    decision,
+                    reply,
+                });
+            }
+            SessionMessage::AnswerCall { key, outcome, reply } => {
+                state.resume_if_suspended();
+                state.perform(&myself).await;
+                state.hand_to_turn(key, reply, |reply| AccumulatorMessage::AnswerCall {
+                    key,
+                    outcome,
+                    reply,
+                });
             }
             SessionMessage::ToolsRead { tools } => state.tools_read(tools),
             SessionMessage::ServerToolsChanged { change } => {
@@ -308,11 +321,13 @@ impl SessionActorState {
             self.agents.read_tool_sources(&self.id, &self.shared);
         }
         let into = into.map(variable_name).transpose()?;
-        let agent = self.agents.own().with(&overrides)?;
+        self.agents.own().check_client_tools(&overrides, self.session.client_tools())?;
+        let all = self.session.with_client_tools(&overrides).into_owned();
+        let agent = self.agents.own().with(&all)?;
         let is_child_run = self.is_child_run(&id);
         let slot = if starts { Some(self.shared.acquire_run_slot(is_child_run)?) } else { None };
         if starts {
-            self.agents.set_current(overrides.clone(), agent);
+            self.agents.set_current(all, agent);
             self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
         }
         let run = RunInput { run_id: id.clone(), input, overrides, request, trace, metadata, into };
@@ -384,11 +399,16 @@ impl SessionActorState {
         true
     }
 
-    /// Hands a decision to the turn that it is about.
-    fn decide(&self, key: CallKey, decision: ApprovalDecision, reply: DecisionReply) {
+    /// Hands a decision about a call, or its result, to the turn of the call.
+    fn hand_to_turn(
+        &self,
+        key: CallKey,
+        reply: DecisionReply,
+        message: impl FnOnce(DecisionReply) -> AccumulatorMessage,
+    ) {
         if self.session.expects_decision(key) {
             // An accumulator that is gone drops the reply, and the caller asks again.
-            self.send_to_accumulator(AccumulatorMessage::Decide { key, decision, reply });
+            self.send_to_accumulator(message(reply));
         } else {
             let _ = reply.send(Err(ApprovalError::NotAsked));
         }

@@ -23,7 +23,6 @@ use crate::session::{
     RecordedAt, RunSummary, RunTerms, SessionEffect, SessionRecord, TurnBegin, TurnOrigin,
 };
 use crate::telemetry::SourceRecord;
-use crate::tool::RegisteredHook;
 use crate::turn::TurnSpec;
 use crate::types::{HookPoint, RequestKind, SessionId, SessionState};
 use crate::wire::PromptChange;
@@ -211,11 +210,7 @@ impl SessionActorState {
     ) -> Arc<ModelRequest> {
         let hash = self.agents.current().prompt_hash();
         let has_sources = !self.shared.tool_sources.0.is_empty();
-        let is_hooked = |hook: &RegisteredHook| hook.rule.on == HookPoint::BeforeRequest;
-        let hooked = self.agents.current().hooks.iter().any(is_hooked);
         let prompt_change = self.session.handle_request(hash, has_sources);
-        // Hooks may have changed the request before.
-        let prompt_change = prompt_change.or(hooked.then_some(PromptChange::Hook));
         let has_form = self.agents.note_form(kind);
         let prompt_change = prompt_change.or(has_form.then_some(PromptChange::Output));
         Arc::new(ModelRequest {

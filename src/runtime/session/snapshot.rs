@@ -8,11 +8,14 @@ use crate::journal::unix_ms;
 use crate::record::{Record, Seq};
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
 use crate::runtime::report::CallReport;
-use crate::runtime::snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
+use crate::runtime::snapshot::{
+    CurrentRun, PendingApproval, PendingClientCall, QueuedInput, SessionSnapshot,
+};
 use crate::runtime::task;
+use crate::runtime::tool::failed;
 use crate::session::open_approvals;
 use crate::turn::{ApprovalDecision, results_so_far};
-use crate::types::{ApprovalPhase, CallKey, Judgement, RunId, SessionState, Verdict};
+use crate::types::{ApprovalPhase, CallKey, FailureKind, Judgement, RunId, SessionState, Verdict};
 
 impl SessionActorState {
     /// Answers the callers that wait for a snapshot, unless the approvals of a resumed turn are
@@ -33,16 +36,19 @@ impl SessionActorState {
             let suspended = session.is_suspended();
             let turn_after = self.run.as_ref().map(|run| run.turn_after);
             let turn_after = turn_after.unwrap_or(self.stored_turn_after);
+            let pending = match &self.run {
+                Some(run) => run.approvals.clone(),
+                None => self.recorded_approvals(turn_after),
+            };
+            let (approvals, client_calls) = PendingClientCall::separate(pending);
             CurrentRun {
                 run_id: run.id.clone(),
                 metadata: run.metadata.clone(),
                 turn: session.turn(),
                 waiting_for: session.waits_for_tools().then_some(WaitingFor::Server),
                 suspended,
-                approvals: match &self.run {
-                    Some(run) => run.approvals.clone(),
-                    None => self.recorded_approvals(turn_after),
-                },
+                approvals,
+                client_calls,
                 results: self.results_so_far(&run.id, turn_after),
             }
         });
@@ -109,6 +115,7 @@ impl SessionActorState {
     }
 
     /// Rejects the open approvals of a run whose caller waits for its end, if no other reader can answer them.
+    /// Answers the calls for the client with an error then.
     fn reject_if_nobody_can_be_asked(&self) {
         if self.run.as_ref().is_none_or(|run| run.approvals.is_empty() || !run.is_awaited()) {
             return;
@@ -152,7 +159,17 @@ impl SessionActorState {
         for approval in &run.approvals {
             let Ok(key) = approval.tool_id.parse::<CallKey>() else { continue };
             let nobody = "nobody can be asked: nobody reads the events of this run";
+            let (reply, _) = ractor::concurrency::oneshot();
             let message = match approval.phase {
+                ApprovalPhase::Client => {
+                    let what = "no client runs it: nobody reads the events of this run. Answer \
+                                client calls: see SessionHandle::start_run";
+                    let outcome = failed(FailureKind::ToolError, what);
+                    let reply = reply.into();
+                    let answer = AccumulatorMessage::AnswerCall { key, outcome, reply };
+                    self.send_to_accumulator(answer);
+                    continue;
+                }
                 ApprovalPhase::Input => {
                     format!("{nobody}. Answer questions: see SessionHandle::start_run")
                 }
@@ -166,7 +183,6 @@ impl SessionActorState {
             let (phase, sha256) = (Some(approval.phase), approval.arguments_sha256.clone());
             let decision =
                 ApprovalDecision { phase, judgement, arguments_sha256: sha256, content: None };
-            let (reply, _) = ractor::concurrency::oneshot();
             self.send_to_accumulator(AccumulatorMessage::Decide {
                 key,
                 decision,

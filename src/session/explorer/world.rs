@@ -185,7 +185,7 @@ impl World {
         let message = serde_json::json!({"role": "assistant", "content": "", "tool_calls": calls});
         let messages = if scenario.initial_call { vec![message] } else { Vec::new() };
         let mut world = Self {
-            session: Session::open("a", messages, crate::types::Metadata::default(), None),
+            session: Session::open("a", messages, crate::types::Metadata::default(), None, None),
             log: Vec::new(),
             batch_from: 0,
             turn: None,

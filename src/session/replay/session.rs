@@ -1,6 +1,7 @@
 //! Hands the recorded inputs and the replayed turns to the session machine, and compares the
 //! records that it makes with the recorded ones.
 
+use std::borrow::Cow;
 use std::mem::discriminant;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +48,9 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         let mut session = match recording.transcript().opening {
             Some(opening) => {
                 let (messages, metadata) = (opening.messages.to_vec(), opening.metadata.clone());
-                Session::open(opening.agent, messages, metadata, opening.parent.cloned())
+                let (parent, client_tools) =
+                    (opening.parent.cloned(), opening.client_tools.cloned());
+                Session::open(opening.agent, messages, metadata, parent, client_tools)
             }
             None => Session::blank(),
         };
@@ -79,7 +82,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                 run_id, input, overrides, request, trace, metadata, into, ..
             }
             | Record::InputQueued { run_id, input, overrides, request, trace, metadata, into } => {
-                let rules = self.rules(overrides)?;
+                let rules = self.rules(&self.session.with_client_tools(overrides))?;
                 let run = RunInput {
                     run_id: run_id.clone(),
                     input: input.clone(),
@@ -165,7 +168,9 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         while self.recording.record(self.at).is_some() {
             self.session.shutting_down = self.is_shut_down();
             let queued = self.session.queue.front().map(|queued| &queued.overrides);
-            let overrides = self.session.run().map(|run| &run.overrides).or(queued).cloned();
+            let queued = queued.map(|overrides| self.session.with_client_tools(overrides));
+            let open = self.session.run().map(|run| run.overrides.clone());
+            let overrides = open.or(queued.map(Cow::into_owned));
             let effect = match overrides {
                 Some(overrides) => {
                     let rules = self.rules(&overrides)?;

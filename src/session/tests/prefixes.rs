@@ -133,7 +133,7 @@ impl Life {
         let messages = if script.initial_call { vec![message] } else { Vec::new() };
         Self::new(
             script,
-            Session::open("a", messages, crate::types::Metadata::default(), None),
+            Session::open("a", messages, crate::types::Metadata::default(), None, None),
             Vec::new(),
         )
     }

@@ -33,7 +33,7 @@ fn turn_rules(_: &RunOverrides) -> Arc<TurnRules> {
 
 impl Recorded {
     fn open() -> Self {
-        let session = Session::open("a", Vec::new(), crate::types::Metadata::default(), None);
+        let session = Session::open("a", Vec::new(), crate::types::Metadata::default(), None, None);
         let (log, cancels) = (Vec::new(), Vec::new());
         let mut recorded = Self { session, log, began: None, cancels };
         recorded.perform(Duration::ZERO);

@@ -74,6 +74,7 @@ fn fold(records: &[Record]) -> History {
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
         parent: None,
+        client_tools: None,
     };
     let is_opened = matches!(records.first(), Some(Record::SessionOpened { .. }));
     let opened = (!is_opened).then_some(opened);
@@ -283,6 +284,7 @@ fn seeded(messages: serde_json::Value) -> LiveAndRecorded {
         messages,
         metadata: crate::types::Metadata::default(),
         parent: None,
+        client_tools: None,
     }];
     LiveAndRecorded { live, records, committed: None }
 }
@@ -345,6 +347,7 @@ fn a_record_that_contradicts_those_before_it_is_named() {
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
         parent: None,
+        client_tools: None,
     };
     let over = |id: &str| Record::RunEnded {
         run_id: RunId(id.into()),
@@ -363,6 +366,7 @@ fn a_record_that_contradicts_those_before_it_is_named() {
         messages: vec![1.into()],
         metadata: crate::types::Metadata::default(),
         parent: None,
+        client_tools: None,
     };
     let with = |mut records: Vec<Record>, more: Vec<Record>| {
         records.extend(more);
@@ -422,6 +426,7 @@ fn a_fork_remembers_no_request_and_no_queue() {
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
         parent: None,
+        client_tools: None,
     };
     let mut records = vec![(opened, 5), (queued, 6)];
     let fold = |records: &[(Record, u64)]| {
@@ -449,6 +454,7 @@ fn a_fork_stops_the_run_that_is_open_in_the_other_session() {
         messages: Vec::new(),
         metadata: crate::types::Metadata::default(),
         parent: None,
+        client_tools: None,
     };
     let mut journal = entries(0, &[(opened, 1), (started("go".into()), 2)]);
     let from = crate::types::SessionId::parse("other").unwrap();

@@ -57,7 +57,9 @@ impl World {
         let is_request = |record: &Record| matches!(record, Record::ApprovalAsked { request } if (request.call.key, request.phase) == approval);
         match approval.1 {
             ApprovalPhase::Input => self.log.iter().rposition(is_request),
-            ApprovalPhase::Before | ApprovalPhase::After => self.log.iter().position(is_request),
+            ApprovalPhase::Before | ApprovalPhase::After | ApprovalPhase::Client => {
+                self.log.iter().position(is_request)
+            }
         }
     }
 
@@ -95,9 +97,11 @@ impl World {
                 let waits = [CallPhase::AwaitingReferences, CallPhase::AwaitingHooks];
                 waits.contains(&call.phase)
             });
+            let is_answered = phase == ApprovalPhase::Client && self.is_reported(key);
             let is_open = !waits_for_admission
                 && !self.outcomes.contains_key(&key)
                 && self.recorded_decision((key, phase), &self.log).is_none()
+                && !is_answered
                 && matches!(
                     &self.turn.stage,
                     TurnStage::ResponseEnded {
@@ -122,13 +126,17 @@ impl World {
                 let passed = self.start_ms - self.requested_at((key, phase)).unwrap();
                 let left = timeout.checked_sub(Duration::from_millis(passed));
                 let (CallPhase::AwaitingApproval { until }
+                | CallPhase::AwaitingClient { until }
                 | CallPhase::AwaitingReview { until, .. }) = &call.phase
                 else {
                     panic!("no approval is pending");
                 };
                 assert_eq!(*until, left, "the approval has another deadline");
-                self.pending_approvals.insert((key, phase));
-            } else if call.pending_approval_phase() == Some(phase) {
+                if phase != ApprovalPhase::Client {
+                    self.pending_approvals.insert((key, phase));
+                }
+            } else if call.pending_approval_phase() == Some(phase) && phase != ApprovalPhase::Client
+            {
                 self.pending_approvals.insert((key, phase));
             }
         }
@@ -160,6 +168,10 @@ impl World {
         let call = &self.turn.calls[index];
         if phase == ApprovalPhase::Input {
             assert!(self.running.contains(&key), "a question of a call that does not run");
+            return;
+        }
+        if phase == ApprovalPhase::Client {
+            self.check_handed(key, rules);
             return;
         }
         assert!(!self.running.contains(&key), "an approval of a running call");
@@ -271,7 +283,8 @@ impl World {
         // An approval that was requested before the resume may have waited for the admission of its call.
         let is_old = |index: usize| (index as u64) < self.records_before_resume;
         let is_old = |approval: &ApprovalId| self.request_index(*approval).is_some_and(is_old);
-        let old: Vec<_> = self.turn.pending_approvals().filter(is_old).collect();
+        let old = self.turn.pending_approvals().filter(is_old);
+        let old: Vec<_> = old.filter(|(_, phase)| *phase != ApprovalPhase::Client).collect();
         self.pending_approvals.extend(old);
         let stopped =
             matches!(&self.turn.stage, TurnStage::ResponseEnded { cancelled: Some(_), .. });
@@ -343,9 +356,9 @@ impl World {
         let of_calls = self.turn.calls.iter().filter_map(|call| match call.phase {
             CallPhase::Running { question: Some(question), .. } => question.until,
             CallPhase::Running { deadline, question: None } => deadline,
-            CallPhase::AwaitingApproval { until } | CallPhase::AwaitingReview { until, .. } => {
-                until
-            }
+            CallPhase::AwaitingApproval { until }
+            | CallPhase::AwaitingClient { until }
+            | CallPhase::AwaitingReview { until, .. } => until,
             _ => None,
         });
         let counts = self.turn.stage != TurnStage::Finished && !self.waits_for_approval();

@@ -62,6 +62,7 @@ impl World {
         self.holding_permit.clear();
         // The turn stops the children again. Their supervisor ignores it.
         self.stopping.clear();
+        self.handed.clear();
         if started.calls.is_empty() {
             self.tool_outcomes.clear();
             self.reruns.clear();

@@ -5,6 +5,7 @@
 mod agents;
 mod approvals;
 mod budgets;
+mod client_calls;
 mod crash;
 mod hooks;
 mod invariants;

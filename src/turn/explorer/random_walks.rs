@@ -60,12 +60,15 @@ const WITH_QUESTIONS: [&str; 9] = [
     "exclusive",
 ];
 
+const WITH_CLIENTS: [&str; 8] =
+    ["client", "client_pure", "client_both", "client {}", "pure", "effect", "exclusive", "asked"];
+
 /// Calls `visit` with the records of many random turns and their execution. A crash loses whole
 /// batches of records.
 pub(crate) fn each_walk(mut visit: impl FnMut(Execution, &[Record])) {
     let endings =
         [FinishKind::ToolCalls, FinishKind::ContentFilter, FinishKind::Length, FinishKind::Error];
-    for names in [&ANY[..], &WITH_VARIABLES, &WITH_APPROVALS, &WITH_QUESTIONS] {
+    for names in [&ANY[..], &WITH_VARIABLES, &WITH_APPROVALS, &WITH_QUESTIONS, &WITH_CLIENTS] {
         for ending in endings {
             let change = |scenario: &mut Scenario| {
                 scenario.spec.run_time_left = Some(Duration::from_secs(100));
@@ -162,6 +165,15 @@ fn random_walks_over_ten_calls_with_approvals() {
 #[test]
 fn random_walks_over_ten_calls_with_questions() {
     walk(&WITH_QUESTIONS, |scenario| {
+        scenario.torn = true;
+        scenario.owner_deaths = 2;
+        scenario.spec.run_time_left = Some(Duration::from_secs(100));
+    });
+}
+
+#[test]
+fn random_walks_over_ten_calls_with_clients() {
+    walk(&WITH_CLIENTS, |scenario| {
         scenario.torn = true;
         scenario.owner_deaths = 2;
         scenario.spec.run_time_left = Some(Duration::from_secs(100));

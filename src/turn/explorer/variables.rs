@@ -73,6 +73,13 @@ impl World {
         self.snapshots.insert(key, CallStartSnapshot { snapshot, first_unended });
     }
 
+    /// Notes that the client runs a call. It reads no variable of the session.
+    pub(super) fn note_client_start(&mut self, key: CallKey) {
+        let started =
+            CallStartSnapshot { snapshot: Variables::default(), first_unended: key.index };
+        self.snapshots.insert(key, started);
+    }
+
     /// Checks that only successful calls write, in call order.
     pub(super) fn check_writes(&self, key: CallKey, outcome: &ToolOutcome, writes: &WriteSet) {
         if writes.is_empty() {

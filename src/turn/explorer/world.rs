@@ -8,6 +8,7 @@ use super::references;
 use super::variables::{CallStartSnapshot, run_tool};
 use super::*;
 use crate::context::has_references;
+use crate::turn::ApprovalError;
 use crate::types::{HookDecision, HookPoint, HookVerdict, ToolCall, Verdict};
 
 /// The time that passes while an approval is pending.
@@ -77,6 +78,8 @@ pub(super) struct World {
     pub(super) pending_approvals: BTreeSet<ApprovalId>,
     /// The questions of the running calls, as the tool supervisor knows them.
     pub(super) questions: BTreeMap<CallKey, SupervisedQuestions>,
+    /// The calls that the client was told to run, and has not answered.
+    pub(super) handed: BTreeSet<CallKey>,
 }
 
 /// An action of the environment.
@@ -115,6 +118,8 @@ pub(super) enum Action {
     Ask(CallKey),
     /// A running call withdraws its question.
     WithdrawQuestion(CallKey),
+    /// The client sends the result of a call.
+    AnswerCall(CallKey, ToolStatus),
 }
 
 /// An event of a running call that no owner of the turn receives.
@@ -165,6 +170,7 @@ impl World {
             reruns: BTreeSet::new(),
             pending_approvals: BTreeSet::new(),
             questions: BTreeMap::new(),
+            handed: BTreeSet::new(),
         };
         world.perform_effects(scenario);
         world
@@ -195,6 +201,12 @@ impl World {
             actions.push(Action::EndCall(*key, ToolStatus::Ok));
             if scenario.failures {
                 actions.push(Action::EndCall(*key, ToolStatus::Failed));
+            }
+        }
+        for key in &self.handed {
+            actions.push(Action::AnswerCall(*key, ToolStatus::Ok));
+            if scenario.failures {
+                actions.push(Action::AnswerCall(*key, ToolStatus::Failed));
             }
         }
         actions.extend(self.may_ask(scenario).map(Action::Ask));
@@ -345,6 +357,7 @@ impl World {
             }
             Action::Ask(key) => self.ask(key),
             Action::WithdrawQuestion(key) => self.withdraw_question(key),
+            Action::AnswerCall(key, status) => self.answer_call(key, status),
             Action::OwnerDeath(missed) => {
                 self.replace_owner(missed, scenario);
                 if self.committed {
@@ -411,6 +424,12 @@ impl World {
         for key in keys.iter().filter(|key| !self.awaiting_permit.contains(key)) {
             self.turn.handle_tool_permit(self.now, *key, PermitReply::Granted);
             assert_eq!(self.turn.poll(), None, "a permit that no call waits for had an effect");
+        }
+        let unawaited: Vec<_> = keys.iter().filter(|key| !self.is_awaited(**key)).collect();
+        for key in unawaited {
+            let late = self.turn.handle_client_result(self.now, *key, ToolOutcome::ok("late"));
+            assert_eq!(late, Err(ApprovalError::NotAsked));
+            assert_eq!(self.turn.poll(), None, "a result that was not awaited had an effect");
         }
         if !self.awaiting_context {
             self.turn.handle_context_reduced(self.now, true);
@@ -572,16 +591,21 @@ impl World {
                 );
                 self.check_review(&result);
                 self.check_result_allowed(&result, &scenario.spec.rules);
+                self.handed.remove(&key);
                 let before = self.outcomes.insert(key, result.outcome);
                 assert_eq!(before, None, "two outcomes were published");
             }
             Effect::Emit(Event::CallDiscarded { call, had_result }) => {
+                self.handed.remove(&call.key);
                 let was_published = self.outcomes.remove(&call.key).is_some();
                 let lost = was_published && !had_result && self.has_tool_outcome(&call.key);
                 assert!(!lost, "a published outcome of a tool was discarded as if there was none");
             }
             Effect::Emit(Event::ConflictFound { call, resolution, .. }) => {
                 self.check_conflict(call.key, resolution == ConflictResolution::Rerun);
+            }
+            Effect::Emit(Event::CallWaiting { call, client_input: Some(_), .. }) => {
+                self.receive_client_call(call.key, &scenario.spec.rules);
             }
             Effect::Emit(Event::ApprovalAsked { request }) => {
                 self.add_pending_approval((request.call.key, request.phase));

@@ -365,3 +365,17 @@ fn hooks_are_not_asked_about_a_turn_that_ends_the_run() {
     driver.assert_end(&TurnEnd::Refused);
     assert_eq!(driver.hooks_asked, []);
 }
+
+#[test]
+fn a_copy_of_a_withheld_result_is_withheld_too() {
+    let mut driver = driver([scope(HookPoint::AfterCall, &[])]);
+    driver.receive([call(0, "pure", "{}"), call(1, "pure", "{}")]).end_well();
+    driver.finish_call(0, "secret");
+    driver.decide_hooks(0, HookPoint::AfterCall, decision(HookVerdict::Refuse));
+    // The hooks were asked once, about the call that ran.
+    assert_eq!(driver.questions(), [(HookPoint::AfterCall, 0)]);
+    let outcomes = driver.outcomes();
+    assert_eq!(outcomes[0], outcomes[1]);
+    assert_eq!(outcomes[1].1, HOOK);
+    assert!(!outcomes[1].2.contains("secret"));
+}

@@ -4,6 +4,7 @@
 mod approvals;
 mod budgets;
 mod calls;
+mod client_calls;
 mod differential;
 mod edge_cases;
 mod fallbacks;

@@ -91,9 +91,13 @@ fn max_tokens(request: &ModelRequest) -> u64 {
     budget.unwrap_or(0).saturating_add(MAX_TOKENS)
 }
 
+/// Returns the rule for calling tools. A service whose model thinks refuses to force a call
+/// (<https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking#extended-thinking-with-tool-use>): the model
+/// may call then, and the run asks for the call in words.
 fn tool_choice(request: &ModelRequest) -> Value {
     let mut choice = match &request.tool_choice {
         ToolChoice::Auto => json!({"type": "auto"}),
+        ToolChoice::Required | ToolChoice::Tool(_) if thinks(request) => json!({"type": "auto"}),
         // The API refuses `disable_parallel_tool_use` here.
         ToolChoice::None => return json!({"type": "none"}),
         ToolChoice::Required => json!({"type": "any"}),
@@ -105,6 +109,12 @@ fn tool_choice(request: &ModelRequest) -> Value {
         members.insert("disable_parallel_tool_use".to_owned(), Value::Bool(true));
     }
     choice
+}
+
+/// Returns whether the request switches thinking on.
+fn thinks(request: &ModelRequest) -> bool {
+    let kind = request.extra_body.get("thinking").and_then(|thinking| thinking.get("type"));
+    kind.is_some_and(|kind| kind != "disabled")
 }
 
 fn tool(tool: &ToolDefinition) -> Map<String, Value> {
@@ -461,6 +471,15 @@ mod tests {
         ] {
             let request = ModelRequest { tool_choice: choice, ..with_tools(asking([user("a")])) };
             assert_eq!(sent(&request)["tool_choice"], expected);
+            for (thinking, expected) in [
+                (json!({"type": "enabled", "budget_tokens": 1024}), &json!({"type": "auto"})),
+                (json!({"type": "adaptive"}), &json!({"type": "auto"})),
+                (json!({"type": "disabled"}), &expected),
+            ] {
+                let extra_body = [("thinking".to_owned(), thinking)].into_iter().collect();
+                let request = ModelRequest { extra_body, ..request.clone() };
+                assert_eq!(sent(&request)["tool_choice"], *expected);
+            }
         }
     }
 

@@ -57,6 +57,8 @@ impl HeadCache {
 pub(crate) struct RequestCache {
     last: Option<CachedRequest>,
     prompt_break: Option<PromptChange>,
+    /// A hook changed the last request, so that the next one may not continue it.
+    was_hooked: bool,
 }
 
 #[derive(Debug)]
@@ -101,10 +103,13 @@ impl RequestCache {
         };
         let (body, prefix) = wire.write_history(request, writer);
         let body = Bytes::from(body);
+        let hooked = self.was_hooked.then_some(PromptChange::Hook);
+        let change = request.prompt_change.or(hooked);
+        self.was_hooked = request.prompt_change == Some(PromptChange::Hook);
         self.prompt_break = match before {
-            Some(before) => before.find_break(wire, request, &body, prefix),
+            Some(before) => before.find_break(wire, request, change, &body, prefix),
             // The request before was made in an earlier life of the session or of its actors.
-            None => request.prompt_change,
+            None => change,
         };
         let new = request.messages.get(messages.len()..prefix.messages).unwrap_or_default();
         messages.extend_from_slice(new);
@@ -148,6 +153,7 @@ impl PromptBefore {
         self,
         wire: Wire,
         request: &ModelRequest,
+        change: Option<PromptChange>,
         body: &[u8],
         written: ReusablePrefix,
     ) -> Option<PromptChange> {
@@ -163,7 +169,7 @@ impl PromptBefore {
                 ((*before, &**model), continues)
             }
         };
-        (!continues).then(|| prefix::reason(before, (wire, &request.model), request.prompt_change))
+        (!continues).then(|| prefix::reason(before, (wire, &request.model), change))
     }
 }
 

@@ -119,7 +119,9 @@ pub(super) fn reason(
 ) -> PromptChange {
     let is_other_model = before != after;
     match change {
-        Some(change @ (PromptChange::RunOverride | PromptChange::Config)) => change,
+        Some(
+            change @ (PromptChange::RunOverride | PromptChange::ClientTools | PromptChange::Config),
+        ) => change,
         _ if is_other_model => PromptChange::Fallback,
         Some(change) => change,
         None => PromptChange::Unexplained,

@@ -408,6 +408,22 @@ fn what_is_appended_is_no_break_and_everything_else_is_one() {
         // A reason without a break is none.
         let reason = ModelRequest { prompt_change: Some(cleared), ..grown(1) };
         assert_eq!(breaks_of(&[(wire, base.clone()), (wire, reason)]), [None], "{wire}");
+        // A hook explains the request that it changed, and the one after it, but no other.
+        let hooked = |messages: MessageList| ModelRequest {
+            system: Some("Be careful.".into()),
+            prompt_change: Some(PromptChange::Hook),
+            messages,
+            ..base.clone()
+        };
+        let (hook, first, second) = (Some(PromptChange::Hook), turns(3), grown(1).messages);
+        let sent =
+            [base.clone(), hooked(first.clone()), hooked(second.clone()), grown(2), edited.clone()];
+        let breaks = breaks_of(&sent.map(|request| (wire, request)));
+        assert_eq!(breaks, [hook, None, hook, Some(Unexplained)], "{wire}");
+        // After a request that a hook changed, the end of its change is no break if nothing else is one.
+        let same = ModelRequest { system: base.system.clone(), ..hooked(second) };
+        let sent = [base.clone(), same, grown(2), edited.clone()].map(|request| (wire, request));
+        assert_eq!(breaks_of(&sent), [None, None, Some(Unexplained)], "{wire}");
         let other_wire = WIRES[(WIRES.iter().position(|w| *w == wire).unwrap() + 1) % 5];
         let other_model =
             ModelRequest { model: "n".into(), prompt_change: Some(cleared), ..edited };

@@ -171,7 +171,9 @@ impl Rows<'_> {
         let first = call.outcomes.iter().rfind(|outcome| !outcome.amended).or(call.outcome());
         let at = first.map_or(self.until, |outcome| outcome.at.time);
         let intended = call.intents.last().map(|intent| intent.at.time);
-        let questions = call.questions.iter().map(|question| {
+        // A client's time is that of the tool.
+        let questions = call.questions.iter().filter(|question| !question.is_for_client());
+        let questions = questions.map(|question| {
             let decision = call.decision_about(question);
             let until = decision.map_or(at, |decision| decision.at.time);
             Bar { from: question.at.time, until, sign: Sign::People }

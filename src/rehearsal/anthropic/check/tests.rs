@@ -199,6 +199,16 @@ fn what_a_request_must_say() {
                 "tool_choice": {"type": "none", "disable_parallel_tool_use": true}}),
             Some("tool_choice.none.disable_parallel_tool_use: Extra inputs are not permitted"),
         ),
+        (
+            json!({"model": "m", "max_tokens": 4096, "tools": [tool],
+                "thinking": {"type": "enabled", "budget_tokens": 1024}, "tool_choice": {"type": "any"}}),
+            Some("Thinking may not be enabled when tool_choice forces tool use."),
+        ),
+        (
+            json!({"model": "m", "max_tokens": 4096, "tools": [tool],
+                "thinking": {"type": "enabled", "budget_tokens": 1024}, "tool_choice": {"type": "auto"}}),
+            None,
+        ),
         (json!({"model": "m", "max_tokens": 1, "tools": [tool], "system": "x"}), None),
         (
             json!({"model": "m", "max_tokens": 1, "system": [

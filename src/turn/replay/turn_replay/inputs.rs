@@ -136,9 +136,12 @@ impl TurnReplay<'_, '_> {
                 | FailureKind::Hook,
             ) => false,
         };
-        let runs = self.call(key).is_some_and(TurnCall::is_running);
-        let waits = self.call(key).is_some_and(TurnCall::is_cancelled_agent);
-        (runs && (is_tool_outcome || waits)).then_some(ReplayInput::Outcome(key, completion))
+        let call = self.call(key)?;
+        if call.is_with_client() {
+            return is_tool_outcome.then_some(ReplayInput::ClientResult(key, completion.outcome));
+        }
+        let is_expected = is_tool_outcome || call.is_cancelled_agent();
+        (call.is_running() && is_expected).then_some(ReplayInput::Outcome(key, completion))
     }
 
     fn call_outcome(
@@ -149,9 +152,13 @@ impl TurnReplay<'_, '_> {
         let runs = self.call(key).is_some_and(TurnCall::is_running);
         let timed_out = (runs && outcome.kind == Some(FailureKind::Timeout))
             .then(|| ReplayInput::TimedOut(self.recording.timed_out(self.at)));
+        let is_with_client = self.call(key).is_some_and(TurnCall::is_with_client);
+        let unanswered = (is_with_client && outcome.kind == Some(FailureKind::Timeout))
+            .then_some(ReplayInput::Unanswered(key));
         let used = VariablesUse::default();
         let completion = ToolCompletion { outcome: outcome.clone(), variables: used };
-        timed_out.into_iter().chain(self.tool_outcome(key, completion))
+        let answered = self.tool_outcome(key, completion);
+        timed_out.into_iter().chain(unanswered).chain(answered)
     }
 
     pub(super) fn call(&self, key: CallKey) -> Option<&TurnCall> {

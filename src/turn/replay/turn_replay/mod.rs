@@ -88,6 +88,9 @@ enum ReplayInput {
     ChangeAfterSeal(CallKey),
     Outcome(CallKey, ToolCompletion),
     TimedOut(Vec<CallKey>),
+    /// The client answers a call, or does not answer it in time.
+    ClientResult(CallKey, ToolOutcome),
+    Unanswered(CallKey),
     /// A tool asks a question, or withdraws it.
     Ask(CallKey, Arc<Question>),
     WithdrawQuestion(CallKey),
@@ -263,6 +266,16 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
             ReplayInput::ChangeAfterSeal(key) => self.change_after_seal(key),
             ReplayInput::Outcome(key, completion) => self.turn.handle_outcome(now, key, completion),
             ReplayInput::TimedOut(keys) => self.time_out(&keys),
+            ReplayInput::ClientResult(key, outcome) => {
+                // A result that is not awaited leads to no record.
+                let _ = self.turn.handle_client_result(now, key, outcome);
+            }
+            ReplayInput::Unanswered(key) => {
+                if let Some(index) = self.turn.position(key) {
+                    self.turn.end_unanswered(index);
+                    self.turn.advance();
+                }
+            }
             ReplayInput::Ask(key, question) => {
                 let number = self.call(key).map_or(1, TurnCall::next_question_number);
                 self.turn.handle_question(now, key, number, question);

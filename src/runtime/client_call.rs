@@ -1,0 +1,88 @@
+//! Calls that the client runs: the open ones, and their results.
+
+use std::sync::atomic::Ordering;
+
+use super::error::{ClientResultError, HostError};
+use super::handle::SessionHandle;
+use super::message::SessionMessage;
+use super::run_events::ClientCall;
+use super::snapshot::PendingClientCall;
+use super::supervisor::redact_outcome;
+use super::tool::outcome_of;
+use crate::record::Seq;
+use crate::tool::ToolOutput;
+use crate::transcript::{CallTranscript, Transcript};
+use crate::types::{CallKey, FailureKind, RESULT_BYTES_MAX, ToolStatus};
+
+impl SessionHandle {
+    /// Returns the calls of the current run that the client has to run, in call order: for a program that answers
+    /// later than on [`RunEvent::ClientCall`](super::RunEvent::ClientCall), for example after a restart.
+    ///
+    /// # Errors
+    /// If the session is closed.
+    pub async fn client_calls(&self) -> Result<Vec<ClientCall>, HostError> {
+        self.link.shared.approvals_are_read.store(true, Ordering::Relaxed);
+        let run = self.stored_snapshot().await?.current_run;
+        let open = run.map(|run| run.client_calls).unwrap_or_default().into_iter();
+        let call = |pending: PendingClientCall| {
+            let key = pending.tool_id.parse().ok()?;
+            Some(ClientCall { pending, key, session: self.clone() })
+        };
+        Ok(open.filter_map(call).collect())
+    }
+
+    /// Sends the result of a call that the client has run, by the id of the call. Returns when the result is durable.
+    ///
+    /// # Errors
+    /// If there is no such call, it has a result or has ended, the result is too large, or the session is closed.
+    pub async fn answer_call(
+        &self,
+        tool_id: &str,
+        output: impl Into<ToolOutput>,
+    ) -> Result<(), HostError> {
+        let key = tool_id.parse().map_err(|_| ClientResultError::NoSuchCall)?;
+        self.answer(key, output.into()).await
+    }
+
+    pub(super) async fn answer(&self, key: CallKey, output: ToolOutput) -> Result<(), HostError> {
+        let bytes = output.bytes();
+        if bytes > RESULT_BYTES_MAX {
+            let maximum = RESULT_BYTES_MAX;
+            return Err(ClientResultError::TooLarge { bytes, maximum }.into());
+        }
+        let mut outcome = outcome_of(output);
+        redact_outcome(&self.link.shared.secrets, &mut outcome);
+        let ask = |reply| SessionMessage::AnswerCall { key, outcome: outcome.clone(), reply };
+        let (accepted, live) = self.ask_turn(ask).await?;
+        live.log.wait_durable(live.log.last_seq()).await?;
+        match accepted {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.refused_result(key).await?.into()),
+        }
+    }
+
+    /// Returns the reason why the result of a call is not awaited.
+    async fn refused_result(&self, key: CallKey) -> Result<ClientResultError, HostError> {
+        let entries = self.records(Seq(0)).await?;
+        let transcript = Transcript::read(&entries);
+        let turns = transcript.runs.iter().flat_map(|run| &run.turns);
+        let mut attempts =
+            turns.filter(|turn| turn.number == key.turn).flat_map(|turn| &turn.attempts);
+        let call = attempts.find_map(|attempt| attempt.calls.get(&key));
+        Ok(match call.filter(|call| call.is_by_client()) {
+            None => ClientResultError::NoSuchCall,
+            Some(call) if is_answered(call) => ClientResultError::AlreadyAnswered,
+            Some(_) => ClientResultError::CallEnded,
+        })
+    }
+}
+
+/// Returns whether the client has answered the call. Only a client's answer is a report, a success or an error of
+/// the tool.
+fn is_answered(call: &CallTranscript<'_>) -> bool {
+    !call.reports.is_empty()
+        || call.outcomes.iter().any(|ended| {
+            let kind = ended.outcome.kind;
+            ended.outcome.status == ToolStatus::Ok || kind == Some(FailureKind::ToolError)
+        })
+}

@@ -1,0 +1,38 @@
+//! Tools that the client runs, as the registry needs them.
+
+use async_trait::async_trait;
+
+use super::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use crate::config::ClientTool;
+
+/// A tool that the client runs. The host never runs it.
+#[derive(Debug)]
+pub(crate) struct ClientSideTool(ToolSpec);
+
+impl ClientSideTool {
+    pub(crate) fn new(tool: &ClientTool) -> Self {
+        let ClientTool { name, description, input_schema, effect, approval_timeout } = tool;
+        let mut schema = (**input_schema).clone();
+        if let Some(members) = schema.as_object_mut() {
+            // Services require it.
+            members.entry("type").or_insert_with(|| "object".into());
+        }
+        let input = InputSchema::of_value(schema);
+        let mut spec = ToolSpec::with_schema(name, description, input);
+        spec.effect = *effect;
+        spec.approval_timeout = approval_timeout.unwrap_or(spec.approval_timeout);
+        spec.by_client = true;
+        Self(spec)
+    }
+}
+
+#[async_trait]
+impl Tool for ClientSideTool {
+    fn spec(&self) -> ToolSpec {
+        self.0.clone()
+    }
+
+    async fn run(&self, _: ToolContext) -> Result<ToolOutput, ToolError> {
+        Err(ToolError::new("only the client runs this tool"))
+    }
+}
