@@ -213,7 +213,7 @@ pub(super) enum AccumulatorMessage {
     ToolsFinished,
     /// Stop: the tool supervisor has ended and no other turn begins.
     Finish,
-    /// This number of the turn's records is durable.
+    /// This number of the turn's records is stored, as far as `journal.durability` asks.
     RecordsStored { turn: u32, upto: u64 },
     /// The turn's timer has fired.
     TimerFired,

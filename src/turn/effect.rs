@@ -56,7 +56,7 @@ pub enum TurnAction {
     WithdrawHooks(Option<CallKey>),
     /// Put the messages and parameters of hooks into the request that follows, and into later ones.
     ChangeRequest(Arc<HookDecision>),
-    /// Request a permit of the call's tool, whose concurrency is limited by the host. The answer is
+    /// Request a permit of the call's tool, whose calls the host limits. The answer is
     /// [`handle_tool_permit`](super::Turn::handle_tool_permit).
     RequestToolPermit {
         /// The call that needs the permit.

@@ -279,7 +279,7 @@ impl Turn {
         }
     }
 
-    /// Handles that the first `upto` records of this machine are durable. Records from which it was
+    /// Handles that the first `upto` records of this machine are stored, as far as the journal's durability asks. Records from which it was
     /// resumed do not count.
     pub fn handle_recorded(&mut self, now: Duration, upto: u64) {
         self.clock.advance(now);

@@ -8,7 +8,7 @@
 //! 2. for an earlier exclusive call, or, if it is exclusive itself, for every earlier call;
 //! 3. for the approval to start;
 //! 4. for a permit: with `parallel = N` at most N calls of the turn hold one;
-//! 5. for a permit of its tool, if the tool has `max_concurrent`.
+//! 5. for a permit of its tool, if the tool has `max_concurrent` or `rate`, or a server that connects.
 //!
 //! A call that waits for an approval, or that the client runs, holds no permit, so that later calls can overtake it. A call
 //! that waits for a permit of its tool holds one of the turn: it counts as a running call.
