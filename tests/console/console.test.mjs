@@ -86,6 +86,10 @@ function answer(prompt, results, request) {
       return results.length > 0
         ? { text: "A picture." }
         : { calls: [{ name: "rail__picture", arguments: { train: "ICE 71" } }] };
+    case "open":
+      return results.length > 0
+        ? { text: `The client said: ${results[0]}` }
+        : { calls: [{ name: "open_file", arguments: { path: argument } }] };
     case "research":
       return results.length > 0
         ? { text: "Both papers are read." }
@@ -894,6 +898,33 @@ test("many calls and deltas over a long history", async () => {
       ),
     "the page's measurements",
   );
+  await assertClean(page);
+  await page.close();
+});
+
+test("a call that the client runs is answered in its place", async () => {
+  const schema = { type: "object", properties: { path: { type: "string" } }, required: ["path"] };
+  const tools = [{ name: "open_file", description: "Opens a file.", input_schema: schema }];
+  await api(host.base, "sessions", { id: "client", client_tools: tools });
+  const page = await openChat("client");
+  await say(page, "open: notes.md");
+  const card = page.locator("cs-call", { hasText: "open_file" });
+  await until(
+    async () => /client\s+waits for the client, which runs it/u.test(await card.innerText()),
+    "the card says who runs the call",
+  );
+  await page.reload();
+  await until(
+    async () => /client\s+waits for the client, which runs it/u.test(await card.innerText()),
+    "it still does after a reload",
+  );
+  await card.locator(".head").click();
+  assert.match(await card.locator(".details pre").first().innerText(), /"path": "notes\.md"/u);
+  await card.getByLabel("Result, in place of the client").fill("It is open.");
+  await card.getByRole("button", { name: "Answer" }).click();
+  await ended(page);
+  assert.equal((await answerText(page)).trim(), "The client said: It is open.");
+  assert.match(await card.locator(".head").innerText(), /client\s+success/u);
   await assertClean(page);
   await page.close();
 });
