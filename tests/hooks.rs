@@ -5,8 +5,8 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -21,6 +21,7 @@ use callsheet::model::ModelReply;
 use callsheet::prelude::*;
 use callsheet::testing::FakeModel;
 use callsheet::tool::{Hook, HookAnswer, HookError, HookInput, HookPoint, HookRule, ToolRegistry};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -625,7 +626,7 @@ struct Noting(Arc<Mutex<Vec<String>>>);
 impl Hook for Noting {
     async fn answer(&self, input: &HookInput) -> Result<HookAnswer, HookError> {
         let tool = input.tool_name.as_deref().unwrap_or("-");
-        self.0.lock().unwrap().push(format!("{} {} {tool}", input.on, input.turn));
+        self.0.lock().push(format!("{} {} {tool}", input.on, input.turn));
         Ok(HookAnswer::allow())
     }
 }
@@ -668,7 +669,7 @@ async fn hooks_see_the_request_for_a_typed_answer_and_no_call_of_its_tool() {
         "before_request 3 -",
         "after_turn 3 -",
     ];
-    assert_eq!(*noted.lock().unwrap(), expected);
+    assert_eq!(*noted.lock(), expected);
     host.shutdown().await;
 }
 
