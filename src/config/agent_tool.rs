@@ -39,7 +39,7 @@ crate::types::impl_with!(AgentToolConfig);
 
 /// The events of a child session that the watchers of its parent receive. Open approvals are always among them.
 ///
-/// Set in [`AgentToolConfig`].
+/// Set in the [`AgentToolConfig`] of an [`AgentTool`](crate::tool::AgentTool).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AgentEvents {

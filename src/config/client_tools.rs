@@ -51,6 +51,7 @@ pub struct ClientTool {
     pub input_schema: Arc<Value>,
     /// The effects of its calls. A call without effects may be handed to the client before the response has
     /// ended, and again if the response breaks.
+    #[doc(hidden)]
     #[serde(default)]
     pub effect: ToolEffect,
     /// The time within which the client must answer; 24 hours if `None`. A text such as `"30s"`.
@@ -71,7 +72,8 @@ impl ClientTool {
         }
     }
 
-    /// Declares that a call has no effects.
+    /// Declares that a call has no effects. It may be handed to the client before the response has ended, and
+    /// again if the response breaks.
     #[must_use]
     pub fn pure(mut self) -> Self {
         self.effect = ToolEffect::None;

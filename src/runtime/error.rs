@@ -8,6 +8,8 @@ use crate::turn::ApprovalError;
 use crate::types::{Seq, SessionId};
 
 /// The reason why the result of a call is refused.
+///
+/// [`ClientTool`](crate::config::ClientTool) has an example of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientResultError {

@@ -167,7 +167,7 @@ impl PendingApproval {
 
 /// A call that the client has to run.
 ///
-/// [`ClientCall`](crate::ClientCall) has it.
+/// [`ClientCall`](crate::ClientCall) has it; [`ClientTool`](crate::config::ClientTool) has an example.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PendingClientCall {
