@@ -81,10 +81,11 @@ pub(super) fn replay_mode(
     for part in message.parts.iter().rev() {
         match part {
             MessagePart::Reasoning { .. } | MessagePart::Text { bytes: 0, .. } => {}
-            // A text without members was cut off before its item was complete, so its id is not known.
+            // What has no members was cut off before its item was complete, so its id is not known.
             MessagePart::Text { members, .. } => is_followed = members.is_some(),
-            MessagePart::Call { index, .. } => {
-                is_followed = message.calls.iter().any(|call| call.key.index == *index);
+            MessagePart::Call { index, members } => {
+                let is_kept = message.calls.iter().any(|call| call.key.index == *index);
+                is_followed = is_kept && members.is_some();
             }
             MessagePart::Raw { json } => {
                 let item = ProviderItem::read(json);

@@ -276,6 +276,9 @@ mod tests {
         assert_eq!(json!(back([parts(), vec![raw(THOUGHT), dropped]].concat())), bare);
         // The response was stopped within the text that it led to.
         assert_eq!(json!(without(2, MessagePart::Text { bytes: 11, members: None })), bare);
+        // It was stopped within the call that it led to.
+        let cut = MessagePart::Call { index: 0, members: None };
+        assert_eq!(json!(back(vec![parts()[2].clone(), raw(THOUGHT), cut]))[0], bare[0]);
         // Its content stands in for what is encrypted.
         let open = r#"{"id":"rs_1","type":"reasoning","content":[{"type":"reasoning_text"}]}"#;
         assert_eq!(without(1, raw(open))[0]["id"], "rs_1");
