@@ -30,7 +30,7 @@ use crate::config::AgentToolConfig;
 /// let researcher = AgentTool::new("researcher", "Finds facts.", AgentToolConfig::new("researcher"));
 /// let host = Host::builder()
 ///     .model_source("fake", model)
-///     .agent("default", AgentConfig::new("fake").with(|agent| agent.tools = vec!["researcher".into()]))
+///     .agent("default", AgentConfig::new("fake").tools(["researcher"]))
 ///     .agent("researcher", AgentConfig::new("fake"))
 ///     .register(researcher)
 ///     .start()
