@@ -1,4 +1,4 @@
-//! What the console asks beyond the events: records, verification, exact requests, models, calls by hand,
+//! The requests of the console other than events: records, verification, exact requests, models, calls by hand,
 //! and what pages report of themselves.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::disallowed_methods, reason = "the servers of the tests")]

@@ -34,7 +34,7 @@ struct Seen {
     largest: u64,
 }
 
-/// How a service tells that a request is too large.
+/// The form in which a service refuses a request that is too large.
 #[derive(Clone, Copy, Debug)]
 enum Refusal {
     /// By an error that names its window.

@@ -100,7 +100,7 @@ pub(super) enum SessionMessage {
     ApprovalsChanged { epoch: u64, approvals: Vec<ApprovalRequest>, only_waits: bool },
     /// The rebuilt turn has reported everything that its records contain.
     TurnResumed { epoch: u64 },
-    /// Return whether somebody may answer the approvals of the run and of its children.
+    /// Replies true if a person or a program may answer the approvals of the run and of its children.
     FindReader { reply: RpcReplyPort<bool> },
     /// Reject the open approvals: the run at the root of this child session has no reader.
     RejectApprovals,

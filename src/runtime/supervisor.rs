@@ -581,7 +581,6 @@ impl Drop for AwaitedAnswer {
     }
 }
 
-/// Returns a result without the host's secrets, if it has one.
 /// Replaces the host's secrets in the outcome of a call.
 pub(super) fn redact_outcome(secrets: &Secrets, outcome: &mut ToolOutcome) {
     if secrets.is_empty() {
@@ -597,6 +596,7 @@ pub(super) fn redact_outcome(secrets: &Secrets, outcome: &mut ToolOutcome) {
     }
 }
 
+/// Returns a result without the host's secrets, or `None` if it holds none.
 fn redacted_result(secrets: &Secrets, full: &FullResult) -> Option<FullResult> {
     let json = serde_json::to_value(full).ok()?;
     serde_json::from_value(secrets.redact_json(&json)?).ok()

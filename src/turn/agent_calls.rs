@@ -19,7 +19,7 @@ use crate::config::AgentToolConfig;
 use crate::transcript::CallTranscript;
 use crate::types::{AgentLease, ChildUse, ToolOutcome, ToolResult};
 
-/// What a call has more if its tool is an agent.
+/// The additional state of a call whose tool is an agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct AgentCall {
     /// The budget of its child. `None` before the call starts.

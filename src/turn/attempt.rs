@@ -195,7 +195,8 @@ impl Turn {
             .is_some_and(|window| tokens.saturating_mul(100) >= window.saturating_mul(99))
             || response.finish().is_some_and(|finish| &*finish.raw == WINDOW_EXCEEDED);
         let has_no_output = response.text().is_empty() && self.calls.is_empty();
-        // Where no window is configured, a response that ends for its length before its first word had no room.
+        // The window is not configured, and the response reached its maximum length without any output: the request
+        // filled the window.
         let is_empty =
             has_no_output && response.reasoning().is_empty() && response.parts().is_empty();
         let had_no_room = configured.is_none() && is_empty && response.usage().output_tokens <= 1;

@@ -117,7 +117,7 @@ pub struct CallStart {
     pub idempotency_key: String,
     /// The state to give back in a [`StartedCall`](super::StartedCall).
     pub state: CallStartState,
-    /// What the child may use, if the tool is an agent.
+    /// The budget of the child session, if the tool is an agent.
     pub agent: Option<Box<AgentCallStart>>,
 }
 

@@ -81,7 +81,7 @@ pub(super) fn replay_mode(
     for part in message.parts.iter().rev() {
         match part {
             MessagePart::Reasoning { .. } | MessagePart::Text { bytes: 0, .. } => {}
-            // What has no members was cut off before its item was complete, so its id is not known.
+            // A part without members was cut off: the id of its item arrives when the item is complete.
             MessagePart::Text { members, .. } => is_followed = members.is_some(),
             MessagePart::Call { index, members } => {
                 let is_kept = message.calls.iter().any(|call| call.key.index == *index);
