@@ -12,7 +12,7 @@ use crate::config::{AgentConfig, Config, DEFAULT_AGENT, JournalEngine, ModelConf
 use crate::journal::Journal;
 use crate::runtime::model::ModelSource;
 use crate::runtime::{Host, HostError, HostSetup, ModelSources, ToolSources};
-use crate::telemetry::MetricsOptions;
+use crate::telemetry::{LiveHook, MetricsOptions, RegisteredLiveHooks};
 use crate::tool::{Hook, HookRule, RegisteredHook, Tool, ToolRegistry, ToolSource};
 
 impl Host {
@@ -52,6 +52,7 @@ pub struct HostBuilder {
     offered: Vec<String>,
     /// The hooks of the program, which are asked after those of the registry.
     hooks: Vec<RegisteredHook>,
+    live_hooks: RegisteredLiveHooks,
     tool_sources: ToolSources,
     model_sources: ModelSources,
     journal: Option<Arc<dyn Journal>>,
@@ -68,6 +69,7 @@ impl HostBuilder {
             tools: ToolRegistry::new(),
             offered: Vec::new(),
             hooks: Vec::new(),
+            live_hooks: RegisteredLiveHooks::default(),
             tool_sources: ToolSources::default(),
             model_sources: ModelSources::default(),
             journal: None,
@@ -157,6 +159,13 @@ impl HostBuilder {
     /// in the order in which they are registered, after those of the configuration. [`Hook`] has an example.
     pub fn hook(mut self, rule: HookRule, hook: impl Hook) -> Self {
         self.hooks.push(RegisteredHook { rule, hook: Arc::new(hook) });
+        self
+    }
+
+    /// Registers a hook that follows the events of all runs: see [`LiveHook`]. The name is for the metric
+    /// `callsheet_hook_events_lost_total` and for log lines.
+    pub fn live_hook(mut self, name: impl Into<String>, hook: impl LiveHook) -> Self {
+        self.live_hooks.0.push((name.into(), Arc::new(hook)));
         self
     }
 
@@ -253,6 +262,7 @@ impl HostBuilder {
             mut tools,
             offered,
             hooks,
+            live_hooks,
             tool_sources,
             model_sources,
             journal,
@@ -287,6 +297,7 @@ impl HostBuilder {
             journal,
             journal_holder,
             metrics,
+            live_hooks,
             kept,
             ..setup
         })

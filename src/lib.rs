@@ -161,9 +161,9 @@ pub mod model {
 pub mod events {
     pub use crate::event::{EventId, PublicEvent, PublishedEvent, ServerToolsChange};
     pub use crate::runtime::SessionEvents;
-    pub use crate::telemetry::FeedItem;
     #[doc(hidden)]
     pub use crate::telemetry::Subscription;
+    pub use crate::telemetry::{FeedItem, LiveHook};
 }
 
 /// A model without a socket, and tests of tools and journals without a host.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use callsheet::event::{ArgumentsAnomaly, CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
 use callsheet::runtime::BreakerState;
 use callsheet::telemetry::metric_table;
-use callsheet::telemetry::{MetricsOptions, Telemetry, Traces, histogram_bounds};
+use callsheet::telemetry::{Metrics, MetricsOptions, Telemetry, Traces, histogram_bounds};
 use callsheet::types::{
     CallKey, ContextOverflow, HookPoint, ProviderError, ProviderErrorKind, ResultNotes, RunEnd,
     RunError, RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage,
@@ -55,7 +55,9 @@ fn promtool_accepts_the_labelled_metrics_of_two_hosts_in_one_recorder() {
         let labels = BTreeMap::from([("host".to_owned(), name.to_owned())]);
         let options = MetricsOptions { recorder: recorder.cloned(), labels };
         options.check().unwrap();
-        let telemetry = Telemetry::with(&["clock".to_owned()], &options, |_| Traces::default());
+        let tools = ["clock".to_owned()];
+        let traces = |_: &Metrics| Traces::default();
+        let telemetry = Telemetry::with(&tools, &options, traces, Default::default());
         events().into_iter().for_each(|event| telemetry.observe(&published(event)));
         record_without_events(&telemetry);
         if let Some(own_page) = telemetry.page() {

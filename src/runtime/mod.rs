@@ -144,7 +144,7 @@ pub use stored_sessions::SessionCheck;
 use crate::config::{ClientTool, Config, Resume};
 use crate::journal::{Journal, JournalError, SessionQuery, SessionSummary};
 use crate::record::Seq;
-use crate::telemetry::{Metrics, MetricsOptions, Telemetry, Traces};
+use crate::telemetry::{Metrics, MetricsOptions, RegisteredLiveHooks, Telemetry, Traces};
 use crate::tool::Extensions;
 use crate::tool::ToolRegistry;
 use crate::types::{Metadata, SessionId};
@@ -206,6 +206,8 @@ pub(crate) struct HostSetup {
     pub(crate) journal_holder: String,
     /// The destination and the labels of the host's metrics.
     pub(crate) metrics: MetricsOptions,
+    /// The hooks that follow the events of all runs.
+    pub(crate) live_hooks: RegisteredLiveHooks,
     /// A value that lives as long as the host.
     pub(crate) kept: Box<dyn Any + Send + Sync>,
 }
@@ -223,6 +225,7 @@ impl HostSetup {
             journal: None,
             journal_holder: String::new(),
             metrics,
+            live_hooks: RegisteredLiveHooks::default(),
             kept,
         }
     }
@@ -364,6 +367,7 @@ impl Host {
             journal,
             journal_holder,
             metrics,
+            live_hooks,
             kept,
         } = setup;
         let started = Instant::now();
@@ -379,7 +383,7 @@ impl Host {
         let tool_limiters = ToolLimiters::new(&tools, &gauges.waiting);
         let traces = |metrics: &Metrics| Traces::from_env(&config.models, metrics);
         metrics.check().map_err(HostError::Config)?;
-        let telemetry = Telemetry::with(&names, &metrics, traces);
+        let telemetry = Telemetry::with(&names, &metrics, traces, live_hooks);
         let secrets = config.secrets();
         let journal = match journal {
             Some(journal) => journal,

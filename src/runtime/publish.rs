@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use crate::event::{Event, PublishedEvent};
 use crate::journal::{JournalError, unix_ms};
 use crate::response::ResponseAssembler;
-use crate::telemetry::{Feed, PendingSubscription, SourceRecord, Subscription, Telemetry, logs};
+use crate::telemetry::{Feed, PendingSubscription, SourceRecord, Subscription, Telemetry};
 use crate::types::{RunId, Seq, SessionId};
 
 /// The size of a subscriber's queue. When it is full, the subscriber's stream ends. A full queue costs
@@ -103,7 +103,7 @@ impl Publisher {
         source: Option<SourceRecord>,
     ) {
         // A text delta changes no metric, so it needs only the feed.
-        if !logs::logs_contents() && self.feed.append_text_if_unwatched(&event) {
+        if !self.telemetry.observes_text() && self.feed.append_text_if_unwatched(&event) {
             return;
         }
         let published = PublishedEvent {

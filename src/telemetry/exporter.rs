@@ -5,6 +5,7 @@ use std::sync::Arc;
 #[cfg(not(feature = "prometheus"))]
 use metrics::NoopRecorder;
 
+use super::live_hooks::{LiveHooks, RegisteredLiveHooks};
 use super::logs;
 use super::metric_table::SharedRecorder;
 use super::metrics::Metrics;
@@ -27,6 +28,7 @@ struct TelemetryInner {
     page: Option<PrometheusPage>,
     metrics: Metrics,
     traces: Traces,
+    live_hooks: LiveHooks,
 }
 
 impl Telemetry {
@@ -36,7 +38,12 @@ impl Telemetry {
     /// Creates telemetry for a host with these tools: with a page of its own, without traces.
     #[must_use]
     pub fn new(tools: &[String]) -> Self {
-        Self::with(tools, &MetricsOptions::default(), |_| Traces::default())
+        Self::with(
+            tools,
+            &MetricsOptions::default(),
+            |_| Traces::default(),
+            RegisteredLiveHooks::default(),
+        )
     }
 
     /// Creates telemetry.
@@ -45,6 +52,7 @@ impl Telemetry {
         tools: &[String],
         options: &MetricsOptions,
         traces: impl FnOnce(&Metrics) -> Traces,
+        live_hooks: RegisteredLiveHooks,
     ) -> Self {
         let labels = options.labels();
         #[cfg(feature = "prometheus")]
@@ -66,6 +74,7 @@ impl Telemetry {
             page,
             traces: traces(&metrics),
             metrics,
+            live_hooks: LiveHooks::start(live_hooks),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -76,6 +85,13 @@ impl Telemetry {
         self.inner.metrics.record(&published.event);
         logs::log(published);
         self.inner.traces.observe(published);
+        self.inner.live_hooks.send(published, &self.inner.metrics);
+    }
+
+    /// Returns whether text deltas have to be observed also when no client watches the session.
+    #[must_use]
+    pub fn observes_text(&self) -> bool {
+        !self.inner.live_hooks.is_empty() || logs::logs_contents()
     }
 
     /// Returns the metrics.

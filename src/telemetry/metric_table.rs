@@ -464,6 +464,8 @@ metric_table! {
         HOOK_DURATION: Histogram(LONG), Seconds, ["hook", "on", "outcome"],
             "callsheet_hook_duration_seconds",
             "Time until a hook answered, by its verdict; `failed`: its failure refused, `failure_ignored`: its failure allowed.";
+        HOOK_EVENTS_LOST: Counter, Count, ["hook"], "callsheet_hook_events_lost_total",
+            "Events that a live hook of the program has lost, because it was too slow.";
         TOOL_RESULTS: Counter, Count, ["tool", "status"], "callsheet_tool_results_total",
             "Outcomes of tool calls, including calls that never ran.";
         VARIABLE_CONFLICTS: Counter, Count, ["tool", "resolution"], "callsheet_variable_conflicts_total",

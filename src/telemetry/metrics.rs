@@ -330,6 +330,12 @@ impl Metrics {
         histogram.record(duration);
     }
 
+    /// Counts an event that a live hook has lost.
+    pub fn hook_event_lost(&self, hook: &str) {
+        let counter: Counter = table::HOOK_EVENTS_LOST.series(&self.recorder, &[("hook", hook)]);
+        counter.increment(1);
+    }
+
     /// Sets the number of abandoned threads of blocking tools.
     pub fn threads_abandoned(&self, count: usize) {
         self.runs.threads_abandoned.set(count as f64);
@@ -518,6 +524,7 @@ mod tests {
         telemetry.metrics().mcp_server("files", "up", 1);
         telemetry.metrics().mcp_operation("tools/call", None, Duration::from_secs(1));
         telemetry.metrics().hook_answered("guard", HookPoint::BeforeCall, "allow", Duration::ZERO);
+        telemetry.metrics().hook_event_lost("watch");
         let page = telemetry.render();
         for metric in table::ALL {
             let (name, help) = (metric.name, metric.help);

@@ -17,6 +17,7 @@
 //! | recorder of the program; labels that tell hosts apart | `metrics_options` |
 //! | metrics page for Prometheus | `prometheus_page` |
 //! | log lines from events; log output of the binary | `logs`, `log_output` |
+//! | hooks of the program that follow all events | `live_hooks` |
 //! | traces (OpenTelemetry): spans, message contents, export | `traces/` |
 //! | the telemetry of one host as a whole | `exporter` |
 
@@ -25,6 +26,7 @@ pub mod feed;
 mod host;
 mod journal;
 mod labelled_handles;
+mod live_hooks;
 #[cfg(feature = "cli")]
 mod log_output;
 pub mod logs;
@@ -41,6 +43,7 @@ pub use feed::{
     Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, SourceRecord, Subscription,
     journal_failed,
 };
+pub use live_hooks::{LiveHook, RegisteredLiveHooks};
 #[cfg(feature = "cli")]
 pub use log_output::{LogFormat, LogsError, init};
 pub use metric_table::{HostMetrics, SharedRecorder, histogram_bounds};

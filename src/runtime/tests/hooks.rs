@@ -3,10 +3,14 @@
 
 use std::sync::atomic::AtomicUsize;
 
+use parking_lot::Mutex;
+
 use super::provider::{Reply, answer_with, calls_to};
 use super::recovery::{ACCUMULATOR, kill};
 use super::*;
+use crate::event::{Event, PublishedEvent};
 use crate::record::Record;
+use crate::telemetry::LiveHook;
 use crate::tool::{Hook, HookAnswer, HookError, HookInput, HookRule, RegisteredHook};
 use crate::types::{HookPoint, RunEnd};
 
@@ -163,4 +167,86 @@ async fn hooks_about_requests_and_turns_leave_a_valid_journal() {
             nothing_left(&host).await;
         }
     }
+}
+
+/// A live hook that keeps what it receives, after a permit for each event.
+struct Follower {
+    received: Mutex<Vec<(PublishedEvent, u64)>>,
+    gate: tokio::sync::Semaphore,
+}
+
+struct Following(Arc<Follower>);
+
+#[async_trait]
+impl LiveHook for Following {
+    async fn receive(&self, event: &PublishedEvent, lost: u64) {
+        self.0.gate.acquire().await.unwrap().forget();
+        let count = {
+            let mut received = self.0.received.lock();
+            received.push((event.clone(), lost));
+            received.len()
+        };
+        assert!(count != 1, "the hook panics at its first event");
+    }
+}
+
+impl Follower {
+    fn new(permits: usize) -> Arc<Self> {
+        let gate = tokio::sync::Semaphore::new(permits);
+        Arc::new(Self { received: Mutex::default(), gate })
+    }
+
+    fn has_run_end(&self) -> bool {
+        let is_end = |event: &Event| matches!(event, Event::RunEnded { .. });
+        self.received.lock().iter().any(|(event, _)| is_end(&event.event))
+    }
+}
+
+async fn followed_host(provider: &Provider, follower: &Arc<Follower>) -> Host {
+    let registry = registry([tool(spec("pay"), |_| async { Ok("paid".into()) })]);
+    let mut setup = setup(provider, registry, |_| ());
+    let hook: Arc<dyn LiveHook> = Arc::new(Following(Arc::clone(follower)));
+    setup.live_hooks.0.push(("follower".to_owned(), hook));
+    Host::start(setup).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_live_hook_follows_runs_that_no_client_watches_and_survives_its_panic() {
+    let (provider, follower) = (paying().await, Follower::new(usize::MAX >> 4));
+    let host = followed_host(&provider, &follower).await;
+    let session = session(&host).await;
+    session.run("go").await.unwrap();
+    until("the hook has the end of the run", || follower.has_run_end()).await;
+    let received = std::mem::take(&mut *follower.received.lock());
+    assert!(received.iter().all(|(event, lost)| event.session == *session.id() && *lost == 0));
+    let text: String =
+        received.iter().filter_map(|(event, _)| event.event.text()).map(|(_, text)| text).collect();
+    assert_eq!(text, "done");
+    let has = |wanted: fn(&Event) -> bool| received.iter().any(|(event, _)| wanted(&event.event));
+    assert!(has(|event| matches!(event, Event::CallDetected { .. })));
+    assert!(has(|event| matches!(event, Event::CallEnded { .. })));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_slow_live_hook_stops_no_run_and_is_told_what_it_has_lost() {
+    let (provider, follower) = (paying().await, Follower::new(0));
+    let host = followed_host(&provider, &follower).await;
+    let session = session(&host).await;
+    let lost = || {
+        let page = host.telemetry().render();
+        let line = page.lines().find(|line| line.starts_with("callsheet_hook_events_lost_total{"));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    while lost() < 10 {
+        timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    }
+    let all = lost();
+    follower.gate.add_permits(usize::MAX >> 4);
+    until("the hook has received its queue", || follower.received.lock().len() >= 1024).await;
+    session.run("go").await.unwrap();
+    until("the hook is told", || follower.received.lock().iter().any(|(_, lost)| *lost > 0)).await;
+    let told: u64 = follower.received.lock().iter().map(|(_, lost)| lost).sum();
+    assert_eq!(told, all);
+    nothing_left(&host).await;
 }
