@@ -164,7 +164,7 @@ pub enum Record {
         input: Content,
         /// The overrides of the run.
         #[serde(skip_serializing_if = "RunOverrides::is_none", default)]
-        overrides: Box<RunOverrides>,
+        overrides: Arc<RunOverrides>,
         /// The client's request.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         request: Option<RequestKey>,
@@ -186,7 +186,7 @@ pub enum Record {
         input: Content,
         /// The overrides of the run.
         #[serde(skip_serializing_if = "RunOverrides::is_none", default)]
-        overrides: Box<RunOverrides>,
+        overrides: Arc<RunOverrides>,
         /// The name of its first model at its service.
         model: String,
         /// The execution mode of tool calls.

@@ -276,7 +276,6 @@ pub(super) struct StartTool {
     pub(super) call: ToolCall,
     /// The variables that the call may see.
     pub(super) variables: Variables,
-    pub(super) idempotency_key: String,
     pub(super) state: CallStartState,
     /// The trace context that the call passes on.
     pub(super) trace: Option<TraceContext>,

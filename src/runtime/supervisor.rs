@@ -251,18 +251,8 @@ impl ToolSupervisorState {
     }
 
     async fn start(&mut self, start: Box<StartTool>, myself: &ToolSupervisorRef) {
-        let StartTool {
-            run,
-            agent,
-            call,
-            variables,
-            idempotency_key,
-            state,
-            trace,
-            extensions,
-            permit,
-            child,
-        } = *start;
+        let StartTool { run, agent, call, variables, state, trace, extensions, permit, child } =
+            *start;
         let view = VariablesTransaction::new(variables, agent.limits().max_variables_bytes);
         let view: SharedVariableView = Arc::new(Mutex::new(view));
         let (key, started) = (call.key, Instant::now());
@@ -308,7 +298,6 @@ impl ToolSupervisorState {
             tool: call.name,
             key,
             arguments: call.arguments,
-            idempotency_key,
             effect: registered.spec.effect,
             deadline: timeout.and_then(|timeout| started.checked_add(timeout)),
             trace,

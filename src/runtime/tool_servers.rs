@@ -30,8 +30,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// after it.
 const UNUSED_LIST_KEPT_MS: u64 = 3_600_000;
 
-/// Stands for the list without tools, which is not stored.
-const NO_TOOLS: &str = "[]";
+/// The hash that stands for the list without tools, which is not stored: that of the text `[]`.
+const NO_TOOLS_SHA256: &str = "4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945";
 
 /// The tools that servers offer to an agent, as a session keeps them.
 #[derive(Debug)]
@@ -181,14 +181,16 @@ impl ToolServers {
         let mut tools: Vec<ToolDescription> = offered.cloned().collect();
         tools.sort_by(|one, other| one.name.cmp(&other.name));
         let list = FrozenList { search: agent.needs_search(&tools), tools };
-        let text = serde_json::to_string(&list).unwrap_or_default();
-        let is_empty = list.tools.is_empty();
-        let sha256: Arc<str> = sha256(if is_empty { NO_TOOLS } else { &text }).into();
         // A host without servers writes nothing.
-        if !is_empty {
+        let sha256: Arc<str> = if list.tools.is_empty() {
+            NO_TOOLS_SHA256.into()
+        } else {
+            let text = serde_json::to_string(&list).unwrap_or_default();
+            let sha256: Arc<str> = sha256(&text).into();
             let key = frozen_tools_key(&sha256);
             with_journal(&self.journal, move |journal| journal.put_document(&key, &text)).await?;
-        }
+            sha256
+        };
         let frozen = self.used(agent, sha256, list, missing);
         for pattern in frozen.agent.unmatched_patterns() {
             tracing::warn!(agent = &*agent.name, pattern, "tool_pattern_matches_nothing");
@@ -218,7 +220,7 @@ impl ToolServers {
         let key = frozen_tools_key(sha256);
         let text = with_journal(&self.journal, move |journal| journal.document(&key)).await?;
         let list = text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_else(|| {
-            if **sha256 != self::sha256(NO_TOOLS) {
+            if **sha256 != *NO_TOOLS_SHA256 {
                 tracing::error!(agent = &*agent.name, sha256 = &**sha256, "tool_list_lost");
             }
             FrozenList { search: agent.needs_search(&[]), tools: Vec::new() }

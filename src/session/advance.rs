@@ -140,7 +140,7 @@ impl Session {
         let record = Record::RunStarted {
             run_id,
             input,
-            overrides: Box::new(overrides),
+            overrides,
             model,
             execution,
             request,

@@ -145,7 +145,7 @@ impl Session {
         self.context.prompt_change = None;
         self.context.requested.hash = hash;
         let requested = &mut self.context.requested.overrides;
-        if let Some(run) = self.run.as_ref().filter(|run| run.overrides != *requested) {
+        if let Some(run) = &self.run {
             requested.clone_from(&run.overrides);
         }
     }

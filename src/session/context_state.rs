@@ -1,5 +1,7 @@
 //! The state of a session that concerns the size of its context.
 
+use std::sync::Arc;
+
 use crate::config::RunOverrides;
 use crate::context::compaction::{AppliedChange, SummaryPlan};
 use crate::context::tokens::{ModelTokens, TokenMeter};
@@ -45,7 +47,7 @@ pub(super) struct RequestedPrompt {
     /// The hash of model, system text and tools.
     pub(super) hash: Option<u64>,
     /// The overrides of its run.
-    pub(super) overrides: RunOverrides,
+    pub(super) overrides: Arc<RunOverrides>,
 }
 
 /// A run that has ended.

@@ -20,7 +20,7 @@ pub struct RunInput {
     /// The user's input.
     pub input: Content,
     /// The run's changes to its agent.
-    pub overrides: RunOverrides,
+    pub overrides: Arc<RunOverrides>,
     /// The idempotency key of the request.
     pub request: Option<RequestKey>,
     /// The trace that the run belongs to.
@@ -132,7 +132,7 @@ pub struct SummaryRequest {
     /// The run that waits for it, or the last one.
     pub run_id: Option<RunId>,
     /// The overrides of the run that waits for it.
-    pub overrides: RunOverrides,
+    pub overrides: Arc<RunOverrides>,
     /// The messages. [`SUMMARY_REQUEST`](crate::context::compaction::SUMMARY_REQUEST) follows them.
     pub messages: MessageList,
 }

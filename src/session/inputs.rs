@@ -73,7 +73,6 @@ impl Session {
         }
         let QueuedRun { run_id: _, input, overrides, trace, metadata, into } = queued;
         let event = Event::InputQueued { input: input.clone(), waiting: self.queue.len() + 1 };
-        let overrides = Box::new(overrides);
         let id = run_id.clone();
         let record =
             Record::InputQueued { run_id, input, overrides, request, trace, metadata, into };

@@ -1,6 +1,5 @@
 //! The session machine: its state, and the records that change it.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -148,20 +147,20 @@ impl Session {
 
     /// Returns the overrides of a run with the session's tools that the client runs.
     #[must_use]
-    pub fn with_client_tools<'a>(&self, overrides: &'a RunOverrides) -> Cow<'a, RunOverrides> {
-        let Some(tools) = &self.client_tools else { return Cow::Borrowed(overrides) };
+    pub fn with_client_tools(&self, overrides: &Arc<RunOverrides>) -> Arc<RunOverrides> {
+        let Some(tools) = &self.client_tools else { return Arc::clone(overrides) };
         let tools = match &overrides.client_tools {
             None => Arc::clone(tools),
             Some(own) => tools.iter().chain(&**own).cloned().collect(),
         };
-        Cow::Owned(RunOverrides { client_tools: Some(tools), ..overrides.clone() })
+        Arc::new(RunOverrides { client_tools: Some(tools), ..(**overrides).clone() })
     }
 
     /// Returns the overrides of the current run, or those of a run without changes.
-    pub(super) fn current_overrides(&self) -> RunOverrides {
+    pub(super) fn current_overrides(&self) -> Arc<RunOverrides> {
         match &self.run {
-            Some(run) => run.overrides.clone(),
-            None => self.with_client_tools(&RunOverrides::default()).into_owned(),
+            Some(run) => Arc::clone(&run.overrides),
+            None => self.with_client_tools(&Arc::default()),
         }
     }
 
@@ -281,7 +280,7 @@ impl Session {
                 self.queue.push_back(QueuedRun {
                     run_id: run_id.clone(),
                     input: input.clone(),
-                    overrides: (**overrides).clone(),
+                    overrides: Arc::clone(overrides),
                     trace: trace.clone(),
                     metadata: metadata.clone(),
                     into: into.clone(),
@@ -303,7 +302,7 @@ impl Session {
                     QueuedRun {
                         run_id: run_id.clone(),
                         input: input.clone(),
-                        overrides: overrides.into_owned(),
+                        overrides,
                         trace: trace.clone(),
                         metadata: metadata.clone(),
                         into: into.clone(),

@@ -21,7 +21,7 @@ pub struct QueuedRun {
     /// The user's input.
     pub input: Content,
     /// The run's changes to its agent.
-    pub overrides: RunOverrides,
+    pub overrides: Arc<RunOverrides>,
     /// The trace that the run belongs to.
     pub trace: Option<TraceContext>,
     /// The client's pairs of strings.
@@ -36,7 +36,7 @@ pub struct OpenRun {
     /// The run's id.
     pub id: RunId,
     /// The run's changes to its agent.
-    pub overrides: RunOverrides,
+    pub overrides: Arc<RunOverrides>,
     /// The trace that the run belongs to.
     pub trace: Option<TraceContext>,
     /// The client's pairs of strings.

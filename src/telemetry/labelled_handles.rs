@@ -62,9 +62,14 @@ impl<H> PerName<H> {
         per_name
     }
 
+    /// Returns the handles of a name that is registered.
+    fn get(&self, name: &str) -> Option<Arc<H>> {
+        self.0.read().get(name).cloned()
+    }
+
     pub(super) fn handles(&self, name: &str, register: impl FnOnce(&str) -> H) -> Arc<H> {
-        if let Some(handles) = self.0.read().get(name) {
-            return Arc::clone(handles);
+        if let Some(handles) = self.get(name) {
+            return handles;
         }
         let mut by_name = self.0.write();
         let name = if by_name.len() < NAMES_MAX { name } else { OTHER };
@@ -183,6 +188,9 @@ impl PerTool {
 
     /// Returns the handles of a tool.
     pub(super) fn handles(&self, recorder: &SharedRecorder, tool: &str) -> Arc<ToolHandles> {
+        if let Some(known) = self.handles.get(tool) {
+            return known;
+        }
         if !self.names.read().contains(tool) {
             return Arc::clone(&self.other);
         }

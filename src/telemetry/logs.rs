@@ -10,7 +10,7 @@ use tracing::{debug, error, info, trace, warn};
 use super::labelled_handles::error_type;
 use crate::event::{CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
 use crate::turn::BreakerChange;
-use crate::types::{FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt};
+use crate::types::{CallKey, FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt};
 
 /// Maximum number of characters of a provider's message or of invalid arguments in a log line.
 const EXCERPT_CHARS: usize = 200;
@@ -138,17 +138,12 @@ fn call(of: &PublishedEvent) {
         }
         Event::CallStarted { call, input_summary, early, waited, queued, of: count } => {
             let CallLabel { key, name, .. } = call;
-            let mut position = key.index.saturating_add(1).to_string();
-            // More calls may follow until the response has ended.
-            if !early {
-                position += &format!(" of {count}");
-            }
             line!(
                 debug,
                 of,
                 tool_id = %key,
                 tool_name = &**name,
-                call = position,
+                call = call_position(*key, (!early).then_some(*count)),
                 early,
                 waited_ms = millis(*waited),
                 queued_ms = queued.map(millis),
@@ -209,6 +204,13 @@ fn call(of: &PublishedEvent) {
         | Event::ConflictFound { .. }
         | Event::RunEnded { .. } => {}
     }
+}
+
+/// Returns the position of a call in its response. More calls may follow until the response has ended: then the number
+/// of calls is not known.
+fn call_position(key: CallKey, count: Option<u32>) -> String {
+    let position = key.index.saturating_add(1);
+    count.map_or_else(|| position.to_string(), |count| format!("{position} of {count}"))
 }
 
 fn detected(

@@ -3,7 +3,7 @@
 
 use std::any::type_name;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -52,7 +52,6 @@ pub(crate) struct ToolContextParts {
     pub(crate) tool: Arc<str>,
     pub(crate) key: CallKey,
     pub(crate) arguments: Arc<Value>,
-    pub(crate) idempotency_key: String,
     pub(crate) effect: ToolEffect,
     pub(crate) deadline: Option<Instant>,
     pub(crate) trace: Option<TraceContext>,
@@ -72,9 +71,14 @@ pub(crate) struct ToolContextParts {
 /// The context of one call. A host makes it for each call; [`ToolTest`](super::testing::ToolTest)
 /// makes it in the tests of a tool. Cloning is cheap.
 #[derive(Clone)]
-pub struct ToolContext {
-    parts: Arc<ToolContextParts>,
-    questions: Arc<Questions>,
+pub struct ToolContext(Arc<SharedContext>);
+
+/// The values that all clones of a context share.
+struct SharedContext {
+    parts: ToolContextParts,
+    questions: Questions,
+    /// Made when the tool asks for it.
+    idempotency_key: OnceLock<String>,
 }
 
 /// The questions of a call: one is open at a time.
@@ -99,44 +103,45 @@ impl Drop for QuestionTimer<'_> {
 
 impl ToolContext {
     pub(crate) fn new(parts: ToolContextParts) -> Self {
-        Self { parts: Arc::new(parts), questions: Arc::default() }
+        let (questions, idempotency_key) = Default::default();
+        Self(Arc::new(SharedContext { parts, questions, idempotency_key }))
     }
 
     /// Returns the id of the session.
     #[must_use]
     pub fn session(&self) -> &SessionId {
-        &self.parts.session
+        &self.0.parts.session
     }
 
     /// Returns the id of the run.
     #[must_use]
     pub fn run(&self) -> &RunId {
-        &self.parts.run
+        &self.0.parts.run
     }
 
     /// Returns the name of the agent that offers the tool.
     #[must_use]
     pub fn agent(&self) -> &str {
-        &self.parts.agent
+        &self.0.parts.agent
     }
 
     /// Returns the name under which the model has called the tool.
     #[must_use]
     pub fn tool(&self) -> &str {
-        &self.parts.tool
+        &self.0.parts.tool
     }
 
     /// Returns the turn, the attempt and the call index.
     #[must_use]
     #[doc(hidden)]
     pub fn key(&self) -> CallKey {
-        self.parts.key
+        self.0.parts.key
     }
 
     /// Returns the arguments: a JSON object that is valid for the tool's schema.
     #[must_use]
     pub fn arguments(&self) -> &Value {
-        &self.parts.arguments
+        &self.0.parts.arguments
     }
 
     /// Deserialises the arguments. A [typed tool](super::TypedTool) receives them already
@@ -161,22 +166,22 @@ impl ToolContext {
     /// earlier, for example at the end of its run. The time of [questions](Self::ask) does not count.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.parts.deadline?.checked_add(self.question_wait())
+        self.0.parts.deadline?.checked_add(self.question_wait())
     }
 
     /// Returns what runs the child of the call, if its tool is an agent.
     pub(crate) fn agent_caller(&self) -> Option<&Arc<dyn AgentCaller>> {
-        self.parts.agents.as_ref()
+        self.0.parts.agents.as_ref()
     }
 
     /// Returns the values for the tools of a child.
     pub(crate) fn extensions(&self) -> &Extensions {
-        &self.parts.extensions
+        &self.0.parts.extensions
     }
 
     /// Returns the time for which the call has waited for answers to its questions.
     pub(crate) fn question_wait(&self) -> Duration {
-        *self.questions.waited.lock()
+        *self.0.questions.waited.lock()
     }
 
     /// Returns a value that the embedding program gave with the run or the session, by its type. A
@@ -197,7 +202,7 @@ impl ToolContext {
     /// }
     /// ```
     pub fn extension<T: Send + Sync + 'static>(&self) -> Result<&T, ToolError> {
-        let found = self.parts.extensions.get();
+        let found = self.0.parts.extensions.get();
         Ok(found.ok_or_else(|| MissingExtension(type_name::<T>()))?)
     }
 
@@ -220,7 +225,7 @@ impl ToolContext {
     /// }
     /// ```
     pub fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ToolError> {
-        let Some(value) = self.parts.variables.lock().get(name) else { return Ok(None) };
+        let Some(value) = self.0.parts.variables.lock().get(name) else { return Ok(None) };
         serde_json::from_value(value).map(Some).map_err(|error| {
             let message = format!("the variable {name:?} cannot be read: {error}");
             ToolError::from(error).with_message(message)
@@ -235,21 +240,22 @@ impl ToolContext {
     /// more than `max_variables_bytes`, or the call has ended. Nothing is written then.
     pub fn set(&self, name: &str, value: impl Serialize) -> Result<(), ToolError> {
         let value = serde_json::to_value(value)?;
-        self.parts.variables.lock().set(name, value).map_err(ToolError::new)
+        self.0.parts.variables.lock().set(name, value).map_err(ToolError::new)
     }
 
     /// Returns the call's idempotency key: the ids of the run and of the call. It is the same when the call
     /// runs again after a crash, and no other call has it.
     #[must_use]
     pub fn idempotency_key(&self) -> &str {
-        &self.parts.idempotency_key
+        let ToolContextParts { key, run, .. } = &self.0.parts;
+        self.0.idempotency_key.get_or_init(|| key.idempotency_key(run))
     }
 
     /// Returns the tool's effect as its author or the configuration declares it.
     #[must_use]
     #[doc(hidden)]
     pub fn effect(&self) -> ToolEffect {
-        self.parts.effect
+        self.0.parts.effect
     }
 
     /// Returns the call's position in a distributed trace, if the run has one. A tool that sends
@@ -257,7 +263,7 @@ impl ToolContext {
     /// [`TRACESTATE`](crate::types::TRACESTATE).
     #[must_use]
     pub fn trace(&self) -> Option<&TraceContext> {
-        self.parts.trace.as_ref()
+        self.0.parts.trace.as_ref()
     }
 
     /// Asks the people who watch the run, and waits for their answer. They receive the question like an
@@ -297,10 +303,10 @@ impl ToolContext {
             return Err(ToolError::new(message));
         }
         let asked = async {
-            let _open = self.questions.open.lock().await;
-            let waited = &self.questions.waited;
+            let _open = self.0.questions.open.lock().await;
+            let waited = &self.0.questions.waited;
             let _timer = QuestionTimer { began: Instant::now(), waited };
-            (self.parts.ask)(question).await
+            (self.0.parts.ask)(question).await
         };
         tokio::select! {
             biased;
@@ -313,13 +319,13 @@ impl ToolContext {
     /// The call's outcome is decided by then; the tool has `cancel_grace` left to clean up. Also
     /// returns when the call has ended, so that tasks which the tool spawned can stop.
     pub async fn cancelled(&self) {
-        self.parts.cancellation.cancelled().await;
+        self.0.parts.cancellation.cancelled().await;
     }
 
     /// Returns true if the call is cancelled. Tools that compute poll this.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        self.parts.cancellation.is_cancelled()
+        self.0.parts.cancellation.is_cancelled()
     }
 
     /// Returns the value of a reference. Results of the current turn have none yet.
@@ -329,7 +335,7 @@ impl ToolContext {
     ) -> Result<ReferencedValue, ReferenceError> {
         match reference {
             Reference::Variable(name) => {
-                let value = self.parts.variables.lock().get(name);
+                let value = self.0.parts.variables.lock().get(name);
                 let value = value.map(|value| ReferencedValue::json(Arc::new(value)));
                 value.ok_or_else(|| ReferenceError::NoSuchVariable(reference.clone()))
             }
@@ -337,7 +343,7 @@ impl ToolContext {
                 Err(ReferenceError::SameTurn(reference.clone()))
             }
             Reference::Result(_) | Reference::Arguments(_) | Reference::Answer(_) => {
-                match &self.parts.references {
+                match &self.0.parts.references {
                     Some(reader) => reader.read(reference).await,
                     None => Err(ReferenceError::NoSuchResult(reference.clone())),
                 }
@@ -347,23 +353,23 @@ impl ToolContext {
 
     /// Returns the agent's maximum number of bytes of a result that the model sees.
     pub(crate) fn max_result_bytes(&self) -> usize {
-        self.parts.max_result_bytes
+        self.0.parts.max_result_bytes
     }
 
     /// Discards what the call has written, because it begins again.
     pub(crate) fn begin_again(&self) {
-        self.parts.variables.lock().begin_again();
+        self.0.parts.variables.lock().begin_again();
     }
 
     /// Publishes a progress text to live watchers. It is bounded in size and never journaled.
     pub fn progress(&self, text: impl Into<String>) {
-        (self.parts.progress)(text.into());
+        (self.0.parts.progress)(text.into());
     }
 }
 
 impl fmt::Debug for ToolContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ToolContextParts { session, run, tool, key, .. } = &*self.parts;
+        let ToolContextParts { session, run, tool, key, .. } = &self.0.parts;
         f.debug_struct("ToolContext")
             .field("session", session)
             .field("run", run)

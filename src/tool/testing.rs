@@ -316,7 +316,6 @@ fn test_parts(tool: Arc<str>, key: CallKey, arguments: Arc<Value>) -> ToolContex
         tool,
         key,
         arguments,
-        idempotency_key: format!("test/{key}"),
         effect: crate::config::ToolEffect::default(),
         deadline: None,
         trace: None,

@@ -183,7 +183,7 @@ impl Turn {
             self.close_question(index);
             self.set_phase(index, CallPhase::Running { deadline: None, question: None });
             self.effects.perform(TurnAction::Abort(key));
-        } else if call.phase != CallPhase::Intended {
+        } else if !matches!(call.phase, CallPhase::Intended) {
             // The turn was resumed. The call does not wait for a permit of its tool to stop its child.
             self.release_tool_permit(index);
             self.start(index);

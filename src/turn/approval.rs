@@ -103,10 +103,12 @@ impl Turn {
     /// admitted only when the values of an earlier call's references are read.
     fn pending_phase(&self, call: &TurnCall) -> Option<ApprovalPhase> {
         let before = ApprovalPhase::Before;
-        let is_open = call.phase == CallPhase::Sealed
-            && call.notes.before.is_none()
-            && self.approvals.requested_before_resume.contains_key(&(call.key(), before));
-        call.pending_approval_phase().or(is_open.then_some(before))
+        let is_open = || {
+            matches!(call.phase, CallPhase::Sealed)
+                && call.notes.before.is_none()
+                && self.approvals.requested_before_resume.contains_key(&(call.key(), before))
+        };
+        call.pending_approval_phase().or_else(|| is_open().then_some(before))
     }
 
     /// Returns the pending approval of a call as clients see it.
@@ -270,7 +272,7 @@ impl Turn {
             self.end_call(index, rejection);
             return;
         }
-        if call.phase == CallPhase::Sealed {
+        if matches!(call.phase, CallPhase::Sealed) {
             // It starts when it is admitted.
             return;
         }

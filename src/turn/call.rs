@@ -238,7 +238,9 @@ impl TurnCall {
 
     /// Returns whether the tool was started, or will be started when the intent is durable.
     pub(super) fn has_started(&self) -> bool {
-        self.started_at.is_some() || self.phase == CallPhase::Intended || self.is_with_client()
+        self.started_at.is_some()
+            || matches!(self.phase, CallPhase::Intended)
+            || self.is_with_client()
     }
 
     /// Returns whether the call holds one of the N permits of `parallel = N`.
@@ -341,7 +343,7 @@ impl TurnCall {
     }
 
     pub(super) fn is_kept(&self) -> bool {
-        self.phase != CallPhase::Dropped
+        !matches!(self.phase, CallPhase::Dropped)
     }
 
     pub(super) fn outcome(&self) -> Option<&ToolOutcome> {

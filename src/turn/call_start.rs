@@ -91,7 +91,7 @@ impl Turn {
     /// the meantime.
     pub(super) fn start_intended(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
-        if call.phase == CallPhase::Intended {
+        if matches!(call.phase, CallPhase::Intended) {
             self.run_call(index);
         } else if call.is_with_client() {
             self.publish_client_call(index);
@@ -123,7 +123,6 @@ impl Turn {
         let start = CallStart {
             call: call.call.clone(),
             variables: self.variables.current.clone(),
-            idempotency_key: self.spec.idempotency_key(call.key()),
             state: call.start_state(),
             agent,
         };

@@ -139,7 +139,7 @@ impl Turn {
         let anomaly =
             admission::parse_call_arguments(call, &partial_call.raw, partial_call.oversize, rules);
         let anomaly = anomaly.or(partial_call.is_repaired.then_some(ArgumentsAnomaly::Repaired));
-        if call.phase == CallPhase::Dropped {
+        if matches!(call.phase, CallPhase::Dropped) {
             // A dropped call is parsed only because events count it as detected.
             return;
         }

@@ -113,8 +113,6 @@ pub struct CallStart {
     pub call: ToolCall,
     /// The variables that the call can read.
     pub variables: Variables,
-    /// The idempotency key: the same when the call runs again after a crash.
-    pub idempotency_key: String,
     /// The state to give back in a [`StartedCall`](super::StartedCall).
     pub state: CallStartState,
     /// The budget of the child session, if the tool is an agent.

@@ -66,7 +66,7 @@ impl Turn {
         let Some(call) = self.calls.get_mut(index) else { return };
         let decision = Arc::new(decision);
         let record = Record::HooksDecided { key, on, decision: Arc::clone(&decision) };
-        if on == HookPoint::BeforeCall && call.phase == CallPhase::AwaitingHooks {
+        if on == HookPoint::BeforeCall && matches!(call.phase, CallPhase::AwaitingHooks) {
             call.phase = CallPhase::Sealed;
             call.hooks.before = Some(decision);
             self.clock.call_dequeued();
@@ -99,7 +99,7 @@ impl Turn {
     /// Asks the hooks about a sealed call that would run, or applies their recorded decision.
     pub(super) fn check_start(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
-        if call.phase != CallPhase::Sealed {
+        if !matches!(call.phase, CallPhase::Sealed) {
             return;
         }
         if call.hooks.before.is_some() {

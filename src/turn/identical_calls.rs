@@ -64,9 +64,10 @@ impl Turn {
         };
         let outcome = first.filter(can_be_copied).and_then(TurnCall::outcome).cloned();
         let Some(outcome) = outcome else { return };
-        let duplicate = CallPhase::Duplicate { of: key };
         for index in 0..self.calls.len() {
-            if self.calls.get(index).is_some_and(|call| call.phase == duplicate) {
+            let is_copy =
+                |call: &TurnCall| matches!(call.phase, CallPhase::Duplicate { of } if of == key);
+            if self.calls.get(index).is_some_and(is_copy) {
                 self.end_duplicate(index, key, outcome.clone());
             }
         }

@@ -48,6 +48,6 @@ impl Reassembly {
 
     /// Returns whether nothing is left to release.
     pub(super) fn is_done(&self, calls: &[TurnCall]) -> bool {
-        calls.iter().skip(self.released).all(|call| call.phase == CallPhase::Dropped)
+        calls.iter().skip(self.released).all(|call| matches!(call.phase, CallPhase::Dropped))
     }
 }

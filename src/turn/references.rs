@@ -54,7 +54,11 @@ impl Turn {
     ) {
         self.clock.advance(now);
         let Some(index) = self.position(key) else { return };
-        if !self.calls.get(index).is_some_and(|call| call.phase == CallPhase::AwaitingReferences) {
+        if !self
+            .calls
+            .get(index)
+            .is_some_and(|call| matches!(call.phase, CallPhase::AwaitingReferences))
+        {
             return;
         }
         self.set_phase(index, CallPhase::Sealed);
@@ -67,7 +71,7 @@ impl Turn {
     /// waits for them.
     pub(super) fn resolve_references(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
-        if call.phase != CallPhase::Sealed || !call.has_references(&self.spec.rules) {
+        if !matches!(call.phase, CallPhase::Sealed) || !call.has_references(&self.spec.rules) {
             return;
         }
         match unread_references(references_in(&call.call.arguments), &self.spec) {

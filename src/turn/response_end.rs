@@ -218,7 +218,7 @@ impl Turn {
         else {
             return;
         };
-        if call.phase != CallPhase::Open {
+        if !matches!(call.phase, CallPhase::Open) {
             return;
         }
         call.call.provider_id.clone_from(&partial_call.provider_id);
@@ -265,7 +265,7 @@ impl Turn {
     pub(super) fn response_so_far(&self) -> PartialResponse {
         let mut message = self.kept_message(ResponseDisposition::BrokeKept);
         let is_sealed =
-            |key| self.calls.iter().any(|c| c.key() == key && c.phase != CallPhase::Open);
+            |key| self.calls.iter().any(|c| c.key() == key && !matches!(c.phase, CallPhase::Open));
         message.calls.retain(|call| is_sealed(call.key));
         message.drop_parts_without_calls();
         PartialResponse {

@@ -47,11 +47,10 @@ pub struct TurnSpec {
 }
 
 impl TurnSpec {
-    /// Returns the idempotency key of a tool call: the id of the run and the key of the call. It is the
-    /// same when the call runs again after a crash, and no later session has it, whatever its id.
+    /// Returns the idempotency key of a tool call.
     #[must_use]
     pub fn idempotency_key(&self, key: CallKey) -> String {
-        format!("{}/{key}", self.run.0)
+        key.idempotency_key(&self.run)
     }
 
     /// Returns the tool that a call of this name means, if the turn has one.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{ChildUse, FullResult, Judgement, ResultPart, Verdict, WriteSet};
+use super::{ChildUse, FullResult, Judgement, ResultPart, RunId, Verdict, WriteSet};
 
 /// Maximum number of calls that are kept of one response, or of one initial message of a session.
 /// It applies in addition to `max_tool_calls_per_turn`, and is reported under that name.
@@ -35,6 +35,15 @@ pub struct CallKey {
     pub attempt: u32,
     /// The call's position in the response, from 0.
     pub index: u32,
+}
+
+impl CallKey {
+    /// Returns the idempotency key of the call: the id of its run and the key of the call. It is the same when the
+    /// call runs again after a crash, and no later session has it, whatever its id.
+    #[must_use]
+    pub(crate) fn idempotency_key(self, run: &RunId) -> String {
+        format!("{run}/{self}", run = run.0)
+    }
 }
 
 impl fmt::Display for CallKey {

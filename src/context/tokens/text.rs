@@ -44,12 +44,12 @@ enum CharRun {
     Single,
 }
 
-/// The kind of run of each ASCII character.
+/// The kind of run of each ASCII character. [`CharRun::None`] for the bytes of others.
 #[expect(clippy::indexing_slicing, reason = "the compiler evaluates it")]
-const ASCII_RUNS: [CharRun; 128] = {
-    let mut runs = [CharRun::Single; 128];
+const ASCII_RUNS: [CharRun; 256] = {
+    let mut runs = [CharRun::Single; 256];
     let mut byte = 0;
-    while byte < 128 {
+    while byte < 256 {
         runs[byte] = match byte as u8 {
             b'a'..=b'z' => CharRun::Word,
             b'A'..=b'Z' => CharRun::Capitals,
@@ -57,16 +57,17 @@ const ASCII_RUNS: [CharRun; 128] = {
             b' ' | b'\t' => CharRun::Spaces,
             b'\n' | b'\r' => CharRun::LineBreaks,
             0x21..=0x7E => CharRun::Punctuation,
-            _ => CharRun::Single,
+            0..=0x7F => CharRun::Single,
+            0x80..=0xFF => CharRun::None,
         };
         byte += 1;
     }
     runs
 };
 
-/// Returns the kind of run of an ASCII character; nothing for a byte of another character.
-fn ascii_run(byte: u8) -> Option<CharRun> {
-    ASCII_RUNS.get(usize::from(byte)).copied()
+/// Returns the kind of run of an ASCII character, or [`CharRun::None`] for a byte of another one.
+fn ascii_run(byte: u8) -> CharRun {
+    ASCII_RUNS.get(usize::from(byte)).copied().unwrap_or_default()
 }
 
 #[derive(Default)]
@@ -86,24 +87,28 @@ impl Scan {
     }
 
     fn push_text(&mut self, text: &str) {
-        let mut rest = text;
-        while let Some(&first) = rest.as_bytes().first() {
-            let length = match ascii_run(first) {
-                Some(run) => {
-                    let bytes = rest.as_bytes();
-                    let length = bytes.iter().position(|&byte| ascii_run(byte) != Some(run));
-                    let length = length.unwrap_or(bytes.len());
-                    self.push_ascii(run, length as u64);
-                    length
-                }
-                None => {
-                    let Some(char) = rest.chars().next() else { break };
-                    self.push_other(char);
-                    char.len_utf8()
-                }
-            };
-            rest = rest.get(length..).unwrap_or_default();
+        let bytes = text.as_bytes();
+        let mut at = 0;
+        while let Some(&first) = bytes.get(at) {
+            let run = ascii_run(first);
+            if run == CharRun::None {
+                let Some(char) = text.get(at..).and_then(|rest| rest.chars().next()) else { break };
+                self.push_other(char);
+                at += char.len_utf8();
+                continue;
+            }
+            let begin = at;
+            at += 1;
+            while bytes.get(at).is_some_and(|&byte| ascii_run(byte) == run) {
+                at += 1;
+            }
+            self.push_ascii(run, (at - begin) as u64);
         }
+    }
+
+    /// Adds one punctuation mark of JSON.
+    fn push_mark(&mut self) {
+        self.push_ascii(CharRun::Punctuation, 1);
     }
 
     fn push_json(&mut self, value: &Value) {
@@ -111,37 +116,47 @@ impl Scan {
             Value::Null => self.push_text("null"),
             Value::Bool(true) => self.push_text("true"),
             Value::Bool(false) => self.push_text("false"),
-            // Writing to a scan cannot fail.
-            Value::Number(number) => drop(write!(self, "{number}")),
+            Value::Number(number) => match number.as_u64() {
+                Some(number) => {
+                    let digits = number.checked_ilog10().unwrap_or_default() + 1;
+                    self.push_ascii(CharRun::Digits, digits.into());
+                }
+                // Writing to a scan cannot fail.
+                None => drop(write!(self, "{number}")),
+            },
             Value::String(text) => self.push_json_string(text),
             Value::Array(items) => {
-                self.push_text("[");
+                self.push_mark();
                 for (index, item) in items.iter().enumerate() {
-                    self.push_text(if index > 0 { "," } else { "" });
+                    if index > 0 {
+                        self.push_mark();
+                    }
                     self.push_json(item);
                 }
-                self.push_text("]");
+                self.push_mark();
             }
             Value::Object(members) => {
-                self.push_text("{");
+                self.push_mark();
                 for (index, (name, member)) in members.iter().enumerate() {
-                    self.push_text(if index > 0 { "," } else { "" });
+                    if index > 0 {
+                        self.push_mark();
+                    }
                     self.push_json_string(name);
-                    self.push_text(":");
+                    self.push_mark();
                     self.push_json(member);
                 }
-                self.push_text("}");
+                self.push_mark();
             }
         }
     }
 
     fn push_json_string(&mut self, text: &str) {
-        if text.bytes().any(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1F)) {
+        if has_escapes(text) {
             self.push_text(&serde_json::to_string(text).unwrap_or_default());
         } else {
-            self.push_text("\"");
+            self.push_mark();
             self.push_text(text);
-            self.push_text("\"");
+            self.push_mark();
         }
     }
 
@@ -213,6 +228,15 @@ impl Scan {
         };
         self.len = 0;
     }
+}
+
+/// Returns whether a text has characters that JSON escapes.
+fn has_escapes(text: &str) -> bool {
+    let is_escaped = |byte: u8| matches!(byte, b'"' | b'\\' | 0..=0x1F);
+    // Without a branch for each byte, the compiler compares many at once.
+    let (chunks, rest) = text.as_bytes().as_chunks::<16>();
+    let any = |bytes: &[u8]| bytes.iter().fold(false, |any, &byte| any | is_escaped(byte));
+    chunks.iter().any(|chunk| any(chunk)) || any(rest)
 }
 
 impl std::fmt::Write for Scan {

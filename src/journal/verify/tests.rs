@@ -20,7 +20,7 @@ fn begun(execution: Execution) -> [Record; 2] {
         Record::RunStarted {
             run_id: RunId("run_1".into()),
             input: "go".into(),
-            overrides: Box::new(crate::config::RunOverrides::default()),
+            overrides: std::sync::Arc::default(),
             model: "m".into(),
             execution,
             request: None,

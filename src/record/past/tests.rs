@@ -44,7 +44,7 @@ fn run() -> (u64, Record) {
     let record = Record::RunStarted {
         run_id: RunId("run_1".into()),
         input: "go".into(),
-        overrides: Box::new(crate::config::RunOverrides::default()),
+        overrides: Arc::default(),
         model: "m".into(),
         execution: Execution::Sequential,
         request: None,

@@ -182,13 +182,12 @@ impl AccumulatorSetup {
                 current.turn.handle_tool_permit(current.began.elapsed(), key, permit);
             }
             TurnAction::ReleaseToolPermit(key) => drop(current.permits.remove(&key)),
-            TurnAction::Start(CallStart { call, variables, idempotency_key, state, agent }) => {
+            TurnAction::Start(CallStart { call, variables, state, agent }) => {
                 let run_seq = current.run_seq;
                 let start = StartTool {
                     child: agent.map(|start| Box::new(ChildStart { start: *start, run_seq })),
                     run: current.run.clone(),
                     agent: Arc::clone(&current.agent),
-                    idempotency_key,
                     trace: current.trace.as_ref().map(|trace| trace.for_call(call.key)),
                     extensions: current.extensions.clone(),
                     permit: current.permits.remove(&call.key),

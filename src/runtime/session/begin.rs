@@ -137,8 +137,7 @@ impl SessionActorState {
         }
         if !state.session.client_tools().is_empty() {
             // The context is reported before the first run too.
-            let overrides = RunOverrides::default();
-            let overrides = state.session.with_client_tools(&overrides).into_owned();
+            let overrides = state.session.with_client_tools(&Arc::default());
             state.agents.use_for(&overrides);
         }
         state

@@ -322,7 +322,8 @@ impl SessionActorState {
         }
         let into = into.map(variable_name).transpose()?;
         self.agents.own().check_client_tools(&overrides, self.session.client_tools())?;
-        let all = self.session.with_client_tools(&overrides).into_owned();
+        let overrides = Arc::new(overrides);
+        let all = self.session.with_client_tools(&overrides);
         let agent = self.agents.own().with(&all)?;
         let is_child_run = self.is_child_run(&id);
         let slot = if starts { Some(self.shared.acquire_run_slot(is_child_run)?) } else { None };

@@ -129,8 +129,9 @@ impl SessionActorState {
                     Effect::Perform(TurnAction::Commit(record)) => committed = Some(*record),
                     // The call would have stopped its child, and waited for its end.
                     Effect::Perform(TurnAction::Start(start)) => {
-                        stop_child(&self.link, &self.id, &start.idempotency_key);
-                        agents.push(start.call.key);
+                        let key = start.call.key;
+                        stop_child(&self.link, &self.id, &key.idempotency_key(run));
+                        agents.push(key);
                     }
                     Effect::Perform(_) => {}
                 }

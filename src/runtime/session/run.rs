@@ -59,14 +59,14 @@ pub(super) struct RunAgents {
     frozen: Option<Arc<FrozenTools>>,
     /// The agent with the tools of servers and of the host's tool sources.
     own: Arc<Agent>,
-    current: (RunOverrides, Arc<Agent>),
+    current: (Arc<RunOverrides>, Arc<Agent>),
     /// The last request had another form than others, because of the answer that it asked for.
     had_other_form: bool,
 }
 
 impl RunAgents {
     pub(super) fn new(own: Arc<Agent>) -> Self {
-        let current = (RunOverrides::default(), Arc::clone(&own));
+        let current = (Arc::default(), Arc::clone(&own));
         let had_other_form = false;
         Self { configured: Arc::clone(&own), frozen: None, own, current, had_other_form }
     }
@@ -105,7 +105,7 @@ impl RunAgents {
         let tools = sources.iter().flat_map(|source| source.tools(&run)).collect();
         let base = self.frozen.as_ref().map_or(&self.configured, |frozen| &frozen.agent);
         self.own = Arc::new(base.with_tools(tools, &host.tool_limiters));
-        self.current = (RunOverrides::default(), Arc::clone(&self.own));
+        self.current = (Arc::default(), Arc::clone(&self.own));
     }
 
     /// Returns the agent without overrides.
@@ -118,20 +118,21 @@ impl RunAgents {
         &self.current.1
     }
 
-    pub(super) fn set_current(&mut self, overrides: RunOverrides, agent: Arc<Agent>) {
+    pub(super) fn set_current(&mut self, overrides: Arc<RunOverrides>, agent: Arc<Agent>) {
         self.current = (overrides, agent);
     }
 
     /// Makes the agent with these overrides the current one.
-    pub(super) fn use_for(&mut self, overrides: &RunOverrides) {
+    pub(super) fn use_for(&mut self, overrides: &Arc<RunOverrides>) {
         if self.current.0 != *overrides {
-            self.current = (overrides.clone(), self.own.with_recorded(overrides));
+            self.current = (Arc::clone(overrides), self.own.with_recorded(overrides));
         }
     }
 
     /// Returns the rules of a run with these overrides.
     pub(super) fn rules(&self, overrides: &RunOverrides) -> Arc<TurnRules> {
-        if self.current.0 == *overrides {
+        let current = &*self.current.0;
+        if std::ptr::eq(current, overrides) || current == overrides {
             return Arc::clone(&self.current.1.rules);
         }
         Arc::clone(&self.own.with_recorded(overrides).rules)

@@ -319,8 +319,8 @@ impl World {
         assert!(matches!(admission, RunAdmission::Start | RunAdmission::Queue));
         let is_busy = self.session.run.is_some() || !self.session.queue.is_empty();
         assert_eq!(admission == RunAdmission::Queue, is_busy);
-        let overrides =
-            RunOverrides { model: Some(run_id.0.to_string()), ..RunOverrides::default() };
+        let model = Some(run_id.0.to_string());
+        let overrides = Arc::new(RunOverrides { model, ..RunOverrides::default() });
         let (request, trace) = (Some(key), Some(TraceContext::new([7; 16], [8; 8], true)));
         let (metadata, into) = (crate::types::Metadata::default(), None);
         let run =

@@ -1,7 +1,6 @@
 //! Hands the recorded inputs and the replayed turns to the session machine, and compares the
 //! records that it makes with the recorded ones.
 
-use std::borrow::Cow;
 use std::mem::discriminant;
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,7 +85,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                 let run = RunInput {
                     run_id: run_id.clone(),
                     input: input.clone(),
-                    overrides: (**overrides).clone(),
+                    overrides: Arc::clone(overrides),
                     request: request.clone(),
                     trace: trace.clone(),
                     metadata: metadata.clone(),
@@ -170,7 +169,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             let queued = self.session.queue.front().map(|queued| &queued.overrides);
             let queued = queued.map(|overrides| self.session.with_client_tools(overrides));
             let open = self.session.run().map(|run| run.overrides.clone());
-            let overrides = open.or(queued.map(Cow::into_owned));
+            let overrides = open.or(queued);
             let effect = match overrides {
                 Some(overrides) => {
                     let rules = self.rules(&overrides)?;

@@ -268,7 +268,7 @@ impl Life {
             if !is_due || matches!(admission, RunAdmission::Known { .. }) {
                 continue;
             }
-            let (run_id, overrides) = (RunId(name.into()), RunOverrides::default());
+            let (run_id, overrides) = (RunId(name.into()), Arc::default());
             let metadata = crate::types::Metadata::default();
             let into = self.script.output.map(|_| "answer".into());
             let run = RunInput { run_id, input, overrides, request, trace: None, metadata, into };

@@ -44,7 +44,7 @@ impl Recorded {
         let run = RunInput {
             run_id: RunId(id.into()),
             input: id.into(),
-            overrides: RunOverrides::default(),
+            overrides: Arc::default(),
             request: None,
             trace: None,
             metadata: crate::types::Metadata::default(),

@@ -48,7 +48,7 @@ fn started(input: Content) -> Record {
     Record::RunStarted {
         run_id: RunId("run_1".into()),
         input,
-        overrides: Box::new(crate::config::RunOverrides::default()),
+        overrides: Arc::default(),
         model: "m".into(),
         execution: crate::types::Execution::Sequential,
         request: None,
@@ -415,7 +415,7 @@ fn a_fork_remembers_no_request_and_no_queue() {
     let queued = Record::InputQueued {
         run_id: RunId("run_2".into()),
         input: "later".into(),
-        overrides: Box::new(RunOverrides::default()),
+        overrides: Arc::default(),
         request: request(),
         trace: None,
         metadata: crate::types::Metadata::default(),

@@ -14,7 +14,7 @@ fn run_records(answer: &str) -> Vec<Record> {
     let started = Record::RunStarted {
         run_id: run_id.clone(),
         input: "go".into(),
-        overrides: Box::default(),
+        overrides: Arc::default(),
         model: "m".to_owned(),
         execution: PARALLEL,
         request: None,
