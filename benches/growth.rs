@@ -7,6 +7,10 @@
 //! and the writing of the whole request body. (A session's next body reuses the bytes of its last
 //! one.) The CPU time of a whole turn is compared with that of the exchange. The rest of the turn
 //! must not grow.
+//!
+//! A second table has the same run with a window of a few thousand tokens, so that the context is
+//! made smaller again and again: the CPU time of hundreds of turns, summaries included, beside that
+//! of the same requests, sent by the HTTP client alone.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
 #[path = "shared/chat.rs"]
@@ -17,12 +21,13 @@ mod report;
 mod times;
 
 use std::hint::black_box;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::Router;
-use axum::body::to_bytes;
+use axum::body::{Bytes, to_bytes};
 use axum::extract::Request;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::post;
@@ -47,6 +52,13 @@ const TURNS: [usize; 3] = [10, 100, 1_000];
 /// The number of turns before and after each of them that are measured too.
 const AROUND: usize = 5;
 
+/// The turns of the second table, and its window in tokens.
+const RANGES: [Range<usize>; 3] = [100..300, 450..650, 800..1_000];
+const WINDOW: u64 = 8_000;
+
+/// The answer of the service to a request for a summary.
+const SUMMARY: &str = "Goal: work on. Done: the earlier parts. Open: the rest. Next: call `work`.";
+
 /// The number of sessions.
 const SESSIONS: usize = 12;
 
@@ -56,6 +68,9 @@ struct Work {
     pad: String,
 }
 
+/// The body of a request, and the process's CPU time when its head was read.
+type SentBody = (Bytes, Duration);
+
 /// The times of the events of a run.
 #[derive(Clone, Default)]
 struct Marks {
@@ -63,6 +78,8 @@ struct Marks {
     asked: Arc<Mutex<Vec<(Instant, Duration)>>>,
     /// The times at which a tool returned.
     returned: Arc<Mutex<Vec<Instant>>>,
+    /// The bodies of the requests. Only kept with a window.
+    bodies: Option<Arc<Mutex<Vec<SentBody>>>>,
 }
 
 struct WorkTool(Marks);
@@ -94,14 +111,22 @@ fn answer(turn: usize) -> String {
 /// Starts a provider. Its answers depend on the number of requests.
 async fn provider(marks: Marks) -> String {
     let handle = move |request: Request| {
-        let turn = {
-            let mut asked = marks.asked.lock();
-            asked.push((Instant::now(), cpu_time()));
-            asked.len()
-        };
+        let (began, marks) = ((Instant::now(), cpu_time()), marks.clone());
         async move {
-            to_bytes(request.into_body(), usize::MAX).await.unwrap();
-            ([(CONTENT_TYPE, "text/event-stream")], answer(turn))
+            let body = to_bytes(request.into_body(), usize::MAX).await.unwrap();
+            let mut asked = marks.asked.lock();
+            if let Some(bodies) = &marks.bodies {
+                bodies.lock().push((body.clone(), began.1));
+                // Only the first request of the run and those for summaries end with a user message.
+                let role = memchr::memmem::rfind(&body, br#""role":"user""#).unwrap();
+                let is_last = memchr::memmem::find(&body[role..], br#""role":"tool""#).is_none();
+                if is_last && !asked.is_empty() {
+                    let text = event(json!({"content": SUMMARY}), None) + &end("stop");
+                    return ([(CONTENT_TYPE, "text/event-stream")], text);
+                }
+            }
+            asked.push(began);
+            ([(CONTENT_TYPE, "text/event-stream")], answer(asked.len()))
         }
     };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -186,6 +211,86 @@ fn request(messages: &[Arc<Message>]) -> ModelRequest {
     ModelRequest::new("m", messages.to_vec().into()).with(|new| new.tools = Arc::new([tool]))
 }
 
+/// The measurements of a range of turns with a window.
+#[derive(Default)]
+struct InWindow {
+    requests: usize,
+    summaries: usize,
+    bytes: usize,
+    cpu: Vec<Duration>,
+    bare_cpu: Vec<Duration>,
+}
+
+/// Runs a session that fills its window again and again, and then sends the same requests.
+async fn grow_in_window(host: Host, url: String, marks: Marks) -> [InWindow; 3] {
+    let session = host.open_session(OpenSession::default()).await.unwrap();
+    let report = session.run("Work, and work on.").await.unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered, "{:?}", report.error);
+    session.close().await.unwrap();
+    let asked = std::mem::take(&mut *marks.asked.lock());
+    let bodies = std::mem::take(&mut *marks.bodies.as_ref().unwrap().lock());
+    marks.returned.lock().clear();
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let mut measured = std::array::from_fn(|_| InWindow::default());
+    for (range, measured) in RANGES.into_iter().zip(&mut measured) {
+        let (from, to) = (asked[range.start].1, asked[range.end].1);
+        let turns = range.len() as u32;
+        let sent = bodies.iter().filter(|(_, at)| (from..to).contains(at));
+        let sent: Vec<_> = sent.map(|(body, _)| body).collect();
+        measured.requests = sent.len();
+        measured.summaries = sent.len() - range.len();
+        measured.bytes = sent.iter().map(|body| body.len()).sum::<usize>() / sent.len();
+        measured.cpu.push((to - from) / turns);
+        let cpu = cpu_time();
+        for body in sent {
+            let request = client.post(&url).header(CONTENT_TYPE, "application/json");
+            request.body(body.clone()).send().await.unwrap().bytes().await.unwrap();
+        }
+        measured.bare_cpu.push((cpu_time() - cpu) / turns);
+    }
+    marks.asked.lock().clear();
+    marks.bodies.as_ref().unwrap().lock().clear();
+    measured
+}
+
+/// Adds the table of sessions that fill their window again and again.
+fn with_window(report: Report, runtime: &Runtime) -> Report {
+    let marks = Marks { bodies: Some(Arc::default()), ..Marks::default() };
+    let base_url = runtime.block_on(provider(marks.clone()));
+    let mut model = ModelConfig::new(BaseUrl::parse(&base_url).unwrap(), "m");
+    model.context_window = Some(WINDOW);
+    let host = runtime.block_on(host(model, &marks));
+    let url = format!("{base_url}/chat/completions");
+    let mut measured: [InWindow; 3] = std::array::from_fn(|_| InWindow::default());
+    for _ in 0..SESSIONS {
+        let growing = runtime.spawn(grow_in_window(host.clone(), url.clone(), marks.clone()));
+        for (all, one) in measured.iter_mut().zip(runtime.block_on(growing).unwrap()) {
+            all.cpu.extend(one.cpu);
+            all.bare_cpu.extend(one.bare_cpu);
+            (all.requests, all.summaries, all.bytes) = (one.requests, one.summaries, one.bytes);
+        }
+    }
+    runtime.block_on(host.shutdown());
+    let rows = RANGES.into_iter().zip(measured).map(|(range, measured)| {
+        let InWindow { requests, summaries, bytes, cpu, bare_cpu } = measured;
+        let [cpu, bare_cpu] = [cpu, bare_cpu].map(|times| median(times).as_secs_f64() * 1e6);
+        [
+            format!("{} to {}", range.start + 1, range.end),
+            format!("{requests} ({summaries})"),
+            format!("{:.1} kB", bytes as f64 / 1e3),
+            format!("{cpu:.0} us"),
+            format!("{bare_cpu:.0} us"),
+            format!("{:.2}", cpu / bare_cpu),
+        ]
+    });
+    let about = format!(
+        "The same run with a window of {WINDOW} tokens: the CPU of a turn, summaries included, \
+         medians of {SESSIONS} sessions, beside the same requests sent by the HTTP client alone."
+    );
+    let head = ["turns", "requests (summaries)", "request", "CPU of a turn", "alone", "ratio"];
+    report.table(&about, head, rows)
+}
+
 fn main() {
     let (runtime, marks) = (Runtime::new().unwrap(), Marks::default());
     let base_url = runtime.block_on(provider(marks.clone()));
@@ -236,5 +341,5 @@ fn main() {
         "of the exchange alone",
         "rest (ratio)",
     ];
-    Report::new("growth").table(&about, head, rows).print();
+    with_window(Report::new("growth").table(&about, head, rows), &runtime).print();
 }

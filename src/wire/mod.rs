@@ -93,6 +93,7 @@ pub use delta::{CallDelta, CallKind, Delta, Problem, ProviderMetadata};
 pub use dialect::KeyHeader;
 pub use error::http_error;
 pub use fast_path::PayloadTemplates;
+pub(crate) use fast_path::plain_bytes;
 pub(crate) use repair::replace_lone_surrogates;
 pub use request::{ModelRequest, PromptChange, ToolChoice, ToolDefinition};
 pub(crate) use request_cache::{HeadCache, RequestCache};

@@ -8,6 +8,8 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
+use crate::wire::plain_bytes;
+
 /// Thousandths of a token.
 const TOKEN: u64 = 1000;
 
@@ -151,7 +153,7 @@ impl Scan {
     }
 
     fn push_json_string(&mut self, text: &str) {
-        if has_escapes(text) {
+        if plain_bytes(text.as_bytes()).is_some() {
             self.push_text(&serde_json::to_string(text).unwrap_or_default());
         } else {
             self.push_mark();
@@ -228,15 +230,6 @@ impl Scan {
         };
         self.len = 0;
     }
-}
-
-/// Returns whether a text has characters that JSON escapes.
-fn has_escapes(text: &str) -> bool {
-    let is_escaped = |byte: u8| matches!(byte, b'"' | b'\\' | 0..=0x1F);
-    // Without a branch for each byte, the compiler compares many at once.
-    let (chunks, rest) = text.as_bytes().as_chunks::<16>();
-    let any = |bytes: &[u8]| bytes.iter().fold(false, |any, &byte| any | is_escaped(byte));
-    chunks.iter().any(|chunk| any(chunk)) || any(rest)
 }
 
 impl std::fmt::Write for Scan {
