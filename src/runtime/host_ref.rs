@@ -66,12 +66,23 @@ impl HostRef {
                     }
                 }
             };
-            match waiting.await {
+            match self.woken(waiting).await {
                 // The id was reserved for a new session that could not be opened.
-                Ok(Err(HostError::SessionExists)) => {}
-                Ok(woken) => return woken,
-                Err(_) => return Err(HostError::ShuttingDown),
+                Err(HostError::SessionExists) => {}
+                woken => return woken,
             }
+        }
+    }
+
+    /// Waits until a session is awake. A host that has ended wakes none.
+    pub(super) async fn woken(
+        &self,
+        waiting: oneshot::Receiver<Result<Arc<AwakeSession>, HostError>>,
+    ) -> Result<Arc<AwakeSession>, HostError> {
+        tokio::select! {
+            biased;
+            woken = waiting => woken.unwrap_or(Err(HostError::ShuttingDown)),
+            _ = self.host.wait(None) => Err(HostError::ShuttingDown),
         }
     }
 

@@ -77,7 +77,7 @@ pub(super) async fn open(
         link.shared.wake_failed(&id, error.clone());
         return Err(error);
     }
-    let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
+    let live = link.woken(waited).await?;
     if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
         link.shared.uncount_sessions(1);
         return Err(error.into());

@@ -330,7 +330,7 @@ pub(super) async fn fork(
         link.shared.wake_failed(&id, error.clone());
         return Err(error);
     }
-    let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
+    let live = link.woken(waited).await?;
     live.log.wait_durable(live.log.last_seq()).await?;
     link.shared.session_states.changed(&id, SessionState::Idle);
     if live.log.bytes() > AWAKE_FORK_BYTES_MAX {

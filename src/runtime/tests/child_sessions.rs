@@ -5,7 +5,7 @@ use futures::{FutureExt as _, StreamExt as _};
 use super::provider::{Reply, answer_with, calls_to, text};
 use super::recovery::{ACCUMULATOR, STREAM, SUPERVISOR, kill};
 use super::*;
-use crate::config::{AgentConfig, AgentEvents, AgentToolConfig, ApprovalPolicy, Share};
+use crate::config::{AgentConfig, AgentEvents, AgentToolConfig, ApprovalPolicy, ClientTool, Share};
 use crate::event::{Event, PublishedEvent};
 use crate::journal::MemoryJournal;
 use crate::record::{Record, StopMode};
@@ -14,12 +14,12 @@ use crate::tool::{AgentTool, Hook, HookAnswer, HookError, HookInput, HookRule, R
 use crate::types::{HookPoint, RunEnd, is_child_session};
 
 /// Returns the agent that has sent a request.
-fn agent_of(request: &serde_json::Value) -> &str {
+pub(super) fn agent_of(request: &serde_json::Value) -> &str {
     request["messages"][0]["content"].as_str().unwrap()
 }
 
 /// Returns whether the last message of a request is a result.
-fn has_result(request: &serde_json::Value) -> bool {
+pub(super) fn has_result(request: &serde_json::Value) -> bool {
     request["messages"].as_array().unwrap().last().unwrap()["role"] == "tool"
 }
 
@@ -35,13 +35,13 @@ async fn chain(helper: impl Fn(&serde_json::Value) -> Reply + Send + Sync + 'sta
     .await
 }
 
-fn agent_tool(name: &str, change: impl FnOnce(&mut AgentToolConfig)) -> AgentTool {
+pub(super) fn agent_tool(name: &str, change: impl FnOnce(&mut AgentToolConfig)) -> AgentTool {
     let config = AgentToolConfig::new(name).with(|config| config.max_depth = 3).with(change);
     AgentTool::new(name, "for a test", config)
 }
 
 /// Returns the agents `default`, `worker` and `helper`, each of which may call the next one and `note`.
-fn family(
+pub(super) fn family(
     provider: &Provider,
     tools: impl IntoIterator<Item = Closure>,
     agents: impl IntoIterator<Item = AgentTool>,
@@ -682,6 +682,27 @@ async fn asking(events: AgentEvents) -> (Provider, Host) {
     (provider, host)
 }
 
+#[tokio::test]
+async fn the_time_limit_of_a_call_goes_on_while_its_child_waits_for_a_person() {
+    let provider = chain(|_| Reply::Sse(calls_to(&[("note", r#"{"n": 1}"#)]))).await;
+    let note = tool(
+        ToolSpec { effect: Default::default(), ..spec("note") }.approval(ApprovalPolicy::BEFORE),
+        |_| async { Ok("noted".into()) },
+    );
+    let setup = family(&provider, [note], [], |config| {
+        let timeout = Some(Duration::from_millis(300));
+        config.tools.entry("worker".into()).or_default().timeout = timeout;
+    });
+    let host = Host::start(setup).await.unwrap();
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    child_event(&mut run.events, is_asked).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!((report.run_end, results(&report)["worker"].0), (RunEnd::Answered, "timeout"));
+    assert_eq!(ends(&host).await, [RunEnd::Stopped, RunEnd::Stopped]);
+    all_is_over(&host, &provider, 4).await;
+}
+
 fn is_asked(event: &Event) -> bool {
     matches!(event, Event::ApprovalAsked { .. })
 }
@@ -833,6 +854,102 @@ async fn waiting_parents_do_not_block_their_children() {
     assert!(ends.into_iter().all(|end| end.unwrap() == RunEnd::Answered));
     assert_eq!((host.counts().sessions, provider.count()), (600, 1000));
     nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn tools_of_the_client_are_not_offered_to_children() {
+    let provider = Provider::new(|_, request| match (agent_of(request), has_result(request)) {
+        (_, true) => Reply::Sse(answer_with("done")),
+        ("default", _) => Reply::Sse(calls_to(&[("worker", r#"{"input": "work"}"#)])),
+        _ => Reply::Sse(calls_to(&[("open_file", "{}")])),
+    })
+    .await;
+    let host = Host::start(family(&provider, [], [], |_| ())).await.unwrap();
+    let tool = |name| ClientTool::new(name, "Opens a file.", json!({"type": "object"}));
+    let open = OpenSession::default().with_client_tools([tool("open_file")]);
+    let session = host.open_session(open).await.unwrap();
+    let request = RunRequest::from("go").with_client_tools([tool("open_page")]);
+    let report = timeout(SOON, session.run(request)).await.unwrap().unwrap();
+    assert_eq!(results(&report)["worker"], ("success", "done"));
+    for sent in provider.requests() {
+        let tools = sent["tools"].as_array().unwrap();
+        let names: Vec<_> = tools.iter().map(|tool| &tool["function"]["name"]).collect();
+        let is_offered = |name: &str| names.contains(&&json!(name));
+        let is_root = agent_of(&sent) == "default";
+        assert_eq!(is_offered("open_file") && is_offered("open_page"), is_root, "{names:?}");
+    }
+    // The call of the child is one of a tool that it does not have, and does not wait.
+    let child = children(&host).remove(0);
+    let ended = records(&child, |record| matches!(record, Record::CallEnded { .. })).await;
+    let Record::CallEnded { outcome, .. } = &ended[0] else { unreachable!() };
+    assert!(outcome.content.contains("The tools are: "), "{}", outcome.content);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_call_of_the_client_waits_beside_a_child_over_a_crash() {
+    for is_stopped in [false, true] {
+        let gate = Arc::new(tokio::sync::Semaphore::new(1));
+        let provider = Provider::new(|_, request| match agent_of(request) {
+            "default" if has_result(request) => Reply::Sse(answer_with("done")),
+            "default" => {
+                Reply::Sse(calls_to(&[("open_file", "{}"), ("worker", r#"{"input": "work"}"#)]))
+            }
+            _ => Reply::Sse(answer_with("worked")),
+        })
+        .await
+        .gated_by(Arc::clone(&gate));
+        let journal = Arc::new(MemoryJournal::new());
+        let setup = || {
+            family(&provider, [], [], |config| {
+                config.agents.get_mut("default").unwrap().execution =
+                    crate::types::Execution::Parallel { max: 2 };
+            })
+        };
+        let first = start_on(setup(), Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+        let open_file = ClientTool::new("open_file", "", json!({"type": "object"}));
+        let open = OpenSession::default().with_client_tools([open_file]);
+        let session = first.open_session(open).await.unwrap();
+        let id = session.id().clone();
+        drop(session.start_run("go").await.unwrap());
+        until("the child is asked", || provider.count() == 2).await;
+        assert_eq!(session.client_calls().await.unwrap().len(), 1);
+        drop((first, session));
+        until("the request is dropped", || provider.open() == 0).await;
+        let host = restart(setup, &journal).await;
+        let session = host.session(&id);
+        until("the child is asked again", || provider.count() == 3).await;
+        let call = session.client_calls().await.unwrap().remove(0);
+        if is_stopped {
+            session.stop(StopMode::Now).await.unwrap();
+        } else {
+            call.answer("opened").await.unwrap();
+            gate.add_permits(100);
+        }
+        until("the run has ended", || host.counts().runs == 0).await;
+        let ended = records(&session, |record| matches!(record, Record::CallEnded { .. })).await;
+        let mut outcomes: Vec<_> = ended
+            .iter()
+            .map(|record| {
+                let Record::CallEnded { call, outcome, .. } = record else { unreachable!() };
+                (&*call.name, outcome.status.as_str(), &*outcome.content)
+            })
+            .collect();
+        outcomes.sort_unstable();
+        if is_stopped {
+            let names: Vec<_> = outcomes.iter().map(|(name, status, _)| (*name, *status)).collect();
+            assert_eq!(names, [("open_file", "cancelled"), ("worker", "cancelled")]);
+            assert_eq!(ends(&host).await, [RunEnd::Stopped]);
+            let late = session.answer_call("t1a1c0", "opened").await.unwrap_err();
+            assert_eq!(late, crate::runtime::ClientResultError::CallEnded.into());
+        } else {
+            let expected = [("open_file", "success", "opened"), ("worker", "success", "worked")];
+            assert_eq!(outcomes, expected);
+            assert_eq!(ends(&host).await, [RunEnd::Answered]);
+        }
+        let sent = provider.count();
+        all_is_over(&host, &provider, sent).await;
+    }
 }
 
 /// A hook that refuses calls of `note`, and keeps the paths of the agents.

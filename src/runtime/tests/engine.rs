@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::journal::{
     AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, MemoryJournal,
@@ -17,6 +18,8 @@ pub(super) type Append = dyn Fn(&MemoryJournal, Batch) -> AppendStatus + Send + 
 pub(super) struct Engine {
     inner: Arc<MemoryJournal>,
     append: Box<Append>,
+    /// Once set, nothing is removed.
+    is_dead: Arc<AtomicBool>,
 }
 
 impl Engine {
@@ -31,7 +34,14 @@ impl Engine {
         inner: Arc<MemoryJournal>,
         append: impl Fn(&MemoryJournal, Batch) -> AppendStatus + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Arc::new(Self { inner, append: Box::new(append) })
+        Arc::new(Self { inner, append: Box::new(append), is_dead: Arc::default() })
+    }
+
+    /// Makes the engine fail to remove sessions once this is set.
+    pub(super) fn dead_once(self: Arc<Self>, is_dead: &Arc<AtomicBool>) -> Arc<Self> {
+        let mut engine = Arc::into_inner(self).unwrap();
+        engine.is_dead = Arc::clone(is_dead);
+        Arc::new(engine)
     }
 
     /// Stores a batch immediately.
@@ -80,6 +90,9 @@ impl Journal for Engine {
     }
 
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
+        if self.is_dead.load(Ordering::SeqCst) {
+            return Err(JournalError::Write("the host is dead".to_owned()));
+        }
         self.inner.remove(sessions)
     }
 

@@ -15,6 +15,7 @@ mod limits;
 mod prefixes;
 mod provider;
 mod questions;
+mod random_trees;
 mod recovery;
 mod references;
 mod replays;

@@ -97,6 +97,16 @@ async fn a_replay_repeats_the_recorded_decisions() {
 }
 
 #[tokio::test]
+async fn a_replay_accepts_a_session_whose_deletion_a_crash_has_cut_off() {
+    let (host, mut entries) = recorded(|_| ()).await;
+    let mut last = entries.last().unwrap().clone();
+    (last.seq, last.record) = (Seq(last.seq.0 + 1), Record::SessionClosed);
+    entries.push(last);
+    let replayed = replayed(&host, &entries).unwrap_or_else(|d| panic!("{d}"));
+    assert_eq!((replayed.records, replayed.unfinished), (entries.len(), false));
+}
+
+#[tokio::test]
 async fn a_replay_accepts_an_early_call_that_ends_after_its_response() {
     let provider = Provider::new(|n, _| {
         let calls = [("count", r#"{"n": 1}"#), ("count", r#"{"n": 2}"#), ("pay", "{}")];

@@ -67,6 +67,9 @@ impl<'a> Recording<'a> {
         for fork in &transcript.forks {
             set(fork.at, RecordRole::Input);
         }
+        if let Some(at) = transcript.closed {
+            set(at, RecordRole::Input);
+        }
         for run in &transcript.runs {
             let steers = run.steers.iter().map(|steer| steer.at);
             let inputs = steers.chain(run.stops.iter().map(|stop| stop.at));
