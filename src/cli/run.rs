@@ -151,7 +151,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     let report = if args.json {
         watch::as_json(&session, run, mode, &mut signals).await
     } else {
-        watch::on_screen(&session, run, mode, &mut signals).await
+        watch::on_screen(&host, &session, run, mode, &mut signals).await
     };
     host.shutdown().await;
     if let Some(rehearsal) = rehearsal {

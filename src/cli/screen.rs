@@ -40,6 +40,7 @@ pub(super) fn ascii_signs(text: &str) -> String {
         '·' | '…' => '.',
         '═' => '=',
         '█' => '#',
+        '▒' => '%',
         '┊' => ':',
         other => other,
     };

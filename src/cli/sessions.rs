@@ -10,9 +10,10 @@ use super::error::CommandError;
 use super::output::{self, format_count};
 use super::screen::{ascii_signs, is_coloured, is_dumb, terminal_columns};
 use super::setup::{self, CONFIG_HELP, DATA_DIR_HELP};
-use crate::journal::export::{self, TimelineStyle};
+use crate::journal::export::{self, ChildSessions, TimelineStyle};
 use crate::journal::{
     JournalError, JournalReader, SessionQuery, SessionSummary, state_after, unfinished, verify,
+    verify_children,
 };
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState, harmless};
@@ -43,7 +44,7 @@ pub(super) enum SessionsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Shows the records of a session.
+    /// Shows the records of a session, and the tree of its child sessions.
     Show {
         /// Id of the session.
         #[arg(value_name = "ID", value_parser = SessionId::parse)]
@@ -206,10 +207,12 @@ fn list(
 fn show(journal: &OpenJournal, id: &SessionId, format: RecordFormat) -> Result<(), CommandError> {
     journal.session(id)?;
     let entries = journal.reader.read(id, Seq(0)).map_err(CommandError::usage)?;
+    let children = || ChildSessions::read(id, &entries, |child| journal.reader.read(child, Seq(0)));
     let mut stdout = buffered_stdout();
     match format {
         RecordFormat::Text => {
-            export::text(&entries).try_for_each(|lines| write(&mut stdout, &lines))?;
+            export::text_with_children(&entries, &children())
+                .try_for_each(|lines| write(&mut stdout, &lines))?;
         }
         RecordFormat::Jsonl => {
             entries.iter().try_for_each(|entry| write(&mut stdout, &export::jsonl(entry)))?;
@@ -225,17 +228,20 @@ fn show(journal: &OpenJournal, id: &SessionId, format: RecordFormat) -> Result<(
             write(&mut stdout, &messages)?;
         }
         RecordFormat::Markdown => {
-            export::markdown(id, &entries).try_for_each(|part| write(&mut stdout, &part))?;
+            export::markdown_with_children(&entries, &children())
+                .try_for_each(|part| write(&mut stdout, &part))?;
         }
         RecordFormat::Timeline => {
             let coloured = is_coloured(io::stdout().is_terminal());
             let columns = terminal_columns(io::stdout());
             let style = TimelineStyle { columns, coloured, turns_max: usize::MAX };
             let is_plain = io::stdout().is_terminal() && is_dumb();
-            export::timeline(&entries, None, style).try_for_each(|run| match is_plain {
-                true => write(&mut stdout, &ascii_signs(&run)),
-                false => write(&mut stdout, &run),
-            })?;
+            export::timeline(&entries, &children(), None, style).try_for_each(
+                |run| match is_plain {
+                    true => write(&mut stdout, &ascii_signs(&run)),
+                    false => write(&mut stdout, &run),
+                },
+            )?;
         }
     }
     flush(stdout)
@@ -292,7 +298,7 @@ fn verify_journal(journal: &OpenJournal, id: Option<&SessionId>) -> Result<ExitC
     Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// Verifies one session. Only one session is in memory at a time.
+/// Verifies one session. Only one session and the children of its calls are in memory at a time.
 fn verify_session(
     journal: &OpenJournal,
     session: &SessionSummary,
@@ -319,7 +325,13 @@ fn verify_session(
         );
         report_problem(summary, output, &what)?;
     }
-    for problem in verify(id, &entries) {
+    let mut children = ChildSessions::new(id);
+    for child in ChildSessions::ids(id, &entries) {
+        let records = journal.reader.read(&child, Seq(0)).map_err(|error| error.to_string());
+        children.add(child, records);
+    }
+    let of_children = verify_children(id, &entries, &children);
+    for problem in verify(id, &entries).into_iter().chain(of_children) {
         report_problem(summary, output, &format!("session {id}: {problem}"))?;
     }
     Ok(())

@@ -189,7 +189,7 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     let session = host.open_session(OpenSession::default()).await.map_err(CommandError::failed)?;
     let run = session.start_run("call the tool").await.map_err(CommandError::failed)?;
     let mode = ApprovalMode::from_flags(args.approve, false);
-    let report = watch::on_screen(&session, run, mode, &mut signals).await;
+    let report = watch::on_screen(&host, &session, run, mode, &mut signals).await;
     host.shutdown().await;
     let report = report?;
     if let Some(error) = &report.error {

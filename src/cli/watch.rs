@@ -12,9 +12,9 @@ use super::output;
 use super::progress::{RunProgress, ScreenItem};
 use super::screen::{LineOutput, Screen, ascii_signs, is_coloured, is_dumb, terminal_columns};
 use super::signals::Signals;
-use crate::journal::export::{TimelineStyle, timeline};
-use crate::record::{Record, Seq, StopMode};
-use crate::runtime::{RunReport, SessionHandle, StartedRun};
+use crate::journal::export::{ChildSessions, TimelineStyle, timeline};
+use crate::record::{JournalEntry, Record, Seq, StopMode};
+use crate::runtime::{Host, RunReport, SessionHandle, StartedRun};
 use crate::telemetry::{FeedItem, Subscription, journal_failed};
 use crate::types::RunId;
 
@@ -26,6 +26,7 @@ const TIMELINE_TURNS_MAX: usize = 12;
 
 /// Shows a run on the screen until it has ended, and prompts for approvals.
 pub(super) async fn on_screen(
+    host: &Host,
     session: &SessionHandle,
     run: StartedRun,
     mode: ApprovalMode,
@@ -69,7 +70,7 @@ pub(super) async fn on_screen(
     let finished = view.screen.finish(answer, view.complete && is_text);
     stop_if_unwritten(finished, session).await?;
     if io::stderr().is_terminal() {
-        output::to_stderr(&run_timeline(session, &run_id, seq).await);
+        output::to_stderr(&run_timeline(host, session, &run_id, seq).await);
     }
     Ok(report)
 }
@@ -79,7 +80,7 @@ fn parsed(text: &str) -> Option<serde_json::Value> {
 }
 
 /// Draws the run's turns on a time axis. Returns an empty text if the run had fewer than two attempts.
-async fn run_timeline(session: &SessionHandle, run: &RunId, seq: Seq) -> String {
+async fn run_timeline(host: &Host, session: &SessionHandle, run: &RunId, seq: Seq) -> String {
     // The timeline is optional, so an error only leaves it out.
     let entries = session.records(Seq(seq.0.saturating_sub(1))).await.unwrap_or_default();
     let is_attempt = |record: &Record| matches!(record, Record::AttemptStarted { .. });
@@ -93,8 +94,24 @@ async fn run_timeline(session: &SessionHandle, run: &RunId, seq: Seq) -> String 
         coloured,
         turns_max: TIMELINE_TURNS_MAX,
     };
-    let drawn: String = timeline(&entries, Some(run), style).collect();
+    let children = child_sessions(host, session, &entries).await;
+    let drawn: String = timeline(&entries, &children, Some(run), style).collect();
     if is_dumb() { ascii_signs(&drawn) } else { drawn }
+}
+
+/// Reads the child sessions of the calls in these records, and their own children.
+async fn child_sessions(
+    host: &Host,
+    session: &SessionHandle,
+    entries: &[JournalEntry],
+) -> ChildSessions {
+    let mut children = ChildSessions::new(session.id());
+    let mut open = ChildSessions::ids(session.id(), entries);
+    while let Some(child) = open.pop() {
+        let records = host.session(&child).records(Seq(0)).await;
+        open.extend(children.add(child, records.map_err(|error| error.to_string())));
+    }
+    children
 }
 
 /// The view of a run: its screen, its open calls and its approvals.

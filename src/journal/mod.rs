@@ -45,7 +45,7 @@ pub use sqlite::JournalReader;
 #[doc(hidden)]
 pub use sqlite::{SqliteJournal, SqliteOptions};
 #[doc(hidden)]
-pub use verify::{unfinished, verify};
+pub use verify::{unfinished, verify, verify_children};
 
 use crate::record::Seq;
 use crate::types::Metadata;

@@ -47,6 +47,8 @@ pub enum Invariant {
     Pairing,
     /// A run's sums agree with its turns.
     Sums,
+    /// The child of a call gets no more than the run has left, and its call counts what it has used.
+    Lease,
 }
 
 impl Invariant {
@@ -68,6 +70,7 @@ impl Invariant {
             Self::Commit => "commit",
             Self::Pairing => "pairing",
             Self::Sums => "sums",
+            Self::Lease => "lease",
         }
     }
 }

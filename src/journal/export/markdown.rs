@@ -3,7 +3,11 @@
 //! Text of a user, a model or a tool is put into a code block or code span whose delimiters are longer
 //! than any in the text.
 
-use super::{approval_question, count_with_noun, format_duration, image_count, tokens, when, word};
+use super::children::ChildLine;
+use super::{
+    ChildSessions, approval_question, count_with_noun, format_duration, image_count, tokens, when,
+    word,
+};
 use crate::journal::JournalEntry;
 use crate::transcript::{
     AttemptResponse, AttemptTranscript, CallTranscript, RecordLocation, RecordedOutcome,
@@ -20,9 +24,29 @@ const RESULT_CHARS: usize = 200;
 const SPAN_CHARS: usize = 500;
 
 /// Formats the session's log, piece by piece.
-pub fn markdown(session: &SessionId, entries: &[JournalEntry]) -> impl Iterator<Item = String> {
+pub fn markdown(
+    session: &SessionId,
+    entries: &[JournalEntry],
+) -> impl Iterator<Item = String> + use<> {
+    log_of(session, entries, None)
+}
+
+/// Formats the session's log, piece by piece. The call of an agent has a list of its child session and the children
+/// of that session.
+pub fn markdown_with_children(
+    entries: &[JournalEntry],
+    children: &ChildSessions,
+) -> impl Iterator<Item = String> {
+    log_of(children.session(), entries, Some(children))
+}
+
+fn log_of(
+    session: &SessionId,
+    entries: &[JournalEntry],
+    children: Option<&ChildSessions>,
+) -> impl Iterator<Item = String> + use<> {
     let transcript = Transcript::read(entries);
-    let mut log = MarkdownLog::default();
+    let mut log = MarkdownLog { children, pieces: Vec::new() };
     log.add_transcript(&transcript);
     log.pieces.sort_by_key(|(index, _)| *index);
     let title = title(session, entries, &transcript);
@@ -50,12 +74,13 @@ fn title(session: &SessionId, entries: &[JournalEntry], transcript: &Transcript<
 }
 
 /// Pieces of text, each with the index of its record.
-#[derive(Default)]
-struct MarkdownLog {
+struct MarkdownLog<'c> {
+    /// The child sessions, if they are shown.
+    children: Option<&'c ChildSessions>,
     pieces: Vec<(usize, String)>,
 }
 
-impl MarkdownLog {
+impl MarkdownLog<'_> {
     fn add(&mut self, at: RecordLocation, piece: String) {
         self.pieces.push((at.index, piece));
     }
@@ -74,13 +99,13 @@ impl MarkdownLog {
             let (run, input) = (span(&queued.run.0), content(queued.input));
             self.add(queued.at, format!("\n**User**, queued for run {run}\n\n{input}"));
         }
-        transcript.runs.iter().for_each(|run| self.add_run(run));
+        transcript.runs.iter().for_each(|run| self.add_run(transcript, run));
         if let Some(closed) = transcript.closed {
             self.add(closed, "\nThe session was closed.\n".to_owned());
         }
     }
 
-    fn add_run(&mut self, run: &RunTranscript<'_>) {
+    fn add_run(&mut self, transcript: &Transcript<'_>, run: &RunTranscript<'_>) {
         if let Some(start) = run.start {
             let (id, model) = (span(&start.id.0), span(start.model));
             let mut head = format!("{}, with {model}, {}", when(start.at.time), start.execution);
@@ -92,7 +117,11 @@ impl MarkdownLog {
         }
         for turn in &run.turns {
             self.add_turn(turn);
-            let calls = calls(turn);
+            let children = |call: &CallTranscript<'_>| {
+                let lines = self.children.map(|children| children.lines(transcript, call));
+                child_list(&lines.unwrap_or_default())
+            };
+            let calls = calls(turn, children);
             if let Some(commit) = turn.commit {
                 let (end, tokens) = (word(commit.end), tokens(commit.summary.usage));
                 let line = format!("\n- Turn {}: {end}, {tokens}\n", turn.number);
@@ -185,17 +214,19 @@ fn message(response: &AttemptResponse<'_>) -> String {
 }
 
 /// Formats the calls of a turn with their outcomes so far.
-fn calls(turn: &TurnTranscript<'_>) -> String {
+fn calls(turn: &TurnTranscript<'_>, children_of: impl Fn(&CallTranscript<'_>) -> String) -> String {
     let mut log = String::new();
     for (call, number) in turn.kept_calls().iter().zip(1..) {
         if number == 1 {
             log.push_str("\n**[Tool Execution Log]**\n");
         }
         let ToolCall { key, name, arguments, raw, .. } = call;
-        let outcome = turn.call(*key).and_then(CallTranscript::outcome);
+        let records = turn.call(*key);
+        let outcome = records.and_then(CallTranscript::outcome);
         let status = outcome.map_or_else(|| "no outcome yet".to_owned(), status);
         let (name, key) = (span(name), span(&key.to_string()));
         log.push_str(&format!("\n{number}. {name} ({key}): {status}\n\n"));
+        log.push_str(&records.map(&children_of).unwrap_or_default());
         let arguments = raw.clone().unwrap_or_else(|| arguments.to_string());
         log.push_str(&format!("Arguments:\n\n{}", fence("json", &arguments)));
         if let Some(recorded) = outcome {
@@ -203,6 +234,21 @@ fn calls(turn: &TurnTranscript<'_>) -> String {
         }
     }
     log
+}
+
+/// Formats the child session of a call and its descendants as a list.
+fn child_list(children: &[ChildLine]) -> String {
+    let mut list = String::new();
+    for ChildLine { depth, id, agent, state } in children {
+        let agent = agent.as_ref().map(|agent| format!(" of agent {}", span(agent)));
+        let (indent, id) = ("  ".repeat(*depth), span(id.as_str()));
+        let agent = agent.unwrap_or_default();
+        list.push_str(&format!(
+            "{indent}- Child session {id}{agent}: {}\n",
+            one_line(&harmless(state), SPAN_CHARS)
+        ));
+    }
+    if list.is_empty() { list } else { list + "\n" }
 }
 
 fn status(recorded: &RecordedOutcome<'_>) -> String {

@@ -3,6 +3,7 @@
 //! Pure functions from entries to text. Long texts are returned in pieces. The texts of models and
 //! tools can neither break the layout nor send control characters to a terminal.
 
+mod children;
 mod markdown;
 #[cfg(test)]
 mod tests;
@@ -13,8 +14,10 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
-pub use markdown::markdown;
-pub use text::text;
+pub use children::ChildSessions;
+pub(super) use children::{ChildRecords, ChildSession, child_id, run_of_call};
+pub use markdown::{markdown, markdown_with_children};
+pub use text::{text, text_with_children};
 pub use timeline::{TimelineStyle, timeline};
 
 use super::JournalEntry;

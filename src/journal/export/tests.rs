@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::record::Record;
 use crate::transcript::fixtures::{entries, sample_records, session};
+use crate::types::{SessionId, child_run_id, child_session_id};
 
 fn rich_entries() -> Vec<JournalEntry> {
     entries(sample_records())
@@ -140,4 +141,112 @@ fn the_calls_of_an_abandoned_turn_precede_the_end_of_its_run() {
     let open = log.find("- This turn is not committed.").unwrap();
     let end = log.find("- Error `internal_error`: `its actors died`").unwrap();
     assert!(open < end && end < log.find("## Run `run_2`").unwrap(), "{log}");
+}
+
+/// Returns the records of a child session that makes these calls of agents.
+fn child_records(parent: &SessionId, child: &SessionId, ended: bool) -> Vec<JournalEntry> {
+    let run = child_run_id(child).unwrap();
+    let key = json!({"turn": 1, "attempt": 1, "index": 0});
+    let usage = json!({"input_tokens": 10, "output_tokens": 5, "cached_tokens": 0,
+        "reasoning_tokens": 0});
+    let call = json!({"key": key, "id": "c0", "provider_id": null, "name": "helper",
+        "arguments": {"input": "help"}});
+    let mut records = vec![
+        json!({"type": "session_opened", "agent": "worker\u{1b}", "parent": {"session": parent,
+            "run": "run_1", "key": key, "max_depth": 3, "max_children": 8,
+            "root": {"session": parent, "run": "run_1", "seq": 2},
+            "agent_path": ["default", "worker"]}}),
+        json!({"type": "run_started", "run_id": run, "input": "work", "model": "m",
+            "execution": "sequential"}),
+        json!({"type": "attempt_started", "turn": 1, "attempt": 1, "model": "small-1",
+            "streamed": true}),
+        json!({"type": "response_ended", "turn": 1, "attempt": 1, "ending": "well",
+            "message": {"text": "", "calls": [call]}, "finish_reason": null, "usage": usage}),
+        json!({"type": "call_intended", "call": call, "lease": {},
+            "idempotency_key": format!("{}/t1a1c0", run.0)}),
+    ];
+    if ended {
+        records.push(json!({"type": "run_ended", "run_id": run, "end": "stopped", "text": "",
+            "error": null, "stats": {"turns": 1, "tool_calls": 1, "input_tokens": 10,
+                "output_tokens": 5, "duration_ms": 1500, "model_ms": 1, "tools_ms": 0,
+                "overhead_ms": 0, "overlap_saved_ms": 0}}));
+    }
+    entries(serde_json::from_value::<Vec<Record>>(Value::Array(records)).unwrap())
+}
+
+/// Returns the id of the child of the only call of an agent in these records.
+fn only_child(session: &SessionId, entries: &[JournalEntry]) -> SessionId {
+    let ids = ChildSessions::ids(session, entries);
+    let [id] = &ids[..] else { panic!("{ids:?}") };
+    id.clone()
+}
+
+/// Three levels: the child of the root has ended, its own child is open, and the child of that one is missing.
+#[test]
+fn the_tree_of_child_sessions_stands_below_the_calls() {
+    let root = session();
+    let mut entries_of_root = child_records(&root, &child_session_id(&root, "x/y"), true);
+    let child = only_child(&root, &entries_of_root);
+    let grandchild = only_child(&child, &child_records(&root, &child, true));
+    let last = only_child(&grandchild, &child_records(&child, &grandchild, false));
+    let read = |id: &SessionId| {
+        Ok::<_, String>(match id {
+            id if *id == child => child_records(&root, id, true),
+            id if *id == grandchild => child_records(&child, id, false),
+            _ => Vec::new(),
+        })
+    };
+    let children = ChildSessions::read(&root, &entries_of_root, read);
+    let text: String = text_with_children(&entries_of_root, &children).collect();
+    let tree = format!(
+        "child {child} of agent worker: stopped after 1 turn, 1 call, 10 + 5 tokens, 1.500 s\n  \
+         child {grandchild} of agent worker: has not ended, 1 turn, 1 call, 10 + 5 tokens so far\n    \
+         child {last}: is not opened yet\n"
+    );
+    let margin = text.find("under the key").unwrap()
+        - text[..text.find("under the key").unwrap()].rfind('\n').unwrap()
+        - 1;
+    let tree: String = tree.lines().map(|line| format!("{}{line}\n", " ".repeat(margin))).collect();
+    assert!(text.contains(&tree), "{tree} in {text}");
+    assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "a terminal would obey it");
+    // Without children the lines are those of a session without children.
+    let plain: String = super::text(&entries_of_root).collect();
+    assert_eq!(text.replace(&tree, ""), plain);
+    let log: String = markdown_with_children(&entries_of_root, &children).collect();
+    let list = format!(
+        "\n- Child session `{child}` of agent `worker`: stopped after 1 turn, 1 call, 10 + 5 tokens, 1.500 s\n  \
+         - Child session `{grandchild}` of agent `worker`: has not ended, 1 turn, 1 call, 10 + 5 tokens so far\n    \
+         - Child session `{last}`: is not opened yet\n\nArguments:"
+    );
+    assert!(log.contains(&list), "{list} in {log}");
+    // A child that the outcome names and that is not stored was deleted; another one was never opened.
+    let ended = json!({"type": "call_ended", "outcome": {"status": "error", "content": "no"},
+        "call": {"key": {"turn": 1, "attempt": 1, "index": 0}, "provider_id": null,
+            "name": "helper"}});
+    let mut deleted = ended.clone();
+    deleted["outcome"]["child"] =
+        json!({"session": child, "run": child_run_id(&child), "tokens": 0, "calls": 0});
+    entries_of_root.truncate(5);
+    for (ended, expected) in [(deleted, "was deleted"), (ended, "was never opened")] {
+        let mut records: Vec<_> = entries_of_root.iter().map(|e| e.record.clone()).collect();
+        records.push(serde_json::from_value(ended).unwrap());
+        let entries = entries(records);
+        let none = ChildSessions::read(&root, &entries, |_| Ok::<_, String>(Vec::new()));
+        let text: String = text_with_children(&entries, &none).collect();
+        assert!(text.contains(&format!("child {child}: {expected}\n")), "{text}");
+        let broken = ChildSessions::read(&root, &entries, |_| Err("a torn\npage"));
+        let text: String = text_with_children(&entries, &broken).collect();
+        assert!(text.contains(&format!("child {child}: cannot be read: a torn page\n")), "{text}");
+    }
+}
+
+#[test]
+fn the_children_of_a_fork_are_those_of_the_other_session() {
+    let root = session();
+    let entries_of_root = child_records(&root, &child_session_id(&root, "x/y"), false);
+    let child = only_child(&root, &entries_of_root);
+    let mut records: Vec<_> = entries_of_root.iter().map(|e| e.record.clone()).collect();
+    records.push(Record::SessionForked { from: root, at: crate::types::Seq(5) });
+    let fork = SessionId::parse("fork").unwrap();
+    assert_eq!(only_child(&fork, &entries(records)), child);
 }

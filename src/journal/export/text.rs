@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{approval_question, count_with_noun, format_duration, image_count, tokens, when, word};
+use super::children::ChildLine;
+use super::{
+    ChildSessions, approval_question, count_with_noun, format_duration, image_count, tokens, when,
+    word,
+};
 use crate::journal::JournalEntry;
 use crate::record::{ContextChange, ResponseMessage};
 use crate::transcript::{
@@ -25,9 +29,29 @@ type Description = (&'static str, Vec<String>);
 
 /// Formats the records. Each piece is the lines of one record.
 pub fn text(entries: &[JournalEntry]) -> impl Iterator<Item = String> + '_ {
+    log_of(entries, None)
+}
+
+/// Formats the records. Below the intent of the call of an agent are lines about its child session and the
+/// children of that session.
+pub fn text_with_children<'a>(
+    entries: &'a [JournalEntry],
+    children: &ChildSessions,
+) -> impl Iterator<Item = String> + use<'a> {
+    log_of(entries, Some(children))
+}
+
+fn log_of<'a>(
+    entries: &'a [JournalEntry],
+    children: Option<&ChildSessions>,
+) -> impl Iterator<Item = String> + use<'a> {
     let columns = entries.last().map_or(1, |entry| entry.seq.to_string().len());
     let mut log = TextLog::default();
-    log.describe(&Transcript::read(entries));
+    let transcript = Transcript::read(entries);
+    log.describe(&transcript);
+    if let Some(children) = children {
+        log.add_children(&transcript, children);
+    }
     entries.iter().enumerate().map(move |(index, entry)| {
         let (label, lines) =
             log.records.remove(&index).unwrap_or_else(|| describe_misplaced(entry));
@@ -74,6 +98,18 @@ struct TextLog {
 impl TextLog {
     fn add(&mut self, at: RecordLocation, label: &'static str, lines: Vec<String>) {
         self.records.insert(at.index, (label, lines));
+    }
+
+    /// Adds the child session of each call of an agent to its last intent.
+    fn add_children(&mut self, transcript: &Transcript<'_>, children: &ChildSessions) {
+        let turns = transcript.runs.iter().flat_map(|run| &run.turns);
+        let attempts = turns.flat_map(|turn| &turn.attempts);
+        for call in attempts.flat_map(|attempt| attempt.calls.values()) {
+            let Some(intent) = call.intents.last() else { continue };
+            if let Some((_, lines)) = self.records.get_mut(&intent.at.index) {
+                lines.extend(children.lines(transcript, call).iter().map(child_line));
+            }
+        }
     }
 
     fn describe(&mut self, transcript: &Transcript<'_>) {
@@ -263,6 +299,13 @@ fn opened_lines(agent: &str, with: &str, metadata: &Metadata) -> Vec<String> {
 fn parent_line(parent: &ParentCall) -> String {
     let ParentCall { session, key, agent_path, .. } = parent;
     format!("by the call {key} of session {session}; agents {}", agent_path.join(" > "))
+}
+
+/// Describes the child session of a call.
+fn child_line(child: &ChildLine) -> String {
+    let ChildLine { depth, id, agent, state } = child;
+    let agent = agent.as_ref().map(|agent| format!(" of agent {agent}")).unwrap_or_default();
+    format!("{}child {id}{agent}: {}", "  ".repeat(*depth), brief(state))
 }
 
 fn metadata_line(metadata: &Metadata) -> Option<String> {

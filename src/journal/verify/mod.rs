@@ -11,7 +11,9 @@
 //! | `run` | runs, inputs, and a run's sums |
 //! | `turn` | attempts, responses and commits |
 //! | `call` | outcomes, intents, approvals, writes |
+//! | `agent` | leases and child sessions of calls of agents |
 
+mod agent;
 mod call;
 #[cfg(test)]
 mod mutations;
@@ -21,6 +23,8 @@ mod tests;
 mod turn;
 
 use std::collections::{BTreeMap, BTreeSet};
+
+pub use agent::verify_children;
 
 use super::export::whole_history;
 use crate::context::{History, InitialHistory};
@@ -45,6 +49,7 @@ pub fn verify(session: &SessionId, entries: &[JournalEntry]) -> Vec<Breach> {
     verifier.check_runs();
     for run in &transcript.runs {
         run.turns.iter().for_each(|turn| verifier.check_turn(run, turn));
+        verifier.check_leases(run);
     }
     verifier.check_history(entries);
     verifier.breaches.sort_by_key(|breach| breach.seq);
@@ -84,6 +89,9 @@ impl Verifier<'_, '_> {
     fn check_session(&mut self) {
         let transcript = self.transcript;
         if let Some(opening) = transcript.opening {
+            if let Some(parent) = opening.parent {
+                self.check_parent(opening.at, parent);
+            }
             match InitialHistory::parse(opening.messages) {
                 Ok(seed) => {
                     self.opens_with_calls = History::from_initial(seed).initial_calls().is_some()

@@ -3,10 +3,11 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::journal::export::ChildSessions;
 use crate::record::Record;
 use crate::transcript::TIME_FALL_MAX_MS;
 use crate::transcript::fixtures::{entries, sample_records, session};
-use crate::types::Seq;
+use crate::types::{Seq, child_run_id, child_session_id};
 
 fn seen(entries: &[JournalEntry]) -> Vec<Invariant> {
     verify(&session(), entries).into_iter().map(|breach| breach.invariant).collect()
@@ -321,4 +322,224 @@ fn copied_records_keep_the_idempotency_keys_of_their_session() {
     assert_eq!(verify(&fork, &entries(records)), []);
     let foreign = verify(&fork, &entries(sample_records()));
     assert_eq!(foreign.iter().map(|b| b.invariant).collect::<Vec<_>>(), [Invariant::Intent]);
+}
+
+/// Returns a session whose run has 100 tokens and 20 calls, in JSON: its response has used 20 tokens and makes two
+/// calls of an agent, whose children use 9 tokens and 2 calls each.
+fn with_agents() -> Vec<Value> {
+    let usage = |input: u64| {
+        json!({"input_tokens": input, "output_tokens": 0, "cached_tokens": 0,
+            "reasoning_tokens": 0})
+    };
+    let key = |index: u32| json!({"turn": 1, "attempt": 1, "index": index});
+    let call = |index: u32| {
+        json!({"key": key(index), "id": format!("c{index}"), "provider_id": null, "name": "worker",
+            "arguments": {"input": "work"}})
+    };
+    let intended = |index: u32, tokens: u64, calls: u32| {
+        json!({"type": "call_intended", "call": call(index),
+            "idempotency_key": format!("run_1/t1a1c{index}"),
+            "lease": {"tokens": tokens, "calls": calls}})
+    };
+    let ended = |index: u32| {
+        let child = child_session_id(&session(), &format!("run_1/t1a1c{index}"));
+        let run = child_run_id(&child).unwrap();
+        json!({"type": "call_ended", "call": {"key": key(index), "provider_id": null,
+            "name": "worker"}, "started_ms": 1, "outcome": {"status": "success",
+            "content": "done", "child": {"session": child, "run": run, "tokens": 9, "calls": 2}}})
+    };
+    vec![
+        json!({"type": "session_opened", "agent": "default"}),
+        json!({"type": "run_started", "run_id": "run_1", "input": "go", "model": "m",
+            "execution": "sequential", "overrides": {"limits": {"max_tokens_per_run": 100,
+            "max_tool_calls_per_run": 20}}}),
+        json!({"type": "attempt_started", "turn": 1, "attempt": 1, "model": "m",
+            "streamed": true}),
+        json!({"type": "response_ended", "turn": 1, "attempt": 1, "ending": "well",
+            "message": {"text": "", "calls": [call(0), call(1)]}, "finish_reason": null,
+            "usage": usage(20)}),
+        // What is left: 80 tokens and 18 calls, then 71 tokens and 16 calls.
+        intended(0, 80, 18),
+        ended(0),
+        intended(1, 71, 16),
+        ended(1),
+        json!({"type": "turn_committed", "turn": 1, "end": "finished", "summary": {
+            "tool_names": ["worker", "worker"], "dropped_calls": 0, "finish_reason": null,
+            "usage": usage(20), "parallel": false, "times": {}}}),
+    ]
+}
+
+fn typed_entries(records: Vec<Record>) -> Vec<JournalEntry> {
+    entries(records)
+}
+
+/// Returns what is wrong with the records where the one at `place` has another value at this JSON pointer.
+fn leases_changed(changes: &[(usize, &str, Value)]) -> Vec<String> {
+    let mut records = with_agents();
+    for (place, pointer, value) in changes {
+        let (parent, name) = pointer.rsplit_once('/').unwrap();
+        let parent = records[*place].pointer_mut(parent).unwrap().as_object_mut().unwrap();
+        match value {
+            Value::Null => parent.remove(name),
+            value => parent.insert(name.to_owned(), value.clone()),
+        };
+    }
+    let records: Vec<Record> = serde_json::from_value(Value::Array(records)).unwrap();
+    verify(&session(), &entries(records)).iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_child_gets_no_more_than_the_run_has_left() {
+    assert_eq!(leases_changed(&[]), [""; 0]);
+    for (change, expected) in [
+        (
+            (4, "/lease/tokens", json!(81)),
+            "record 5: the child of t1a1c0 may use 81 tokens, and 80 are left (lease)",
+        ),
+        (
+            (4, "/lease/calls", json!(19)),
+            "record 5: the child of t1a1c0 may use 19 calls, and 18 are left (lease)",
+        ),
+        (
+            (6, "/lease/tokens", json!(72)),
+            "record 7: the child of t1a1c1 may use 72 tokens, and 71 are left (lease)",
+        ),
+        (
+            (6, "/lease/calls", json!(17)),
+            "record 7: the child of t1a1c1 may use 17 calls, and 16 are left (lease)",
+        ),
+        (
+            (4, "/lease/tokens", Value::Null),
+            "record 5: the tokens of the child of t1a1c0 have no limit, those of the run have (lease)",
+        ),
+        (
+            (5, "/outcome/child/tokens", json!(10)),
+            "record 7: the child of t1a1c1 may use 71 tokens, and 70 are left (lease)",
+        ),
+    ] {
+        assert_eq!(leases_changed(&[change]), [expected]);
+    }
+    // Without a limit of the run nothing is known.
+    let unlimited = (1, "/overrides/limits", json!({}));
+    assert_eq!(leases_changed(&[unlimited, (4, "/lease/tokens", json!(1_000))]), [""; 0]);
+}
+
+#[test]
+fn the_lease_of_an_open_call_is_not_left() {
+    let mut records = with_agents();
+    records.swap(5, 6);
+    let seen = |records: &[Value]| {
+        let records = serde_json::from_value(Value::Array(records.to_vec())).unwrap();
+        let entries = typed_entries(records);
+        verify(&session(), &entries).iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    // The first child may have ended with 9 tokens before its outcome was recorded.
+    assert_eq!(seen(&records), [""; 0]);
+    records[5]["lease"]["tokens"] = json!(72);
+    assert_eq!(seen(&records).len(), 1);
+    // While it runs, its lease counts.
+    records.truncate(6);
+    records[4]["lease"]["tokens"] = json!(40);
+    records[5]["lease"] = json!({"tokens": 40, "calls": 0});
+    assert_eq!(seen(&records), [""; 0]);
+    records[5]["lease"]["tokens"] = json!(41);
+    let expected = "record 6: the child of t1a1c1 may use 41 tokens, and 40 are left (lease)";
+    assert_eq!(seen(&records), [expected]);
+}
+
+#[test]
+fn an_outcome_names_the_child_of_its_call() {
+    let other = child_session_id(&session(), "run_1/t1a1c1");
+    for (change, expected) in [
+        ((5, "/outcome/child/session", json!(other)), "is not that which follows from its intent"),
+        ((5, "/outcome/child/run", json!("run_2")), "is not that which follows from its intent"),
+        ((4, "/lease", Value::Null), "has a child, and its intent has no lease"),
+    ] {
+        let seen = leases_changed(&[change]);
+        assert!(seen.iter().any(|what| what.contains(expected)), "{seen:?}");
+    }
+    let mut again = with_agents();
+    let mut intent = again[4].clone();
+    again.insert(5, intent.clone());
+    let seen = |records: &[Value]| {
+        let records = serde_json::from_value(Value::Array(records.to_vec())).unwrap();
+        seen(&typed_entries(records))
+    };
+    assert_eq!(seen(&again), [], "a call of an agent is intended again after a crash");
+    intent["lease"]["tokens"] = json!(7);
+    again[5] = intent;
+    assert_eq!(seen(&again), [Invariant::Lease]);
+}
+
+#[test]
+fn the_id_of_a_child_session_follows_from_its_parent() {
+    let parent = json!({"session": "s1", "run": "run_1",
+        "key": {"turn": 1, "attempt": 1, "index": 0}, "max_depth": 1, "max_children": 8,
+        "root": {"session": "s1", "run": "run_1", "seq": 2}, "agent_path": ["default", "worker"]});
+    let opened = json!({"type": "session_opened", "agent": "worker", "parent": parent});
+    let entries = entries([serde_json::from_value::<Record>(opened).unwrap()]);
+    let child = child_session_id(&session(), "run_1/t1a1c0");
+    assert_eq!(verify(&child, &entries), []);
+    let other = child_session_id(&session(), "run_1/t1a1c1");
+    let breaches = verify(&other, &entries);
+    assert_eq!(breaches.iter().map(|b| b.invariant).collect::<Vec<_>>(), [Invariant::Session]);
+}
+
+/// Returns the breaches of a parent whose child has these records.
+fn with_child(change: impl FnOnce(&mut Vec<Value>)) -> Vec<String> {
+    let parent = json!({"session": "s1", "run": "run_1",
+        "key": {"turn": 1, "attempt": 1, "index": 0}, "max_depth": 1, "max_children": 8,
+        "root": {"session": "s1", "run": "run_1", "seq": 2}, "agent_path": ["default", "worker"]});
+    let child = child_session_id(&session(), "run_1/t1a1c0");
+    let run = child_run_id(&child).unwrap();
+    let mut records = vec![
+        json!({"type": "session_opened", "agent": "worker", "parent": parent}),
+        json!({"type": "run_started", "run_id": run, "input": "work", "model": "m",
+            "execution": "sequential", "overrides": {"limits": {"max_tokens_per_run": 80,
+            "max_tool_calls_per_run": 18}}}),
+        json!({"type": "run_ended", "run_id": run, "end": "answered", "text": "done",
+            "error": null, "stats": {"turns": 1, "tool_calls": 2, "input_tokens": 5,
+            "output_tokens": 4, "duration_ms": 1, "model_ms": 1, "tools_ms": 0, "overhead_ms": 0,
+            "overlap_saved_ms": 0}}),
+    ];
+    change(&mut records);
+    let typed =
+        |records: Vec<Value>| typed_entries(serde_json::from_value(Value::Array(records)).unwrap());
+    let mut children = ChildSessions::new(&session());
+    children.add(child, Ok(typed(records)));
+    let breaches = verify_children(&session(), &typed(with_agents()), &children);
+    breaches.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_child_agrees_with_its_call() {
+    assert_eq!(with_child(|_| ()), [""; 0]);
+    // Its run has not ended.
+    assert_eq!(with_child(|records| records.truncate(2)), [""; 0]);
+    // The limits of its agent may be lower than the lease.
+    assert_eq!(with_child(|records| records[1]["overrides"]["limits"] = json!({})), [""; 0]);
+    for (place, pointer, value, expected) in [
+        (0, "/parent/key/index", 1, "names another call"),
+        (1, "/overrides/limits/max_tokens_per_run", 81, "has higher limits than its lease"),
+        (1, "/overrides/limits/max_tool_calls_per_run", 19, "has higher limits than its lease"),
+        (
+            2,
+            "/stats/input_tokens",
+            6,
+            "has used 10 tokens and 2 calls, and the outcome counts 9 and 2",
+        ),
+        (
+            2,
+            "/stats/tool_calls",
+            1,
+            "has used 9 tokens and 1 calls, and the outcome counts 9 and 2",
+        ),
+    ] {
+        let breaches = with_child(|records| {
+            *records[place].pointer_mut(pointer).unwrap() = value.into();
+        });
+        let [breach] = &breaches[..] else { panic!("{pointer}: {breaches:?}") };
+        assert!(breach.starts_with("record 5: the child sub_"), "{breach}");
+        assert!(breach.contains(expected) && breach.ends_with(" (lease)"), "{breach}");
+    }
 }

@@ -5,10 +5,13 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::record::Record;
 use crate::transcript::fixtures::entries;
-use crate::turn::explorer::each_walk;
+use crate::turn::explorer::{WALK_BUDGET, each_walk};
 use crate::types::Execution;
 
 fn begun(execution: Execution) -> [Record; 2] {
+    let mut overrides = crate::config::RunOverrides::default();
+    overrides.limits.max_tokens_per_run = WALK_BUDGET.tokens_left;
+    overrides.limits.max_tool_calls_per_run = WALK_BUDGET.calls_left;
     [
         Record::SessionOpened {
             agent: "default".into(),
@@ -20,7 +23,7 @@ fn begun(execution: Execution) -> [Record; 2] {
         Record::RunStarted {
             run_id: RunId("run_1".into()),
             input: "go".into(),
-            overrides: std::sync::Arc::default(),
+            overrides: std::sync::Arc::new(overrides),
             model: "m".into(),
             execution,
             request: None,
@@ -34,7 +37,7 @@ fn begun(execution: Execution) -> [Record; 2] {
 #[test]
 fn the_records_of_a_turn_have_no_breach_in_any_scenario() {
     let session = SessionId::parse("s").unwrap();
-    let (mut walks, mut kinds) = (0, BTreeSet::new());
+    let (mut walks, mut leases, mut kinds) = (0, 0, BTreeSet::new());
     each_walk(|execution, log| {
         // A turn that was committed before a crash commits again, and the session records nothing.
         let committed = |record: &Record| matches!(record, Record::TurnCommitted { .. });
@@ -46,11 +49,13 @@ fn the_records_of_a_turn_have_no_breach_in_any_scenario() {
         assert_eq!(unfinished(&entries), Some(&RunId("run_1".into())));
         walks += 1;
         for entry in &entries {
+            leases +=
+                u32::from(matches!(&entry.record, Record::CallIntended { lease: Some(_), .. }));
             let json = serde_json::to_value(entry).unwrap();
             kinds.insert(json["type"].as_str().unwrap().to_owned());
         }
     });
-    assert!(walks > 1_000, "{walks} turns were walked");
+    assert!(walks > 1_000 && leases > 500, "{walks} turns with {leases} leases were walked");
     let every = [
         "approval_asked",
         "approval_given",

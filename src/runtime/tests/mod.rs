@@ -39,7 +39,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 use crate::config::{BaseUrl, JournalEngine, ModelConfig, ToolPattern};
-use crate::journal::{SessionQuery, unfinished, verify};
+use crate::journal::export::ChildSessions;
+use crate::journal::{SessionQuery, unfinished, verify, verify_children};
 use crate::record::Seq;
 use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use provider::Provider;
@@ -138,6 +139,10 @@ fn journals_are_whole(host: &Host) {
         let entries = journal.read(&stored.id, Seq(0)).unwrap();
         let breaches = verify(&stored.id, &entries);
         assert!(breaches.is_empty(), "{breaches:#?} in {entries:#?}");
+        let read = |child: &SessionId| journal.read(child, Seq(0));
+        let children = ChildSessions::read(&stored.id, &entries, read);
+        let breaches = verify_children(&stored.id, &entries, &children);
+        assert!(breaches.is_empty(), "{breaches:#?} in {entries:#?} and {children:#?}");
         assert_eq!(unfinished(&entries), None);
     }
 }

@@ -1,7 +1,7 @@
 //! Calls of agents: the budgets of children, and cancelled calls that wait for their child.
 
 use super::*;
-use crate::types::{AgentLease, ChildUse, RunId, SessionId};
+use crate::types::{AgentLease, ChildUse, SessionId, child_run_id, child_session_id};
 
 /// The tokens and the calls that each child uses.
 const USED: u64 = 7;
@@ -9,8 +9,10 @@ const USED: u64 = 7;
 /// Returns the child of a call, if its tool is an agent.
 pub(super) fn child(call: &TurnCall) -> Option<Arc<ChildUse>> {
     call.tool.as_ref()?.agent.as_ref()?;
-    let session = SessionId::parse("sub_00000000000000000000000000000000").unwrap();
-    Some(Arc::new(ChildUse { session, run: RunId("run_0".into()), tokens: USED, calls: 1 }))
+    // The idempotency keys of explored turns begin with `s`.
+    let session = child_session_id(&SessionId::parse("s").unwrap(), &format!("s/{}", call.key()));
+    let run = child_run_id(&session).unwrap();
+    Some(Arc::new(ChildUse { session, run, tokens: USED, calls: 1 }))
 }
 
 impl World {

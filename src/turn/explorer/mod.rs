@@ -39,7 +39,7 @@ use crate::types::{
 };
 use crate::wire::Delta;
 
-pub(crate) use random_walks::each_walk;
+pub(crate) use random_walks::{WALK_BUDGET, each_walk};
 use world::{Action, World};
 
 const STATES_MAX: usize = 400_000;

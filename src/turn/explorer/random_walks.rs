@@ -1,6 +1,7 @@
 //! Random walks from a fixed seed over responses that have too many states to visit all of them.
 
 use super::*;
+use crate::turn::Budget;
 
 const ANY: [&str; 10] = [
     "pure",
@@ -63,15 +64,28 @@ const WITH_QUESTIONS: [&str; 9] = [
 const WITH_CLIENTS: [&str; 8] =
     ["client", "client_pure", "client_both", "client {}", "pure", "effect", "exclusive", "asked"];
 
+const WITH_AGENTS: [&str; 8] =
+    ["agent", "eager_agent", "agent {}", "agent", "pure", "effect", "exclusive", "asked"];
+
+/// The tokens and the calls that the run of a walk with agents has left: enough for what ten children use.
+pub(crate) const WALK_BUDGET: Budget =
+    Budget { tokens_left: Some(10_000), calls_left: Some(2_000) };
+
 /// Calls `visit` with the records of many random turns and their execution. A crash loses whole
 /// batches of records.
 pub(crate) fn each_walk(mut visit: impl FnMut(Execution, &[Record])) {
     let endings =
         [FinishKind::ToolCalls, FinishKind::ContentFilter, FinishKind::Length, FinishKind::Error];
-    for names in [&ANY[..], &WITH_VARIABLES, &WITH_APPROVALS, &WITH_QUESTIONS, &WITH_CLIENTS] {
+    let all =
+        [&ANY[..], &WITH_VARIABLES, &WITH_APPROVALS, &WITH_QUESTIONS, &WITH_CLIENTS, &WITH_AGENTS];
+    for names in all {
         for ending in endings {
             let change = |scenario: &mut Scenario| {
-                scenario.spec.run_time_left = Some(Duration::from_secs(100));
+                match names == &WITH_AGENTS[..] {
+                    // The end of the run's time would mostly come before the first call.
+                    true => scenario.spec.budget = WALK_BUDGET,
+                    false => scenario.spec.run_time_left = Some(Duration::from_secs(100)),
+                }
                 scenario.overflows = if names == &ANY[..] { 2 } else { 0 };
                 let end = scenario.response.pop();
                 // Not with identical calls: a duplicate of a malformed call gets its ticket after

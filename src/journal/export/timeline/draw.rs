@@ -28,6 +28,7 @@ impl Sign {
     fn cell(self) -> (Cell, &'static str) {
         match self {
             Self::Wait => (('·', DIM), "waits"),
+            Self::Agent => (('▒', "32"), "agent runs"),
             Self::People => (('?', "33"), "waits for approval"),
             Self::Model => (('═', "36"), "model streams"),
             Self::Tool => (('█', "32"), "tool runs"),
@@ -113,9 +114,10 @@ pub(super) fn legend(runs: &[RunTimeline], style: TimelineStyle) -> String {
     wrapped(parts, "  ", style)
 }
 
-/// Returns the mark and the label of a row, and the number of their columns.
+/// Returns the indentation, the mark and the label of a row, and the number of their columns.
 fn label_cells(row: &Row, columns: usize) -> (Vec<Cell>, usize) {
-    let mut line = row.mark.map(|mark| vec![BLANK, mark.cell().0, BLANK]).unwrap_or_default();
+    let mut line = vec![BLANK; 2 * row.depth];
+    line.extend(row.mark.into_iter().flat_map(|mark| [BLANK, mark.cell().0, BLANK]));
     let mut label: String = row.label.chars().filter(|c| !c.is_control()).collect();
     let room = columns.saturating_sub(line.len());
     if text_columns(&label) > room {

@@ -1,7 +1,8 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::types::{Seq, text_columns};
+use crate::transcript::fixtures::session;
+use crate::types::{Seq, SessionId, child_run_id, child_session_id, text_columns};
 
 /// The time of the run's start: Unix time in milliseconds.
 const BEGAN: u64 = 1_700_000_000_000;
@@ -21,7 +22,8 @@ fn style(columns: usize) -> TimelineStyle {
 }
 
 fn drawn(records: Vec<(u64, Value)>, style: TimelineStyle) -> String {
-    let text: String = timeline(&entries(records), None, style).collect();
+    let children = ChildSessions::new(&session());
+    let text: String = timeline(&entries(records), &children, None, style).collect();
     for line in text.lines() {
         assert!(text_columns(line) <= style.columns, "{line:?} is too wide");
         assert!(style.coloured || !line.contains(char::is_control), "{line:?}");
@@ -335,7 +337,9 @@ fn colours_do_not_change_the_text() {
 }
 
 fn drawn_coloured(records: Vec<(u64, Value)>) -> String {
-    timeline(&entries(records), None, TimelineStyle { coloured: true, ..style(80) }).collect()
+    let (children, style) =
+        (ChildSessions::new(&session()), TimelineStyle { coloured: true, ..style(80) });
+    timeline(&entries(records), &children, None, style).collect()
 }
 
 #[test]
@@ -359,4 +363,115 @@ fn durations_have_few_digits() {
     ] {
         assert_eq!(format_duration(ms), expected);
     }
+}
+
+/// Returns the records of a run with one call of an agent, which starts at 300 ms, and its session's children.
+fn run_with_agent() -> (Vec<(u64, Value)>, SessionId) {
+    let call = json!({"key": key(1, 1, 0), "id": "c0", "provider_id": null, "name": "worker",
+        "arguments": {"input": "work"}});
+    let mut ended = call_ended((1, 1, 0), "worker", [0, 300, 1_200], "success");
+    let child = child_session_id(&session(), "run_1/t1a1c0");
+    ended.1["outcome"]["child"] =
+        json!({"session": child, "run": child_run_id(&child), "tokens": 9, "calls": 1});
+    let records = vec![
+        run_started(),
+        attempt_started(0, 1, 1, 0),
+        response_ended(300, 1, 1, "well", &["worker"]),
+        (
+            300,
+            json!({"type": "call_intended", "call": call, "lease": {},
+            "idempotency_key": "run_1/t1a1c0"}),
+        ),
+        ended,
+        attempt_started(1_501, 2, 1, 0),
+        response_ended(1_700, 2, 1, "well", &[]),
+        run_ended(1_701, "answered", 2, 1),
+    ];
+    (records, child)
+}
+
+/// Returns the records of a child session that calls a tool a number of times.
+fn run_of_child(child: &SessionId, calls: u32) -> Vec<JournalEntry> {
+    let mut start = run_started();
+    start.1["run_id"] = json!(child_run_id(child));
+    let names = vec!["http_get"; calls as usize];
+    let mut records =
+        vec![start, attempt_started(1, 1, 1, 0), response_ended(400, 1, 1, "well", &names)];
+    records.extend((0..calls).map(|n| call_ended((1, 1, n), names[0], [0, 400, 500], "success")));
+    records.extend([attempt_started(901, 2, 1, 0), response_ended(1_150, 2, 1, "well", &[])]);
+    let mut end = run_ended(1_151, "answered", 2, calls.into());
+    end.1["run_id"] = json!(child_run_id(child));
+    records.push(end);
+    let records = records.into_iter().map(|(at, record)| (at + 320, record));
+    entries(records.collect())
+}
+
+fn nested(records: Vec<(u64, Value)>, children: &ChildSessions, columns: usize) -> String {
+    let text: String = timeline(&entries(records), children, None, style(columns)).collect();
+    for line in text.lines() {
+        assert!(text_columns(line) <= columns, "{line:?} is too wide");
+    }
+    text
+}
+
+#[test]
+fn the_rows_of_a_child_stand_below_its_call() {
+    let (records, child) = run_with_agent();
+    let mut children = ChildSessions::new(&session());
+    assert!(children.add(child.clone(), Ok(run_of_child(&child, 2))).is_empty());
+    for columns in [40, 80] {
+        let text = nested(records.clone(), &children, columns);
+        insta::assert_snapshot!(format!("nested_{columns}"), text);
+    }
+}
+
+#[test]
+fn a_child_with_many_calls_has_a_limited_number_of_rows() {
+    let (mut records, child) = run_with_agent();
+    let mut children = ChildSessions::new(&session());
+    let mut entries = run_of_child(&child, 16);
+    let turns: Vec<_> = entries[1..entries.len() - 1].to_vec();
+    for turn in 2..=4 {
+        let later = turns.iter().cloned().map(|mut entry| {
+            let mut record = serde_json::to_value(&entry.record).unwrap();
+            for path in ["/turn", "/call/key/turn"] {
+                if let Some(number) = record.pointer_mut(path) {
+                    *number = (number.as_u64().unwrap() + 2 * (turn - 1)).into();
+                }
+            }
+            let calls = record.pointer_mut("/message/calls").and_then(Value::as_array_mut);
+            calls
+                .into_iter()
+                .flatten()
+                .for_each(|call| call["key"]["turn"] = (2 * turn - 1).into());
+            entry.record = serde_json::from_value(record).unwrap();
+            entry
+        });
+        let last = entries.len() - 1;
+        entries.splice(last..last, later);
+    }
+    children.add(child, Ok(entries));
+    let text = nested(records.clone(), &children, 100);
+    // Four times 18 rows, of which 48 are drawn.
+    assert!(text.contains("\n  24 rows not drawn "), "{text}");
+    assert_eq!(text.lines().filter(|line| line.starts_with("   ✓ http_get")).count(), 43, "{text}");
+    // The child is deleted, or cannot be read.
+    let none = ChildSessions::new(&session());
+    let text = nested(records.clone(), &none, 80);
+    let line = text.lines().find(|line| line.starts_with("  child session")).unwrap();
+    assert!(line.ends_with(" deleted") && text.contains("█ tool runs"), "{text}");
+    // It is open and has not been opened yet: there is nothing to draw.
+    records.truncate(4);
+    assert!(!nested(records, &none, 80).contains("child session"));
+}
+
+#[test]
+fn an_open_child_is_drawn_up_to_the_last_record_of_the_tree() {
+    let (mut records, child) = run_with_agent();
+    records.truncate(4);
+    let mut open = run_of_child(&child, 1);
+    open.truncate(5);
+    let mut children = ChildSessions::new(&session());
+    children.add(child, Ok(open));
+    insta::assert_snapshot!("nested_open", nested(records, &children, 80));
 }
