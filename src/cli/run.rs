@@ -116,12 +116,12 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     let tools = setup::tools(&config)?;
     apply_flags(&args, &mut config, &agent, &tools)?;
     let mut signals = Signals::new().map_err(CommandError::failed)?;
-    // The rehearsal model is started only if the chosen agent uses it.
-    config.agents.retain(|name, _| *name == agent);
+    // The rehearsal model is started only if the chosen agent, or one that a tool runs, uses it.
+    setup::keep_agents(&mut config, &agent);
     let rehearsal = setup::start_rehearsal(&mut config).await?;
     if rehearsal.is_some() {
         let is_first = config.agents.values().all(|agent| agent.model == REHEARSAL);
-        let when = if is_first { "" } else { " if other models fail" };
+        let when = if is_first { "" } else { " for some agents, or if other models fail" };
         let line = "the offline rehearsal model answers";
         let line = format!("callsheet: {line}{when}; it is not a real model");
         output::to_stderr(&(screen::wrapped_on_stderr(&line) + "\n"));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::error::CommandError;
-use crate::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, Wire};
+use crate::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, ToolKind, Wire};
 use crate::rehearsal::{Rehearsal, RehearsalOptions};
 use crate::runtime::HostError;
 use crate::tool::{BuiltinError, BuiltinOptions, ToolRegistry, builtin};
@@ -140,6 +140,17 @@ pub(super) fn tools(config: &Config) -> Result<ToolRegistry, CommandError> {
     let names: Vec<&str> = registry.iter().map(|(name, _)| name).collect();
     config.check_tools(&names).map_err(CommandError::usage)?;
     Ok(registry)
+}
+
+/// Keeps this agent, and the agents that tools run in child sessions. A command needs no others.
+pub(super) fn keep_agents(config: &mut Config, agent: &str) {
+    let definitions = config.tools.values().filter_map(|tool| tool.definition.as_ref());
+    let called = definitions.filter_map(|definition| match &definition.kind {
+        ToolKind::Agent(tool) => Some(tool.agent.clone()),
+        ToolKind::Command(_) | ToolKind::Http(_) => None,
+    });
+    let called: Vec<String> = called.collect();
+    config.agents.retain(|name, _| name == agent || called.contains(name));
 }
 
 /// Starts the rehearsal model if an agent uses it, and sets its address in the configuration.

@@ -122,7 +122,7 @@ async fn list(
     let (mut config, registry) = load(file)?;
     let agent = choose_agent(&config, agent.as_deref())?;
     // A host starts the servers of tools and asks them.
-    config.agents.retain(|name, _| *name == agent);
+    setup::keep_agents(&mut config, &agent);
     config.use_model(CALLER, ModelConfig::for_source(CALLER));
     config.journal.engine = JournalEngine::Memory;
     let silent = |_: ModelRequest| ModelReply::text("").into_stream();
@@ -150,12 +150,18 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
         return Err(CommandError::usage(format!("no tool is called {name:?} (known: {known})")));
     }
     let agent = choose_agent(&config, args.agent.as_deref())?;
+    setup::keep_agents(&mut config, &agent);
+    // The agents that a tool runs keep their own models and tools.
+    let mut called = config.agents.clone();
+    called.remove(&agent);
     config.agents.retain(|name, _| *name == agent);
     config.use_model(CALLER, ModelConfig::for_source(CALLER));
     config.journal.engine = JournalEngine::Memory;
     for agent in config.agents.values_mut() {
         agent.tools = vec![ToolPattern::new(&args.name)];
     }
+    config.agents.extend(called);
+    let rehearsal = setup::start_rehearsal(&mut config).await?;
     let name = args.name.clone();
     // Known when the host runs, because a server describes its tools then.
     let arguments = Arc::new(OnceLock::<Value>::new());
@@ -186,11 +192,15 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
             return Err(error);
         }
     }
-    let session = host.open_session(OpenSession::default()).await.map_err(CommandError::failed)?;
+    let open = OpenSession { agent: Some(agent), ..OpenSession::default() };
+    let session = host.open_session(open).await.map_err(CommandError::failed)?;
     let run = session.start_run("call the tool").await.map_err(CommandError::failed)?;
     let mode = ApprovalMode::from_flags(args.approve, false);
     let report = watch::on_screen(&host, &session, run, mode, &mut signals).await;
     host.shutdown().await;
+    if let Some(rehearsal) = rehearsal {
+        rehearsal.shutdown().await;
+    }
     let report = report?;
     if let Some(error) = &report.error {
         output::error(&error.message);
