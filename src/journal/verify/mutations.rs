@@ -379,10 +379,11 @@ fn leases_changed(changes: &[(usize, &str, Value)]) -> Vec<String> {
     for (place, pointer, value) in changes {
         let (parent, name) = pointer.rsplit_once('/').unwrap();
         let parent = records[*place].pointer_mut(parent).unwrap().as_object_mut().unwrap();
-        match value {
-            Value::Null => parent.remove(name),
-            value => parent.insert(name.to_owned(), value.clone()),
-        };
+        if value.is_null() {
+            parent.remove(name);
+        } else {
+            parent.insert(name.to_owned(), value.clone());
+        }
     }
     let records: Vec<Record> = serde_json::from_value(Value::Array(records)).unwrap();
     verify(&session(), &entries(records)).iter().map(ToString::to_string).collect()

@@ -320,14 +320,8 @@ fn hide_rows(rows: &mut Vec<Row>, room: usize) -> Option<Row> {
     let hidden: Vec<Row> = rows.extract_if(.., is_hidden).collect();
     let label = format!("{} not drawn", count_with_noun(hidden.len(), "row"));
     let bars = bars(&hidden);
-    (!hidden.is_empty()).then(|| Row {
-        depth: 1,
-        mark: None,
-        label,
-        bars,
-        word: "",
-        duration_ms: None,
-    })
+    let row = Row { depth: 1, mark: None, label, bars, word: "", duration_ms: None };
+    (!hidden.is_empty()).then_some(row)
 }
 
 fn bars(rows: &[Row]) -> Vec<Bar> {
