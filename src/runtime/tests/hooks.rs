@@ -228,6 +228,7 @@ async fn a_live_hook_follows_runs_that_no_client_watches_and_survives_its_panic(
     nothing_left(&host).await;
 }
 
+#[cfg(feature = "prometheus")]
 #[tokio::test]
 async fn a_slow_live_hook_stops_no_run_and_is_told_what_it_has_lost() {
     let (provider, follower) = (paying().await, Follower::new(0));
