@@ -415,9 +415,8 @@ impl Session {
         let window = self.window(rules).unwrap_or(u64::MAX);
         let keep_turns = usize::try_from(*keep_turns).unwrap_or(usize::MAX);
         let keep_user = (*keep_user_tokens).min(window / TAIL_DIVISOR);
-        // The messages are measured by estimate, and the service may count more tokens.
-        let tail = self.meter().estimate_of(window / TAIL_DIVISOR);
-        compaction::plan_summary(self.history.messages(), keep_turns, tail, keep_user)
+        let messages = self.history.messages();
+        compaction::plan_summary(messages, keep_turns, window / TAIL_DIVISOR, keep_user)
     }
 
     /// Asks for a summary: of all messages, so that the service reads most of them from its cache, or if

@@ -115,13 +115,6 @@ impl TokenMeter {
         scale(estimated, self.ratio_milli + margin)
     }
 
-    /// Returns about the estimate of a part that has this number of tokens.
-    #[must_use]
-    pub fn estimate_of(&self, tokens: u64) -> u64 {
-        let margin = if self.last.is_some() { MARGIN_MILLI } else { 0 };
-        tokens.saturating_mul(1000) / (self.ratio_milli + margin).max(1)
-    }
-
     /// Returns the service's count of the last request.
     #[must_use]
     pub fn counted(&self) -> Option<u64> {
