@@ -28,6 +28,7 @@ fn record_without_events(telemetry: &Telemetry) {
     metrics.mcp_operation("tools/call", Some("timeout"), Duration::from_secs(1));
     metrics.console_measured(3, &[Duration::from_millis(40)]);
     metrics.hook_answered("guard", HookPoint::BeforeCall, "allow", Duration::from_secs(1));
+    metrics.hook_event_lost("watch");
 }
 
 #[test]
