@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use super::{count_with_noun, format_duration, tokens};
+use super::{count_with_noun, run_sums, tokens};
 use crate::journal::JournalEntry;
 use crate::transcript::{CallTranscript, RunTranscript, Transcript};
 use crate::types::{RunId, SessionId, Usage, child_run_id, child_session_id};
@@ -211,16 +211,7 @@ fn calls<'t, 'a>(run: &'t RunTranscript<'a>) -> impl Iterator<Item = &'t CallTra
 
 fn run_state(run: &RunTranscript<'_>) -> String {
     if let Some(ended) = run.end {
-        let stats = ended.stats;
-        return format!(
-            "{} after {}, {}, {} + {} tokens, {}",
-            ended.end.as_str(),
-            count_with_noun(stats.turns as usize, "turn"),
-            count_with_noun(stats.tool_calls as usize, "call"),
-            stats.input_tokens,
-            stats.output_tokens,
-            format_duration(stats.duration_ms)
-        );
+        return format!("{} after {}", ended.end.as_str(), run_sums(ended.stats));
     }
     let mut usage = Usage::default();
     run.turns.iter().for_each(|turn| usage += turn.usage());

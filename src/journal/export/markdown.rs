@@ -5,8 +5,8 @@
 
 use super::children::ChildLine;
 use super::{
-    ChildSessions, approval_question, count_with_noun, format_duration, image_count, tokens, when,
-    word,
+    ChildSessions, approval_question, count_with_noun, format_duration, image_count, run_sums,
+    tokens, when, word,
 };
 use crate::journal::JournalEntry;
 use crate::transcript::{
@@ -284,17 +284,12 @@ fn run_end(ended: &RecordedRunEnd<'_>) -> String {
     let text =
         if has_own_text { format!("\n{}", fence("text", ended.text)) } else { String::new() };
     let output = ended.output.map(|output| format!("\n- Output: {}\n", span(&output.to_string())));
-    let stats = ended.stats;
     format!(
-        "{text}{}{}\n**Run ended**: {}, {}, {}, {} + {} tokens, {}\n",
+        "{text}{}{}\n**Run ended**: {}, {}\n",
         output.unwrap_or_default(),
         error.unwrap_or_default(),
         ended.end.as_str(),
-        count_with_noun(stats.turns as usize, "turn"),
-        count_with_noun(stats.tool_calls as usize, "call"),
-        stats.input_tokens,
-        stats.output_tokens,
-        format_duration(stats.duration_ms)
+        run_sums(ended.stats)
     )
 }
 

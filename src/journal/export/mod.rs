@@ -23,6 +23,7 @@ pub use timeline::{TimelineStyle, timeline};
 use super::JournalEntry;
 use crate::config::Limits;
 use crate::context::History;
+use crate::event::StatsReport;
 use crate::session::{RebuildError, RunTerms, StoredSession};
 use crate::types::{ApprovalPhase, Content, ContentPart, Usage};
 
@@ -88,6 +89,18 @@ fn image_count(input: &Content) -> usize {
 }
 
 /// Formats the numbers of input and output tokens.
+/// Returns the turns, calls, tokens and time of a run.
+fn run_sums(stats: &StatsReport) -> String {
+    format!(
+        "{}, {}, {} + {} tokens, {}",
+        count_with_noun(stats.turns as usize, "turn"),
+        count_with_noun(stats.tool_calls as usize, "call"),
+        stats.input_tokens,
+        stats.output_tokens,
+        format_duration(stats.duration_ms)
+    )
+}
+
 fn tokens(usage: Usage) -> String {
     format!("{} + {} tokens", usage.input_tokens, usage.output_tokens)
 }

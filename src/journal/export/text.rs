@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::children::ChildLine;
 use super::{
-    ChildSessions, approval_question, count_with_noun, format_duration, image_count, tokens, when,
-    word,
+    ChildSessions, approval_question, count_with_noun, format_duration, image_count, run_sums,
+    tokens, when, word,
 };
 use crate::journal::JournalEntry;
 use crate::record::{ContextChange, ResponseMessage};
@@ -314,17 +314,8 @@ fn metadata_line(metadata: &Metadata) -> Option<String> {
 }
 
 fn run_end_lines(ended: &RecordedRunEnd<'_>) -> Vec<String> {
-    let stats = ended.stats;
-    let mut lines = vec![format!(
-        "{}: {} after {}, {}, {} + {} tokens, {}",
-        ended.id,
-        ended.end.as_str(),
-        count_with_noun(stats.turns as usize, "turn"),
-        count_with_noun(stats.tool_calls as usize, "call"),
-        stats.input_tokens,
-        stats.output_tokens,
-        format_duration(stats.duration_ms)
-    )];
+    let mut lines =
+        vec![format!("{}: {} after {}", ended.id, ended.end.as_str(), run_sums(ended.stats))];
     if !ended.text.is_empty() {
         lines.push(brief(ended.text));
     }

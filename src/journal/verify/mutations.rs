@@ -358,7 +358,7 @@ fn with_agents() -> Vec<Value> {
         json!({"type": "response_ended", "turn": 1, "attempt": 1, "ending": "well",
             "message": {"text": "", "calls": [call(0), call(1)]}, "finish_reason": null,
             "usage": usage(20)}),
-        // What is left: 80 tokens and 18 calls, then 71 tokens and 16 calls.
+        // The run has 80 tokens and 18 calls left for the first child, and 71 and 16 for the second.
         intended(0, 80, 18),
         ended(0),
         intended(1, 71, 16),
