@@ -430,3 +430,27 @@ test("long pauses get little of the axis, and the order of times stays", () => {
   assert.equal(axis.at(5100), 1);
   assert.equal(new Axis([], 0, 0).at(0), 0);
 });
+
+test("an input that starts leaves the queue, whether its event or its records come first", () => {
+  const queued = { seq: 20, time: 1200, type: "input_queued", run_id: "run_2", input: "next" };
+  const started = { seq: 21, time: 1201, type: "run_started", run_id: "run_2", model: "m" };
+  const start = { ...of(0, "stream_start", { model: "m" }), run_id: "run_2" };
+  const steps = {
+    queued: (timeline) => timeline.fold(queued),
+    started: (timeline) => timeline.fold(started),
+    event: (timeline) => timeline.apply(start, "21.0"),
+  };
+  for (const order of [
+    ["queued", "event", "started"],
+    ["event", "queued", "started"],
+    ["queued", "started", "event"],
+  ]) {
+    const timeline = new Timeline("s");
+    for (const step of order) {
+      steps[step](timeline);
+      const waits = step === "queued" && order[0] === "queued";
+      assert.equal(timeline.queued.length, waits ? 1 : 0, `${order} at ${step}`);
+    }
+    assert.equal(timeline.runs.get("run_2").input, "next", `${order}`);
+  }
+});

@@ -86,12 +86,12 @@ export class Session extends EventTarget {
   }
 
   #readQueue() {
+    /** @type {any[]} */
     const queued = this.snapshot?.queued ?? [];
-    this.timeline.queued = queued.map((/** @type {any} */ own) => ({
-      runId: own.run_id,
-      input: own.input,
-      seq: own.seq ?? 0,
-    }));
+    // The snapshot may be older than the events that came meanwhile.
+    this.timeline.queued = queued
+      .filter((own) => !this.timeline.runs.has(own.run_id))
+      .map((own) => ({ runId: own.run_id, input: own.input, seq: own.seq ?? 0 }));
     this.timeline.onchange(this.timeline, "queued");
   }
 

@@ -254,7 +254,9 @@ export class Timeline {
         });
         break;
       case "input_queued":
-        this.queued.push({ runId: record.run_id, input: record.input, seq });
+        // Events are ahead of the records: the run may have started.
+        if (this.runs.has(record.run_id)) this.noteInput(record.run_id, record.input);
+        else this.queued.push({ runId: record.run_id, input: record.input, seq });
         this.onchange(this, "queued");
         break;
       case "run_started":
@@ -390,9 +392,8 @@ export class Timeline {
   /** @param {any} record */
   #foldRunStarted(record) {
     const run = this.#run(record.run_id, record.seq);
-    const queued = this.queued.findIndex((own) => own.runId === record.run_id);
-    const [entry] = queued < 0 ? [] : this.queued.splice(queued, 1);
-    run.input = record.input ?? entry?.input;
+    if (record.input !== undefined) run.input = record.input;
+    this.#dequeue(run);
     run.seq = record.seq;
     run.start = record.time;
     run.model = record.model;
@@ -400,8 +401,16 @@ export class Timeline {
     run.metadata = record.metadata;
     this.recordRun = run;
     if (run.end === undefined) this.run = run;
-    if (entry) this.onchange(this, "queued");
     this.onchange(run);
+  }
+
+  /** Takes the input of a run that starts out of the queue. @param {Run} run */
+  #dequeue(run) {
+    const queued = this.queued.findIndex((own) => own.runId === run.id);
+    if (queued < 0) return;
+    const [entry] = this.queued.splice(queued, 1);
+    run.input ??= entry.input;
+    this.onchange(this, "queued");
   }
 
   /** @param {any} record */
@@ -677,6 +686,7 @@ export class Timeline {
         run.model = event.model;
         run.execution = event.execution;
         run.metadata = event.metadata;
+        this.#dequeue(run);
         this.onchange(run);
         return true;
       }
