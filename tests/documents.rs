@@ -107,7 +107,9 @@ fn files_below(folder: &Path, extension: &str) -> Vec<PathBuf> {
 
 /// Returns the pages of the output of `cargo doc`, by their paths.
 fn pages() -> Vec<(String, String)> {
-    files_below(&root().join("target/doc/callsheet"), "html")
+    // The folder of temporary files is in the target folder, wherever that is.
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    files_below(&target.join("doc/callsheet"), "html")
         .into_iter()
         .map(|path| (path.display().to_string(), fs::read_to_string(path).unwrap()))
         .filter(|(_, html)| !html.contains("http-equiv=\"refresh\""))
