@@ -637,8 +637,8 @@ async fn counts_of_children_survive_a_crash() {
     drop(session.start_run("go").await.unwrap());
     until("the second turn is asked for", || provider.count() == 3).await;
     drop((first, session));
-    gate.add_permits(100);
     let host = restart(setup, &journal).await;
+    gate.add_permits(100);
     until("the run has ended", || host.counts().runs == 0 && provider.count() >= 5).await;
     assert_eq!(children(&host).len(), 1);
     let ended =
