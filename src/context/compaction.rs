@@ -144,43 +144,59 @@ pub struct SummaryPlan {
     pub user_messages: usize,
 }
 
-/// Plans a summary that leaves the last `keep_turns` turns as they are, or fewer if they have more than
-/// `tail_max` tokens by estimate. Users' messages stay up to `keep_user` tokens by estimate, the newest
-/// first, at least the last one. Returns `None` if there is nothing to summarise.
+/// The limits of a summary. Sizes are tokens by estimate.
+#[derive(Clone, Copy, Debug)]
+pub struct SummaryLimits {
+    /// Maximum number of turns behind the summary, which stay as they are.
+    pub keep_turns: usize,
+    /// Maximum size of these turns.
+    pub kept_turns: u64,
+    /// Maximum size of the users' messages that stay. The newest one always stays.
+    pub kept_inputs: u64,
+    /// Maximum size of the messages that are replaced, because the request for the summary has them.
+    pub replaced: u64,
+}
+
+/// Plans a summary that replaces as much as its limits allow. Returns `None` if there is nothing to
+/// summarise.
 #[must_use]
-pub fn plan_summary(
-    messages: &[Arc<Message>],
-    keep_turns: usize,
-    tail_max: u64,
-    keep_user: u64,
-) -> Option<SummaryPlan> {
+pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<SummaryPlan> {
     let mut end = messages.len();
     let (mut turns, mut tail) = (0, 0);
     for (at, message) in messages.iter().enumerate().rev() {
         tail += estimate_message(message);
-        if turns == keep_turns || tail > tail_max {
+        if turns == limits.keep_turns || tail > limits.kept_turns {
             break;
         }
         if as_response(message).is_some() {
             (turns, end) = (turns + 1, at);
         }
     }
-    let replaced = messages.get(..end)?;
     let has_more = |message: &Arc<Message>| {
         !matches!(**message, Message::User { .. } | Message::Summary { .. })
     };
-    if !replaced.iter().any(has_more) {
-        return None;
+    let mut replaced = messages.get(..end).filter(|replaced| replaced.iter().any(has_more))?;
+    let mut size: u64 = replaced.iter().map(|message| estimate_message(message)).sum();
+    while size > limits.replaced {
+        let last_turn = replaced.iter().rposition(|message| as_response(message).is_some());
+        let Some((before, turn)) = last_turn.and_then(|at| replaced.split_at_checked(at)) else {
+            break;
+        };
+        if !before.iter().any(has_more) {
+            break;
+        }
+        replaced = before;
+        size -= turn.iter().map(|message| estimate_message(message)).sum::<u64>();
     }
     let (mut user_messages, mut sum) = (0, 0);
     for message in replaced.iter().rev().filter(|message| is_input(message)) {
         sum += estimate_message(message);
-        if user_messages > 0 && sum > keep_user {
+        if user_messages > 0 && sum > limits.kept_inputs {
             break;
         }
         user_messages += 1;
     }
-    Some(SummaryPlan { messages: end, user_messages })
+    Some(SummaryPlan { messages: replaced.len(), user_messages })
 }
 
 /// Returns the calls of the newest results that are neither cleared nor errors. The messages do not say how
@@ -413,6 +429,10 @@ mod tests {
         messages.iter().map(text).collect()
     }
 
+    fn limits(keep_turns: usize, kept_turns: u64, kept_inputs: u64) -> SummaryLimits {
+        SummaryLimits { keep_turns, kept_turns, kept_inputs, replaced: u64::MAX }
+    }
+
     fn summarised(
         text: &str,
         messages: usize,
@@ -533,9 +553,9 @@ mod tests {
             messages.extend(turn(number, "fetch", "a result"));
         }
         messages.insert(6, user("Third."));
-        let plan = plan_summary(&messages, 2, 1_000, 50).unwrap();
+        let plan = plan_summary(&messages, limits(2, 1_000, 50)).unwrap();
         assert_eq!(plan, SummaryPlan { messages: 9, user_messages: 1 });
-        let roomy = plan_summary(&messages, 2, 1_000, 1_000).unwrap();
+        let roomy = plan_summary(&messages, limits(2, 1_000, 1_000)).unwrap();
         assert_eq!(roomy, SummaryPlan { messages: 9, user_messages: 3 });
         let change = summarised("so far", 9, 1, Vec::new());
         let AppliedChange { messages: left, first, .. } = apply(&change, &messages, 0);
@@ -546,8 +566,27 @@ mod tests {
         assert_eq!(apply(&change, &messages, 10).first, 3);
         assert_eq!(super::super::repair_pairing(&left).1, 0);
         // Large turns are summarised too, and users' messages alone are not.
-        assert_eq!(plan_summary(&messages, 2, 10, 50).unwrap().messages, messages.len());
-        assert_eq!(plan_summary(&messages[..2], 2, 1_000, 50), None);
+        assert_eq!(plan_summary(&messages, limits(2, 10, 50)).unwrap().messages, messages.len());
+        assert_eq!(plan_summary(&messages[..2], limits(2, 1_000, 50)), None);
+    }
+
+    #[test]
+    fn a_summary_replaces_no_more_than_its_request_can_have() {
+        let mut messages = vec![user("First.")];
+        for number in 1..=5 {
+            messages.extend(turn(number, "fetch", &"word ".repeat(200)));
+        }
+        let of_turn: u64 = messages[1..3].iter().map(|message| estimate_message(message)).sum();
+        let input = estimate_message(&messages[0]);
+        let planned = |replaced: u64| {
+            plan_summary(&messages, SummaryLimits { replaced, ..limits(0, 0, 0) }).unwrap().messages
+        };
+        assert_eq!(planned(input + 5 * of_turn), messages.len());
+        // The newest turns stay, whole.
+        assert_eq!(planned(input + 5 * of_turn - 1), 9);
+        assert_eq!(planned(input + 2 * of_turn), 5);
+        // Where even one turn is too large, the request has that one.
+        assert_eq!(planned(10), 3);
     }
 
     #[test]
@@ -555,7 +594,7 @@ mod tests {
         let summary = Arc::new(Message::Summary { content: "old".into() });
         let mut messages = vec![user("First."), summary];
         messages.extend(turn(7, "fetch", "a result"));
-        let plan = plan_summary(&messages, 0, 1_000, 1_000).unwrap();
+        let plan = plan_summary(&messages, limits(0, 1_000, 1_000)).unwrap();
         let SummaryPlan { messages: count, user_messages } = plan;
         let text = "new".to_owned();
         let change = summarised(&text, count, user_messages, Vec::new());

@@ -9,7 +9,7 @@ use super::effect::{SessionEffect, SessionRecord, SessionRefusal, SummaryReply, 
 use super::machine::Session;
 use super::open_run::{Overflow, RunStage};
 use crate::config::{ContextPolicy, HistoryForm, RunOverrides, Share};
-use crate::context::compaction::{self, AppliedChange, SummaryPlan};
+use crate::context::compaction::{self, AppliedChange, SummaryLimits, SummaryPlan};
 use crate::context::tokens::{ModelTokens, TokenMeter};
 use crate::event::Event;
 use crate::message::Message;
@@ -410,23 +410,38 @@ impl Session {
         compaction::plan_clearing(self.history.messages(), keep_results, references, keep)
     }
 
-    fn summary_plan(&self, rules: &TurnRules) -> Option<SummaryPlan> {
+    fn summary_plan(&mut self, rules: &TurnRules) -> Option<SummaryPlan> {
         let ContextPolicy { keep_turns, keep_user_tokens, .. } = &rules.context;
-        let window = self.window(rules).unwrap_or(u64::MAX);
-        let keep_turns = usize::try_from(*keep_turns).unwrap_or(usize::MAX);
-        let keep_user = (*keep_user_tokens).min(window / TAIL_DIVISOR);
-        let messages = self.history.messages();
-        compaction::plan_summary(messages, keep_turns, window / TAIL_DIVISOR, keep_user)
+        let (meter, window) = (self.meter(), self.window(rules).unwrap_or(u64::MAX));
+        let replaced = match self.can_send_all(rules) {
+            true => u64::MAX,
+            false => {
+                let sent = meter.estimate_of(window - window / SUMMARY_DIVISOR);
+                sent.saturating_sub(rules.fixed_tokens)
+            }
+        };
+        let limits = SummaryLimits {
+            keep_turns: usize::try_from(*keep_turns).unwrap_or(usize::MAX),
+            kept_turns: meter.estimate_of(window / TAIL_DIVISOR),
+            kept_inputs: (*keep_user_tokens).min(window / TAIL_DIVISOR),
+            replaced,
+        };
+        compaction::plan_summary(self.history.messages(), limits)
+    }
+
+    /// Returns true if the request for a summary may have all messages: they fit into the window, as far
+    /// as known, and were not refused.
+    fn can_send_all(&mut self, rules: &TurnRules) -> bool {
+        let tokens = self.request_tokens(rules);
+        let is_overflow = self.run.as_ref().is_some_and(|run| run.turn().is_some());
+        !is_overflow
+            && self.window(rules).is_none_or(|window| tokens + window / SUMMARY_DIVISOR <= window)
     }
 
     /// Asks for a summary: of all messages, so that the service reads most of them from its cache, or if
     /// these are too many, of those that it replaces.
     fn request_summary(&mut self, rules: &TurnRules, plan: SummaryPlan) {
-        let tokens = self.request_tokens(rules);
-        let fits =
-            self.window(rules).is_none_or(|window| tokens + window / SUMMARY_DIVISOR <= window);
-        let is_overflow = self.run.as_ref().is_some_and(|run| run.turn().is_some());
-        let messages = match fits && !is_overflow {
+        let messages = match self.can_send_all(rules) {
             true => self.history.messages().clone(),
             false => self.history.messages().iter().take(plan.messages).cloned().collect(),
         };

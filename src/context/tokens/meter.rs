@@ -39,8 +39,10 @@ pub struct TokenMeter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct CountedRequest {
     estimated: u64,
-    /// The service's count.
+    /// The service's count, without the tokens of what was removed since, by estimate.
     tokens: u64,
+    /// True if some of its messages are no part of the next request.
+    is_reduced: bool,
 }
 
 impl Default for TokenMeter {
@@ -59,11 +61,12 @@ impl TokenMeter {
             return;
         }
         let tokens = input_tokens.max(scale(estimated_request, RATIO_MILLI_MIN));
-        let new = CountedRequest { estimated: estimated_request, tokens };
+        let new = CountedRequest { estimated: estimated_request, tokens, is_reduced: false };
         let before = self.last.replace(new);
-        // The growth since the last count says more about the next texts than the whole request.
+        // The growth since the last count says more about the next texts than the whole request. But
+        // behind a removal it also has the error of the estimate of what was removed.
         let (estimated, tokens, upward_weight) = match before {
-            Some(before) if new.estimated >= before.estimated => (
+            Some(before) if !before.is_reduced && new.estimated >= before.estimated => (
                 new.estimated - before.estimated,
                 new.tokens.saturating_sub(before.tokens),
                 UPWARD_WEIGHT,
@@ -78,12 +81,14 @@ impl TokenMeter {
         self.ratio_milli = ratio.clamp(RATIO_MILLI_MIN, RATIO_MILLI_MAX);
     }
 
-    /// Handles that messages with this estimate are no part of the next request.
+    /// Handles that messages with this estimate are no part of the next request. They count as many tokens
+    /// for their estimate as the whole request.
     pub fn handle_removal(&mut self, estimated: u64) {
-        let tokens = scale(estimated, self.ratio_milli);
         if let Some(last) = &mut self.last {
-            last.estimated = last.estimated.saturating_sub(estimated);
-            last.tokens = last.tokens.saturating_sub(tokens);
+            let left = last.estimated.saturating_sub(estimated);
+            last.tokens = last.tokens.saturating_mul(left) / last.estimated.max(1);
+            last.estimated = left;
+            last.is_reduced |= estimated > 0;
         }
     }
 
@@ -113,6 +118,13 @@ impl TokenMeter {
     pub fn part(&self, estimated: u64) -> u64 {
         let margin = if self.last.is_some() { MARGIN_MILLI } else { 0 };
         scale(estimated, self.ratio_milli + margin)
+    }
+
+    /// Returns about the estimate of a part that has this number of tokens.
+    #[must_use]
+    pub fn estimate_of(&self, tokens: u64) -> u64 {
+        let margin = if self.last.is_some() { MARGIN_MILLI } else { 0 };
+        tokens.saturating_mul(1000) / (self.ratio_milli + margin).max(1)
     }
 
     /// Returns the service's count of the last request.

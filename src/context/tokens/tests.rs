@@ -66,6 +66,38 @@ fn a_first_estimate_is_in_the_range_of_the_tokenizers() {
 }
 
 #[test]
+fn removals_do_not_raise_the_ratio_again_and_again() {
+    // The service counts 150 tokens that the host does not see.
+    let count = |estimated: u64| 150 + estimated * 6 / 5;
+    let (mut meter, mut request) = (TokenMeter::default(), 400);
+    meter.handle_usage(100, count(100));
+    for _ in 0..50 {
+        for _ in 0..3 {
+            let (expected, counted) = (meter.tokens(request), count(request));
+            assert!(expected >= counted * 8 / 10, "{expected} instead of {counted}: {meter:?}");
+            assert!(expected <= counted * 15 / 10, "{expected} instead of {counted}: {meter:?}");
+            meter.handle_usage(request, counted);
+            request += 300;
+        }
+        meter.handle_removal(900);
+        request -= 900;
+    }
+}
+
+#[test]
+fn an_estimate_is_found_for_a_number_of_tokens() {
+    let mut meter = TokenMeter::default();
+    for request in [1_000, 2_000, 4_000] {
+        meter.handle_usage(request, request * 3 / 2);
+    }
+    for estimated in [10, 1_000, 123_456] {
+        let found = meter.estimate_of(meter.part(estimated));
+        assert!(found.abs_diff(estimated) <= 1, "{found} for {estimated}");
+    }
+    assert!(meter.estimate_of(30_000) < 25_000, "the service counts more than the estimate");
+}
+
+#[test]
 fn after_two_turns_the_meter_is_never_ten_percent_low() {
     for (tokenizer_name, tokenizer) in tokenizers() {
         for (name, pieces) in &SAMPLES {
