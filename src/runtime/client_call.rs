@@ -52,7 +52,10 @@ impl SessionHandle {
         }
         let mut outcome = outcome_of(output);
         redact_outcome(&self.link.shared.secrets, &mut outcome);
-        let ask = |reply| SessionMessage::AnswerCall { key, outcome: outcome.clone(), reply };
+        let ask = |reply| {
+            let outcome = Box::new(outcome.clone());
+            SessionMessage::AnswerCall { key, outcome, reply }
+        };
         let (accepted, live) = self.ask_turn(ask).await?;
         live.log.wait_durable(live.log.last_seq()).await?;
         match accepted {

@@ -429,7 +429,10 @@ impl SessionHandle {
     /// was made before, or the session is closed.
     #[doc(hidden)]
     pub async fn decide(&self, key: CallKey, decision: ApprovalDecision) -> Result<(), HostError> {
-        let ask = |reply| SessionMessage::Decide { key, decision: decision.clone(), reply };
+        let ask = |reply| {
+            let decision = Box::new(decision.clone());
+            SessionMessage::Decide { key, decision, reply }
+        };
         let (decided, live) = self.ask_turn(ask).await?;
         if decided == Err(ApprovalError::NotAsked) {
             // The decision may concern a turn that is over.

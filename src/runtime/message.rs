@@ -105,9 +105,9 @@ pub(super) enum SessionMessage {
     /// Reject the open approvals: the run at the root of this child session has no reader.
     RejectApprovals,
     /// Decide about a call.
-    Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
+    Decide { key: CallKey, decision: Box<ApprovalDecision>, reply: DecisionReply },
     /// End a call with the result of the client.
-    AnswerCall { key: CallKey, outcome: ToolOutcome, reply: DecisionReply },
+    AnswerCall { key: CallKey, outcome: Box<ToolOutcome>, reply: DecisionReply },
     /// The list of the servers' tools was read, for a run that waits for it.
     ToolsRead { tools: Result<Arc<FrozenTools>, HostError> },
     /// A server of tools has another list.
@@ -126,7 +126,7 @@ pub(super) enum SessionMessage {
         epoch: u64,
         /// The index of the model in the run's chain.
         model: usize,
-        error: ProviderError,
+        error: Box<ProviderError>,
     },
     /// Return the actors of runs: stream, accumulator, tool supervisor.
     #[cfg(test)]
@@ -175,7 +175,8 @@ pub(super) struct RequestSent {
     pub(super) waited: Duration,
 }
 
-/// A message to the accumulator, which owns the turn.
+/// A message to the accumulator, which owns the turn. It is small, because most messages are chunks of a
+/// response: the contents of the others are boxed.
 pub(super) enum AccumulatorMessage {
     /// Start a turn, or continue one from its records.
     BeginTurn(Box<TurnStart>),
@@ -184,21 +185,14 @@ pub(super) enum AccumulatorMessage {
     DeltasReceived {
         turn: u32,
         attempt: u32,
-        sent: Option<RequestSent>,
+        sent: Option<Box<RequestSent>>,
         batch: Vec<Delta>,
         reply: RpcReplyPort<()>,
     },
     /// The request of an exchange waits for a permit of its model, or has received it.
     ModelPermitReplied { turn: u32, attempt: u32, permit: PermitReply },
-    /// An exchange is over. `breaker_permit` is released with the result of the attempt, which the
-    /// circuit breaker counts. It is `None` if no request was sent. `sent` comes if there was no chunk.
-    ResponseEnded {
-        turn: u32,
-        attempt: u32,
-        sent: Option<RequestSent>,
-        end: ExchangeEnd,
-        breaker_permit: Option<BreakerPermitGuard>,
-    },
+    /// An exchange is over.
+    ResponseEnded(Box<ResponseEnded>),
     /// A waiting call has received the permit of its tool.
     ToolPermitGranted { key: CallKey },
     /// The tool of a running call asks a question, which is the call's question of this number.
@@ -206,9 +200,9 @@ pub(super) enum AccumulatorMessage {
     /// The tool does not wait for the answer to its question any longer.
     QuestionWithdrawn { key: CallKey, number: u32 },
     /// The values of the references of a call were read.
-    ReferencesRead { key: CallKey, values: Result<ReferenceValues, ReferenceError> },
+    ReferencesRead { key: CallKey, values: Box<Result<ReferenceValues, ReferenceError>> },
     /// Hooks have decided about a call, or without a key about the turn.
-    HooksDecided { turn: u32, key: Option<CallKey>, on: HookPoint, decision: HookDecision },
+    HooksDecided { turn: u32, key: Option<CallKey>, on: HookPoint, decision: Box<HookDecision> },
     /// Calls have ended. Their completions are in the accumulator's [`CompletionQueue`].
     ToolsFinished,
     /// Stop: the tool supervisor has ended and no other turn begins.
@@ -222,9 +216,21 @@ pub(super) enum AccumulatorMessage {
     /// The context is smaller: this is the turn's request from now on. `None` if it is as large as before.
     ContextReduced { request: Option<Arc<ModelRequest>> },
     /// Decide about a call.
-    Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
+    Decide { key: CallKey, decision: Box<ApprovalDecision>, reply: DecisionReply },
     /// End a call with the result of the client.
-    AnswerCall { key: CallKey, outcome: ToolOutcome, reply: DecisionReply },
+    AnswerCall { key: CallKey, outcome: Box<ToolOutcome>, reply: DecisionReply },
+}
+
+/// The end of an exchange.
+pub(super) struct ResponseEnded {
+    pub(super) turn: u32,
+    pub(super) attempt: u32,
+    /// Set if there was no chunk, which it comes with otherwise.
+    pub(super) sent: Option<Box<RequestSent>>,
+    pub(super) end: ExchangeEnd,
+    /// Released with the result of the attempt, which the circuit breaker counts. `None` if no request was
+    /// sent.
+    pub(super) breaker_permit: Option<BreakerPermitGuard>,
 }
 
 /// A message to the tool supervisor.

@@ -10,7 +10,9 @@ use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
 use super::gauge::{CountGuard, Gauges};
-use super::message::{AccumulatorMessage, AccumulatorRef, RequestSent, StreamMessage};
+use super::message::{
+    AccumulatorMessage, AccumulatorRef, RequestSent, ResponseEnded, StreamMessage,
+};
 use super::model::{ExchangeCache, ModelExchange, ModelRequest};
 use super::model_limiter::{Admission, BreakerPermitGuard};
 use super::models::Model;
@@ -126,7 +128,7 @@ impl ReadLoop {
                 Err(error) => return self.ended(None, ExchangeEnd::Failed(error), None),
             };
         let at = Instant::now();
-        let mut sent = Some(RequestSent { at, waited: at - began });
+        let mut sent = Some(Box::new(RequestSent { at, waited: at - began }));
         let mut exchange = self.exchange(&plan, &request);
         drop(request);
         let end = loop {
@@ -151,13 +153,13 @@ impl ReadLoop {
 
     fn ended(
         &self,
-        sent: Option<RequestSent>,
+        sent: Option<Box<RequestSent>>,
         end: ExchangeEnd,
         breaker_permit: Option<BreakerPermitGuard>,
     ) {
         let (turn, attempt) = (self.turn, self.attempt);
-        let ended = AccumulatorMessage::ResponseEnded { turn, attempt, sent, end, breaker_permit };
-        let _ = self.accumulator.cast(ended);
+        let ended = ResponseEnded { turn, attempt, sent, end, breaker_permit };
+        let _ = self.accumulator.cast(AccumulatorMessage::ResponseEnded(Box::new(ended)));
     }
 
     /// Creates the exchange of an attempt. The turn's request is for its first model and that model's

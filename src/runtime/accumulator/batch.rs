@@ -140,13 +140,14 @@ impl AccumulatorSetup {
             }
             TurnAction::ReduceContext(error) => {
                 let (epoch, model) = (self.epoch, current.turn.model());
-                let overflowed = SessionMessage::ContextOverflowed { epoch, model, error };
+                let overflowed =
+                    SessionMessage::ContextOverflowed { epoch, model, error: Box::new(error) };
                 let _ = self.session.cast(overflowed);
             }
             TurnAction::ReadReferences { key, references, bytes_max } => {
                 let (reader, accumulator) = (Arc::clone(&self.references), myself.clone());
                 task::detach(async move {
-                    let values = reader.read_all(references, bytes_max).await;
+                    let values = Box::new(reader.read_all(references, bytes_max).await);
                     // A turn that is over needs no values.
                     let _ = accumulator.cast(AccumulatorMessage::ReferencesRead { key, values });
                 });
@@ -161,7 +162,7 @@ impl AccumulatorSetup {
                 let question =
                     HookQuestion::of_turn(*request, position, model_request, agent, telemetry);
                 let task = OwnedTask::spawn(&self.gauges.tasks, async move {
-                    let decision = question.ask().await;
+                    let decision = Box::new(question.ask().await);
                     let _ = accumulator.cast(AccumulatorMessage::HooksDecided {
                         turn,
                         key,

@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use super::agent::Agent;
 use super::gauge::{CountGuard, Gauges};
 use super::message::{
-    AccumulatorMessage, CompletionQueue, DecisionReply, RequestSent, SessionMessage, StreamMessage,
-    ToolCommand, ToolSupervisorMessage, ToolSupervisorRef, TurnStart,
+    AccumulatorMessage, CompletionQueue, DecisionReply, RequestSent, ResponseEnded, SessionMessage,
+    StreamMessage, ToolCommand, ToolSupervisorMessage, ToolSupervisorRef, TurnStart,
 };
 use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
@@ -205,9 +205,9 @@ impl CurrentTurn {
         }
     }
 
-    fn handle_sent(&mut self, now: Duration, sent: Option<RequestSent>) {
-        if let Some(RequestSent { at, waited }) = sent {
-            self.turn.handle_request_sent(now, at.duration_since(self.began), waited);
+    fn handle_sent(&mut self, now: Duration, sent: Option<Box<RequestSent>>) {
+        if let Some(RequestSent { at, waited }) = sent.as_deref() {
+            self.turn.handle_request_sent(now, at.duration_since(self.began), *waited);
         }
     }
 }
@@ -265,7 +265,8 @@ impl AccumulatorState {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
                 current.turn.handle_model_permit(now, permit);
             }
-            AccumulatorMessage::ResponseEnded { turn, attempt, sent, end, breaker_permit } => {
+            AccumulatorMessage::ResponseEnded(ended) => {
+                let ResponseEnded { turn, attempt, sent, end, breaker_permit } = *ended;
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
                 current.handle_sent(now, sent);
                 // A turn that is over releases no breaker permits.
@@ -286,7 +287,7 @@ impl AccumulatorState {
             }
             AccumulatorMessage::ReferencesRead { key, values } => {
                 let Some((current, now)) = self.now() else { return };
-                current.turn.handle_references(now, key, values);
+                current.turn.handle_references(now, key, *values);
             }
             AccumulatorMessage::HooksDecided { turn, key, on, decision } => {
                 let Some((current, now)) = self.now() else { return };
@@ -294,7 +295,7 @@ impl AccumulatorState {
                     return;
                 }
                 current.hooks.remove(&key);
-                current.turn.handle_hook_decision(now, key, on, decision);
+                current.turn.handle_hook_decision(now, key, on, *decision);
             }
             AccumulatorMessage::ToolsFinished => {
                 let completions = std::mem::take(&mut *self.completions.lock());
@@ -331,13 +332,13 @@ impl AccumulatorState {
             }
             AccumulatorMessage::Decide { key, decision, reply } => {
                 let Some((current, now)) = self.now() else { return };
-                let accepted = current.turn.handle_approval(now, key, decision);
+                let accepted = current.turn.handle_approval(now, key, *decision);
                 self.perform_effects(myself);
                 return self.reply_to_decision(reply, accepted);
             }
             AccumulatorMessage::AnswerCall { key, outcome, reply } => {
                 let Some((current, now)) = self.now() else { return };
-                let accepted = current.turn.handle_client_result(now, key, outcome);
+                let accepted = current.turn.handle_client_result(now, key, *outcome);
                 self.perform_effects(myself);
                 return self.reply_to_decision(reply, accepted);
             }

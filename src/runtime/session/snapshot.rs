@@ -164,7 +164,7 @@ impl SessionActorState {
                 ApprovalPhase::Client => {
                     let what = "no client runs it: nobody reads the events of this run. Answer \
                                 client calls: see SessionHandle::start_run";
-                    let outcome = failed(FailureKind::ToolError, what);
+                    let outcome = Box::new(failed(FailureKind::ToolError, what));
                     let reply = reply.into();
                     let answer = AccumulatorMessage::AnswerCall { key, outcome, reply };
                     self.send_to_accumulator(answer);
@@ -183,11 +183,8 @@ impl SessionActorState {
             let (phase, sha256) = (Some(approval.phase), approval.arguments_sha256.clone());
             let decision =
                 ApprovalDecision { phase, judgement, arguments_sha256: sha256, content: None };
-            self.send_to_accumulator(AccumulatorMessage::Decide {
-                key,
-                decision,
-                reply: reply.into(),
-            });
+            let (decision, reply) = (Box::new(decision), reply.into());
+            self.send_to_accumulator(AccumulatorMessage::Decide { key, decision, reply });
         }
     }
 
