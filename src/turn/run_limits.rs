@@ -125,7 +125,7 @@ impl Turn {
     /// Returns the deadline of the run. There is none while the turn waits only for approvals, because
     /// that time does not count towards `run_timeout`.
     pub(super) fn run_deadline(&self) -> Option<Duration> {
-        let counts = self.stage != TurnStage::Finished && !self.clock.is_waiting_for_approval();
+        let counts = self.stage != TurnStage::Finished && !self.clock.is_waiting_for_people();
         let left = self.spec.run_time_left.filter(|_| counts)?;
         left.checked_add(self.clock.times().people)
     }
