@@ -122,7 +122,7 @@ impl Turn {
         self.handle_cancel(self.now(), CancelReason::RunTimeout);
     }
 
-    /// Returns the deadline of the run. There is none while the turn waits only for approvals, because
+    /// Returns the deadline of the run. There is none while the turn waits only for people, because
     /// that time does not count towards `run_timeout`.
     pub(super) fn run_deadline(&self) -> Option<Duration> {
         let counts = self.stage != TurnStage::Finished && !self.clock.is_waiting_for_people();
