@@ -126,7 +126,10 @@ fn with_waiting_children(change: impl Fn(&mut Scenario)) {
 
 #[test]
 fn clocks_stand_still_while_children_wait_for_people() {
-    with_waiting_children(|scenario| {
+    let mixes: [&[&str]; 3] = [&["agent"], &["agent", "effect"], &["agent", "asked"]];
+    explore_each(&mixes, &PARALLEL_8, |scenario| {
+        scenario.child_waits = true;
+        scenario.durable_at_once = true;
         scenario.timeouts = true;
         scenario.spec.run_time_left = Some(Duration::from_secs(60));
     });
