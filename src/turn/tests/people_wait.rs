@@ -7,8 +7,13 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Starts a turn with these calls, in a run that has 60 seconds left. A call of `agent` may take 40 seconds.
 fn calling(names: &[&str]) -> Driver {
+    calling_within(60 * SECOND, names)
+}
+
+/// Starts a turn with these calls, in a run that has this time left.
+fn calling_within(time: Duration, names: &[&str]) -> Driver {
     let mut spec = spec(rules(PARALLEL));
-    spec.run_time_left = Some(60 * SECOND);
+    spec.run_time_left = Some(time);
     let mut driver = Driver::new(spec);
     driver.receive((0..).zip(names).map(|(n, name)| call(n, name, &format!("{{\"n\":{n}}}"))));
     driver.end_well();
@@ -72,6 +77,22 @@ fn a_cancelled_call_waits_for_its_child_and_not_for_people() {
     assert!(!driver.turn.waits_only_for_people());
     driver.finish_call(0, "late");
     assert_eq!(driver.commit.as_ref().unwrap().results[0].outcome.status, ToolStatus::Cancelled);
+}
+
+#[test]
+fn the_end_of_the_runs_time_is_recorded_once_while_the_child_ends() {
+    let mut driver = calling_within(30 * SECOND, &["agent"]);
+    driver.child_waits(10, 0, true).child_waits(50, 0, false);
+    assert_eq!(driver.next_timeout(), Some(70));
+    for seconds in [70, 71] {
+        driver.now = Duration::from_secs(seconds);
+        driver.turn.handle_timeout(driver.now);
+        driver.perform_effects();
+    }
+    assert_eq!((driver.aborted.len(), driver.next_timeout()), (1, None));
+    driver.finish_call(0, "late");
+    let limits = driver.reached_limits().into_iter().map(|(limit, ..)| limit);
+    assert_eq!(limits.collect::<Vec<_>>(), ["run_timeout"]);
 }
 
 #[test]
