@@ -752,9 +752,9 @@ async fn the_clocks_of_all_ancestors_stand_still_while_a_child_waits_for_a_perso
         assert!(ends(&host).await.iter().all(|end| *end == RunEnd::Answered));
         // The time of the wait is the time of people in every run.
         let entries = session.records(Seq(0)).await.unwrap();
-        let times = entries.iter().find_map(|entry| match &entry.record {
-            Record::TurnCommitted { summary, .. } => Some(summary.times),
-            _ => None,
+        let times = entries.iter().find_map(|entry| {
+            let Record::TurnCommitted { summary, .. } = &entry.record else { return None };
+            Some(summary.times)
         });
         let times = times.unwrap();
         assert!(times.people >= LIMIT && times.tools < LIMIT, "{times:?}");
