@@ -98,7 +98,8 @@ pub(crate) use repair::replace_lone_surrogates;
 pub use request::{ModelRequest, PromptChange, ToolChoice, ToolDefinition};
 pub(crate) use request_cache::{HeadCache, RequestCache};
 pub use sse::{EventTooLong, SseDecoder, SseEvent};
-pub(crate) use tool_protocol::{CallReader, PromptRenderer};
+pub use tool_protocol::CallReader;
+pub(crate) use tool_protocol::PromptRenderer;
 
 /// Evaluates an expression with a type alias for the dialect of a wire.
 macro_rules! dialect_of {

@@ -5,6 +5,10 @@
 # Needs a C++ compiler for libFuzzer. Findings are kept in target/fuzz. A failure leaves the input
 # that causes it there and exits with status 1. Recordings of real responses are used as additional
 # seeds, if the corpus of the tests is present.
+#
+# The reading of tool calls in text is fuzzed by a command of its own, which compares with other crates:
+#
+#   bash tests/fuzz/tool_protocols.sh [SECONDS] [SEED]
 set -euo pipefail
 cd "$(dirname "$0")"
 

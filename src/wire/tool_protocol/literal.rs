@@ -170,6 +170,26 @@ impl Parser<'_> {
             '\n' => {}
             c @ ('\\' | '"' | '\'' | '/') => text.push(c),
             'x' => text.push(char::from_u32(self.hex(2)?)?),
+            'U' => {
+                let digits: String = self.rest.clone().take(8).collect();
+                match u32::from_str_radix(&digits, 16).ok().and_then(char::from_u32) {
+                    Some(c) if digits.len() == 8 => {
+                        self.rest.nth(7);
+                        text.push(c);
+                    }
+                    // The name of a folder, as in `C:\Users`.
+                    Some(_) | None => text.push_str("\\U"),
+                }
+            }
+            // Octal. Not with other digits, because `\1` is rather a part of a regular expression.
+            '0' => {
+                let mut code = 0;
+                for _ in 0..2 {
+                    let digit = self.rest.next_if(|c| c.is_digit(8)).and_then(|c| c.to_digit(8));
+                    code = digit.map_or(code, |digit| code * 8 + digit);
+                }
+                text.push(char::from_u32(code)?);
+            }
             'u' => {
                 let mut code = self.hex(4)?;
                 if (0xD800..0xDC00).contains(&code) {
@@ -229,6 +249,8 @@ mod tests {
             ("(1, -2.5, +3, 1_000, 0x1f, .5, 1e3)", json!([1, -2.5, 3, 1000, 31, 0.5, 1000.0])),
             (r#"'''a'b"''' "c""#, json!("a'b\"c")),
             (r#"'\ud83d\u0041'"#, json!("\u{fffd}")),
+            (r"'\033[0m \0 \08'", json!("\u{1b}[0m \0 \08")),
+            (r"'\U0001F600 C:\Users \Uabc é\1'", json!("😀 C:\\Users \\Uabc é\\1")),
             ("\"\"", json!("")),
             ("[]", json!([])),
         ] {

@@ -49,5 +49,5 @@ mod text_context;
 mod trigger;
 mod writing;
 
-pub(crate) use reader::CallReader;
+pub use reader::CallReader;
 pub(crate) use render::PromptRenderer;

@@ -141,12 +141,14 @@ impl PythonicBody {
             let call = ReadCall::cut_off(tool, from(body.text, blanks));
             return ReadStep::call(call, body.text.len(), false);
         };
+        let mut is_sealed = true;
         if is_in_list {
             match from(body.text, bytes).trim_start().chars().next() {
                 Some(',' | ']') => {}
                 Some(_) if !self.is_certain => return ReadStep::NotACall,
                 Some(_) => {}
-                None if body.is_end => {}
+                // What would have followed decides whether it is a list of calls.
+                None if body.is_end => is_sealed = self.is_certain || !body.is_cut,
                 None => return ReadStep::More,
             }
         }
@@ -161,7 +163,7 @@ impl PythonicBody {
         };
         self.place = if is_in_list { PythonicPlace::ListNext } else { PythonicPlace::Next };
         (self.scan, self.is_certain) = (None, true);
-        ReadStep::call(call, bytes, true)
+        ReadStep::call(call, bytes, is_sealed)
     }
 }
 

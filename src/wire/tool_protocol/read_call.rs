@@ -26,6 +26,8 @@ pub(super) struct BodyText<'t> {
     pub(super) text: &'t str,
     /// True if no more text comes.
     pub(super) is_end: bool,
+    /// True if the response was cut off or broke here.
+    pub(super) is_cut: bool,
     /// The offered tools.
     pub(super) tools: &'t [ToolDefinition],
 }

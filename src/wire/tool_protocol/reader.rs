@@ -22,7 +22,7 @@ const CALL_BYTES_MAX: usize = 16 << 20;
 ///
 /// The deltas do not depend on how the text was cut, except that a text may come in several of them.
 #[derive(Clone, Debug)]
-pub(crate) struct CallReader {
+pub struct CallReader {
     protocol: ToolProtocol,
     tools: Arc<[ToolDefinition]>,
     /// The text that is held back.
@@ -62,7 +62,8 @@ enum TextEnd {
 impl CallReader {
     /// Creates a reader for one response. Returns `None` if calls come in the form of the wire format, or
     /// no tool is offered.
-    pub(crate) fn new(protocol: ToolProtocol, tools: &Arc<[ToolDefinition]>) -> Option<Self> {
+    #[must_use]
+    pub fn new(protocol: ToolProtocol, tools: &Arc<[ToolDefinition]>) -> Option<Self> {
         (protocol != ToolProtocol::Native && !tools.is_empty())
             .then(|| Self::reading(protocol, Arc::clone(tools)))
     }
@@ -84,7 +85,7 @@ impl CallReader {
     }
 
     /// Reads a batch.
-    pub(crate) fn read(&mut self, batch: Vec<Delta>) -> Vec<Delta> {
+    pub fn read(&mut self, batch: Vec<Delta>) -> Vec<Delta> {
         let mut out = Vec::with_capacity(batch.len());
         for delta in batch {
             match &delta {
@@ -119,7 +120,7 @@ impl CallReader {
     }
 
     /// Returns what was held back. Called when the stream ends, for a response without a finish reason.
-    pub(crate) fn finish(&mut self) -> Vec<Delta> {
+    pub fn finish(&mut self) -> Vec<Delta> {
         let mut out = Vec::new();
         self.advance(TextEnd::Cut, &mut out);
         out
@@ -134,7 +135,8 @@ impl CallReader {
             let is_too_long = self.buffer.len() > CALL_BYTES_MAX;
             let goes_on = match &self.place {
                 Place::Text => self.advance_text(end, out),
-                Place::Call { .. } => self.advance_call(is_too_long || end != TextEnd::Open, out),
+                Place::Call { .. } if is_too_long => self.advance_call(TextEnd::Cut, out),
+                Place::Call { .. } => self.advance_call(end, out),
             };
             if !goes_on {
                 return;
@@ -222,11 +224,12 @@ impl CallReader {
     }
 
     /// Reads behind a trigger. Returns false if more text is needed.
-    fn advance_call(&mut self, is_end: bool, out: &mut Vec<Delta>) -> bool {
+    fn advance_call(&mut self, end: TextEnd, out: &mut Vec<Delta>) -> bool {
         let Place::Call { body, trigger_bytes } = &mut self.place else { return true };
         let start = *trigger_bytes;
         let text = from(&self.buffer, start);
-        let step = body.step(BodyText { text, is_end, tools: &self.tools });
+        let (is_end, is_cut) = (end != TextEnd::Open, end == TextEnd::Cut);
+        let step = body.step(BodyText { text, is_end, is_cut, tools: &self.tools });
         let bytes = match step {
             ReadStep::More => return false,
             ReadStep::NotACall => {

@@ -91,10 +91,11 @@ impl TaggedBody {
             ScanEnd::Closed(bytes) => (bytes, false),
             ScanEnd::Stopped(bytes) => (bytes, true),
             ScanEnd::Open if !body.is_end => return ReadStep::More,
-            // A string that was not closed hides the closing tag.
+            // A string that was not closed hides the closing tag. If the response was cut off, it is rather a
+            // part of the string that was cut.
             ScanEnd::Open => match body.text.find(CLOSE) {
-                Some(bytes) => (bytes, true),
-                None => (body.text.len(), false),
+                Some(bytes) if !body.is_cut => (bytes, true),
+                Some(_) | None => (body.text.len(), false),
             },
         };
         *self = Self::Between;
@@ -164,22 +165,23 @@ impl Function {
     /// Looks for the end of a value: its closing tag, if a parameter or the function's end follows, so that
     /// the value may hold such tags; or the function's end, if the closing tag is missing.
     fn step_value(&mut self, name: String, mut searched: usize, body: BodyText<'_>) -> ReadStep {
-        let BodyText { text, is_end, tools } = body;
+        let BodyText { text, is_end, is_cut, tools } = body;
         while let Some(found) = from(text, searched).find("</") {
             let at = searched + found;
             let rest = from(text, at);
+            // A response that was cut off after the function's end may have been cut off within the value.
             let ends = [
-                (PARAMETER_CLOSE, &[PARAMETER, FUNCTION_CLOSE, CLOSE][..]),
-                (FUNCTION_CLOSE, &[CLOSE][..]),
+                (PARAMETER_CLOSE, &[PARAMETER, FUNCTION_CLOSE, CLOSE][..], is_end),
+                (FUNCTION_CLOSE, &[CLOSE][..], is_end && !is_cut),
             ];
             let mut may_end = false;
-            for (tag, followers) in ends {
+            for (tag, followers, may_be_last) in ends {
                 let Some(after) = rest.strip_prefix(tag) else {
                     may_end |= tag.starts_with(rest);
                     continue;
                 };
                 let follower = after.trim_start();
-                let is_last = is_end && follower.is_empty();
+                let is_last = may_be_last && follower.is_empty();
                 if is_last || followers.iter().any(|tag| follower.starts_with(tag)) {
                     let schema = tools.iter().find(|tool| tool.name == self.name);
                     let value = without_margin(up_to(text, at));

@@ -355,7 +355,7 @@ fn a_missing_end_is_accepted_at_a_good_end_and_is_no_seal() {
         (Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}", "f {\"a\":1}?"),
         (Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}", "f {\"a\": 1}?"),
         (Xml, "<tool_call><function=f><parameter=a>1</parameter>", "f {\"a\":1}?"),
-        (Pythonic, "[f(a=1)", "f {\"a\":1}"),
+        (Pythonic, "<|python_tag|>[f(a=1)", "f {\"a\":1}"),
     ] {
         for end in [Some(FinishKind::Stop), Some(FinishKind::Length), None] {
             let read = read_all_cuts(protocol, text, end);
@@ -386,6 +386,39 @@ fn a_call_that_is_cut_off_never_leaks_and_is_never_sealed() {
             let sealed = read.calls.iter().any(|call| !call.ends_with('?'));
             assert!(!sealed || read.calls == whole.calls, "{read:?} of {}", &call[..length]);
         }
+    }
+}
+
+#[test]
+fn a_closing_tag_in_a_string_does_not_end_a_call_that_is_cut_off() {
+    let call = "<tool_call>{\"name\": \"g\", \"arguments\": {\"text\": \"the tag </tool_call> ends";
+    let read = read_all_cuts(Hermes, call, Some(FinishKind::Length));
+    assert_eq!((&*read.text, read.calls.len()), ("", 1));
+    assert!(read.calls[0].ends_with(" ends?"), "{:?} is not sealed", read.calls);
+}
+
+#[test]
+fn the_end_of_a_function_in_a_value_that_is_cut_off_seals_nothing() {
+    let call = "<tool_call><function=g><parameter=text>write </function>";
+    let read = read_all_cuts(Xml, call, Some(FinishKind::Length));
+    assert_eq!(read.calls, ["g {\"text\":\"write </function>?"]);
+    check(Xml, call, "", &["g {\"text\":\"write\"}"]);
+}
+
+#[test]
+fn a_list_that_is_cut_off_after_its_first_call_seals_nothing() {
+    for (end, expected) in [(FinishKind::Stop, "clock {}"), (FinishKind::Length, "clock {}?")] {
+        let read = read_all_cuts(Pythonic, "[clock()", Some(end));
+        assert_eq!(read.calls, [expected]);
+    }
+    check_text(Pythonic, "[clock() is a call]");
+}
+
+#[test]
+fn a_tag_in_a_quoted_line_begins_no_reasoning() {
+    let quoted = "> Begin with <think>.\n> <tool_response>\n";
+    for (protocol, call) in CALLS {
+        check(protocol, &format!("{quoted}{call}"), quoted, &["clock {}"]);
     }
 }
 

@@ -156,6 +156,7 @@ impl TextContext {
         if self.fence.is_none() && self.span == 0 {
             self.region_end = match self.region_end {
                 Some(end) => Some(end).filter(|end| *end != self.tag),
+                None if self.is_quoted => None,
                 None => REGIONS.iter().find(|(open, _)| *open == self.tag).map(|(_, end)| *end),
             };
         }
@@ -209,6 +210,7 @@ mod tests {
             "a > b ^",
             "<think>a</think>^",
             "`<think>` ^",
+            "> <think>\n^",
             "<tool_response>a</tool_response>\n^",
             "```a```\n^",
             "a ~~b~~ ^",
