@@ -1,6 +1,7 @@
 //! The inputs of clients and the model's responses to them. A response depends only on the history
 //! in its request, so it is the same for every process of the host.
 
+use callsheet::config::ToolProtocol;
 use callsheet::rehearsal::{Call, Rehearsal, Response};
 use serde_json::{Value, json};
 
@@ -34,6 +35,37 @@ impl UserInput {
         script(model, &format!("job {name};"), vec![first, Response::calls([effect(1, 0)])]);
         script(model, &format!("also {name};"), vec![Response::calls([sum, effect(2, 0)])]);
         input
+    }
+
+    /// Makes an input whose calls a model without tool calling writes into its text: two turns of calls. The
+    /// session has had `turns_before` such turns.
+    pub(crate) fn in_text(
+        name: &str,
+        model: &Rehearsal,
+        port: u16,
+        protocol: ToolProtocol,
+        turns_before: usize,
+    ) -> Self {
+        let input = format!("job {name};");
+        let sum = Call::new("calculator", json!({"expression": "6 * 7"}));
+        let effect = |turn: usize, call: usize| effect("slow", port, name, turn, call);
+        let turns = [vec![effect(0, 0), sum, effect(0, 1)], vec![effect(1, 0)]];
+        // The results are in the last message of the user, which names the calls.
+        let results_of = |turn: usize| format!("call_{}_0", turns_before + turn);
+        let last_user = [input.clone(), results_of(0), results_of(1)];
+        let texts = turns.iter().map(|calls| calls_in_text(protocol, calls));
+        for (last_user, text) in last_user.iter().zip(texts.chain(["Done.".to_owned()])) {
+            // In small pieces, so that calls come over several chunks.
+            let chars: Vec<char> = format!("Let me löok.\n{text}").chars().collect();
+            let pieces = chars.chunks(7).map(|piece| piece.iter().collect());
+            let response = Response { text: pieces.collect(), ..Response::default() };
+            model.push(response.with(|response| {
+                response.when.last_user = Some(last_user.clone());
+                response.repeat = true;
+            }));
+        }
+        let start = json!({"input": input, "queue": true});
+        Self { name: name.to_owned(), start, steer: None, stop: None }
     }
 
     pub(crate) fn random(name: &str, model: &Rehearsal, port: u16, rng: &mut SeededRng) -> Self {
@@ -90,6 +122,39 @@ fn random_turn(name: &str, port: u16, turn: usize, rng: &mut SeededRng) -> Respo
 fn effect(mode: &str, port: u16, name: &str, turn: usize, call: usize) -> Call {
     let url = format!("http://127.0.0.1:{port}/{mode}/{name}-{turn}-{call}");
     Call::new("http_get", json!({ "url": url }))
+}
+
+/// Writes calls in the form of a protocol, as many as a response may have.
+fn calls_in_text(protocol: ToolProtocol, calls: &[Call]) -> String {
+    let write = |call: &Call| {
+        let (name, arguments) = (call.name.as_ref().unwrap(), call.arguments.as_ref().unwrap());
+        let members = arguments.as_object().unwrap().iter();
+        match protocol {
+            ToolProtocol::Xml => {
+                let parameters = members.map(|(name, value)| {
+                    format!("<parameter={name}>{}</parameter>\n", value.as_str().unwrap())
+                });
+                let parameters: String = parameters.collect();
+                format!("<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>")
+            }
+            ToolProtocol::React => format!("Action: {name}\nAction Input: {arguments}"),
+            ToolProtocol::Pythonic => {
+                let keywords = members.map(|(name, value)| format!("{name}={value}"));
+                format!("{name}({})", keywords.collect::<Vec<_>>().join(", "))
+            }
+            ToolProtocol::Arrow => format!("=>#{name} {arguments}"),
+            _ => format!(
+                "<tool_call>\n{}\n</tool_call>",
+                json!({"name": name, "arguments": arguments})
+            ),
+        }
+    };
+    let written: Vec<String> = calls.iter().map(write).collect();
+    match protocol {
+        ToolProtocol::Pythonic => format!("[{}]", written.join(", ")),
+        ToolProtocol::Arrow => written[0].clone(),
+        _ => written.join("\n"),
+    }
 }
 
 /// Scripts the turns and the answer for requests whose last input is `last_user`.

@@ -21,6 +21,7 @@ mod input;
 mod rng;
 mod scenario;
 
+use callsheet::config::ToolProtocol;
 use rng::SeededRng;
 use scenario::{Scenario, ScenarioOptions};
 
@@ -96,6 +97,34 @@ async fn a_kill_at_any_record_loses_nothing() {
             records += 1;
         }
         println!("every-record: {records} records, on_seal {on_seal}, before {before}");
+        assert!(records * step > 10, "the conversation has more records");
+    }
+}
+
+/// The same with models without tool calling, whose calls stand in the text. An effect whose call is read may start
+/// before the response has ended.
+#[tokio::test]
+async fn a_kill_at_any_record_loses_no_call_in_the_text() {
+    // The short form uses every 15th record.
+    let step = if requested_kills().is_some() { 1 } else { 15 };
+    let protocols = ToolProtocol::WORDS.iter().filter(|(word, _)| *word != "native");
+    for (way, (word, protocol)) in protocols.enumerate() {
+        let mut records = 0;
+        for at in (1 + way * 3 % step..).step_by(step) {
+            let setup = ScenarioOptions {
+                name: "in-text",
+                on_seal: way % 2 == 0,
+                protocol: *protocol,
+                ..ScenarioOptions::default()
+            };
+            let kill_at = format!("{at}{}", if at % 2 == 0 { "-before" } else { "" });
+            let again = (1 + at % 4).to_string();
+            if !Scenario::new(setup).await.play_once([&kill_at, &again]).await {
+                break;
+            }
+            records += 1;
+        }
+        println!("in-text: {records} records, {word}");
         assert!(records * step > 10, "the conversation has more records");
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use callsheet::config::ToolProtocol;
 use callsheet::rehearsal::{Rehearsal, RehearsalOptions};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -35,6 +36,7 @@ pub(crate) struct ScenarioOptions {
     /// Effects may run again with the same key.
     pub(crate) idempotent: bool,
     pub(crate) relaxed: bool,
+    pub(crate) protocol: ToolProtocol,
 }
 
 /// State that all clients share.
@@ -135,7 +137,10 @@ impl Scenario {
     /// Returns true if the first one was killed.
     pub(crate) async fn play_once(&self, kill_at: [&str; 2]) -> bool {
         let SharedState { model, effects, .. } = &*self.shared;
-        let inputs = ["one", "two"].map(|name| UserInput::plain(name, model, effects.port));
+        let inputs = [("one", 0), ("two", 2)].map(|(name, turns)| match self.setup.protocol {
+            ToolProtocol::Native => UserInput::plain(name, model, effects.port),
+            protocol => UserInput::in_text(name, model, effects.port, protocol, turns),
+        });
         let mut inputs = Some(inputs.to_vec());
         let shared = Arc::clone(&self.shared);
         let mut client =
@@ -265,6 +270,8 @@ fn config(setup: ScenarioOptions, base_url: &str, port: u16) -> String {
     let durability = if setup.relaxed { "relaxed" } else { "strict" };
     let start = if setup.on_seal { "on_seal" } else { "on_finish" };
     let idempotent = setup.idempotent;
+    let mut protocols = ToolProtocol::WORDS.iter();
+    let protocol = protocols.find(|(_, protocol)| *protocol == setup.protocol).unwrap().0;
     format!(
         r#"[host]
 listen = "127.0.0.1:0"
@@ -279,6 +286,7 @@ wire = "openai-chat"
 base_url = "{base_url}"
 model = "scripted"
 breaker_failures = 0
+tool_protocol = "{protocol}"
 
 [agents.parallel]
 model = "main"
