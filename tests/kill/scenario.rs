@@ -165,6 +165,7 @@ impl Scenario {
         self.shut_down(&process, &mut statistics).await;
         let killed = statistics.kills > 0;
         checks::check_everything(self, vec![client_logs], &mut statistics).await;
+        assert!(statistics.effects > 1, "calls were made");
         killed
     }
 

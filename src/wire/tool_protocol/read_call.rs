@@ -94,6 +94,12 @@ pub(super) fn name_length(text: &str) -> usize {
     text.find(|c| !is_part(c)).unwrap_or(text.len())
 }
 
+/// Returns the length of the parameter's name at the beginning of a text. Letters of any script are part of it.
+pub(super) fn keyword_length(text: &str) -> usize {
+    let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
+    text.find(|c| !is_part(c)).unwrap_or(text.len())
+}
+
 /// Returns the text from a position on.
 pub(super) fn from(text: &str, at: usize) -> &str {
     text.get(at..).unwrap_or_default()

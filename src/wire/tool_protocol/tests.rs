@@ -255,6 +255,7 @@ fn pythonic() {
         &["f {\"b\":\"[(')\",\"c-d\":[1,{}]}"],
     );
     check(Pythonic, "[clock()]", "", &["clock {}"]);
+    check(Pythonic, "[no(größe='x', 大=1)]", "", &["no {\"größe\":\"x\",\"大\":1}"]);
     check(Pythonic, "<|python_start|>[clock()]<|python_end|>\n", "", &["clock {}"]);
     for call in [
         "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"a\": 1}}<|eom_id|>",

@@ -3,7 +3,9 @@
 use super::arrow::{ARROW, ArrowBody};
 use super::pythonic::{PythonicBody, offers};
 use super::react::{self, MayBecome, ReactBody, action_name, after};
-use super::read_call::{BodyText, NAME_BYTES_MAX, ReadStep, from, name_length, up_to};
+use super::read_call::{
+    BodyText, NAME_BYTES_MAX, ReadStep, from, keyword_length, name_length, up_to,
+};
 use super::tagged::{self, TaggedBody};
 use crate::types::{ToolProtocol, floor_char_boundary};
 use crate::wire::ToolDefinition;
@@ -203,7 +205,7 @@ fn begins_list(text: &str) -> Result<Option<&str>, MayBecome> {
     if one_of(inner, &[")", "**"])?.is_some() {
         return Ok(Some(name));
     }
-    let keyword = up_to(inner, name_length(inner));
+    let keyword = up_to(inner, keyword_length(inner));
     let value = after(inner, keyword.len()).strip_prefix('=');
     match value.map(|value| value.chars().next()) {
         Some(None) => Err(MayBecome),

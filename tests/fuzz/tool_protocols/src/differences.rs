@@ -93,7 +93,9 @@ fn trimmed(arguments: &Value) -> Value {
 const REASONS: &[Reason] = &[
     ("nothing in code, quotes and reasoning is a call", |of| {
         ["`", "~~~", "<think", "<tool_response"].iter().any(|mark| of.text.contains(mark))
-            || of.text.lines().any(|line| line.trim_start().starts_with('>'))
+            || [of.text, &of.ours.text()]
+                .iter()
+                .any(|text| text.lines().any(|line| line.trim_start().starts_with('>')))
     }),
     ("a call with mistakes is repaired, or answered", |of| {
         of.ours.calls.iter().any(|call| call.is_repaired || call.object().is_none())

@@ -34,6 +34,7 @@ pub(crate) fn tools() -> Arc<[ToolDefinition]> {
                 "on": {"type": "boolean"},
                 "list": {"type": "array"},
                 "map": {"type": "object"},
+                "größe": {"type": "string"},
             }),
         ),
     ]
@@ -220,10 +221,10 @@ fn call(random: &mut Random) -> Call {
         "g" => drop(add("text", text_value(random).into())),
         "clock" => {}
         "all_types" => {
-            for parameter in ["text", "count", "ratio", "on", "list", "map"] {
+            for parameter in ["text", "count", "ratio", "on", "list", "map", "größe"] {
                 if random.has_chance(50) {
                     let value = match parameter {
-                        "text" => text_value(random).into(),
+                        "text" | "größe" => text_value(random).into(),
                         "count" => json!(random.below(100) as i64 - 50),
                         "ratio" => number(random),
                         "on" => random.pick(&[true, false]).into(),
@@ -317,7 +318,7 @@ struct WrittenCalls {
 }
 
 fn is_word(name: &str) -> bool {
-    name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    name.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
 
 fn write_calls(random: &mut Random, protocol: ToolProtocol) -> WrittenCalls {
