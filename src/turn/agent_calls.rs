@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use super::call::{CallPhase, TurnCall};
 use super::effect::{AgentCallStart, TurnAction};
-use super::people_wait::AwaitedPeople;
+use super::people_wait::PeopleWaitReason;
 use super::{Turn, TurnStage};
 use crate::config::AgentToolConfig;
 use crate::transcript::CallTranscript;
@@ -179,7 +179,7 @@ impl Turn {
         let is_open = |call: &&TurnCall| call.agent_tool().is_some() && !call.is_cancelled_agent();
         let Some(call) = self.calls.get(index).filter(is_open) else { return };
         let has_changed = match (waits, call.waits_for_child()) {
-            (true, false) => self.start_people_wait(index, AwaitedPeople::Child),
+            (true, false) => self.start_people_wait(index, PeopleWaitReason::Child),
             (false, true) => self.end_people_wait(index),
             (true, true) | (false, false) => false,
         };

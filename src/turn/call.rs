@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::agent_calls::AgentCall;
 use super::hook_chain::sha256;
-use super::people_wait::PeopleWait;
+use super::people_wait::{PeopleWait, PeopleWaitReason};
 use super::question::AskedQuestion;
 use super::started_calls::{CallStartState, LastWriters, StartedCall};
 use crate::event::{CallLabel, WaitingFor};
@@ -264,6 +264,33 @@ impl TurnCall {
 
     pub(super) fn is_running(&self) -> bool {
         matches!(self.phase, CallPhase::Running { .. })
+    }
+
+    pub(super) fn people_wait(&self) -> Option<PeopleWait> {
+        let CallPhase::Running { wait, .. } = self.phase else { return None };
+        wait
+    }
+
+    /// Returns whether the call waits for a decision, an answer or the result of a client, or for a child that only
+    /// waits for these.
+    pub(super) fn waits_for_people(&self) -> bool {
+        self.pending_approval_phase().is_some() || self.people_wait().is_some()
+    }
+
+    /// Starts a wait of a running call. Returns false if the call does not run, or waits already.
+    pub(super) fn start_people_wait(&mut self, now: Duration, reason: PeopleWaitReason) -> bool {
+        let CallPhase::Running { deadline, wait: None } = self.phase else { return false };
+        let wait = Some(PeopleWait::new(now, reason, deadline));
+        self.phase = CallPhase::Running { deadline, wait };
+        true
+    }
+
+    /// Ends the wait of a running call. Returns false if it does not wait.
+    pub(super) fn end_people_wait(&mut self, now: Duration) -> bool {
+        let Some(wait) = self.people_wait() else { return false };
+        self.people_wait += wait.waited(now);
+        self.phase = CallPhase::Running { deadline: wait.deadline(now), wait: None };
+        true
     }
 
     /// Returns the SHA-256 of its arguments (compact JSON with sorted keys) in hexadecimal.

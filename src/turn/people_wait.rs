@@ -7,20 +7,19 @@
 use std::time::Duration;
 
 use super::Turn;
-use super::call::{CallPhase, TurnCall};
 
 /// The wait of a running call for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PeopleWait {
-    awaited: AwaitedPeople,
+    reason: PeopleWaitReason,
     since: Duration,
     /// The time that is left to the tool.
     time_left: Option<Duration>,
 }
 
-/// What a running call waits for.
+/// The reason of the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum AwaitedPeople {
+pub(super) enum PeopleWaitReason {
     /// The answer to the question of its tool, which expires at this time.
     Answer { until: Option<Duration> },
     /// The end of the wait of its child.
@@ -28,55 +27,56 @@ pub(super) enum AwaitedPeople {
 }
 
 impl PeopleWait {
+    /// Starts the wait of a call whose tool has this deadline.
+    pub(super) fn new(now: Duration, reason: PeopleWaitReason, deadline: Option<Duration>) -> Self {
+        let time_left = deadline.map(|deadline| deadline.saturating_sub(now));
+        Self { reason, since: now, time_left }
+    }
+
+    /// Returns the time for which the call has waited.
+    pub(super) fn waited(self, now: Duration) -> Duration {
+        now.saturating_sub(self.since)
+    }
+
+    /// Returns the deadline of the tool if the wait ends now.
+    pub(super) fn deadline(self, now: Duration) -> Option<Duration> {
+        self.time_left.and_then(|left| now.checked_add(left))
+    }
+
     /// Returns whether a question is open.
     pub(super) fn is_for_answer(self) -> bool {
-        matches!(self.awaited, AwaitedPeople::Answer { .. })
+        matches!(self.reason, PeopleWaitReason::Answer { .. })
     }
 
     /// Returns the time at which the open question expires.
     pub(super) fn expires_at(self) -> Option<Duration> {
-        match self.awaited {
-            AwaitedPeople::Answer { until } => until,
-            AwaitedPeople::Child => None,
+        match self.reason {
+            PeopleWaitReason::Answer { until } => until,
+            PeopleWaitReason::Child => None,
         }
-    }
-}
-
-impl TurnCall {
-    pub(super) fn people_wait(&self) -> Option<PeopleWait> {
-        let CallPhase::Running { wait, .. } = self.phase else { return None };
-        wait
-    }
-
-    /// Returns whether the call waits for a decision, an answer or the result of a client, or for a child that only
-    /// waits for these.
-    pub(super) fn waits_for_people(&self) -> bool {
-        self.pending_approval_phase().is_some() || self.people_wait().is_some()
     }
 }
 
 impl Turn {
     /// Stops the clock of a running tool. Returns false if the call does not run, or waits already.
-    pub(super) fn start_people_wait(&mut self, index: usize, awaited: AwaitedPeople) -> bool {
+    pub(super) fn start_people_wait(&mut self, index: usize, reason: PeopleWaitReason) -> bool {
         let now = self.now();
-        let Some(call) = self.calls.get_mut(index) else { return false };
-        let CallPhase::Running { deadline, wait: None } = call.phase else { return false };
-        let time_left = deadline.map(|deadline| deadline.saturating_sub(now));
-        let wait = Some(PeopleWait { awaited, since: now, time_left });
-        call.phase = CallPhase::Running { deadline, wait };
-        self.clock.tool_paused();
-        true
+        let call = self.calls.get_mut(index);
+        let has_started = call.is_some_and(|call| call.start_people_wait(now, reason));
+        if has_started {
+            self.clock.tool_paused();
+        }
+        has_started
     }
 
     /// Lets the clock of a waiting tool go on. Returns false if the call does not wait.
     pub(super) fn end_people_wait(&mut self, index: usize) -> bool {
         let now = self.now();
-        let Some(call) = self.calls.get_mut(index) else { return false };
-        let Some(PeopleWait { since, time_left, .. }) = call.people_wait() else { return false };
-        call.people_wait += now.saturating_sub(since);
-        let deadline = time_left.and_then(|left| now.checked_add(left));
-        call.phase = CallPhase::Running { deadline, wait: None };
-        self.clock.tool_resumed();
-        true
+        let call = self.calls.get_mut(index);
+        let has_ended = call.is_some_and(|call| call.end_people_wait(now));
+        if has_ended {
+            self.clock.tool_resumed();
+        }
+        has_ended
     }
 }

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use super::Turn;
 use super::call::TurnCall;
 use super::effect::{ApprovalDecision, ApprovalError, DeferredEffect, Effect, TurnAction};
-use super::people_wait::{AwaitedPeople, PeopleWait};
+use super::people_wait::{PeopleWait, PeopleWaitReason};
 use super::started_calls::{StartedQuestion, StartedWait};
 use crate::tool::InputSchema;
 use crate::transcript::CallTranscript;
@@ -90,7 +90,7 @@ impl Turn {
     /// Opens the last question of a running call.
     fn open_question(&mut self, index: usize) {
         let until = self.approval_deadline(index, ApprovalPhase::Input);
-        if self.start_people_wait(index, AwaitedPeople::Answer { until }) {
+        if self.start_people_wait(index, PeopleWaitReason::Answer { until }) {
             self.request_approval(index, ApprovalPhase::Input);
         }
     }
@@ -114,7 +114,9 @@ impl Turn {
     /// Continues the wait of a call that the resumed turn has attached to.
     pub(super) fn resume_wait(&mut self, index: usize, started: Option<&StartedWait>) {
         match started {
-            Some(StartedWait::Child) => drop(self.start_people_wait(index, AwaitedPeople::Child)),
+            Some(StartedWait::Child) => {
+                self.start_people_wait(index, PeopleWaitReason::Child);
+            }
             Some(StartedWait::Question(question)) => self.resume_question(index, Some(question)),
             None => self.resume_question(index, None),
         }
