@@ -409,7 +409,7 @@ export class Timeline {
     const queued = this.queued.findIndex((own) => own.runId === run.id);
     if (queued < 0) return;
     const [entry] = this.queued.splice(queued, 1);
-    run.input ??= entry.input;
+    run.input ??= entry?.input;
     this.onchange(this, "queued");
   }
 
