@@ -300,7 +300,6 @@ impl SessionActorState {
             myself.stop(None);
         }
         self.send_snapshots();
-        self.publish_wait();
     }
 
     async fn start_run(
