@@ -585,7 +585,7 @@ mod tests {
         // The newest turns stay, whole.
         assert_eq!(planned(input + 5 * of_turn - 1), 9);
         assert_eq!(planned(input + 2 * of_turn), 5);
-        // Where even one turn is too large, the request has that one.
+        // The first turn is replaced even if it is too large.
         assert_eq!(planned(10), 3);
     }
 

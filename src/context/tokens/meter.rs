@@ -1,7 +1,5 @@
 //! The tokens of a session's next request, from the service's count of the last one.
 
-use serde::{Deserialize, Serialize};
-
 use super::ModelTokens;
 
 /// The estimate is taken as it is while nothing was counted.
@@ -28,7 +26,7 @@ pub(super) const RATIO_MILLI_MAX: u64 = 5_000;
 /// what is new, corrected by the ratio of the service's counts to the estimates so far.
 ///
 /// It has integers only, so it can be part of a state that is compared and hashed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TokenMeter {
     /// The last request that the service counted.
     last: Option<CountedRequest>,
@@ -36,10 +34,10 @@ pub struct TokenMeter {
     ratio_milli: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct CountedRequest {
     estimated: u64,
-    /// The service's count, without the tokens of what was removed since, by estimate.
+    /// The service's count, minus an estimate of what was removed since.
     tokens: u64,
     /// True if some of its messages are no part of the next request.
     is_reduced: bool,
@@ -63,8 +61,8 @@ impl TokenMeter {
         let tokens = input_tokens.max(scale(estimated_request, RATIO_MILLI_MIN));
         let new = CountedRequest { estimated: estimated_request, tokens, is_reduced: false };
         let before = self.last.replace(new);
-        // The growth since the last count says more about the next texts than the whole request. But
-        // behind a removal it also has the error of the estimate of what was removed.
+        // The growth since the last count says more about the next texts than the whole request, unless
+        // messages were removed since: their tokens are only an estimate.
         let (estimated, tokens, upward_weight) = match before {
             Some(before) if !before.is_reduced && new.estimated >= before.estimated => (
                 new.estimated - before.estimated,

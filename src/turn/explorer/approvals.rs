@@ -361,7 +361,8 @@ impl World {
             | CallPhase::AwaitingReview { until, .. } => until,
             _ => None,
         });
-        let counts = self.turn.stage != TurnStage::Finished && !self.waits_for_approval();
+        let is_open = self.turn.stage != TurnStage::Finished && !self.turn.is_cancelled();
+        let counts = is_open && !self.waits_for_approval();
         let of_run =
             scenario.spec.run_time_left.filter(|_| counts).map(|left| left + self.approval_wait);
         assert_eq!(self.turn.poll_timeout(), of_calls.chain(of_run).min(), "another deadline");

@@ -145,3 +145,21 @@ fn a_run_over_its_budget_ends_after_a_crash_too() {
         assert_eq!((driver.requests.len(), limits), (1, 1), "{kept} of {records} records");
     }
 }
+
+#[test]
+fn the_end_of_the_runs_time_is_recorded_once_while_a_child_still_ends() {
+    let mut spec = spec(rules(PARALLEL));
+    spec.run_time_left = Some(Duration::from_secs(30));
+    let mut driver = Driver::new(spec);
+    driver.receive([call(0, "agent", "{}")]);
+    driver.end_well();
+    for seconds in [30, 31] {
+        driver.now = Duration::from_secs(seconds);
+        driver.turn.handle_timeout(driver.now);
+        driver.perform_effects();
+    }
+    assert_eq!((&*driver.aborted, driver.turn.poll_timeout()), (&[0][..], None));
+    driver.finish_call(0, "late");
+    let limits = driver.reached_limits().into_iter().map(|(limit, ..)| limit);
+    assert_eq!(limits.collect::<Vec<_>>(), ["run_timeout"]);
+}

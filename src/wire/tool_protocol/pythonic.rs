@@ -147,7 +147,7 @@ impl PythonicBody {
                 Some(',' | ']') => {}
                 Some(_) if !self.is_certain => return ReadStep::NotACall,
                 Some(_) => {}
-                // What would have followed decides whether it is a list of calls.
+                // If the response was cut off here, prose may have followed, and this is no list of calls.
                 None if body.is_end => is_sealed = self.is_certain || !body.is_cut,
                 None => return ReadStep::More,
             }

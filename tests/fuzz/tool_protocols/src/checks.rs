@@ -1,4 +1,4 @@
-//! What holds for every response, without another implementation.
+//! The properties that the reading of every response must have.
 
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ fn check_leaks(
         if again.calls.iter().any(|call| call.is_sealed) {
             return Err(("a call is left in the text", format!("{run:?}\n{whole:?}")));
         }
-        // What is removed from every text that is not protected.
+        // The reader removes these from text, except in code, quotes and reasoning.
         let marks: &[&str] = match protocol {
             ToolProtocol::Hermes | ToolProtocol::Xml => &["</tool_call>"],
             ToolProtocol::Pythonic => &[
@@ -101,8 +101,12 @@ fn check_leaks(
             ],
             _ => &[],
         };
-        let without_marks = marks.iter().fold(text.to_owned(), |text, mark| text.replace(mark, ""));
-        if marks.iter().any(|mark| without_marks.contains(mark)) {
+        // The text around a removed mark may be another one.
+        let joins = |mark: &&str| {
+            let rest = text.replace(*mark, "");
+            marks.iter().any(|mark| rest.matches(mark).count() > text.matches(mark).count())
+        };
+        if marks.iter().any(joins) {
             continue;
         }
         let has_protection = ["`", "~~~", ">", "<think", "<tool_response"];

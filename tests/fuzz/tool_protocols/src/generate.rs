@@ -638,11 +638,11 @@ fn vocabulary(protocol: ToolProtocol) -> &'static [&'static str] {
     }
 }
 
-/// What is no syntax of the protocols.
+/// Pieces of ordinary text.
 const COMMON: [&str; 14] =
     ["\n", " ", "x", "1", "é", "\u{2028}", "\t", "\u{0}", "<", ">", "text ", "\n\n", ".", "#"];
 
-/// What begins or ends code, quotes and reasoning.
+/// The beginnings and ends of code, quotes and reasoning.
 const PROTECTION: [&str; 9] = [
     "`",
     "```\n",

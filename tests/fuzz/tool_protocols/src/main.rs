@@ -28,7 +28,10 @@ use reading::Reading;
 /// Maximum number of failures that are printed.
 const FAILURES_MAX: usize = 16;
 
-/// How often each outcome of a comparison occurred.
+/// Maximum number of shorter responses that are tried to reduce one that fails.
+const TRIES_MAX: u32 = 1_000;
+
+/// The number of comparisons by peer and outcome.
 type Counts = BTreeMap<(String, Comparison), u64>;
 
 struct Fuzzer {
@@ -137,10 +140,11 @@ impl Fuzzer {
             Some(failure) => failure,
             None => return (best, ("", "the response alone does not fail".into())),
         };
-        let mut length = best.len() / 2;
+        let (mut length, mut tries) = (best.len() / 2, 0);
         while length > 0 {
             let mut at = 0;
-            while at < best.len() {
+            while at < best.len() && tries < TRIES_MAX {
+                tries += 1;
                 let end = at + length;
                 if best.is_char_boundary(at) && best.is_char_boundary(end.min(best.len())) {
                     let mut shorter = best[..at].to_owned();
