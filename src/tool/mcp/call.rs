@@ -1,13 +1,14 @@
 //! One call of a server's tool.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, CancelledNotificationParam, ClientRequest,
-    ProgressToken, RequestId, RequestMetaObject,
+    CallToolRequest, CallToolRequestParams, CancelledNotificationParam, ClientRequest, RequestId,
+    RequestMetaObject,
 };
 use rmcp::service::{Peer, PeerRequestOptions, RequestHandle, RoleClient, ServiceError};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
@@ -128,7 +129,7 @@ impl McpTool {
         let Some(open) = connection.open.lock().clone() else { return };
         let _open_call = open.calls.tracker.token();
         let cancelled = async {
-            let handle = request(&open.peer, context, params).await.ok()?;
+            let handle = request(&open.peer, context, params, None).await.ok()?;
             handle.await_response().await.ok()
         };
         let _ = tokio::time::timeout(CANCEL_WAIT, cancelled).await;
@@ -146,12 +147,12 @@ impl McpTool {
         let open = open.ok_or_else(|| self.down(&connection.down_reason()))?;
         let OpenConnection { peer, calls } = open;
         let _open_call = calls.tracker.token();
-        let Ok(handle) = request(&peer, context, params).await else {
+        let running = AwaitedCall { calls: &calls, call: Arc::new(ServerCall::new(asker.clone())) };
+        let call = &running.call;
+        let Ok(handle) = request(&peer, context, params, Some(Arc::clone(call))).await else {
             return Err(self.down("the connection has ended"));
         };
         let id = handle.id.clone();
-        let running = ServerCallGuard::new(&calls, &handle, asker);
-        let call = &running.call;
         let answer = handle.await_response();
         tokio::pin!(answer);
         let answer = loop {
@@ -160,13 +161,13 @@ impl McpTool {
                 // The time begins again.
                 () = call.arrived.notified() => {}
                 () = context.cancelled() => {
-                    if !calls.writes.withdraw(&id) {
+                    if !call.withdraw() {
                         cancel(&peer, id, "the call was cancelled").await;
                     }
                     return Err(ToolError::new("cancelled"));
                 }
                 () = tokio::time::sleep(self.timeout), if !call.is_asking() => {
-                    if calls.writes.withdraw(&id) {
+                    if call.withdraw() {
                         return Err(self.unread());
                     }
                     cancel(&peer, id, "the call took too long").await;
@@ -176,7 +177,7 @@ impl McpTool {
         };
         match answer {
             Ok(answer) => Ok(serde_json::to_value(answer).unwrap_or_default()),
-            Err(error) => Err(self.failure(&error, || calls.writes.withdraw(&id), context)),
+            Err(error) => Err(self.failure(&error, || call.withdraw(), context)),
         }
     }
 
@@ -291,8 +292,13 @@ async fn request(
     peer: &Peer<RoleClient>,
     context: &ToolContext,
     params: CallToolRequestParams,
+    awaited: Option<Arc<ServerCall>>,
 ) -> Result<RequestHandle<RoleClient>, ServiceError> {
-    let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
+    let mut request = CallToolRequest::new(params);
+    if let Some(call) = awaited {
+        request.extensions.insert(call);
+    }
+    let request = ClientRequest::CallToolRequest(request);
     let mut options = PeerRequestOptions::no_options();
     options.meta = Some(metadata(context));
     peer.send_cancellable_request(request, options).await
@@ -314,24 +320,14 @@ async fn cancel(peer: &Peer<RoleClient>, id: RequestId, reason: &str) {
     let _ = tokio::time::timeout(CANCEL_WAIT, peer.notify_cancelled(cancel)).await;
 }
 
-/// Passes progress and questions on to a call until it is dropped.
-struct ServerCallGuard<'a> {
+/// A call that receives progress and questions, and may be written, until this is dropped.
+struct AwaitedCall<'a> {
     calls: &'a OpenCalls,
-    token: ProgressToken,
-    call: ServerCall,
+    call: Arc<ServerCall>,
 }
 
-impl<'a> ServerCallGuard<'a> {
-    fn new(calls: &'a OpenCalls, handle: &RequestHandle<RoleClient>, asker: &Asker) -> Self {
-        let call = ServerCall::new(asker.clone(), handle.id.clone());
-        let token = handle.progress_token.clone();
-        calls.running.lock().insert(token.clone(), call.clone());
-        Self { calls, token, call }
-    }
-}
-
-impl Drop for ServerCallGuard<'_> {
+impl Drop for AwaitedCall<'_> {
     fn drop(&mut self) {
-        self.calls.remove(&self.token);
+        self.calls.end(&self.call);
     }
 }

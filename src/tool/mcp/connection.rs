@@ -490,7 +490,7 @@ impl rmcp::ClientHandler for Handler {
         progress: ProgressNotificationParam,
         _: NotificationContext<RoleClient>,
     ) {
-        let call = self.calls.running.lock().get(&progress.progress_token).cloned();
+        let call = self.calls.of_progress(&progress.progress_token);
         if let Some(call) = call {
             let of = progress.total.map(|total| format!(" of {total}")).unwrap_or_default();
             let numbers = format!("{}{of}", progress.progress);

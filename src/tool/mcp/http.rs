@@ -65,7 +65,7 @@ impl StreamableHttpClient for ServiceClient {
         headers: Headers,
         limits: StreamableHttpResponseLimits,
     ) -> Result<StreamableHttpPostResponse, ServiceClientError> {
-        if !self.calls.writes.begin(&message) {
+        if !self.calls.begin_write(&message) {
             // It was the last one that waited for its answer.
             return Err(StreamableHttpError::TransportChannelClosed);
         }

@@ -12,8 +12,7 @@
 //! | `http.rs` | the HTTP client of a service |
 //! | `stdio.rs` | messages over the standard input and output of a process |
 //! | `call.rs` | the tool: one call |
-//! | `server_call.rs` | a call whose answer is awaited |
-//! | `call_writes.rs` | the calls that were certainly not sent |
+//! | `server_call.rs` | a call whose answer is awaited, and whether it was sent |
 //! | `questions.rs` | questions of a server (elicitation) |
 //! | `naming.rs` | the names under which tools are offered |
 //! | `listing.rs` | the list of tools, from the results of `tools/list` |
@@ -22,7 +21,6 @@
 //! | `reconnect.rs` | the waits between attempts to connect |
 
 mod call;
-mod call_writes;
 mod connection;
 mod http;
 mod listing;

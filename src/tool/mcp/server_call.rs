@@ -1,42 +1,74 @@
-//! A call whose answer is awaited: its progress and its questions.
+//! A call whose answer is awaited: whether it was sent, its progress and its questions.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rmcp::model::RequestId;
+use parking_lot::Mutex;
+use rmcp::model::ProgressToken;
 use serde_json::Value;
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
 use super::questions::Asker;
 use crate::tool::ToolError;
 use crate::types::SessionId;
 
-/// A call whose answer is awaited.
-#[derive(Clone)]
+/// A call whose answer is awaited. Its request carries it to the place where messages are written.
 pub(super) struct ServerCall {
     asker: Asker,
-    id: RequestId,
-    began: Instant,
+    write: Mutex<CallWrite>,
     /// Progress has arrived, or a question has begun or ended.
-    pub(super) arrived: Arc<Notify>,
+    pub(super) arrived: Notify,
     /// The number of questions that the server waits for.
-    asking: Arc<AtomicUsize>,
+    asking: AtomicUsize,
+}
+
+/// Whether a call was sent. The library queues calls, and answers all of them alike when the connection ends; here a
+/// call is known that was certainly not sent.
+enum CallWrite {
+    Queued,
+    /// A byte of it may have been written. Has the token of its progress.
+    Begun(ProgressToken),
+    /// It is never written.
+    Withdrawn,
 }
 
 impl ServerCall {
-    pub(super) fn new(asker: Asker, id: RequestId) -> Self {
-        let (began, arrived, asking) = (Instant::now(), Arc::default(), Arc::default());
-        Self { asker, id, began, arrived, asking }
+    pub(super) fn new(asker: Asker) -> Self {
+        let write = Mutex::new(CallWrite::Queued);
+        Self { asker, write, arrived: Notify::new(), asking: AtomicUsize::new(0) }
     }
 
-    /// Returns the id of its request.
-    pub(super) fn id(&self) -> &RequestId {
-        &self.id
+    /// Begins to write the call. Returns false if it is withdrawn. A call is not written twice: the one that was
+    /// refused, so that the library repeats it, is withdrawn.
+    pub(super) fn begin_write(&self, token: &ProgressToken) -> bool {
+        let mut write = self.write.lock();
+        let begins = matches!(*write, CallWrite::Queued);
+        *write = if begins { CallWrite::Begun(token.clone()) } else { CallWrite::Withdrawn };
+        begins
     }
 
-    pub(super) fn began(&self) -> Instant {
-        self.began
+    /// Notes that no byte of it was written. Unless it has ended, it may be written again.
+    pub(super) fn fail_write(&self) {
+        let mut write = self.write.lock();
+        if matches!(*write, CallWrite::Begun(_)) {
+            *write = CallWrite::Queued;
+        }
+    }
+
+    /// Withdraws the call, unless its writing has begun. Returns whether it is withdrawn.
+    pub(super) fn withdraw(&self) -> bool {
+        let mut write = self.write.lock();
+        if matches!(*write, CallWrite::Queued) {
+            *write = CallWrite::Withdrawn;
+        }
+        matches!(*write, CallWrite::Withdrawn)
+    }
+
+    /// Withdraws the call, or returns the token of its progress.
+    pub(super) fn end(&self) -> Option<ProgressToken> {
+        match std::mem::replace(&mut *self.write.lock(), CallWrite::Withdrawn) {
+            CallWrite::Begun(token) => Some(token),
+            CallWrite::Queued | CallWrite::Withdrawn => None,
+        }
     }
 
     pub(super) fn session(&self) -> &SessionId {

@@ -5,13 +5,14 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rmcp::model::{ProgressToken, RequestId};
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientRequest, ProgressToken, RequestId, RequestMetaObject,
+};
 use rmcp::service::{Peer, RoleClient};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::call_writes::CallWrites;
 use super::server_call::ServerCall;
 use super::stdio::Noise;
 use crate::tool::server::{RequestObserver, ServerState, ServerStatus};
@@ -73,49 +74,99 @@ pub(super) struct OpenConnection {
 pub(super) struct OpenCalls {
     /// Has a token of each call.
     pub(super) tracker: TaskTracker,
-    /// The calls that run, by the tokens of their progress.
-    pub(super) running: Mutex<HashMap<ProgressToken, ServerCall>>,
-    pub(super) writes: CallWrites,
+    /// The calls that may have been written, by the tokens of their progress.
+    written: Mutex<HashMap<ProgressToken, WrittenCall>>,
     /// The names in answers to `tools/list`, by the ids of the requests, before the library leaves some out.
     pub(super) listed: Mutex<HashMap<RequestId, Vec<String>>>,
     /// The calls in whose event streams questions of a service came, by the ids of the questions.
     askers: Mutex<HashMap<RequestId, RequestId>>,
 }
 
+/// A call that may have been written.
+struct WrittenCall {
+    id: RequestId,
+    began: Instant,
+    call: Arc<ServerCall>,
+}
+
 impl OpenCalls {
+    /// Begins to write a message. Returns false if it is a call that is withdrawn. From here on a call receives
+    /// progress and questions: a server may send them before the caller learns that the call was sent.
+    pub(super) fn begin_write(&self, message: &ClientJsonRpcMessage) -> bool {
+        let Some((id, token, call)) = awaited_call(message) else { return true };
+        let mut written = self.written.lock();
+        let begins = call.begin_write(&token);
+        if begins {
+            let (id, call) = (id.clone(), Arc::clone(call));
+            written.insert(token, WrittenCall { id, began: Instant::now(), call });
+        } else {
+            written.remove(&token);
+        }
+        begins
+    }
+
+    /// Notes that no byte of a message was written.
+    pub(super) fn fail_write(&self, message: &ClientJsonRpcMessage) {
+        let Some((_, token, call)) = awaited_call(message) else { return };
+        let mut written = self.written.lock();
+        written.remove(&token);
+        call.fail_write();
+    }
+
+    /// Ends a call. If it is still queued, it is withdrawn.
+    pub(super) fn end(&self, call: &ServerCall) {
+        let mut written = self.written.lock();
+        let ended = call.end().and_then(|token| written.remove(&token));
+        drop(written);
+        if let Some(ended) = ended {
+            self.askers.lock().retain(|_, asker| *asker != ended.id);
+        }
+    }
+
     /// Notes that a question came in the event stream of this call.
     pub(super) fn note_question(&self, question: RequestId, call: RequestId) {
         self.askers.lock().insert(question, call);
+    }
+
+    /// Returns the call to which progress belongs.
+    pub(super) fn of_progress(&self, token: &ProgressToken) -> Option<Arc<ServerCall>> {
+        self.written.lock().get(token).map(|written| Arc::clone(&written.call))
     }
 
     /// Returns the call to which a question of the server belongs.
     ///
     /// # Errors
     /// The reason why it belongs to none, for the log.
-    pub(super) fn asking_call(&self, question: &RequestId) -> Result<ServerCall, &'static str> {
+    pub(super) fn asking_call(
+        &self,
+        question: &RequestId,
+    ) -> Result<Arc<ServerCall>, &'static str> {
         let noted = self.askers.lock().remove(question);
-        let running = self.running.lock();
+        let written = self.written.lock();
         if let Some(call) = noted {
-            let call = running.values().find(|running| *running.id() == call);
-            return call.cloned().ok_or("its call has ended");
+            let asking = written.values().find(|written| written.id == call);
+            return asking.map(|asking| Arc::clone(&asking.call)).ok_or("its call has ended");
         }
-        let last = running.values().max_by_key(|call| call.began());
-        let last = last.ok_or("no call runs")?;
-        if running.values().any(|call| call.session() != last.session()) {
+        let last = written.values().max_by_key(|written| written.began);
+        let last = &last.ok_or("no call runs")?.call;
+        if written.values().any(|written| written.call.session() != last.session()) {
             return Err(
                 "calls of several sessions run, and the server does not say for which it asks",
             );
         }
-        Ok(last.clone())
+        Ok(Arc::clone(last))
     }
+}
 
-    /// Removes a call that has ended.
-    pub(super) fn remove(&self, token: &ProgressToken) {
-        if let Some(call) = self.running.lock().remove(token) {
-            self.askers.lock().retain(|_, asker| asker != call.id());
-            self.writes.end(call.id());
-        }
-    }
+/// Returns the call that a message carries, with the id of its request and the token of its progress. `None` if
+/// it is no call, or one whose answer nobody awaits.
+fn awaited_call(
+    message: &ClientJsonRpcMessage,
+) -> Option<(&RequestId, ProgressToken, &Arc<ServerCall>)> {
+    let ClientJsonRpcMessage::Request(request) = message else { return None };
+    let ClientRequest::CallToolRequest(call) = &request.request else { return None };
+    let token = call.extensions.get::<RequestMetaObject>()?.get_progress_token()?;
+    Some((&request.id, token, call.extensions.get()?))
 }
 
 /// The connections of sessions to a server that they do not share.
@@ -193,5 +244,72 @@ impl ToolConnection {
             // A server that is gone answers the call.
             let _ = status.wait_for(is_started).await;
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rmcp::model::{CallToolRequest, CallToolRequestParams};
+    use serde_json::json;
+
+    use super::super::questions::Asker;
+    use super::*;
+    use crate::tool::testing::tool_context;
+
+    fn call() -> Arc<ServerCall> {
+        Arc::new(ServerCall::new(Asker::new(tool_context(json!({})), Secrets::default())))
+    }
+
+    fn message(id: i64, call: &Arc<ServerCall>) -> ClientJsonRpcMessage {
+        let mut meta = RequestMetaObject::new();
+        meta.set_progress_token(ProgressToken(RequestId::Number(100 + id)));
+        let mut request = CallToolRequest::new(CallToolRequestParams::new("act"));
+        request.extensions.insert(meta);
+        request.extensions.insert(Arc::clone(call));
+        let request = ClientRequest::CallToolRequest(request);
+        ClientJsonRpcMessage::request(request, RequestId::Number(id))
+    }
+
+    #[test]
+    fn a_call_is_written_or_withdrawn_whichever_comes_first() {
+        let calls = OpenCalls::default();
+        let first = call();
+        assert!(calls.begin_write(&message(1, &first)) && !first.withdraw());
+        calls.end(&first);
+        let second = call();
+        assert!(second.withdraw() && second.withdraw());
+        assert!(!calls.begin_write(&message(2, &second)));
+        let third = call();
+        calls.end(&third);
+        assert!(!calls.begin_write(&message(3, &third)), "a call that has ended is not sent");
+        let fourth = call();
+        assert!(calls.begin_write(&message(4, &fourth)));
+        calls.fail_write(&message(4, &fourth));
+        assert!(fourth.withdraw());
+        let fifth = call();
+        assert!(calls.begin_write(&message(5, &fifth)));
+        calls.end(&fifth);
+        calls.fail_write(&message(5, &fifth));
+        assert!(!calls.begin_write(&message(5, &fifth)), "it has ended while it was written");
+        assert!(calls.written.lock().is_empty(), "what has ended is forgotten");
+    }
+
+    #[test]
+    fn a_call_is_known_from_its_first_byte_to_its_end() {
+        let (calls, call, question) = (OpenCalls::default(), call(), RequestId::Number(7));
+        let is_asking = |calls: &OpenCalls| {
+            calls.asking_call(&question).is_ok_and(|asking| Arc::ptr_eq(&asking, &call))
+        };
+        assert!(!is_asking(&calls));
+        assert!(calls.begin_write(&message(1, &call)));
+        assert!(is_asking(&calls));
+        calls.note_question(question.clone(), RequestId::Number(1));
+        assert!(is_asking(&calls));
+        assert!(calls.of_progress(&ProgressToken(RequestId::Number(101))).is_some());
+        calls.note_question(question.clone(), RequestId::Number(2));
+        assert!(!is_asking(&calls), "the question is one of another call");
+        calls.note_question(question.clone(), RequestId::Number(1));
+        calls.end(&call);
+        assert!(!is_asking(&calls) && calls.askers.lock().is_empty());
     }
 }

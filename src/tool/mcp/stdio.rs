@@ -117,13 +117,13 @@ impl Transport<RoleClient> for StdioTransport {
             // A call can be withdrawn until the pipe has accepted a byte of it.
             let written = loop {
                 let writable = pipe.writable().await;
-                if writable.is_err() || !calls.writes.begin(&item) {
+                if writable.is_err() || !calls.begin_write(&item) {
                     return Err(SendError::NotSent);
                 }
                 match pipe.try_write(&message) {
                     Ok(written @ 1..) => break written,
                     result => {
-                        calls.writes.fail(&item);
+                        calls.fail_write(&item);
                         if !result.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
                             return Err(SendError::NotSent);
                         }
