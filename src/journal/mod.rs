@@ -448,8 +448,14 @@ pub fn state_after<'e>(
 ) -> Option<SessionState> {
     entries.rev().find_map(|entry| {
         let record = &entry.record;
-        // A queued input keeps the session running.
-        if matches!(record, Record::RunStarted { .. } | Record::RunEnded { waiting: 1.., .. }) {
+        // A queued input keeps the session running, and so does a deletion that has to be finished.
+        let is_running = matches!(
+            record,
+            Record::RunStarted { .. }
+                | Record::RunEnded { waiting: 1.., .. }
+                | Record::SessionClosed
+        );
+        if is_running {
             return Some(SessionState::Running);
         }
         matches!(record, Record::RunEnded { .. }).then_some(SessionState::Idle)

@@ -559,19 +559,28 @@ impl SessionHandle {
     /// If there is no such session, or its records cannot be deleted.
     pub async fn delete(&self) -> Result<(), HostError> {
         let shared = Arc::clone(&self.link.shared);
-        loop {
+        for _ in 0..REQUEST_TRIES_MAX {
             let asleep = shared.reserve_for_deletion(vec![self.id.clone()]);
             if !asleep.is_empty() {
                 return stored_sessions::delete(&self.link, &self.id, true).await;
             }
             let close = |reply| SessionMessage::Close { reply };
             match self.link.request(&self.id, close).await {
+                // A session that cannot be woken can still be deleted, and a deletion that was in progress may have
+                // failed.
+                Err(
+                    HostError::Journal(_)
+                    | HostError::Rebuild(_)
+                    | HostError::AgentGone(_)
+                    | HostError::NoSuchSession(_)
+                    | HostError::SessionClosed,
+                )
+                | Ok((Err(HostError::SessionClosed), _)) => tokio::task::yield_now().await,
                 Ok((closed, _)) => return closed,
-                // A session that cannot be woken can still be deleted.
-                Err(HostError::Journal(_) | HostError::Rebuild(_) | HostError::AgentGone(_)) => {}
                 Err(error) => return Err(error),
             }
         }
+        Err(shared.gone())
     }
 
     /// Lets the session hibernate now, as it does by itself after `idle_after`. A session with a run or

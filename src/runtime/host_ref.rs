@@ -51,8 +51,7 @@ impl HostRef {
                 let mut index = self.shared.index.lock();
                 match index.get_mut(id) {
                     Some(SessionSlot::Awake(live)) => return Ok(Arc::clone(live)),
-                    Some(SessionSlot::Leaving) => return Err(HostError::NoSuchSession(id.clone())),
-                    Some(SessionSlot::Waking(waiting)) => {
+                    Some(SessionSlot::Waking(waiting) | SessionSlot::Leaving(waiting)) => {
                         let (waiter, waited) = oneshot::channel();
                         waiting.push(waiter);
                         waited
@@ -67,7 +66,7 @@ impl HostRef {
                 }
             };
             match self.woken(waiting).await {
-                // The id was reserved for a new session that could not be opened.
+                // The id was reserved for a new session that could not be opened, or a deletion has ended.
                 Err(HostError::SessionExists) => {}
                 woken => return woken,
             }

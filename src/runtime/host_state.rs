@@ -106,8 +106,8 @@ pub(super) type Waiter = oneshot::Sender<Result<Arc<AwakeSession>, HostError>>;
 /// The slot of a session in the index.
 #[derive(Debug)]
 pub(super) enum SessionSlot {
-    /// The session is being deleted.
-    Leaving,
+    /// The session is being deleted. The requests wait until its records are gone.
+    Leaving(Vec<Waiter>),
     /// The session is about to start, or to be read from the journal.
     Waking(Vec<Waiter>),
     /// The session is awake.
@@ -178,7 +178,7 @@ impl HostState {
     pub(super) fn reserve_for_deletion(&self, ids: Vec<SessionId>) -> Vec<SessionId> {
         let mut index = self.index.lock();
         let sleeping: Vec<_> = ids.into_iter().filter(|id| !index.contains_key(id)).collect();
-        index.extend(sleeping.iter().map(|id| (id.clone(), SessionSlot::Leaving)));
+        index.extend(sleeping.iter().map(|id| (id.clone(), SessionSlot::Leaving(Vec::new()))));
         sleeping
     }
 
@@ -195,7 +195,7 @@ impl HostState {
     }
 
     fn answer(&self, slot: Option<SessionSlot>, woken: &Result<Arc<AwakeSession>, HostError>) {
-        if let Some(SessionSlot::Waking(waiting)) = slot {
+        if let Some(SessionSlot::Waking(waiting) | SessionSlot::Leaving(waiting)) = slot {
             for waiter in waiting {
                 // The waiting request may be gone.
                 let _ = waiter.send(woken.clone());
@@ -241,20 +241,22 @@ impl HostState {
         leaves
     }
 
-    /// Removes the slot of a session that was deleted, and its extensions.
+    /// Removes the slot of a session that was deleted, and its extensions. The requests that wait for the end of the
+    /// deletion look for the session again.
     pub(super) fn release(&self, id: &SessionId) {
         self.extensions.remove_session(id);
         if let Some(requests) = &self.sent_requests {
             requests.remove_session(id);
         }
-        self.index.lock().remove(id);
+        let before = self.index.lock().remove(id);
+        self.answer(before, &Err(HostError::SessionExists));
     }
 
     /// Returns the session if it is awake.
     pub(super) fn awake(&self, id: &SessionId) -> Option<Arc<AwakeSession>> {
         match self.index.lock().get(id)? {
             SessionSlot::Awake(live) => Some(Arc::clone(live)),
-            SessionSlot::Leaving | SessionSlot::Waking(_) => None,
+            SessionSlot::Leaving(_) | SessionSlot::Waking(_) => None,
         }
     }
 
@@ -263,7 +265,7 @@ impl HostState {
         let index = self.index.lock();
         let awake = index.iter().filter_map(|(id, slot)| match slot {
             SessionSlot::Awake(live) => Some((id.clone(), Arc::clone(live))),
-            SessionSlot::Leaving | SessionSlot::Waking(_) => None,
+            SessionSlot::Leaving(_) | SessionSlot::Waking(_) => None,
         });
         awake.collect()
     }
@@ -273,7 +275,7 @@ impl HostState {
         let index = self.index.lock();
         let queues = index.values().map(|slot| match slot {
             SessionSlot::Awake(live) => live.feed_access.longest_queue(),
-            SessionSlot::Leaving | SessionSlot::Waking(_) => 0,
+            SessionSlot::Leaving(_) | SessionSlot::Waking(_) => 0,
         });
         queues.max().unwrap_or(0)
     }

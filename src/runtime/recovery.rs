@@ -93,7 +93,7 @@ async fn open_sqlite(_: &Config, _: String, _: &Telemetry) -> Result<Arc<dyn Jou
     Err(HostError::Config(problem.to_owned()))
 }
 
-/// Returns the number of stored sessions, and those with unfinished runs.
+/// Returns the number of stored sessions, and those with unfinished runs or an unfinished deletion.
 pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>), JournalError> {
     let mut found = Vec::new();
     let mut listing = SessionQuery {
@@ -113,20 +113,28 @@ pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>
     }
 }
 
-/// Wakes the sessions with unfinished runs, which then continue.
+/// Wakes the sessions with unfinished runs, which then continue, and deletes those whose deletion is unfinished.
 pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: Instant) {
-    let all = unfinished.len();
     let (shared, ids) = (Arc::clone(&link.shared), unfinished.clone());
     let orphans = link.read(move || agent_trees::orphans(&*shared.journal, &ids)).await;
     let orphans = orphans.and_then(|found| Ok(found?)).unwrap_or_default();
     let woken = unfinished.iter().map(|id| link.awake_session(id));
     let woken = futures::future::join_all(woken).await;
     let recovered = woken.iter().filter(|woken| woken.is_ok()).count();
+    let is_closed = |woken: &Result<_, _>| matches!(woken, Err(HostError::NoSuchSession(_)));
+    let closed = unfinished.iter().zip(&woken).filter(|(_, woken)| is_closed(woken));
+    let closed: Vec<_> = closed.map(|(id, _)| id.clone()).collect();
+    let failed = unfinished.len() - recovered - closed.len();
     let took = began.elapsed();
+    for id in closed {
+        if let Err(error) = SessionHandle::new(id.clone(), link.clone()).close().await {
+            tracing::error!(session = %id, %error, "session_not_deleted");
+        }
+    }
     for id in orphans {
         // The parent's run has ended, so that no call waits for this child.
         let _ = SessionHandle::new(id, link.clone()).stop(StopMode::Now).await;
     }
     link.shared.telemetry.metrics().journal().runs_recovered(recovered, took);
-    tracing::info!(runs = recovered, failed = all - recovered, ?took, "runs_recovered");
+    tracing::info!(runs = recovered, failed, ?took, "runs_recovered");
 }

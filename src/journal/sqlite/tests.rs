@@ -74,7 +74,8 @@ async fn durable_records_survive_reopening() {
         let found = journal.find(&id("s1")).unwrap().unwrap();
         assert_eq!(
             (found.agent.as_str(), found.seq, found.state),
-            ("writer", Seq(2), SessionState::Idle)
+            ("writer", Seq(2), SessionState::Running),
+            "its deletion is unfinished"
         );
         drop(session);
         drop(journal);

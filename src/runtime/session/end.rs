@@ -48,7 +48,7 @@ impl SessionActorState {
     pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
         self.release_actors();
         self.log.close();
-        self.shared.replace(&self.id, myself.get_id(), Some(SessionSlot::Leaving));
+        self.shared.replace(&self.id, myself.get_id(), Some(SessionSlot::Leaving(Vec::new())));
         let waiting = std::mem::take(&mut self.close_replies);
         let (link, id) = (self.link.clone(), self.id.clone());
         let has_children = self.session.has_children();

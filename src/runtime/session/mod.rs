@@ -417,7 +417,8 @@ impl SessionActorState {
 
     fn close(&mut self, reply: RpcReplyPort<Result<(), HostError>>) {
         if self.session.is_closed() {
-            let _ = reply.send(Ok(()));
+            // The caller waits for the end of the deletion.
+            let _ = reply.send(Err(HostError::SessionClosed));
             return;
         }
         self.close_replies.push(reply);

@@ -2,6 +2,7 @@
 
 use futures::{FutureExt as _, StreamExt as _};
 
+use super::engine::{Engine, entries};
 use super::provider::{Reply, answer_with, calls_to, text};
 use super::recovery::{ACCUMULATOR, STREAM, SUPERVISOR, kill};
 use super::*;
@@ -291,6 +292,62 @@ async fn deleting_a_session_deletes_its_descendants() {
             all_is_over(&host, &provider, sent).await;
         }
     }
+}
+
+#[tokio::test]
+async fn a_session_is_deleted_after_its_children_also_if_their_deletion_is_in_progress() {
+    let provider = chain(|_| Reply::Stall(vec![text("so ")])).await;
+    let engine = Engine::new(|inner, batch| inner.append(batch));
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let host = start_on(family(&provider, [], [], |_| ()), journal).await.unwrap();
+    let session = session(&host).await;
+    drop(session.start_run("go").await.unwrap());
+    helper_is_asked(&provider).await;
+    let child = children(&host).remove(0);
+    engine.hold_removal(Some(child.id().clone()));
+    let deletion = spawn({
+        let child = child.clone();
+        async move { child.delete().await }
+    });
+    let is_closed = || {
+        let entries = entries(&*engine, child.id());
+        matches!(entries.last().unwrap().record, Record::SessionClosed)
+    };
+    until("the child is closed", is_closed).await;
+    let (again, parent) = (child.clone(), session.clone());
+    let mut again = spawn(async move { again.delete().await });
+    let mut parent = spawn(async move { parent.delete().await });
+    let first = async { futures::future::select(&mut again, &mut parent).await };
+    assert!(timeout(Duration::from_millis(50), first).await.is_err(), "the child is there");
+    assert!(engine.find(session.id()).unwrap().is_some());
+    engine.hold_removal(None);
+    timeout(SOON, deletion).await.unwrap().unwrap().unwrap();
+    let again = timeout(SOON, again).await.unwrap().unwrap();
+    assert!(matches!(again, Err(HostError::NoSuchSession(_))), "{again:?}");
+    timeout(SOON, parent).await.unwrap().unwrap().unwrap();
+    assert_eq!(engine.count().unwrap(), 0);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_deletion_that_a_crash_has_cut_off_is_finished_by_the_next_host() {
+    let provider = chain(|_| Reply::Stall(vec![text("so ")])).await;
+    let (journal, is_dead) = (Arc::new(MemoryJournal::new()), Arc::default());
+    let engine = Engine::on(Arc::clone(&journal), |inner, batch| inner.append(batch));
+    let engine = engine.dead_once(&is_dead);
+    let setup = || family(&provider, [], [], |_| ());
+    let first = start_on(setup(), engine as Arc<dyn Journal>).await.unwrap();
+    let session = session(&first).await;
+    let run = session.start_run("go").await.unwrap();
+    helper_is_asked(&provider).await;
+    is_dead.store(true, Ordering::SeqCst);
+    assert!(matches!(session.delete().await, Err(HostError::Journal(_))));
+    drop((run, session, first));
+    assert_eq!(journal.count().unwrap(), 3);
+    let host = restart(setup, &journal).await;
+    until("all are deleted", || journal.count().unwrap() == 0).await;
+    nothing_left(&host).await;
+    assert_eq!(host.counts().sessions, 0);
 }
 
 #[tokio::test]

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
+
 use crate::journal::{
     AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, MemoryJournal,
     SessionQuery, SessionSummary,
@@ -20,6 +22,8 @@ pub(super) struct Engine {
     append: Box<Append>,
     /// Once set, nothing is removed.
     is_dead: Arc<AtomicBool>,
+    /// The removal of this session waits.
+    held: Mutex<Option<SessionId>>,
 }
 
 impl Engine {
@@ -34,7 +38,12 @@ impl Engine {
         inner: Arc<MemoryJournal>,
         append: impl Fn(&MemoryJournal, Batch) -> AppendStatus + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Arc::new(Self { inner, append: Box::new(append), is_dead: Arc::default() })
+        Arc::new(Self {
+            inner,
+            append: Box::new(append),
+            is_dead: Arc::default(),
+            held: Mutex::default(),
+        })
     }
 
     /// Makes the engine fail to remove sessions once this is set.
@@ -42,6 +51,11 @@ impl Engine {
         let mut engine = Arc::into_inner(self).unwrap();
         engine.is_dead = Arc::clone(is_dead);
         Arc::new(engine)
+    }
+
+    /// Lets the removal of a session wait, or of none.
+    pub(super) fn hold_removal(&self, session: Option<SessionId>) {
+        *self.held.lock() = session;
     }
 
     /// Stores a batch immediately.
@@ -92,6 +106,9 @@ impl Journal for Engine {
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
         if self.is_dead.load(Ordering::SeqCst) {
             return Err(JournalError::Write("the host is dead".to_owned()));
+        }
+        while self.held.lock().as_ref().is_some_and(|held| sessions.contains(held)) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
         }
         self.inner.remove(sessions)
     }
