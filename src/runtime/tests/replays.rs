@@ -5,11 +5,11 @@ use super::provider::{Reply, answer_with, calls_to};
 use super::*;
 use crate::config::{OnExcess, RunOverrides};
 use crate::journal::SessionQuery;
-use crate::record::{JournalEntry, Record, Seq, frozen_tools_key};
+use crate::record::{JournalEntry, Record, Seq, StopMode, frozen_tools_key};
 use crate::session::{Replayed, replay};
 use crate::tool::FrozenList;
 use crate::turn::{Difference, TurnRules};
-use crate::types::{Execution, ToolOutcome};
+use crate::types::{Execution, RunEnd, ToolOutcome};
 
 /// Returns a function that returns the rules of an agent's turns.
 fn rules(
@@ -102,6 +102,35 @@ async fn a_replay_accepts_a_session_whose_deletion_a_crash_has_cut_off() {
     let mut last = entries.last().unwrap().clone();
     (last.seq, last.record) = (Seq(last.seq.0 + 1), Record::SessionClosed);
     entries.push(last);
+    let replayed = replayed(&host, &entries).unwrap_or_else(|d| panic!("{d}"));
+    assert_eq!((replayed.records, replayed.unfinished), (entries.len(), false));
+}
+
+#[tokio::test]
+async fn a_replay_accepts_a_stop_while_a_turn_begins_without_time() {
+    let provider = Provider::new(|n, _| match n {
+        0 => Reply::Sse(calls_to(&[("count", "{}")])),
+        _ => Reply::Stall(Vec::new()),
+    })
+    .await;
+    let count = tool(spec("count"), |_| async { Ok("1".into()) });
+    let host = host(&provider, registry([count]), |config| {
+        let limits = &mut config.agents.get_mut("default").unwrap().limits;
+        limits.run_timeout = Some(Duration::from_millis(300));
+    })
+    .await;
+    let session = session(&host).await;
+    let report = session.run("go").await.unwrap();
+    assert_eq!(report.run_end, RunEnd::TimedOut);
+    let mut entries = entries(&*host.inner.link.shared.journal, session.id());
+    let second = |e: &JournalEntry| matches!(e.record, Record::AttemptStarted { turn: 2, .. });
+    let begin = entries.iter().position(second).unwrap();
+    let mut stop = entries[begin].clone();
+    stop.record = Record::StopAsked { mode: StopMode::Now };
+    entries.insert(begin, stop);
+    for (n, entry) in entries.iter_mut().enumerate() {
+        entry.seq = Seq(n as u64 + 1);
+    }
     let replayed = replayed(&host, &entries).unwrap_or_else(|d| panic!("{d}"));
     assert_eq!((replayed.records, replayed.unfinished), (entries.len(), false));
 }

@@ -175,6 +175,13 @@ impl<'a> Recording<'a> {
         self.attempt(at, key.turn, key.attempt)?.calls.get(&key)
     }
 
+    /// Returns whether the turn may have been cancelled for this reason when it began. If it ended otherwise, the
+    /// reason came later: the session records a stop while the turn begins.
+    pub(super) fn may_begin_cancelled(&self, at: usize, reason: CancelReason) -> bool {
+        let commit = self.turn(at).and_then(|turn| turn.commit);
+        commit.is_none_or(|commit| *commit.end == TurnEnd::Cancelled(reason))
+    }
+
     /// Returns the reason of the external cancellation of the turn.
     pub(super) fn cancelled(&self, at: usize) -> Option<CancelReason> {
         match self.turn(at)?.commit?.end {

@@ -118,14 +118,15 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         initial_response: Option<Record>,
         cancel: Option<CancelReason>,
     ) -> Self {
+        let cancelled = cancel.filter(|reason| recording.may_begin_cancelled(first, *reason));
         let turn = match &initial_response {
             Some(response) => {
                 let entry = recording.entry(first).map(|entry| entry.with_record(response.clone()));
-                Turn::resume(spec.clone(), entry.as_slice(), 0, cancel)
+                Turn::resume(spec.clone(), entry.as_slice(), 0, cancelled)
             }
             None => {
                 let mut turn = Turn::new(spec.clone());
-                cancel.into_iter().for_each(|reason| turn.handle_cancel(Duration::ZERO, reason));
+                cancelled.into_iter().for_each(|reason| turn.handle_cancel(Duration::ZERO, reason));
                 turn
             }
         };
@@ -143,7 +144,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
             remaining_steps: Vec::new(),
             changed_after_seal: Vec::new(),
             cancel,
-            cancelled: cancel.is_some(),
+            cancelled: cancelled.is_some(),
             needs_context: false,
             resumed_at: None,
             committed: None,
