@@ -132,7 +132,14 @@ const REASONS: &[Reason] = &[
         is_tagged(of.peer)
             && ["<tool_call>", "<function="].iter().any(|tag| of.ours.text().contains(tag))
     }),
-    ("a tag without its other is left out", |of| is_tagged(of.peer) && !has_balanced_tags(of.text)),
+    ("a tag without its other is left out", |of| {
+        is_tagged(of.peer)
+            && (!has_balanced_tags(of.text)
+                || of.text.split("<tool_call>").any(|body| {
+                    let body = body.split("</tool_call>").next().unwrap_or_default();
+                    body.matches("<parameter=").count() != body.matches("</parameter>").count()
+                }))
+    }),
     ("several forms of calls are read", |of| match of.peer {
         Peer::ParserQwen | Peer::DynamoHermes => of.text.contains("<function="),
         Peer::ParserQwenXml | Peer::DynamoQwenCoder => has_json_call(of.text),
@@ -201,7 +208,10 @@ const REASONS: &[Reason] = &[
     }),
     ("a value that is nearly JSON is read as JSON", |of| {
         let is_nearly_json = |value: &Value| {
-            value.as_str().is_some_and(|text| text.trim_start().starts_with(['{', '[']))
+            value.as_str().map(str::trim).is_some_and(|text| {
+                // As `5.`
+                text.starts_with(['{', '[']) || text.parse::<f64>().is_ok()
+            })
         };
         let has_one = |call: &Call| {
             call.arguments.as_object().into_iter().flatten().any(|(_, value)| is_nearly_json(value))
