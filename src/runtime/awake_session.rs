@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ractor::ActorRef;
+use tokio::sync::watch;
 
 use super::message::SessionMessage;
 use super::publish::FeedAccess;
 use crate::journal::SessionLog;
+use crate::types::{SessionId, is_child_session};
 
 /// A session whose actor is running.
 #[derive(Debug)]
@@ -31,9 +33,16 @@ pub(super) struct SessionActivity {
     pub(super) leaving: AtomicBool,
     /// The time of the last request, in milliseconds since the host started.
     pub(super) touched_ms: AtomicU64,
+    /// True while the run of a child session waits only for people. `None` for other sessions.
+    pub(super) waits_for_people: Option<watch::Sender<bool>>,
 }
 
 impl SessionActivity {
+    pub(super) fn of(session: &SessionId) -> Self {
+        let waits_for_people = is_child_session(session).then(|| watch::Sender::new(false));
+        Self { waits_for_people, ..Self::default() }
+    }
+
     /// Returns true if the session has the actors of a run but no run.
     pub(super) fn has_unused_actors(&self) -> bool {
         self.has_actors.load(Ordering::Acquire) && !self.running.load(Ordering::Acquire)

@@ -16,13 +16,14 @@ use async_trait::async_trait;
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::agent_trees::{self, TreePlace};
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
-use super::message::SessionMessage;
+use super::message::{SessionMessage, ToolSupervisorMessage, ToolSupervisorRef};
 use super::publish::Publisher;
 use super::report::RunReport;
 use super::request::RunRequest;
@@ -51,11 +52,14 @@ struct StartedChild {
     report: BoxFuture<'static, Result<RunReport, HostError>>,
     /// The end of the run is among the events that follow.
     is_open: bool,
+    /// True while the run waits only for people.
+    waits: Option<watch::Receiver<bool>>,
 }
 
 /// Runs the child of one call.
 pub(super) struct AgentCallRunner {
     pub(super) link: HostRef,
+    pub(super) supervisor: ToolSupervisorRef,
     pub(super) session: SessionId,
     pub(super) run: RunId,
     /// The position of the run's first record.
@@ -171,7 +175,8 @@ impl AgentCallRunner {
         }
     }
 
-    /// Runs the child to its end. Passes its events on, and stops it once the call is cancelled.
+    /// Runs the child to its end. Passes its events on, notifies the supervisor when the child waits only for people,
+    /// and stops the child once the call is cancelled.
     async fn run_child(
         &self,
         child: &SessionHandle,
@@ -180,8 +185,9 @@ impl AgentCallRunner {
     ) -> Result<RunReport, HostError> {
         // Subscribes first, so that no event is missed.
         let mut events = Some(child.watch_from_now().await?.only_run(run.clone()));
-        let StartedChild { mut report, mut is_open } = self.start_run(child, run, context).await?;
-        let mut is_stopped = false;
+        let started = self.start_run(child, run, context).await?;
+        let StartedChild { mut report, mut is_open, mut waits } = started;
+        let (mut is_stopped, mut is_waiting) = (false, false);
         let report = loop {
             tokio::select! {
                 biased;
@@ -189,6 +195,12 @@ impl AgentCallRunner {
                     is_stopped = true;
                     // A child that is gone has ended.
                     let _ = child.stop(StopMode::Now).await;
+                }
+                changed = next_wait(&mut waits, is_waiting) => {
+                    is_waiting = changed;
+                    let (key, waits) = (self.key, is_waiting);
+                    // A supervisor that has ended has no calls.
+                    let _ = self.supervisor.cast(ToolSupervisorMessage::ChildWaits { key, waits });
                 }
                 item = next(&mut events) => {
                     is_open &= !is_end(item.as_ref());
@@ -235,7 +247,8 @@ impl AgentCallRunner {
         let is_open = accepted.report.is_some() || live.activity.running.load(Ordering::Acquire);
         let (session, log) = (child.clone(), Arc::clone(&live.log));
         let report = stored_sessions::await_report(session, accepted.id, accepted.report, log);
-        Ok(StartedChild { report: Box::pin(report), is_open })
+        let waits = live.activity.waits_for_people.as_ref().map(watch::Sender::subscribe);
+        Ok(StartedChild { report: Box::pin(report), is_open, waits })
     }
 
     /// Returns the limits of the child's run: the lease, where it is lower than the limits of its agent.
@@ -383,6 +396,20 @@ async fn next(events: &mut Option<SessionEvents>) -> Option<FeedItem> {
         // The report of the run comes without events.
         None => std::future::pending().await,
     }
+}
+
+/// Waits until the child begins to wait only for people, or no longer does so. A child whose actor has ended does not.
+async fn next_wait(waits: &mut Option<watch::Receiver<bool>>, is_waiting: bool) -> bool {
+    if let Some(receiver) = waits {
+        if let Ok(changed) = receiver.wait_for(|waits| *waits != is_waiting).await {
+            return *changed;
+        }
+        *waits = None;
+        if is_waiting {
+            return false;
+        }
+    }
+    std::future::pending().await
 }
 
 /// Returns whether the watchers of the parent receive an event of its child.

@@ -96,7 +96,7 @@ pub(super) enum SessionMessage {
     Locate { reference: Reference, reply: RpcReplyPort<Result<RecordRange, ReferenceError>> },
     /// A turn was committed by the record `seq`. Counts only if it comes from the run's current actors.
     TurnCommitted { epoch: u64, record: Box<TurnRecord>, seq: Seq },
-    /// The pending approvals changed. `only_waits`: the turn waits for nothing else.
+    /// The pending approvals changed, or whether the turn waits only for people (`only_waits`).
     ApprovalsChanged { epoch: u64, approvals: Vec<ApprovalRequest>, only_waits: bool },
     /// The rebuilt turn has reported everything that its records contain.
     TurnResumed { epoch: u64 },
@@ -199,6 +199,8 @@ pub(super) enum AccumulatorMessage {
     QuestionAsked { key: CallKey, number: u32, question: Arc<Question> },
     /// The tool does not wait for the answer to its question any longer.
     QuestionWithdrawn { key: CallKey, number: u32 },
+    /// The child of a running call waits only for people, or does so no longer.
+    ChildWaits { key: CallKey, waits: bool },
     /// The values of the references of a call were read.
     ReferencesRead { key: CallKey, values: Box<Result<ReferenceValues, ReferenceError>> },
     /// Hooks have decided about a call, or without a key about the turn.
@@ -249,6 +251,8 @@ pub(super) enum ToolSupervisorMessage {
     Ask { key: CallKey, question: Question, reply: oneshot::Sender<Answer> },
     /// Withdraw the question of a call: its tool does not wait for the answer any longer.
     WithdrawQuestion { key: CallKey },
+    /// The child of a running call waits only for people, or does so no longer.
+    ChildWaits { key: CallKey, waits: bool },
     /// The grace period of a cancelled call is over.
     GraceOver { call: ActorId },
     /// Abort all calls, and stop when none is left.

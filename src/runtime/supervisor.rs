@@ -33,7 +33,9 @@ use crate::event::Event;
 use crate::tool::{
     AskCallback, ProgressCallback, SharedVariableView, ToolContext, ToolContextParts,
 };
-use crate::turn::{CallStartState, StartedCall, StartedCalls, StartedQuestion, ToolCompletion};
+use crate::turn::{
+    CallStartState, StartedCall, StartedCalls, StartedQuestion, StartedWait, ToolCompletion,
+};
 use crate::types::{
     Answer, CallKey, FailureKind, FullResult, ParentCall, Question, READ_VAR, RunId, Secrets,
     SessionId, ToolOutcome, VariablesUse, excerpt,
@@ -95,11 +97,12 @@ struct RunningCall {
     state: CallStartState,
     actor: ActorCell,
     slot: OutcomeSlot,
-    /// The number of questions of this start, and the open one.
+    /// The number of questions of this start.
     questions: u32,
-    question: Option<SupervisedQuestion>,
-    /// The time of the questions that are not open any more.
-    question_wait: Duration,
+    /// Its wait for people, during which its time does not count.
+    wait: Option<SupervisedWait>,
+    /// The time of its waits for people that are over.
+    people_wait: Duration,
     /// The call's use of variables, which survives its actor.
     view: SharedVariableView,
     cancellation: CancellationToken,
@@ -115,11 +118,17 @@ struct RunningCall {
     killed: bool,
 }
 
+/// The wait of a running call for people.
+struct SupervisedWait {
+    since: Instant,
+    /// The question whose answer its tool waits for. `None` if its child waits for people.
+    question: Option<SupervisedQuestion>,
+}
+
 /// A question whose answer a tool waits for.
 struct SupervisedQuestion {
     number: u32,
     question: Arc<Question>,
-    asked: Instant,
     reply: oneshot::Sender<Answer>,
 }
 
@@ -188,6 +197,7 @@ impl Actor for ToolSupervisor {
             }
             ToolSupervisorMessage::Ask { key, question, reply } => state.ask(key, question, reply),
             ToolSupervisorMessage::WithdrawQuestion { key } => state.withdraw_question(key),
+            ToolSupervisorMessage::ChildWaits { key, waits } => state.child_waits(key, waits),
             ToolSupervisorMessage::GraceOver { call } => {
                 let is_it = |running: &&mut RunningCall| running.actor.get_id() == call;
                 if let Some(running) = state.running.iter_mut().find(is_it) {
@@ -272,6 +282,7 @@ impl ToolSupervisorState {
         let runner = child.map(|(child, config)| {
             Arc::new(AgentCallRunner {
                 link: self.link.clone(),
+                supervisor: myself.clone(),
                 session: self.session.clone(),
                 run: run.clone(),
                 run_seq: child.run_seq,
@@ -329,8 +340,8 @@ impl ToolSupervisorState {
                     actor: actor.get_cell(),
                     slot,
                     questions: 0,
-                    question: None,
-                    question_wait: Duration::ZERO,
+                    wait: None,
+                    people_wait: Duration::ZERO,
                     view,
                     _over: cancellation.clone().drop_guard(),
                     cancellation,
@@ -381,7 +392,7 @@ impl ToolSupervisorState {
             return;
         }
         running.cancellation.cancel();
-        running.close_question();
+        running.end_wait();
         if running.child.is_some() {
             return;
         }
@@ -405,16 +416,11 @@ impl ToolSupervisorState {
             return;
         }
         let question = question.redacted(&self.secrets);
-        running.close_question();
         running.questions += 1;
         let number = running.state.questions().saturating_add(running.questions);
         let question = Arc::new(question);
-        running.question = Some(SupervisedQuestion {
-            number,
-            question: Arc::clone(&question),
-            asked: Instant::now(),
-            reply,
-        });
+        let asked = SupervisedQuestion { number, question: Arc::clone(&question), reply };
+        running.start_wait(Some(asked));
         if let Some((accumulator, _)) = &self.accumulator {
             // The next accumulator receives it when it attaches, if this one is dead.
             let _ = accumulator.cast(AccumulatorMessage::QuestionAsked { key, number, question });
@@ -424,7 +430,7 @@ impl ToolSupervisorState {
     fn answer(&mut self, key: CallKey, number: u32, answer: Answer) {
         let running = self.running.iter_mut().find(|running| running.key == key);
         let Some(running) = running.filter(|running| running.is_asking(number)) else { return };
-        if let Some(open) = running.close_question() {
+        if let Some(open) = running.end_wait() {
             // The tool may have withdrawn it.
             let _ = open.reply.send(answer);
         }
@@ -434,12 +440,29 @@ impl ToolSupervisorState {
         let running = self.running.iter_mut().find(|running| running.key == key);
         // A later question is not meant.
         let is_withdrawn = |running: &&mut RunningCall| {
-            running.question.as_ref().is_some_and(|open| open.reply.is_closed())
+            running.open_question().is_some_and(|open| open.reply.is_closed())
         };
-        let closed = running.filter(is_withdrawn).and_then(RunningCall::close_question);
+        let closed = running.filter(is_withdrawn).and_then(RunningCall::end_wait);
         if let (Some(open), Some((accumulator, _))) = (closed, &self.accumulator) {
             let number = open.number;
             let _ = accumulator.cast(AccumulatorMessage::QuestionWithdrawn { key, number });
+        }
+    }
+
+    /// Notes that the child of a running call waits only for people, or does so no longer.
+    fn child_waits(&mut self, key: CallKey, waits: bool) {
+        let running = self.running.iter_mut().find(|running| running.key == key);
+        let Some(running) = running.filter(|running| !running.cancellation.is_cancelled()) else {
+            return;
+        };
+        if waits {
+            running.start_wait(None);
+        } else {
+            running.end_wait();
+        }
+        if let Some((accumulator, _)) = &self.accumulator {
+            // The next accumulator receives it when it attaches, if this one is dead.
+            let _ = accumulator.cast(AccumulatorMessage::ChildWaits { key, waits });
         }
     }
 
@@ -498,36 +521,49 @@ impl ToolSupervisorState {
 impl RunningCall {
     /// Returns the call as an accumulator that attaches needs it.
     fn as_started(&self, completion: Option<ToolCompletion>) -> StartedCall {
-        let asking = self.question.as_ref().map_or(Duration::ZERO, |open| open.asked.elapsed());
-        let waited = self.question_wait + asking;
-        let question = self.question.as_ref().map(|open| StartedQuestion {
-            number: open.number,
-            question: Arc::clone(&open.question),
+        let waiting = self.wait.as_ref().map_or(Duration::ZERO, |wait| wait.since.elapsed());
+        let waited = self.people_wait + waiting;
+        let wait = self.wait.as_ref().map(|wait| match &wait.question {
+            Some(SupervisedQuestion { number, question, .. }) => {
+                let (number, question) = (*number, Arc::clone(question));
+                StartedWait::Question(StartedQuestion { number, question })
+            }
+            None => StartedWait::Child,
         });
         StartedCall {
             state: self.state.clone(),
             elapsed: self.started.elapsed().saturating_sub(waited),
-            question: question.filter(|_| completion.is_none()),
+            wait: wait.filter(|_| completion.is_none()),
             completion,
         }
     }
 
     fn is_asking(&self, number: u32) -> bool {
-        self.question.as_ref().is_some_and(|open| open.number == number)
+        self.open_question().is_some_and(|open| open.number == number)
     }
 
-    /// Removes the open question. Its time does not count as time of the tool.
-    fn close_question(&mut self) -> Option<SupervisedQuestion> {
-        let open = self.question.take()?;
-        self.question_wait += open.asked.elapsed();
-        Some(open)
+    fn open_question(&self) -> Option<&SupervisedQuestion> {
+        self.wait.as_ref()?.question.as_ref()
+    }
+
+    /// Starts a wait for people, for the answer to a question or for the child. Ends an earlier one.
+    fn start_wait(&mut self, question: Option<SupervisedQuestion>) {
+        self.end_wait();
+        self.wait = Some(SupervisedWait { since: Instant::now(), question });
+    }
+
+    /// Ends the wait for people. Its time does not count as time of the tool. Returns the question that was open.
+    fn end_wait(&mut self) -> Option<SupervisedQuestion> {
+        let wait = self.wait.take()?;
+        self.people_wait += wait.since.elapsed();
+        wait.question
     }
 }
 
 /// Returns a call that could not be started, with its outcome.
 fn not_started(state: CallStartState, outcome: ToolOutcome) -> StartedCall {
     let completion = ToolCompletion { outcome, variables: VariablesUse::default() };
-    StartedCall { state, elapsed: Duration::ZERO, question: None, completion: Some(completion) }
+    StartedCall { state, elapsed: Duration::ZERO, wait: None, completion: Some(completion) }
 }
 
 /// Returns the callback by which a call asks questions.

@@ -168,7 +168,7 @@ impl Session {
         let Some(run) = self.run.as_deref_mut().filter(|_| !self.suspended) else { return };
         let reason = *run.cancel.get_or_insert(CancelReason::Shutdown);
         let may_cancel = now && !waits;
-        // A turn that waits only for approvals may not end before the host.
+        // A turn that waits only for people may not end before the host.
         if may_cancel || run.turn().is_some_and(super::OpenTurn::is_resting) {
             self.outbox.push_back(SessionEffect::CancelTurn(reason));
         }
@@ -203,7 +203,7 @@ impl Session {
         Ok(())
     }
 
-    /// Sets whether the current turn waits only for approvals.
+    /// Sets whether the current turn waits only for people.
     pub fn handle_resting(&mut self, now: Duration, rests: bool) {
         let Some(run) = self.run.as_deref_mut() else { return };
         if let RunStage::Turn(turn) = &mut run.stage {
@@ -258,14 +258,21 @@ impl Session {
         self.run.is_some() && !self.suspended && key.turn == self.turn
     }
 
+    /// Returns true if people are all that the current run waits for.
+    #[must_use]
+    pub fn waits_for_people(&self) -> bool {
+        let is_resting = |run: &super::OpenRun| {
+            run.cancel.is_none() && run.turn().is_some_and(super::OpenTurn::is_resting)
+        };
+        !self.suspended && self.run.as_deref().is_some_and(is_resting)
+    }
+
     /// Returns true if nothing is lost when the session leaves memory: it waits for people or for
     /// requests.
     #[must_use]
     pub fn may_hibernate(&self) -> bool {
         let rests = match &self.run {
-            Some(run) if !self.suspended => {
-                run.cancel.is_none() && run.turn().is_some_and(super::OpenTurn::is_resting)
-            }
+            Some(_) if !self.suspended => self.waits_for_people(),
             Some(_) => self.queue.is_empty(),
             None => self.queue.is_empty() && !self.expects_summary(),
         };

@@ -4,6 +4,9 @@
 //! time. What calls that still run have been given is not available, and what ended children have used is spent.
 //! The intent of the call records the lease, so that a resumed turn gives the same.
 //!
+//! People: while a child waits only for people, its call does too ([`people_wait`](super::people_wait)). There is no
+//! record of it: a call that is started again after a crash finds out anew.
+//!
 //! Cancellation: a stop, a deadline or a limit of the run aborts the call, but decides no outcome yet. The call gets
 //! its outcome when its child and all descendants have ended ([`end_cancelled_agent`](Turn::end_cancelled_agent)),
 //! so that no child goes on after the run of its parent. A call that had started before a crash is started again
@@ -14,10 +17,11 @@ use std::time::Duration;
 
 use super::call::{CallPhase, TurnCall};
 use super::effect::{AgentCallStart, TurnAction};
+use super::people_wait::PeopleWaitReason;
 use super::{Turn, TurnStage};
 use crate::config::AgentToolConfig;
 use crate::transcript::CallTranscript;
-use crate::types::{AgentLease, ChildUse, ToolOutcome, ToolResult};
+use crate::types::{AgentLease, CallKey, ChildUse, ToolOutcome, ToolResult};
 
 /// The additional state of a call whose tool is an agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -87,6 +91,11 @@ impl AgentCall {
 impl TurnCall {
     fn agent_tool(&self) -> Option<&AgentToolConfig> {
         self.tool.as_ref()?.agent.as_deref()
+    }
+
+    /// Returns whether the child of the call waits only for people.
+    pub(super) fn waits_for_child(&self) -> bool {
+        self.people_wait().is_some_and(|wait| !wait.is_for_answer())
     }
 
     /// Returns whether the call is aborted, and waits for the end of its child.
@@ -162,6 +171,23 @@ impl Turn {
         Some(Box::new(AgentCallStart { lease, time, is_cancelled: call.agent.cancelled.is_some() }))
     }
 
+    /// Handles that the child of a running call waits only for people, or does so no longer. Ignores it for a
+    /// cancelled call, whose child is being stopped.
+    pub fn handle_child_waits(&mut self, now: Duration, key: CallKey, waits: bool) {
+        self.clock.advance(now);
+        let Some(index) = self.position(key) else { return };
+        let is_open = |call: &&TurnCall| call.agent_tool().is_some() && !call.is_cancelled_agent();
+        let Some(call) = self.calls.get(index).filter(is_open) else { return };
+        let has_changed = match (waits, call.waits_for_child()) {
+            (true, false) => self.start_people_wait(index, PeopleWaitReason::Child),
+            (false, true) => self.end_people_wait(index),
+            (true, true) | (false, false) => false,
+        };
+        if has_changed {
+            self.advance();
+        }
+    }
+
     /// Cancels a call whose child has to end before it gets its outcome. Returns false if it is no such call.
     pub(super) fn cancel_agent(
         &mut self,
@@ -180,8 +206,8 @@ impl Turn {
             Some(Box::new(CancelledAgent { outcome: outcome.clone(), time_limit }));
         let key = call.key();
         if call.is_running() {
-            self.close_question(index);
-            self.set_phase(index, CallPhase::Running { deadline: None, question: None });
+            self.end_people_wait(index);
+            self.set_phase(index, CallPhase::Running { deadline: None, wait: None });
             self.effects.perform(TurnAction::Abort(key));
         } else if !matches!(call.phase, CallPhase::Intended) {
             // The turn was resumed. The call does not wait for a permit of its tool to stop its child.

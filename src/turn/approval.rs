@@ -8,7 +8,7 @@
 //! Approval timeout: without a decision within the tool's `approval_timeout` the approval expires,
 //! which rejects the call or its result.
 //!
-//! While the turn waits only for approvals, that time counts neither as overhead of the turn nor
+//! While the turn waits only for people, that time counts neither as overhead of the turn nor
 //! towards `run_timeout`. Approval timeouts go on, also while the session hibernates
 //! (`runtime::maintenance` wakes it) and while no host runs.
 
@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::call::{CallPhase, QUOTE_CHARS, TurnCall};
 use super::effect::{ApprovalDecision, ApprovalError};
-use super::question::{OpenQuestion, QuestionDecision};
+use super::question::QuestionDecision;
 use super::{Turn, TurnStage, model_messages};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
 use crate::record::{Record, ResponseDisposition};
@@ -118,11 +118,11 @@ impl Turn {
         Some(approval_request(call, self.pending_phase(call)?))
     }
 
-    /// Returns whether the turn waits only for approvals and for results of clients. That time does not count towards
-    /// `run_timeout`.
+    /// Returns whether the turn waits only for people: for approvals, for results of clients, and for children that
+    /// wait only for these. That time does not count towards `run_timeout`.
     #[must_use]
-    pub fn waits_only_for_approval(&self) -> bool {
-        self.clock.is_waiting_for_approval()
+    pub fn waits_only_for_people(&self) -> bool {
+        self.clock.is_waiting_for_people()
     }
 
     /// Requests the approval to run a call.
@@ -169,16 +169,7 @@ impl Turn {
         let now = self.now();
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
-            let (CallPhase::AwaitingApproval { until: Some(until) }
-            | CallPhase::AwaitingClient { until: Some(until) }
-            | CallPhase::AwaitingReview { until: Some(until), .. }
-            | CallPhase::Running {
-                question: Some(OpenQuestion { until: Some(until), .. }),
-                ..
-            }) = call.phase
-            else {
-                continue;
-            };
+            let Some(until) = call.approval_expires_at() else { continue };
             if until <= now && call.is_with_client() {
                 self.end_unanswered(index);
             } else if let Some(phase) = call.pending_approval_phase().filter(|_| until <= now) {
@@ -188,12 +179,12 @@ impl Turn {
         }
     }
 
-    /// Computes whether the turn waits only for approvals.
-    pub(super) fn waits_for_approval(&self) -> bool {
+    /// Computes whether the turn waits only for people.
+    pub(super) fn waits_for_people(&self) -> bool {
         matches!(self.stage, TurnStage::ResponseEnded { .. })
-            && self.calls.iter().any(|call| call.pending_approval_phase().is_some())
+            && self.calls.iter().any(TurnCall::waits_for_people)
             && !self.calls.iter().any(|call| {
-                let works = call.holds_permit() && call.pending_approval_phase().is_none();
+                let works = call.holds_permit() && !call.waits_for_people();
                 works || call.waits_for_hooks()
             })
     }

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::agent_calls::AgentCall;
 use super::hook_chain::sha256;
-use super::question::{AskedQuestion, OpenQuestion};
+use super::people_wait::{PeopleWait, PeopleWaitReason};
+use super::question::AskedQuestion;
 use super::started_calls::{CallStartState, LastWriters, StartedCall};
 use crate::event::{CallLabel, WaitingFor};
 use crate::tool::ToolSpec;
@@ -43,8 +44,8 @@ pub(super) enum CallPhase {
     AwaitingApproval { until: Option<Duration> },
     /// The client runs the call.
     AwaitingClient { until: Option<Duration> },
-    /// The tool runs. While it waits for the answer to a question, its deadline does not count.
-    Running { deadline: Option<Duration>, question: Option<OpenQuestion> },
+    /// The tool runs. While it waits for people, its deadline does not count.
+    Running { deadline: Option<Duration>, wait: Option<PeopleWait> },
     /// The tool has answered. The outcome depends on the writes of earlier calls.
     Reported(ReportedOutcome),
     /// The tool has answered. The call waits for the decision of hooks about its result.
@@ -115,8 +116,8 @@ pub(super) struct TurnCall {
     pub(super) hooks: CallHooks,
     /// The questions that its tool has asked, in their order.
     pub(super) questions: Vec<AskedQuestion>,
-    /// The time for which its tool waited for answers since its start.
-    pub(super) question_wait: Duration,
+    /// The time for which its tool waited for people since its start.
+    pub(super) people_wait: Duration,
     /// The times in the record of the outcome, if that is older than the resume of the turn.
     pub(super) recorded: Option<RecordedTimes>,
     /// The last writers of the variables in the snapshot with which the call started.
@@ -163,7 +164,7 @@ impl TurnCall {
             approval_wait_before_resume: Duration::ZERO,
             hooks: CallHooks::default(),
             questions: Vec::new(),
-            question_wait: Duration::ZERO,
+            people_wait: Duration::ZERO,
             recorded: None,
             snapshot: LastWriters::default(),
             reads: ReadSet::default(),
@@ -265,6 +266,33 @@ impl TurnCall {
         matches!(self.phase, CallPhase::Running { .. })
     }
 
+    pub(super) fn people_wait(&self) -> Option<PeopleWait> {
+        let CallPhase::Running { wait, .. } = self.phase else { return None };
+        wait
+    }
+
+    /// Returns whether the call waits for a decision, an answer or the result of a client, or for a child that only
+    /// waits for these.
+    pub(super) fn waits_for_people(&self) -> bool {
+        self.pending_approval_phase().is_some() || self.people_wait().is_some()
+    }
+
+    /// Starts a wait of a running call. Returns false if the call does not run, or waits already.
+    pub(super) fn start_people_wait(&mut self, now: Duration, reason: PeopleWaitReason) -> bool {
+        let CallPhase::Running { deadline, wait: None } = self.phase else { return false };
+        let wait = Some(PeopleWait::new(now, reason, deadline));
+        self.phase = CallPhase::Running { deadline, wait };
+        true
+    }
+
+    /// Ends the wait of a running call. Returns false if it does not wait.
+    pub(super) fn end_people_wait(&mut self, now: Duration) -> bool {
+        let Some(wait) = self.people_wait() else { return false };
+        self.people_wait += wait.waited(now);
+        self.phase = CallPhase::Running { deadline: wait.deadline(now), wait: None };
+        true
+    }
+
     /// Returns the SHA-256 of its arguments (compact JSON with sorted keys) in hexadecimal.
     pub(super) fn arguments_sha256(&self) -> String {
         sha256(&self.call.arguments)
@@ -286,7 +314,7 @@ impl TurnCall {
         StartedCall {
             state: self.start_state(),
             elapsed: self.ran_before,
-            question: self.started_question(),
+            wait: self.started_wait(),
             completion: None,
         }
     }
@@ -318,7 +346,9 @@ impl TurnCall {
         match self.phase {
             CallPhase::AwaitingApproval { .. } => Some(ApprovalPhase::Before),
             CallPhase::AwaitingReview { .. } => Some(ApprovalPhase::After),
-            CallPhase::Running { question: Some(_), .. } => Some(ApprovalPhase::Input),
+            CallPhase::Running { wait: Some(wait), .. } if wait.is_for_answer() => {
+                Some(ApprovalPhase::Input)
+            }
             CallPhase::AwaitingClient { .. } => Some(ApprovalPhase::Client),
             CallPhase::Open
             | CallPhase::Sealed
@@ -328,9 +358,31 @@ impl TurnCall {
             | CallPhase::Duplicate { .. }
             | CallPhase::AwaitingPermit { .. }
             | CallPhase::Intended
-            | CallPhase::Running { question: None, .. }
+            | CallPhase::Running { .. }
             | CallPhase::Reported(_)
             | CallPhase::AwaitingResultHooks { .. }
+            | CallPhase::Ended { .. }
+            | CallPhase::Dropped => None,
+        }
+    }
+
+    /// Returns the time at which the pending approval expires.
+    pub(super) fn approval_expires_at(&self) -> Option<Duration> {
+        match self.phase {
+            CallPhase::AwaitingApproval { until }
+            | CallPhase::AwaitingClient { until }
+            | CallPhase::AwaitingReview { until, .. } => until,
+            CallPhase::Running { wait, .. } => wait?.expires_at(),
+            CallPhase::Open
+            | CallPhase::Sealed
+            | CallPhase::AwaitingReferences
+            | CallPhase::AwaitingHooks
+            | CallPhase::AwaitingResultHooks { .. }
+            | CallPhase::Ready
+            | CallPhase::Duplicate { .. }
+            | CallPhase::AwaitingPermit { .. }
+            | CallPhase::Intended
+            | CallPhase::Reported(_)
             | CallPhase::Ended { .. }
             | CallPhase::Dropped => None,
         }
@@ -378,7 +430,7 @@ impl TurnCall {
         let sealed = self.sealed_at.unwrap_or(ended);
         let ran = |started: Duration| {
             let ended = self.answered_at.unwrap_or(ended);
-            ended.saturating_sub(started).saturating_sub(self.question_wait)
+            ended.saturating_sub(started).saturating_sub(self.people_wait)
         };
         RecordedTimes {
             started: self.started_at.map(|at| (began + at).saturating_sub(self.ran_before)),

@@ -47,13 +47,13 @@ impl Turn {
 
     /// Stops the clock of a running tool: it has answered, or its call is aborted.
     pub(super) fn stop_tool_clock(&mut self, index: usize) {
-        self.close_question(index);
+        self.end_people_wait(index);
         let now = self.clock.now();
         let runs = |call: &&mut TurnCall| call.is_running() && call.answered_at.is_none();
         if let Some(call) = self.calls.get_mut(index).filter(runs) {
             call.answered_at = Some(now);
             let ran = now.saturating_sub(call.started_at.unwrap_or(now));
-            let ran = ran.saturating_sub(call.question_wait);
+            let ran = ran.saturating_sub(call.people_wait);
             self.clock.tool_ended(ran + call.ran_before);
         }
     }

@@ -105,8 +105,8 @@ impl Turn {
         let (deadline, agent) =
             (self.tool_deadline(index, Duration::ZERO), self.agent_start(index));
         let Some(call) = self.calls.get_mut(index) else { return };
-        call.phase = CallPhase::Running { deadline, question: None };
-        call.question_wait = Duration::ZERO;
+        call.phase = CallPhase::Running { deadline, wait: None };
+        call.people_wait = Duration::ZERO;
         call.started_at = Some(now);
         call.ran_before = Duration::ZERO;
         call.answered_at = None;
@@ -143,7 +143,7 @@ impl Turn {
     /// Aborts a running call whose deadline has passed, and answers it.
     pub(super) fn end_timed_out(&mut self, index: usize, deadline: Duration) {
         let Some(call) = self.calls.get(index) else { return };
-        let started = call.started_at.unwrap_or(deadline) + call.question_wait;
+        let started = call.started_at.unwrap_or(deadline) + call.people_wait;
         let timeout = deadline.saturating_sub(started) + call.ran_before;
         let outcome = model_messages::timed_out(call, timeout);
         if self.cancel_agent(index, &outcome, Some(timeout)) {

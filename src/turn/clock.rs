@@ -1,7 +1,7 @@
 //! The clock of a turn: the time that it spends on the model, on tools, on people, on waits and on itself.
 //! These parts add up to the turn's time, less the overlap of model and tools.
 //!
-//! Time in which the turn waits only for approvals (`people`) is not overhead and does not count
+//! Time in which the turn waits only for people (`people`) is not overhead and does not count
 //! towards `run_timeout`. It does count towards the approval timeouts.
 
 use std::time::Duration;
@@ -16,10 +16,10 @@ pub(super) struct TurnClock {
     request_open: bool,
     /// The time of the last request, until it is known when it was sent.
     requested_at: Option<Duration>,
-    /// The number of running tools, without those that wait for the answer to a question.
+    /// The number of running tools, without those that wait for people.
     running: u32,
-    /// True while the turn waits only for approvals.
-    waits_for_approval: bool,
+    /// True while the turn waits only for people.
+    waits_for_people: bool,
     /// The number of calls that wait for a permit of their tool.
     queued: u32,
     times: TurnTimes,
@@ -31,7 +31,7 @@ impl TurnClock {
         let passed = now.saturating_sub(self.now);
         self.now = self.now.max(now);
         let (model, tools) = (self.request_open, self.running > 0);
-        let is_idle = !model && !tools && !self.waits_for_approval;
+        let is_idle = !model && !tools && !self.waits_for_people;
         let (waits, overhead) = (is_idle && self.queued > 0, is_idle && self.queued == 0);
         let times = &mut self.times;
         times.total = self.now;
@@ -39,7 +39,7 @@ impl TurnClock {
             (model, &mut times.model),
             (tools, &mut times.tools),
             (model && tools, &mut times.overlap),
-            (self.waits_for_approval, &mut times.people),
+            (self.waits_for_people, &mut times.people),
             (waits, &mut times.waits),
             (overhead, &mut times.overhead),
         ] {
@@ -77,20 +77,20 @@ impl TurnClock {
         std::mem::replace(&mut self.request_open, false)
     }
 
-    /// Sets whether the turn waits only for approvals from now on.
-    pub(super) fn set_waiting_for_approval(&mut self, waits: bool) {
-        self.waits_for_approval = waits;
+    /// Sets whether the turn waits only for people from now on.
+    pub(super) fn set_waiting_for_people(&mut self, waits: bool) {
+        self.waits_for_people = waits;
     }
 
-    pub(super) fn is_waiting_for_approval(&self) -> bool {
-        self.waits_for_approval
+    pub(super) fn is_waiting_for_people(&self) -> bool {
+        self.waits_for_people
     }
 
     pub(super) fn tool_started(&mut self) {
         self.running += 1;
     }
 
-    /// Notes that a running tool waits for the answer to its question.
+    /// Notes that a running tool waits for people.
     pub(super) fn tool_paused(&mut self) {
         self.running = self.running.saturating_sub(1);
     }
@@ -158,9 +158,9 @@ mod tests {
         clock.call_queued();
         clock.advance(ms(70));
         clock.call_dequeued();
-        clock.set_waiting_for_approval(true);
+        clock.set_waiting_for_people(true);
         clock.advance(ms(90));
-        clock.set_waiting_for_approval(false);
+        clock.set_waiting_for_people(false);
         let expected = TurnTimes {
             total: ms(90),
             model: ms(25),

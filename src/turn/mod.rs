@@ -19,7 +19,8 @@
 //! | outcome of a call, `max_result_bytes` | `call_end` |
 //! | variables: snapshot, conflict, rerun, two writers of one variable, `max_variables_bytes` | `isolation` |
 //! | approval, approval timeout (`approval_timeout`), expiry | `approval` |
-//! | questions of running calls: answer, form, expiry, clock of the tool | `question` |
+//! | questions of running calls: answer, form, expiry | `question` |
+//! | clocks that stand still while a running call waits for people, itself or by its child | `people_wait` |
 //! | calls that the client runs: request, result, expiry | `client_call` |
 //! | attempt, void attempt, reuse of pure results | `attempt` |
 //! | request larger than the context window (`CONTEXT_OVERFLOW`), refused or not, once made smaller | `attempt` |
@@ -68,6 +69,7 @@ mod initial_calls;
 mod isolation;
 mod model_messages;
 mod output;
+mod people_wait;
 mod question;
 mod reassembly;
 mod references;
@@ -107,7 +109,7 @@ pub use run_limits::LimitHit;
 pub(crate) use run_limits::{MAX_CALLS, MAX_TOKENS};
 pub use spec::{Budget, HookScope, ModelPlan, ModelPlans, TurnRules, TurnSpec};
 pub use started_calls::{
-    CallStartState, StartedCall, StartedCalls, StartedQuestion, ToolCompletion,
+    CallStartState, StartedCall, StartedCalls, StartedQuestion, StartedWait, ToolCompletion,
 };
 
 use crate::event::{CallLabel, Event};
@@ -313,7 +315,7 @@ impl Turn {
         self.clock.advance(now);
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { continue };
-            let CallPhase::Running { deadline: Some(deadline), question: None } = call.phase else {
+            let CallPhase::Running { deadline: Some(deadline), wait: None } = call.phase else {
                 continue;
             };
             if deadline <= now {
@@ -378,24 +380,11 @@ impl Turn {
     /// [`handle_timeout`](Self::handle_timeout).
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
-        let deadlines = self.calls.iter().filter_map(|call| match call.phase {
-            CallPhase::Running { question: Some(question), .. } => question.until,
-            CallPhase::Running { deadline, question: None } => deadline,
-            CallPhase::AwaitingApproval { until }
-            | CallPhase::AwaitingClient { until }
-            | CallPhase::AwaitingReview { until, .. } => until,
-            CallPhase::Open
-            | CallPhase::Sealed
-            | CallPhase::AwaitingReferences
-            | CallPhase::AwaitingHooks
-            | CallPhase::AwaitingResultHooks { .. }
-            | CallPhase::Ready
-            | CallPhase::Duplicate { .. }
-            | CallPhase::AwaitingPermit { .. }
-            | CallPhase::Intended
-            | CallPhase::Reported(_)
-            | CallPhase::Ended { .. }
-            | CallPhase::Dropped => None,
+        let deadlines = self.calls.iter().filter_map(|call| {
+            let CallPhase::Running { deadline, wait: None } = call.phase else {
+                return call.approval_expires_at();
+            };
+            deadline
         });
         deadlines.chain(self.run_deadline()).min()
     }

@@ -1,7 +1,7 @@
 //! Questions of running calls: a tool asks the people who watch the run for input (`phase: "input"`).
 //!
-//! A call has at most one open question. While it is open, the timeout of the tool stands still, and the
-//! tool's `approval_timeout` counts. The call keeps its permits. The answer reaches the tool after its record is
+//! A call has at most one open question. While it is open, the timeout of the tool stands still
+//! ([`people_wait`](super::people_wait)), and the tool's `approval_timeout` counts. The call keeps its permits. The answer reaches the tool after its record is
 //! durable. A question ends without an answer when it expires, when the tool withdraws it, or with the call.
 //!
 //! Each question has its own hash, also if its text is that of an earlier one: a decision about another
@@ -14,9 +14,10 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::Turn;
-use super::call::{CallPhase, TurnCall};
+use super::call::TurnCall;
 use super::effect::{ApprovalDecision, ApprovalError, DeferredEffect, Effect, TurnAction};
-use super::started_calls::StartedQuestion;
+use super::people_wait::{PeopleWait, PeopleWaitReason};
+use super::started_calls::{StartedQuestion, StartedWait};
 use crate::tool::InputSchema;
 use crate::transcript::CallTranscript;
 use crate::types::{Answer, ApprovalPhase, CallKey, Judgement, Question, QuestionKind, Verdict};
@@ -37,16 +38,6 @@ pub(super) struct QuestionDecision {
     pub(super) content: Option<Arc<Value>>,
 }
 
-/// The times of an open question.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct OpenQuestion {
-    /// The time at which it expires.
-    pub(super) until: Option<Duration>,
-    asked_at: Duration,
-    /// The time that is left to the tool.
-    time_left: Option<Duration>,
-}
-
 impl Turn {
     /// Handles a question of a running call, which is the call's question of this number. Ignores the
     /// question of a call that does not run any more.
@@ -61,7 +52,7 @@ impl Turn {
         if let Some(index) = self.position(key)
             && let Some(call) = self.calls.get(index)
             && call.is_running()
-            && call.open_question().is_none()
+            && !call.has_open_question()
             && number == call.next_question_number()
         {
             self.ask(index, question);
@@ -74,7 +65,7 @@ impl Turn {
         self.clock.advance(now);
         if let Some(index) = self.position(key)
             && let Some(call) = self.calls.get(index)
-            && call.open_question().is_some()
+            && call.has_open_question()
             && number.saturating_add(1) == call.next_question_number()
         {
             self.withdraw_question(index);
@@ -96,37 +87,17 @@ impl Turn {
         self.open_question(index);
     }
 
-    /// Opens the last question of a running call: stops the clock of its tool.
+    /// Opens the last question of a running call.
     fn open_question(&mut self, index: usize) {
-        let now = self.now();
         let until = self.approval_deadline(index, ApprovalPhase::Input);
-        let Some(call) = self.calls.get_mut(index) else { return };
-        let CallPhase::Running { deadline, question: None } = call.phase else { return };
-        let time_left = deadline.map(|deadline| deadline.saturating_sub(now));
-        let question = Some(OpenQuestion { until, asked_at: now, time_left });
-        call.phase = CallPhase::Running { deadline, question };
-        self.clock.tool_paused();
-        self.request_approval(index, ApprovalPhase::Input);
-    }
-
-    /// Closes the open question of a call, and lets the clock of its tool go on. Returns false if no
-    /// question is open.
-    pub(super) fn close_question(&mut self, index: usize) -> bool {
-        let now = self.now();
-        let Some(call) = self.calls.get_mut(index) else { return false };
-        let Some(OpenQuestion { asked_at, time_left, .. }) = call.open_question() else {
-            return false;
-        };
-        call.question_wait += now.saturating_sub(asked_at);
-        let deadline = time_left.and_then(|left| now.checked_add(left));
-        call.phase = CallPhase::Running { deadline, question: None };
-        self.clock.tool_resumed();
-        true
+        if self.start_people_wait(index, PeopleWaitReason::Answer { until }) {
+            self.request_approval(index, ApprovalPhase::Input);
+        }
     }
 
     /// Applies the recorded decision of the open question, and passes the answer on to the tool.
     pub(super) fn apply_question_decision(&mut self, index: usize, decision: QuestionDecision) {
-        if !self.close_question(index) {
+        if !self.end_people_wait(index) {
             return;
         }
         let Some(call) = self.calls.get_mut(index) else { return };
@@ -140,9 +111,20 @@ impl Turn {
         }
     }
 
+    /// Continues the wait of a call that the resumed turn has attached to.
+    pub(super) fn resume_wait(&mut self, index: usize, started: Option<&StartedWait>) {
+        match started {
+            Some(StartedWait::Child) => {
+                self.start_people_wait(index, PeopleWaitReason::Child);
+            }
+            Some(StartedWait::Question(question)) => self.resume_question(index, Some(question)),
+            None => self.resume_question(index, None),
+        }
+    }
+
     /// Continues the question of a call that the resumed turn has attached to: asks it, waits for its decision,
     /// or passes the decision on that the tool may not have received.
-    pub(super) fn resume_question(&mut self, index: usize, started: Option<&StartedQuestion>) {
+    fn resume_question(&mut self, index: usize, started: Option<&StartedQuestion>) {
         let Some(call) = self.calls.get(index) else { return };
         let (key, last) = (call.key(), call.questions.last());
         let last_number = call.next_question_number().saturating_sub(1);
@@ -175,7 +157,7 @@ impl Turn {
         let index = self.position(key)?;
         let call = self.calls.get(index)?;
         let is_about = decision.phase == Some(ApprovalPhase::Input);
-        let is_open = call.open_question().is_some();
+        let is_open = call.has_open_question();
         let mut asked = call.questions.iter().enumerate().rev();
         let found = asked.find(|(_, asked)| decision.is_about(&asked.sha256));
         let (at, asked) = match found {
@@ -212,10 +194,8 @@ impl Turn {
 }
 
 impl TurnCall {
-    /// Returns the open question.
-    pub(super) fn open_question(&self) -> Option<OpenQuestion> {
-        let CallPhase::Running { question, .. } = self.phase else { return None };
-        question
+    pub(super) fn has_open_question(&self) -> bool {
+        self.people_wait().is_some_and(PeopleWait::is_for_answer)
     }
 
     /// Returns the number of the next question of the call, from 1.
@@ -236,9 +216,17 @@ impl TurnCall {
         }
     }
 
+    /// Returns the wait for people as the supervisor of its call keeps it.
+    pub(super) fn started_wait(&self) -> Option<StartedWait> {
+        let question = self.started_question().map(StartedWait::Question);
+        question.or_else(|| self.waits_for_child().then_some(StartedWait::Child))
+    }
+
     /// Returns the open question as the supervisor of its call keeps it.
     pub(super) fn started_question(&self) -> Option<StartedQuestion> {
-        self.open_question()?;
+        if !self.has_open_question() {
+            return None;
+        }
         let question = Arc::clone(&self.questions.last()?.question);
         Some(StartedQuestion { number: self.next_question_number().saturating_sub(1), question })
     }

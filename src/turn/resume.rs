@@ -6,7 +6,7 @@
 //! as if it were new. Approvals stay pending, and their timeouts go on while no host runs.
 //!
 //! If only the owner of the turn died, its tool supervisor still runs the calls. The resumed turn
-//! attaches to them, and to their open questions. A call whose start did not reach the supervisor is decided as if it were new,
+//! attaches to them, and to their waits for people. A call whose start did not reach the supervisor is decided as if it were new,
 //! even if it has an intent.
 
 use std::borrow::Borrow;
@@ -329,8 +329,8 @@ impl Turn {
         let deadline = self.tool_deadline(index, started.elapsed);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.notes.conflict |= started.state.is_rerun;
-        call.phase = CallPhase::Running { deadline, question: None };
-        call.question_wait = Duration::ZERO;
+        call.phase = CallPhase::Running { deadline, wait: None };
+        call.people_wait = Duration::ZERO;
         call.started_at = Some(now);
         call.ran_before = started.elapsed;
         call.answered_at = None;
@@ -347,7 +347,7 @@ impl Turn {
                 completion.variables.clone(),
             );
         } else {
-            self.resume_question(index, started.question.as_ref());
+            self.resume_wait(index, started.wait.as_ref());
         }
     }
 

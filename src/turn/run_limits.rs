@@ -122,12 +122,11 @@ impl Turn {
         self.handle_cancel(self.now(), CancelReason::RunTimeout);
     }
 
-    /// Returns the deadline of the run. There is none while the turn waits only for approvals, because
-    /// that time does not count towards `run_timeout`. A cancelled turn, which may wait for children to
-    /// end, has none either.
+    /// Returns the deadline of the run. There is none while the turn waits only for people, because
+    /// that time does not count towards `run_timeout`. A cancelled turn, which may wait for children to end, has none either.
     pub(super) fn run_deadline(&self) -> Option<Duration> {
         let is_open = self.stage != TurnStage::Finished && !self.is_cancelled();
-        let counts = is_open && !self.clock.is_waiting_for_approval();
+        let counts = is_open && !self.clock.is_waiting_for_people();
         let left = self.spec.run_time_left.filter(|_| counts)?;
         left.checked_add(self.clock.times().people)
     }

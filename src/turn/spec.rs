@@ -30,7 +30,7 @@ pub struct TurnSpec {
     /// The time between the start of the run and that of the turn.
     pub began: Duration,
     /// The remaining time of the run. It does not decrease while the turn waits only for
-    /// approvals.
+    /// people.
     pub run_time_left: Option<Duration>,
     /// The context window of the first model in tokens, if it is configured or learnt.
     pub window: Option<u64>,

@@ -59,12 +59,21 @@ pub struct StartedCalls {
 pub struct StartedCall {
     /// Its state at its start.
     pub state: CallStartState,
-    /// The time since its start, or from its start to its end, without the time of its questions.
+    /// The time since its start, or from its start to its end, without the time of its waits for people.
     pub elapsed: Duration,
-    /// The question whose answer its tool waits for.
-    pub question: Option<StartedQuestion>,
+    /// Its wait for people.
+    pub wait: Option<StartedWait>,
     /// Its end. `None` while it runs.
     pub completion: Option<ToolCompletion>,
+}
+
+/// The wait for people of a call that was started before its turn was resumed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum StartedWait {
+    /// Its tool waits for the answer to this question.
+    Question(StartedQuestion),
+    /// Its child waits only for people.
+    Child,
 }
 
 /// The question of a call that was started before its turn was resumed.

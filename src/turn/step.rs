@@ -21,7 +21,7 @@ impl Turn {
         self.start_ready_calls();
         self.release_in_order();
         self.finish();
-        self.clock.set_waiting_for_approval(self.waits_for_approval());
+        self.clock.set_waiting_for_people(self.waits_for_people());
     }
 
     /// Admits sealed calls. A call is admitted after every earlier call was.

@@ -99,7 +99,7 @@ impl AccumulatorSetup {
     /// Notifies the session of the pending approvals, if they have changed.
     pub(super) fn notify_approvals(&self, current: &mut CurrentTurn) {
         let CurrentTurn { turn, notified_approvals: (notified, only_waited), .. } = current;
-        let only_waits = turn.waits_only_for_approval();
+        let only_waits = turn.waits_only_for_people();
         if *only_waited == only_waits && turn.pending_approvals().eq(notified.iter().copied()) {
             return;
         }

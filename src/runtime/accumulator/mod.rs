@@ -285,6 +285,10 @@ impl AccumulatorState {
                 let Some((current, now)) = self.now() else { return };
                 current.turn.handle_question_withdrawn(now, key, number);
             }
+            AccumulatorMessage::ChildWaits { key, waits } => {
+                let Some((current, now)) = self.now() else { return };
+                current.turn.handle_child_waits(now, key, waits);
+            }
             AccumulatorMessage::ReferencesRead { key, values } => {
                 let Some((current, now)) = self.now() else { return };
                 current.turn.handle_references(now, key, *values);

@@ -57,7 +57,7 @@ pub(in crate::runtime) async fn spawn(
         }
     });
     let log = log.with_stored_bytes(bytes);
-    let (log, activity) = (Arc::new(log), Arc::new(SessionActivity::default()));
+    let (log, activity) = (Arc::new(log), Arc::new(SessionActivity::of(&start.id)));
     let arguments =
         SessionArguments { start, link, log: Arc::clone(&log), activity: Arc::clone(&activity) };
     let (spawned, _) = Actor::spawn_linked(None, SessionActor, arguments, supervisor)

@@ -6,10 +6,10 @@
 //!
 //! - No message of a client or a tool has arrived for that time, and no caller waits for the report of a run.
 //! - Its events have no subscriber (`Feed::close_if_unwatched`).
-//! - No tool runs, no actor of an earlier run is left, and no actor is being replaced.
+//! - No tool runs, also none that waits for people; no actor of an earlier run is left, and no actor is being replaced.
 //! - All records are durable.
 //! - The session has no open run and no queued input, or a suspended run and no queued input, or an
-//!   open run that waits only for approvals and is not being stopped; no summary is awaited ([`Session::may_hibernate`](crate::session::Session)).
+//!   open run that waits only for people and is not being stopped; no summary is awaited ([`Session::may_hibernate`](crate::session::Session)).
 //! - Neither the session is closing nor the host is shutting down.
 
 use std::sync::atomic::Ordering;

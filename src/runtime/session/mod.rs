@@ -300,6 +300,7 @@ impl SessionActorState {
             myself.stop(None);
         }
         self.send_snapshots();
+        self.publish_wait();
     }
 
     async fn start_run(

@@ -114,6 +114,13 @@ impl SessionActorState {
         self.reject_if_nobody_can_be_asked();
     }
 
+    /// Notifies the call that opened this child session when its run begins to wait only for people, or goes on.
+    pub(super) fn publish_wait(&self) {
+        let Some(published) = &self.activity.waits_for_people else { return };
+        let waits = self.session.waits_for_people() && self.is_in_child_run();
+        published.send_if_modified(|before| std::mem::replace(before, waits) != waits);
+    }
+
     /// Rejects the open approvals of a run whose caller waits for its end, if no other reader can answer them.
     /// Answers the calls for the client with an error then.
     fn reject_if_nobody_can_be_asked(&self) {

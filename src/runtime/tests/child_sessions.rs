@@ -739,25 +739,219 @@ async fn asking(events: AgentEvents) -> (Provider, Host) {
     (provider, host)
 }
 
-#[tokio::test]
-async fn the_time_limit_of_a_call_goes_on_while_its_child_waits_for_a_person() {
-    let provider = chain(|_| Reply::Sse(calls_to(&[("note", r#"{"n": 1}"#)]))).await;
+/// The time limit of every call and run that waits for a person below it.
+const LIMIT: Duration = Duration::from_millis(1200);
+
+/// Returns the setup of a chain down to a helper whose tool `note` needs approval. All calls of agents and all runs
+/// have a time limit.
+fn limited(provider: &Provider, change: impl FnOnce(&mut Config)) -> HostSetup {
     let note = tool(
         ToolSpec { effect: Default::default(), ..spec("note") }.approval(ApprovalPolicy::BEFORE),
         |_| async { Ok("noted".into()) },
     );
-    let setup = family(&provider, [note], [], |config| {
-        let timeout = Some(Duration::from_millis(300));
-        config.tools.entry("worker".into()).or_default().timeout = timeout;
+    let whole = |name| agent_tool(name, |config| config.share_of_budget = Share::of(1.0).unwrap());
+    family(provider, [note], [whole("worker"), whole("helper")], |config| {
+        for name in ["worker", "helper"] {
+            config.tools.entry(name.into()).or_default().timeout = Some(LIMIT);
+        }
+        for agent in config.agents.values_mut() {
+            agent.limits.run_timeout = Some(LIMIT);
+        }
+        change(config);
+    })
+}
+
+/// Starts the provider of a chain of agents down to `last`, which calls `note` and then answers.
+async fn noting(last: &'static str) -> Provider {
+    Provider::new(move |_, request| match (agent_of(request), has_result(request)) {
+        (_, true) => Reply::Sse(answer_with("done")),
+        (agent, _) if agent == last => Reply::Sse(calls_to(&[("note", r#"{"n": 1}"#)])),
+        ("default", _) => Reply::Sse(calls_to(&[("worker", r#"{"input": "work"}"#)])),
+        _ => Reply::Sse(calls_to(&[("helper", r#"{"input": "help"}"#)])),
+    })
+    .await
+}
+
+/// Approves what a descendant has asked.
+async fn approve(host: &Host, asked: &PublishedEvent) {
+    let Event::OfChild { event, .. } = &asked.event else { panic!("{asked:?}") };
+    let Event::ApprovalAsked { request } = &event.event else { panic!("{asked:?}") };
+    let decision = crate::turn::ApprovalDecision {
+        phase: None,
+        judgement: crate::types::Judgement {
+            verdict: crate::types::Verdict::Approved,
+            message: None,
+        },
+        arguments_sha256: request.arguments_sha256.clone(),
+        content: None,
+    };
+    host.session(&event.session).decide(request.call.key, decision).await.unwrap();
+}
+
+/// Waits for longer than any time limit.
+async fn outlast_limits() {
+    sleep(LIMIT + LIMIT / 4).await;
+}
+
+#[tokio::test]
+async fn the_clocks_of_all_ancestors_stand_still_while_a_child_waits_for_a_person() {
+    for (last, requests) in [("worker", 4), ("helper", 6)] {
+        let provider = noting(last).await;
+        let host = Host::start(limited(&provider, |_| ())).await.unwrap();
+        let session = session(&host).await;
+        let mut run = session.start_run("go").await.unwrap();
+        let asked = child_event(&mut run.events, is_asked).await;
+        outlast_limits().await;
+        approve(&host, &asked).await;
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "done"));
+        assert_eq!(results(&report)["worker"], ("success", "done"));
+        assert!(ends(&host).await.iter().all(|end| *end == RunEnd::Answered));
+        // The time of the wait is the time of people in every run.
+        let entries = session.records(Seq(0)).await.unwrap();
+        let times = entries.iter().find_map(|entry| {
+            let Record::TurnCommitted { summary, .. } = &entry.record else { return None };
+            Some(summary.times)
+        });
+        let times = times.unwrap();
+        assert!(times.people >= LIMIT && times.tools < LIMIT, "{times:?}");
+        all_is_over(&host, &provider, requests).await;
+    }
+}
+
+#[tokio::test]
+async fn the_clocks_run_again_when_the_child_goes_on() {
+    for limit in ["tool", "run"] {
+        let provider = Provider::new(|_, request| match (agent_of(request), has_result(request)) {
+            ("worker", true) => Reply::Stall(vec![text("so ")]),
+            ("worker", false) => Reply::Sse(calls_to(&[("note", r#"{"n": 1}"#)])),
+            (_, true) => Reply::Sse(answer_with("done")),
+            _ => Reply::Sse(calls_to(&[("worker", r#"{"input": "work"}"#)])),
+        })
+        .await;
+        let setup = limited(&provider, |config| {
+            config.agents.get_mut("worker").unwrap().limits.run_timeout = None;
+            match limit {
+                "tool" => config.agents.get_mut("default").unwrap().limits.run_timeout = None,
+                _ => config.tools.get_mut("worker").unwrap().timeout = None,
+            }
+        });
+        let host = Host::start(setup).await.unwrap();
+        let session = session(&host).await;
+        let mut run = session.start_run("go").await.unwrap();
+        let asked = child_event(&mut run.events, is_asked).await;
+        outlast_limits().await;
+        approve(&host, &asked).await;
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        if limit == "tool" {
+            assert_eq!(
+                (report.run_end, results(&report)["worker"].0),
+                (RunEnd::Answered, "timeout")
+            );
+            all_is_over(&host, &provider, 4).await;
+        } else {
+            // The child's time is the whole of what the run had left, so that either may end first.
+            let is_over = report.run_end == RunEnd::TimedOut
+                || results(&report)["worker"].1.contains("timed_out");
+            assert!(is_over, "{report:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_time_of_a_run_goes_on_while_another_child_works() {
+    let provider = Provider::new(|_, request| match (agent_of(request), has_result(request)) {
+        (_, true) => Reply::Sse(answer_with("done")),
+        ("worker", false) => Reply::Sse(calls_to(&[("note", r#"{"n": 1}"#)])),
+        ("helper", false) => Reply::Stall(vec![text("so ")]),
+        _ => Reply::Sse(calls_to(&[
+            ("worker", r#"{"input": "work"}"#),
+            ("helper", r#"{"input": "help"}"#),
+        ])),
+    })
+    .await;
+    let setup = limited(&provider, |config| {
+        config.tools.values_mut().for_each(|tool| tool.timeout = None);
+        for name in ["worker", "helper"] {
+            config.agents.get_mut(name).unwrap().limits.run_timeout = None;
+        }
+        let agent = config.agents.get_mut("default").unwrap();
+        agent.tools.push(ToolPattern::new("helper"));
+        agent.execution = crate::types::Execution::Parallel { max: 2 };
     });
     let host = Host::start(setup).await.unwrap();
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
     child_event(&mut run.events, is_asked).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
-    assert_eq!((report.run_end, results(&report)["worker"].0), (RunEnd::Answered, "timeout"));
-    assert_eq!(ends(&host).await, [RunEnd::Stopped, RunEnd::Stopped]);
-    all_is_over(&host, &provider, 4).await;
+    assert_eq!(report.run_end, RunEnd::TimedOut, "{report:?}");
+    assert_eq!(results(&report)["worker"].0, "cancelled");
+    let sent = provider.count();
+    all_is_over(&host, &provider, sent).await;
+}
+
+#[tokio::test]
+async fn a_stop_ends_a_parent_whose_child_waits_for_a_person() {
+    for is_shutdown in [false, true] {
+        let provider = noting("helper").await;
+        let host = Host::start(limited(&provider, |_| ())).await.unwrap();
+        let session = session(&host).await;
+        let mut run = session.start_run("go").await.unwrap();
+        child_event(&mut run.events, is_asked).await;
+        if is_shutdown {
+            timeout(SOON, host.shutdown()).await.unwrap();
+        } else {
+            session.stop(StopMode::Now).await.unwrap();
+        }
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        if is_shutdown {
+            assert_eq!(report.run_end, RunEnd::Interrupted);
+            continue;
+        }
+        assert_eq!((report.run_end, results(&report)["worker"].0), (RunEnd::Stopped, "cancelled"));
+        assert_eq!(ends(&host).await, [RunEnd::Stopped, RunEnd::Stopped]);
+        all_is_over(&host, &provider, 3).await;
+    }
+}
+
+#[tokio::test]
+async fn clocks_stand_still_after_a_crash_while_a_child_waits_for_a_person() {
+    let provider = noting("helper").await;
+    let journal = Arc::new(MemoryJournal::new());
+    let setup = || limited(&provider, |_| ());
+    let first = start_on(setup(), Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&first).await;
+    let id = session.id().clone();
+    let mut run = session.start_run("go").await.unwrap();
+    let asked = child_event(&mut run.events, is_asked).await;
+    drop((first, session, run));
+    let host = restart(setup, &journal).await;
+    outlast_limits().await;
+    approve(&host, &asked).await;
+    until("the run has ended", || host.counts().runs == 0).await;
+    assert_eq!(ends(&host).await, [RunEnd::Answered, RunEnd::Answered]);
+    let session = host.session(&id);
+    let ended = records(&session, |record| matches!(record, Record::RunEnded { .. })).await;
+    assert!(matches!(ended[..], [Record::RunEnded { end: RunEnd::Answered, .. }]), "{ended:?}");
+    all_is_over(&host, &provider, 6).await;
+}
+
+#[tokio::test]
+async fn the_actors_of_a_parent_may_die_while_its_child_waits_for_a_person() {
+    for which in [STREAM, ACCUMULATOR, SUPERVISOR] {
+        let provider = noting("helper").await;
+        let host = Host::start(limited(&provider, |_| ())).await.unwrap();
+        let session = session(&host).await;
+        let mut run = session.start_run("go").await.unwrap();
+        let asked = child_event(&mut run.events, is_asked).await;
+        kill(&session, which).await;
+        outlast_limits().await;
+        approve(&host, &asked).await;
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "done"));
+        assert_eq!(results(&report)["worker"], ("success", "done"));
+        all_is_over(&host, &provider, 6).await;
+    }
 }
 
 fn is_asked(event: &Event) -> bool {

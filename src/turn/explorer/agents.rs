@@ -16,6 +16,45 @@ pub(super) fn child(call: &TurnCall) -> Option<Arc<ChildUse>> {
 }
 
 impl World {
+    /// Returns whether the call of an agent runs, and is not cancelled.
+    pub(super) fn is_child_open(&self, key: CallKey) -> bool {
+        let call = self.call(key);
+        let is_agent = call.tool.as_ref().is_some_and(|tool| tool.agent.is_some());
+        is_agent && self.running.contains(&key) && !call.is_cancelled_agent()
+    }
+
+    /// Returns the calls whose children may begin to wait for people, or go on.
+    pub(super) fn may_change_child(
+        &self,
+        scenario: &Scenario,
+    ) -> impl Iterator<Item = (CallKey, bool)> {
+        let open = self.running.iter().filter(|key| self.is_child_open(**key));
+        let open = open.filter(|_| scenario.child_waits);
+        open.map(|key| (*key, !self.waiting_children.contains(key)))
+    }
+
+    pub(super) fn supervise_child(&mut self, key: CallKey, waits: bool) {
+        let has_changed = match waits {
+            true => self.waiting_children.insert(key),
+            false => self.waiting_children.remove(&key),
+        };
+        assert!(has_changed, "{key}");
+    }
+
+    /// Checks that the clock of a call stands still exactly while its child waits, and that a repeated message
+    /// changes nothing.
+    pub(super) fn check_waiting_children(&mut self) {
+        for call in &self.turn.calls {
+            let waits = self.waiting_children.contains(&call.key());
+            assert_eq!(call.waits_for_child(), waits, "{}", call.key());
+        }
+        for key in self.running.iter().filter(|key| self.is_child_open(**key)) {
+            let mut turn = self.turn.clone();
+            turn.handle_child_waits(self.now, *key, self.waiting_children.contains(key));
+            assert!(turn == self.turn, "a repeated message changed the turn");
+        }
+    }
+
     /// Checks that a child gets what its intent records, and that all open children together get no more than is
     /// left.
     pub(super) fn check_agent_start(
@@ -68,6 +107,60 @@ fn with_agents(change: impl Fn(&mut Scenario)) {
         }
     }
     explore_all(scenarios);
+}
+
+/// Returns scenarios whose children wait for people, alone and beside another call.
+fn with_waiting_children(change: impl Fn(&mut Scenario)) {
+    let mixes: [&[&str]; 4] = [
+        &["agent", "agent"],
+        &["agent", "asked"],
+        &["eager_agent", "effect"],
+        &["agent", "asking"],
+    ];
+    explore_each(&mixes, &EXECUTIONS, |scenario| {
+        scenario.child_waits = true;
+        scenario.durable_at_once = true;
+        change(scenario);
+    });
+}
+
+#[test]
+fn clocks_stand_still_while_children_wait_for_people() {
+    let mixes: [&[&str]; 3] = [&["agent"], &["agent", "effect"], &["agent", "asked"]];
+    explore_each(&mixes, &PARALLEL_8, |scenario| {
+        scenario.child_waits = true;
+        scenario.durable_at_once = true;
+        scenario.timeouts = true;
+        scenario.spec.run_time_left = Some(Duration::from_secs(60));
+    });
+}
+
+#[test]
+fn a_cancelled_agent_does_not_wait_for_people() {
+    with_waiting_children(|scenario| {
+        scenario.cancel = true;
+        scenario.failures = true;
+        scenario.breaks = 1;
+    });
+}
+
+#[test]
+fn an_owner_that_dies_continues_the_waits_of_children() {
+    with_waiting_children(|scenario| {
+        scenario.owner_deaths = 1;
+        scenario.cancel = true;
+    });
+}
+
+#[test]
+fn a_crash_forgets_the_waits_of_children() {
+    explore_each(&[&["agent"], &["eager_agent"]], &PARALLEL_8, |scenario| {
+        scenario.child_waits = true;
+        scenario.crashes = 1;
+        scenario.torn = true;
+        scenario.cancel = true;
+        scenario.timeouts = true;
+    });
 }
 
 #[test]

@@ -260,18 +260,19 @@ impl World {
         }
     }
 
-    /// Returns whether the turn waits only for approvals.
-    fn waits_for_approval(&self) -> bool {
+    /// Returns whether the turn waits only for people.
+    fn waits_for_people(&self) -> bool {
         matches!(self.turn.stage, TurnStage::ResponseEnded { .. })
-            && self.turn.calls.iter().any(|call| call.pending_approval_phase().is_some())
-            && self.running.len() == self.open_questions()
+            && (self.turn.calls.iter().any(|call| call.pending_approval_phase().is_some())
+                || !self.waiting_children.is_empty())
+            && self.running.len() == self.open_questions() + self.waiting_children.len()
             && self.awaiting_hooks.is_empty()
             && !self.turn.calls.iter().any(awaits_start)
     }
 
-    /// Advances the time. Adds it to the approval wait if the turn waits only for approvals.
+    /// Advances the time. Adds it to the approval wait if the turn waits only for people.
     pub(super) fn advance_to(&mut self, now: Duration) {
-        if self.waits_for_approval() {
+        if self.waits_for_people() {
             self.approval_wait += now - self.now;
         }
         self.now = now;
@@ -335,6 +336,7 @@ impl World {
             self.check_unchanged(key, decision(phase, other, hash), refused);
         }
         self.check_answered_questions();
+        self.check_waiting_children();
         for (key, phase) in self.pending_approvals.clone() {
             let stale = decision(phase, Verdict::Approved, "0".into());
             self.check_unchanged(key, stale, Err(ApprovalError::Stale));
@@ -354,15 +356,15 @@ impl World {
 
     fn check_deadlines(&self, scenario: &Scenario) {
         let of_calls = self.turn.calls.iter().filter_map(|call| match call.phase {
-            CallPhase::Running { question: Some(question), .. } => question.until,
-            CallPhase::Running { deadline, question: None } => deadline,
+            CallPhase::Running { wait: Some(wait), .. } => wait.expires_at(),
+            CallPhase::Running { deadline, wait: None } => deadline,
             CallPhase::AwaitingApproval { until }
             | CallPhase::AwaitingClient { until }
             | CallPhase::AwaitingReview { until, .. } => until,
             _ => None,
         });
         let is_open = self.turn.stage != TurnStage::Finished && !self.turn.is_cancelled();
-        let counts = is_open && !self.waits_for_approval();
+        let counts = is_open && !self.waits_for_people();
         let of_run =
             scenario.spec.run_time_left.filter(|_| counts).map(|left| left + self.approval_wait);
         assert_eq!(self.turn.poll_timeout(), of_calls.chain(of_run).min(), "another deadline");

@@ -19,6 +19,7 @@ impl World {
         self.running.clear();
         self.stopping.clear();
         self.questions.clear();
+        self.waiting_children.clear();
         self.started_calls.clear();
         self.resume(StartedCalls::default(), is_long, scenario);
     }
@@ -31,9 +32,11 @@ impl World {
             MissedEvent::Nothing | MissedEvent::End(_) => {}
             MissedEvent::Question(key) => drop(self.supervise_question(key)),
             MissedEvent::Withdrawal(key) => drop(self.supervise_withdrawal(key)),
+            MissedEvent::ChildWaits(key, waits) => self.supervise_child(key, waits),
         }
         if let MissedEvent::End(key) = missed {
             self.questions.remove(&key);
+            self.waiting_children.remove(&key);
             let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
             let (content, used) = run_tool(&call.call, self.snapshots[&key].snapshot());
             let mut outcome = ToolOutcome::ok(content);
@@ -44,7 +47,7 @@ impl World {
             self.running.remove(&key);
             self.stopping.remove(&key);
         }
-        let calls = self.started_calls_with_questions();
+        let calls = self.started_calls_with_waits();
         self.resume(StartedCalls { calls, is_complete: self.crashes == 0 }, false, scenario);
     }
 

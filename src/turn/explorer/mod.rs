@@ -64,6 +64,8 @@ struct Scenario {
     failures: bool,
     /// The maximum number of questions of a call whose tool asks.
     questions: u32,
+    /// True if the children of calls may wait for people.
+    child_waits: bool,
     /// True if records are durable at once, as with the memory engine.
     durable_at_once: bool,
     /// True if no call with effects is between identical calls, so that only one of them runs.
@@ -132,6 +134,7 @@ fn scenario_with(name: &str, rules: TurnRules, names: &[&str]) -> Scenario {
         timeouts: false,
         failures: false,
         questions: 1,
+        child_waits: false,
         durable_at_once: false,
         identical_run_once: true,
     }

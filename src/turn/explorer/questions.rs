@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::approvals::decision;
 use super::*;
-use crate::turn::{ApprovalError, StartedQuestion};
+use crate::turn::{ApprovalError, StartedQuestion, StartedWait};
 use crate::types::{Answer, ApprovalPhase, Question, Verdict};
 
 /// The questions of a running call, as its supervisor knows them.
@@ -49,7 +49,7 @@ impl World {
 
     /// Returns the number of calls whose question is open for the turn.
     pub(super) fn open_questions(&self) -> usize {
-        self.turn.calls.iter().filter(|call| call.open_question().is_some()).count()
+        self.turn.calls.iter().filter(|call| call.has_open_question()).count()
     }
 
     pub(super) fn supervise_question(&mut self, key: CallKey) -> u32 {
@@ -75,12 +75,15 @@ impl World {
         self.turn.handle_question_withdrawn(self.now, key, number);
     }
 
-    /// Returns the started calls with the questions that their tools wait for.
-    pub(super) fn started_calls_with_questions(&self) -> BTreeMap<CallKey, StartedCall> {
+    /// Returns the started calls with their waits for people.
+    pub(super) fn started_calls_with_waits(&self) -> BTreeMap<CallKey, StartedCall> {
         let mut calls = self.started_calls.clone();
         for (key, questions) in self.questions.iter().filter(|(_, questions)| questions.is_open) {
             let asked = StartedQuestion { number: questions.number(), question: question() };
-            calls.get_mut(key).unwrap().question = Some(asked);
+            calls.get_mut(key).unwrap().wait = Some(StartedWait::Question(asked));
+        }
+        for key in &self.waiting_children {
+            calls.get_mut(key).unwrap().wait = Some(StartedWait::Child);
         }
         calls
     }
@@ -110,11 +113,11 @@ impl World {
         let asking: Vec<_> = self.asking().collect();
         for key in asking.iter().filter(|key| self.running.contains(key)) {
             let decided = self.recorded_decision((*key, ApprovalPhase::Input), &self.log);
-            let is_open = self.call(*key).open_question().is_some();
+            let is_open = self.call(*key).has_open_question();
             assert_eq!(is_open, decided.is_none(), "the question of {key} is lost");
         }
         for call in &self.turn.calls {
-            let waits = call.open_question().is_none() || asking.contains(&call.key());
+            let waits = !call.has_open_question() || asking.contains(&call.key());
             assert!(waits, "a question is open whose tool does not wait for the answer");
         }
         let decided = self.turn.calls.iter().flat_map(|call| {

@@ -78,6 +78,8 @@ pub(super) struct World {
     pub(super) pending_approvals: BTreeSet<ApprovalId>,
     /// The questions of the running calls, as the tool supervisor knows them.
     pub(super) questions: BTreeMap<CallKey, SupervisedQuestions>,
+    /// The running calls of agents whose children wait only for people, as the tool supervisor knows them.
+    pub(super) waiting_children: BTreeSet<CallKey>,
     /// The calls that the client was told to run, and has not answered.
     pub(super) handed: BTreeSet<CallKey>,
 }
@@ -118,6 +120,8 @@ pub(super) enum Action {
     Ask(CallKey),
     /// A running call withdraws its question.
     WithdrawQuestion(CallKey),
+    /// The child of a running call begins to wait only for people, or goes on.
+    ChildWaits(CallKey, bool),
     /// The client sends the result of a call.
     AnswerCall(CallKey, ToolStatus),
 }
@@ -129,6 +133,7 @@ pub(super) enum MissedEvent {
     End(CallKey),
     Question(CallKey),
     Withdrawal(CallKey),
+    ChildWaits(CallKey, bool),
 }
 
 impl World {
@@ -170,6 +175,7 @@ impl World {
             reruns: BTreeSet::new(),
             pending_approvals: BTreeSet::new(),
             questions: BTreeMap::new(),
+            waiting_children: BTreeSet::new(),
             handed: BTreeSet::new(),
         };
         world.perform_effects(scenario);
@@ -211,6 +217,8 @@ impl World {
         }
         actions.extend(self.may_ask(scenario).map(Action::Ask));
         actions.extend(self.asking().map(Action::WithdrawQuestion));
+        let children = self.may_change_child(scenario);
+        actions.extend(children.map(|(key, waits)| Action::ChildWaits(key, waits)));
         for key in &self.awaiting_permit {
             if self.is_permit_free(*key) {
                 actions.push(Action::PermitReply(*key, PermitReply::Granted));
@@ -243,7 +251,7 @@ impl World {
         }
         if scenario.spec.run_time_left.is_some()
             && !self.has_passed_time
-            && !self.pending_approvals.is_empty()
+            && !(self.pending_approvals.is_empty() && self.waiting_children.is_empty())
         {
             actions.push(Action::PassTime);
         }
@@ -254,8 +262,11 @@ impl World {
             let ended = self.running.iter().copied().map(MissedEvent::End);
             let asked = self.may_ask(scenario).map(MissedEvent::Question);
             let withdrawn = self.asking().map(MissedEvent::Withdrawal);
+            let children = self.may_change_child(scenario);
+            let children = children.map(|(key, waits)| MissedEvent::ChildWaits(key, waits));
             let missed = std::iter::once(MissedEvent::Nothing).chain(ended);
-            actions.extend(missed.chain(asked).chain(withdrawn).map(Action::OwnerDeath));
+            let missed = missed.chain(asked).chain(withdrawn).chain(children);
+            actions.extend(missed.map(Action::OwnerDeath));
         }
         if self.crashes < scenario.crashes {
             // Each record after the durable ones may be written or lost.
@@ -305,6 +316,7 @@ impl World {
                 self.running.remove(&key);
                 self.stopping.remove(&key);
                 self.questions.remove(&key);
+                self.waiting_children.remove(&key);
                 let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
                 let (content, used) = run_tool(&call.call, self.snapshots[&key].snapshot());
                 let mut outcome = if status == ToolStatus::Ok {
@@ -357,6 +369,10 @@ impl World {
             }
             Action::Ask(key) => self.ask(key),
             Action::WithdrawQuestion(key) => self.withdraw_question(key),
+            Action::ChildWaits(key, waits) => {
+                self.supervise_child(key, waits);
+                self.turn.handle_child_waits(now, key, waits);
+            }
             Action::AnswerCall(key, status) => self.answer_call(key, status),
             Action::OwnerDeath(missed) => {
                 self.replace_owner(missed, scenario);
@@ -387,7 +403,7 @@ impl World {
             "the turn still had a record"
         );
         assert_eq!(
-            self.turn.clock.running() + self.open_questions(),
+            self.turn.clock.running() + self.open_questions() + self.waiting_children.len(),
             self.running.len(),
             "the running calls are miscounted"
         );
@@ -421,6 +437,13 @@ impl World {
             assert_eq!(self.turn.poll(), None, "a late outcome had an effect");
         }
         let keys: Vec<_> = self.turn.calls.iter().map(TurnCall::key).collect();
+        let closed: Vec<_> = keys.iter().filter(|key| !self.is_child_open(**key)).collect();
+        for key in closed {
+            for waits in [true, false] {
+                self.turn.handle_child_waits(self.now, *key, waits);
+                assert_eq!(self.turn.poll(), None, "a child that has ended had an effect");
+            }
+        }
         for key in keys.iter().filter(|key| !self.awaiting_permit.contains(key)) {
             self.turn.handle_tool_permit(self.now, *key, PermitReply::Granted);
             assert_eq!(self.turn.poll(), None, "a permit that no call waits for had an effect");
@@ -560,7 +583,7 @@ impl World {
                     let started = StartedCall {
                         state,
                         elapsed: Duration::ZERO,
-                        question: None,
+                        wait: None,
                         completion: None,
                     };
                     self.started_calls.insert(call.key, started);
@@ -573,6 +596,7 @@ impl World {
                 if call.is_some_and(TurnCall::is_cancelled_agent) {
                     // The call of an agent goes on until its child has ended.
                     assert!(self.stopping.insert(key), "a child was stopped twice");
+                    self.waiting_children.remove(&key);
                 } else {
                     self.running.remove(&key);
                     self.started_calls.remove(&key);

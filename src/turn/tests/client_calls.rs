@@ -46,7 +46,7 @@ fn a_call_of_the_client_waits_for_its_result_and_starts_no_tool() {
     assert_eq!(driver.handed(), [arguments(0)]);
     driver.assert_started(&["pure#1"]).finish_call(1, "b");
     // Nothing else runs, so that the clocks stand still.
-    assert!(driver.turn.waits_only_for_approval());
+    assert!(driver.turn.waits_only_for_people());
     assert_eq!(driver.answer_call(1, "x"), Err(ApprovalError::NotAsked));
     driver.now = Duration::from_secs(3600);
     assert_eq!(driver.answer_call(0, "a"), Ok(()));

@@ -10,6 +10,7 @@ mod edge_cases;
 mod fallbacks;
 mod hooks;
 mod interactions;
+mod people_wait;
 mod questions;
 mod references;
 mod response_content;

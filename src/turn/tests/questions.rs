@@ -147,10 +147,10 @@ fn the_clock_of_a_tool_stands_still_while_its_question_is_open() {
     driver.at(10).ask(0, 1, seats());
     // The timeout of the tool is 30 s, that of the question a day.
     assert_eq!(driver.turn.poll_timeout(), Some(Duration::from_secs(10 + 24 * 3600)));
-    assert!(driver.turn.waits_only_for_approval());
+    assert!(driver.turn.waits_only_for_people());
     let asked = driver.at(1000).question(0);
     assert_eq!(driver.answer(&asked, Rejected, None), Ok(()));
-    assert!(!driver.turn.waits_only_for_approval());
+    assert!(!driver.turn.waits_only_for_people());
     assert_eq!(driver.turn.poll_timeout(), Some(Duration::from_secs(1020)));
     driver.at(1005).finish_call(0, "done");
     let commit = driver.commit.as_ref().unwrap();

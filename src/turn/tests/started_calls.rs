@@ -15,8 +15,8 @@ pub(super) fn replace_owner(
     let live = |(at, call): (usize, &TurnCall)| {
         let state: CallStartState = call.start_state();
         let completion = completion.clone().filter(|_| at == 0);
-        let question = call.started_question().filter(|_| completion.is_none());
-        (call.key(), StartedCall { state, elapsed, question, completion })
+        let wait = call.started_wait().filter(|_| completion.is_none());
+        (call.key(), StartedCall { state, elapsed, wait, completion })
     };
     let calls = running.enumerate().map(live).collect();
     let log: Vec<_> = driver.log.iter().map(|record| (record.clone(), 0)).collect();
