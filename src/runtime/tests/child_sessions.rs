@@ -976,20 +976,10 @@ async fn approvals_of_descendants_appear_in_the_roots_stream_and_again_on_connec
         let again = child_event(&mut later, is_asked).await;
         let id: SessionId = serde_json::from_value(json["session_id"].clone()).unwrap();
         let Event::OfChild { event, .. } = &again.event else { unreachable!() };
-        let Event::ApprovalAsked { request } = &event.event else { unreachable!() };
         assert_eq!(event.session, id);
-        let decision = crate::turn::ApprovalDecision {
-            phase: None,
-            judgement: crate::types::Judgement {
-                verdict: crate::types::Verdict::Approved,
-                message: None,
-            },
-            arguments_sha256: request.arguments_sha256.clone(),
-            content: None,
-        };
         // It is decided at the child's session, whose parent is named.
         assert_ne!(json["parent_session_id"], json!(session.id()));
-        host.session(&id).decide(request.call.key, decision).await.unwrap();
+        approve(&host, &again).await;
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
         assert_eq!(report.run_end, RunEnd::Answered);
         // It is not sent again when it is decided.

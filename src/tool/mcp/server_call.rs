@@ -21,8 +21,8 @@ pub(super) struct ServerCall {
     asking: AtomicUsize,
 }
 
-/// Whether a call was sent. The library queues calls, and answers all of them alike when the connection ends; here a
-/// call is known that was certainly not sent.
+/// Whether a call was sent to the server. When the connection ends, the library returns the same error for a call that
+/// was sent and for one that was only queued.
 enum CallWrite {
     Queued,
     /// A byte of it may have been written. Has the token of its progress.
@@ -37,8 +37,8 @@ impl ServerCall {
         Self { asker, write, arrived: Notify::new(), asking: AtomicUsize::new(0) }
     }
 
-    /// Begins to write the call. Returns false if it is withdrawn. A call is not written twice: the one that was
-    /// refused, so that the library repeats it, is withdrawn.
+    /// Begins to write the call. Returns false if it is withdrawn. A call is not written twice: if the library sends it
+    /// again, because the service refused the first request, it is withdrawn.
     pub(super) fn begin_write(&self, token: &ProgressToken) -> bool {
         let mut write = self.write.lock();
         let begins = matches!(*write, CallWrite::Queued);

@@ -158,8 +158,8 @@ impl OpenCalls {
     }
 }
 
-/// Returns the call that a message carries, with the id of its request and the token of its progress. `None` if
-/// it is no call, or one whose answer nobody awaits.
+/// Returns the call that a message carries, with the id of its request and the token of its progress. `None` for other
+/// messages, and for calls that only cancel the questions of an earlier one.
 fn awaited_call(
     message: &ClientJsonRpcMessage,
 ) -> Option<(&RequestId, ProgressToken, &Arc<ServerCall>)> {
