@@ -57,6 +57,9 @@ RUSTDOCFLAGS="-D warnings" cargo doc --locked --features otlp --no-deps --quiet
 cargo test --locked --features otlp --test documents -- --ignored
 # If CI is set, a missing corpus, Prometheus, Node, MCP server, Chromium or bubblewrap is a failure instead
 # of a skipped test.
-cargo test --locked --features otlp
+# The explorers of the state machines take most of the time, so they are optimised.
+cargo test --locked --features otlp --lib --config 'profile.test.package.callsheet.opt-level = 1'
+cargo test --locked --features otlp --bins --examples --test '*'
+cargo test --locked --features otlp --doc
 # The default features, which lack `otlp`.
 cargo test --locked --test trace_context
