@@ -61,11 +61,11 @@ impl LoopDetector {
     }
 }
 
-/// Hashes names, canonical arguments, statuses and contents in call order.
+/// Hashes names, arguments, statuses and contents in call order.
 fn fingerprint(results: &[ToolResult]) -> u64 {
     let mut hasher = DefaultHasher::new();
     for ToolResult { call, outcome, .. } in results {
-        (&call.name, call.arguments_text()).hash(&mut hasher);
+        (&call.name, &*call.arguments).hash(&mut hasher);
         (outcome.status, &outcome.content, &outcome.full).hash(&mut hasher);
     }
     hasher.finish()
