@@ -32,10 +32,10 @@ impl SessionActorState {
     /// record that was appended.
     pub(super) async fn perform(&mut self, myself: &ActorRef<SessionMessage>) -> Option<Seq> {
         let mut first = None;
+        if self.run.is_none() {
+            self.agents.read_tool_sources(&self.id, &self.shared);
+        }
         loop {
-            if self.run.is_none() {
-                self.agents.read_tool_sources(&self.id, &self.shared);
-            }
             self.give_model_tokens();
             let (now, agents) = (self.now(), &self.agents);
             let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
@@ -60,7 +60,11 @@ impl SessionActorState {
                 SessionEffect::CancelTurn(reason) => {
                     self.send_to_accumulator(AccumulatorMessage::Cancel { reason });
                 }
-                SessionEffect::RunEnded(summary) => self.end_run(*summary),
+                SessionEffect::RunEnded(summary) => {
+                    self.end_run(*summary);
+                    // A queued run may be next.
+                    self.agents.read_tool_sources(&self.id, &self.shared);
+                }
                 SessionEffect::RunRefused { run_id, reason } => {
                     if let Some(caller) = self.callers.get_mut(&run_id) {
                         caller.fail(reason.into());
