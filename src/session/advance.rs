@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::effect::{RunSummary, SessionEffect, SessionRecord, TurnBegin, TurnOrigin};
+use super::effect::{RunInput, RunSummary, SessionEffect, SessionRecord, TurnBegin, TurnOrigin};
 use super::machine::{Lifecycle, Session, answer_write};
-use super::open_run::{OpenTurn, QueuedRun, RunStage};
+use super::open_run::{OpenTurn, RunStage};
 use super::run::{FollowUp, Instruction, RunAnswer, RunNext};
 use crate::config::RunOverrides;
 use crate::event::{CallLabel, Event, RunStats};
@@ -109,26 +109,26 @@ impl Session {
     /// Records the start of a run, with the turn of the session's initial calls if they are open.
     pub(super) fn record_run_start(
         &mut self,
-        queued: &QueuedRun,
+        run: &RunInput,
         request: Option<RequestKey>,
         rules_of: RulesOf<'_>,
     ) {
-        let rules = rules_of(&self.with_client_tools(&queued.overrides));
-        let mut batch = vec![self.run_start_record(queued, request, &rules)];
+        let rules = rules_of(&self.with_client_tools(&run.overrides));
+        let mut batch = vec![self.run_start_record(run, request, &rules)];
         let calls = self.initial_calls(&rules).filter(|_| !self.needs_tools(&rules));
         if let Some(calls) = calls {
-            batch.extend(self.initial_calls_records(&queued.run_id, calls));
+            batch.extend(self.initial_calls_records(&run.run_id, calls));
         }
         self.record(batch);
     }
 
     fn run_start_record(
         &self,
-        queued: &QueuedRun,
+        run: &RunInput,
         request: Option<RequestKey>,
         rules: &TurnRules,
     ) -> SessionRecord {
-        let QueuedRun { run_id, input, overrides, trace, metadata, into } = queued.clone();
+        let RunInput { run_id, input, overrides, trace, metadata, into } = run.clone();
         let metadata = metadata.over(&self.metadata);
         let (model, execution) = (rules.models.first().origin.model.clone(), rules.execution);
         let event = Event::RunStarted {
@@ -148,11 +148,11 @@ impl Session {
             metadata,
             into,
         };
-        self.run_record(&queued.run_id, record, vec![event])
+        self.run_record(&run.run_id, record, vec![event])
     }
 
     /// Records a queued run as started and interrupted, so that its input stands in the history.
-    fn record_interrupted_run(&mut self, queued: &QueuedRun, rules_of: RulesOf<'_>) {
+    fn record_interrupted_run(&mut self, queued: &RunInput, rules_of: RulesOf<'_>) {
         let (end, stats) = (RunEnd::Interrupted, RunStats::default());
         let record = Record::RunEnded {
             run_id: queued.run_id.clone(),

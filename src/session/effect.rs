@@ -8,11 +8,11 @@ use serde_json::Value;
 use crate::config::RunOverrides;
 use crate::event::{Event, RunStats};
 use crate::message::MessageList;
-use crate::record::{Record, RequestKey, Seq};
+use crate::record::{Record, Seq};
 use crate::turn::{CancelReason, TurnSpec};
 use crate::types::{Content, Metadata, RunEnd, RunError, RunId, TraceContext, Usage, VariableName};
 
-/// A request to start a run.
+/// The input of a run that is to start, now or after the current one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RunInput {
     /// The id of the run.
@@ -21,8 +21,6 @@ pub struct RunInput {
     pub input: Content,
     /// The run's changes to its agent.
     pub overrides: Arc<RunOverrides>,
-    /// The idempotency key of the request.
-    pub request: Option<RequestKey>,
     /// The trace that the run belongs to.
     pub trace: Option<TraceContext>,
     /// The client's pairs of strings.

@@ -8,7 +8,7 @@ use super::effect::{
 };
 use super::idempotency_keys::RequestEffect;
 use super::machine::{Lifecycle, Session};
-use super::open_run::{QueuedRun, RunStage};
+use super::open_run::RunStage;
 use super::run::RunAnswer;
 use crate::event::Event;
 use crate::message::content_bytes;
@@ -54,24 +54,20 @@ impl Session {
     pub fn handle_run_request(
         &mut self,
         run: RunInput,
+        request: Option<RequestKey>,
         limits: InputLimits,
         rules_of: super::RulesOf<'_>,
     ) -> Result<(), SessionRefusal> {
-        let RunInput { run_id, input, overrides, request, trace, metadata, into } = run;
-        check_size(limits, &input)?;
-        let queued = QueuedRun { run_id: run_id.clone(), input, overrides, trace, metadata, into };
-        if self.run.is_none() && self.queue.is_empty() {
-            if self.shutting_down {
-                return Err(SessionRefusal::ShuttingDown);
-            }
-            self.record_run_start(&queued, request, rules_of);
-            return Ok(());
-        }
-        self.check_room(limits.inputs_max)?;
+        check_size(limits, &run.input)?;
         if self.shutting_down {
             return Err(SessionRefusal::ShuttingDown);
         }
-        let QueuedRun { run_id: _, input, overrides, trace, metadata, into } = queued;
+        if self.run.is_none() && self.queue.is_empty() {
+            self.record_run_start(&run, request, rules_of);
+            return Ok(());
+        }
+        self.check_room(limits.inputs_max)?;
+        let RunInput { run_id, input, overrides, trace, metadata, into } = run;
         let event = Event::InputQueued { input: input.clone(), waiting: self.queue.len() + 1 };
         let id = run_id.clone();
         let record =
@@ -245,7 +241,7 @@ impl Session {
         if self.lifecycle == Lifecycle::Open {
             self.lifecycle = Lifecycle::Closing;
         }
-        for QueuedRun { run_id, .. } in std::mem::take(&mut self.queue) {
+        for RunInput { run_id, .. } in std::mem::take(&mut self.queue) {
             let reason = SessionRefusal::Closed;
             self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
         }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::context_state::ContextState;
-use super::effect::{RecordedAt, SessionEffect, SessionRecord, TurnOrigin};
+use super::effect::{RecordedAt, RunInput, SessionEffect, SessionRecord, TurnOrigin};
 use super::idempotency_keys::{IdempotencyKeys, RequestEffect};
-use super::open_run::{OpenRun, OpenTurn, QueuedRun, RunStage, RunTerms};
+use super::open_run::{OpenRun, OpenTurn, RunStage, RunTerms};
 use super::reference_index::ReferenceIndex;
 use crate::config::{ClientTool, RunOverrides};
 use crate::context::{History, InitialHistory, ResultCut, Variables};
@@ -50,7 +50,7 @@ pub struct Session {
     /// The number of the last turn that has begun; 0 before the first.
     pub(super) turn: u32,
     /// The runs that wait for the current one to end, in order.
-    pub(super) queue: VecDeque<QueuedRun>,
+    pub(super) queue: VecDeque<RunInput>,
     pub(super) keys: IdempotencyKeys,
     pub(super) run: Option<Box<OpenRun>>,
     pub(super) context: ContextState,
@@ -195,7 +195,7 @@ impl Session {
     }
 
     /// Returns the runs that wait for the current one to end.
-    pub fn queue(&self) -> impl ExactSizeIterator<Item = &QueuedRun> {
+    pub fn queue(&self) -> impl ExactSizeIterator<Item = &RunInput> {
         self.queue.iter()
     }
 
@@ -277,7 +277,7 @@ impl Session {
                 if let Some(request) = request {
                     self.keys.insert(request, at.seq, RequestEffect::Run(run_id.clone()));
                 }
-                self.queue.push_back(QueuedRun {
+                self.queue.push_back(RunInput {
                     run_id: run_id.clone(),
                     input: input.clone(),
                     overrides: Arc::clone(overrides),
@@ -299,7 +299,7 @@ impl Session {
                 self.start_run(
                     at,
                     terms_of(&overrides),
-                    QueuedRun {
+                    RunInput {
                         run_id: run_id.clone(),
                         input: input.clone(),
                         overrides,
@@ -422,7 +422,7 @@ impl Session {
         self.run.as_deref_mut().ok_or_else(|| "no run goes on".to_owned())
     }
 
-    fn start_run(&mut self, at: RecordedAt, terms: RunTerms, queued: QueuedRun) {
+    fn start_run(&mut self, at: RecordedAt, terms: RunTerms, queued: RunInput) {
         self.note_input();
         self.queue.retain(|other| other.run_id != queued.run_id);
         let has_initial_calls = self.history.initial_calls().is_some();

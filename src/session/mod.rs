@@ -54,7 +54,7 @@ pub use effect::{
 };
 pub use idempotency_keys::{IDEMPOTENCY_KEYS_MAX, IdempotencyKeys, RequestEffect, SeenRequest};
 pub use machine::{Session, TermsOf};
-pub use open_run::{OpenRun, OpenTurn, QueuedRun, RunStage, RunTerms};
+pub use open_run::{OpenRun, OpenTurn, RunStage, RunTerms};
 pub use past_run::{PastRun, past_run};
 pub use reference_index::RecordRange;
 pub use replay::{Replayed, replay};

@@ -1,34 +1,15 @@
-//! The current run of a session, and the runs that are queued.
+//! The current run of a session.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::effect::{RecordedAt, TurnOrigin};
+use super::effect::{RecordedAt, RunInput, TurnOrigin};
 use super::run::{FollowUp, Run, RunNext};
 use crate::config::{Limits, RunOverrides};
 use crate::event::RunStats;
 use crate::record::{Seq, StopMode};
 use crate::turn::{CancelReason, OutputRules, TurnRecord, TurnRules};
-use crate::types::{
-    Content, Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName,
-};
-
-/// An input that waits for the current run to end.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct QueuedRun {
-    /// The run that will start with the input.
-    pub run_id: RunId,
-    /// The user's input.
-    pub input: Content,
-    /// The run's changes to its agent.
-    pub overrides: Arc<RunOverrides>,
-    /// The trace that the run belongs to.
-    pub trace: Option<TraceContext>,
-    /// The client's pairs of strings.
-    pub metadata: Metadata,
-    /// The variable that gets the answer.
-    pub into: Option<VariableName>,
-}
+use crate::types::{Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName};
 
 /// A run that has not ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -168,9 +149,9 @@ impl OpenTurn {
 }
 
 impl OpenRun {
-    /// Starts the run of `queued` in a session whose history has `messages`.
+    /// Starts a run in a session whose history has `first_message` messages.
     pub(super) fn start(
-        queued: QueuedRun,
+        run: RunInput,
         at: RecordedAt,
         terms: RunTerms,
         has_initial_calls: bool,
@@ -180,11 +161,11 @@ impl OpenRun {
             Run::new(&terms.limits).with_answer(terms.tool_choice.clone(), terms.output.clone());
         let plan = if has_initial_calls { Run::plan_of_initial_calls() } else { machine.begin() };
         Self {
-            id: queued.run_id,
-            overrides: queued.overrides,
-            trace: queued.trace,
-            metadata: queued.metadata,
-            into: queued.into,
+            id: run.run_id,
+            overrides: run.overrides,
+            trace: run.trace,
+            metadata: run.metadata,
+            into: run.into,
             seq: at.seq,
             began: at.time,
             first_message,

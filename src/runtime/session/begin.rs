@@ -19,7 +19,7 @@ use crate::runtime::host_ref::HostRef;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::models::prompt_cache_key;
 use crate::runtime::session_start::{SessionOrigin, SessionStart};
-use crate::session::{OpenRun, QueuedRun, Session, SessionEffect};
+use crate::session::{OpenRun, RunInput, Session, SessionEffect};
 
 /// The arguments of a session actor.
 #[derive(Debug)]
@@ -145,7 +145,7 @@ impl SessionActorState {
 
     /// Counts the runs that wait in the queue of a stored session. No caller waits for them.
     fn count_queued(&mut self) {
-        let queued = self.session.queue().map(|QueuedRun { run_id, .. }| {
+        let queued = self.session.queue().map(|RunInput { run_id, .. }| {
             let counted = Some(self.shared.gauges.queued.increment());
             (run_id.clone(), RunCaller { report: None, _counted: counted })
         });

@@ -332,11 +332,11 @@ impl SessionActorState {
             self.agents.set_current(all, agent);
             self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
         }
-        let run = RunInput { run_id: id.clone(), input, overrides, request, trace, metadata, into };
+        let run = RunInput { run_id: id.clone(), input, overrides, trace, metadata, into };
         let agents = &self.agents;
         let rules_of = |overrides: &_| agents.rules(overrides);
         let limits = self.shared.input_limits(&self.log);
-        self.session.handle_run_request(run, limits, &rules_of)?;
+        self.session.handle_run_request(run, request, limits, &rules_of)?;
         self.slot = slot.or(self.slot.take());
         self.shared.extensions.add_to_run(&self.id, &id, extensions);
         let (report, receiver) = oneshot::channel();

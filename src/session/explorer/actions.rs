@@ -323,13 +323,12 @@ impl World {
         let overrides = Arc::new(RunOverrides { model, ..RunOverrides::default() });
         let (request, trace) = (Some(key), Some(TraceContext::new([7; 16], [8; 8], true)));
         let (metadata, into) = (crate::types::Metadata::default(), None);
-        let run =
-            RunInput { run_id: run_id.clone(), input, overrides, request, trace, metadata, into };
+        let run = RunInput { run_id: run_id.clone(), input, overrides, trace, metadata, into };
         let rules = self.rules();
         let rules_of = |_: &RunOverrides| std::sync::Arc::clone(&rules);
         let has_room = !is_busy || self.waiting_inputs() < self.inputs_max();
         let limits = InputLimits::inputs(self.inputs_max());
-        let handled = self.session.handle_run_request(run, limits, &rules_of);
+        let handled = self.session.handle_run_request(run, request, limits, &rules_of);
         assert_eq!(handled.is_ok(), has_room && !self.session.shutting_down, "{handled:?}");
         if handled.is_ok() {
             self.has_slot |= admission == RunAdmission::Start;

@@ -86,12 +86,13 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                     run_id: run_id.clone(),
                     input: input.clone(),
                     overrides: Arc::clone(overrides),
-                    request: request.clone(),
                     trace: trace.clone(),
                     metadata: metadata.clone(),
                     into: into.clone(),
                 };
-                self.session.handle_run_request(run, INPUT_LIMITS, &|_| Arc::clone(&rules)).err()
+                self.session
+                    .handle_run_request(run, request.clone(), INPUT_LIMITS, &|_| Arc::clone(&rules))
+                    .err()
             }
             Record::Steered { input, request, .. } => {
                 self.session.handle_steer(input.clone(), request.clone(), INPUT_LIMITS).err()

@@ -271,10 +271,10 @@ impl Life {
             let (run_id, overrides) = (RunId(name.into()), Arc::default());
             let metadata = crate::types::Metadata::default();
             let into = self.script.output.map(|_| "answer".into());
-            let run = RunInput { run_id, input, overrides, request, trace: None, metadata, into };
+            let run = RunInput { run_id, input, overrides, trace: None, metadata, into };
             let rules = self.rules();
             self.session
-                .handle_run_request(run, InputLimits::inputs(9), &|_| Arc::clone(&rules))
+                .handle_run_request(run, request, InputLimits::inputs(9), &|_| Arc::clone(&rules))
                 .unwrap();
             self.perform();
         }

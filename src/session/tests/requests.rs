@@ -45,12 +45,11 @@ impl Recorded {
             run_id: RunId(id.into()),
             input: id.into(),
             overrides: Arc::default(),
-            request: None,
             trace: None,
             metadata: crate::types::Metadata::default(),
             into: None,
         };
-        self.session.handle_run_request(run, InputLimits::inputs(inputs_max), &turn_rules)?;
+        self.session.handle_run_request(run, None, InputLimits::inputs(inputs_max), &turn_rules)?;
         self.perform(Duration::ZERO);
         Ok(())
     }
