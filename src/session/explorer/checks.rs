@@ -8,7 +8,7 @@ use crate::message::Message;
 use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::session::machine::Lifecycle;
 use crate::session::{
-    OpenRun, OpenTurn, RunAdmission, RunStage, Session, SessionRefusal, StoredSession,
+    OpenRun, OpenTurn, RunAdmission, RunInput, RunStage, Session, SessionRefusal, StoredSession,
     open_approvals,
 };
 use crate::turn::CancelReason;
@@ -337,8 +337,12 @@ impl World {
     }
 
     /// Checks that a run that is stopped, or whose session closes, goes on to no further turn, and that its
-    /// current turn is cancelled.
+    /// current turn is cancelled. During a shutdown the callers of queued runs know that they are refused.
     fn check_stops(&self) {
+        if self.session.shutting_down {
+            let is_refused = |run: &RunInput| self.refused.contains(&run.run_id);
+            assert!(self.session.queue().all(is_refused), "a queued run is not refused");
+        }
         let Some(run) = self.session.run.as_ref() else { return };
         assert!(!self.is_closing() || run.cancel.is_some(), "a session that closes stops its run");
         let is_stopped = run.cancel == Some(CancelReason::Stop) || self.is_closing();
