@@ -198,8 +198,6 @@ impl SessionHandle {
         Ok(TypedRun { output, report })
     }
 
-    /// Starts a run, or finds the run that the same request started first. Returns the session that
-    /// accepted it.
     /// Returns the handle of another session of the host, such as a child session.
     #[must_use]
     #[doc(hidden)]
@@ -207,6 +205,8 @@ impl SessionHandle {
         Self::new(id.clone(), self.link.clone())
     }
 
+    /// Starts a run, or finds the run that the same request started first. Returns the session that
+    /// accepted it.
     pub(super) async fn accept(
         &self,
         new: &RunId,

@@ -70,7 +70,8 @@ impl ToolAttempts {
         let permit = self.permit.clone();
         let run = async move {
             let _permit = permit;
-            tool.run(context).await
+            // Not by the `Tool` of `Arc`, which would box a second future.
+            (*tool).run(context).await
         };
         let result = match &self.pool {
             None => run.await,

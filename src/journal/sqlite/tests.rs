@@ -169,11 +169,11 @@ async fn the_write_ahead_log_stays_bounded() {
     let body = "x".repeat(100_000);
     for at in 1..400 {
         session.append(vec![opened(&body)], Urgency::Urgent, || ());
-        // The queue is empty, so the writer checkpoints.
         session.wait_durable(Seq(at + 1)).await.unwrap();
     }
     let log = std::fs::metadata(data_directory::wal_path(&journal.file)).unwrap().len();
-    assert!(log < 10 << 20, "{log}");
+    // The writer checkpoints while the queue is empty, or at the latest at 8,000 pages of 4 KiB.
+    assert!(log < 32 << 20, "{log}");
     assert!(journal.status().bytes > 35 << 20);
 }
 
