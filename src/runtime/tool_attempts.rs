@@ -70,7 +70,7 @@ impl ToolAttempts {
         let permit = self.permit.clone();
         let run = async move {
             let _permit = permit;
-            // Not by the `Tool` of `Arc`, which would box a second future.
+            // `tool.run` would call the implementation for `Arc`, which boxes a second future.
             (*tool).run(context).await
         };
         let result = match &self.pool {

@@ -903,7 +903,7 @@ async fn the_time_of_a_run_goes_on_while_another_child_works() {
         assert_eq!(report.run_end, RunEnd::TimedOut, "{report:?}");
         assert_eq!(results(&report)["worker"].0, "cancelled");
     } else {
-        // What is left of the run's time stands still, because the worker waits for a person.
+        // The run does not time out any more: its clock stands still while the worker waits for a person.
         session.stop(StopMode::Now).await.unwrap();
         timeout(SOON, run.report).await.unwrap().unwrap();
     }
