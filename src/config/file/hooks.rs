@@ -1,7 +1,7 @@
 //! Reads `[[hooks]]`.
 
+use super::process::{EnvLookup, command, headers};
 use super::source::Section;
-use super::tool_definition::{EnvLookup, secret_variables};
 use super::tools::allow;
 use super::values;
 use crate::config::{HookConfig, HookFailure, HookKind, HookRule, ProcessConfig, ToolPattern};
@@ -40,7 +40,10 @@ impl HookConfig {
             section.add_error("tools", "needs on = \"before_call\" or \"after_call\"");
         }
         let kind = word.map(|word| match word {
-            HookKindWord::Command => command(section, env),
+            HookKindWord::Command => HookKind::Command {
+                command: command(section),
+                process: Box::new(ProcessConfig::read(section, env)),
+            },
             HookKindWord::Http => http(section, env),
         });
         section.finish();
@@ -54,31 +57,10 @@ impl HookConfig {
     }
 }
 
-fn command(section: &Section<'_, '_>, env: EnvLookup<'_>) -> HookKind {
-    let mut command = section.list("command", values::text).unwrap_or_default();
-    match command.first_mut() {
-        // A program with a path is relative to the configuration, a name is searched in PATH.
-        Some(program) if program.contains('/') => {
-            *program = section.relative_to_file(program).display().to_string();
-        }
-        Some(_) => {}
-        None if section.has("command") => section.add_error("command", "must not be empty"),
-        None => {
-            section.add_error("command", "is missing: a list of the program and its arguments");
-        }
-    }
-    let process = Box::new(ProcessConfig::read(section, env));
-    HookKind::Command { command, process }
-}
-
 fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> HookKind {
     let url = section.read("url", values::non_empty_string);
     section.require("url", url.is_none());
-    let headers = section.table("headers").entries(values::text);
-    let secret_headers = secret_variables(section, "secret_headers", env);
-    for name in headers.keys().filter(|name| secret_headers.contains_key(*name)) {
-        section.add_error("headers", format!("{name} is also in secret_headers"));
-    }
+    let (headers, secret_headers) = headers(section, env);
     let allow = section.list("allow", allow).unwrap_or_default();
     HookKind::Http { url: url.unwrap_or_default(), headers, secret_headers, allow }
 }

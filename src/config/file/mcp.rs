@@ -2,8 +2,8 @@
 
 use std::num::NonZeroUsize;
 
+use super::process::{EnvLookup, command, headers};
 use super::source::Section;
-use super::tool_definition::{EnvLookup, secret_variables};
 use super::tools::allow;
 use super::values;
 use crate::config::mcp::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
@@ -26,14 +26,14 @@ impl McpConfig {
         let transport = match (section.has("command"), section.has("url")) {
             (true, true) => {
                 section.forbid("url", "command and url exclude each other");
-                stdio(section, env)
+                stdio(section, command(section), env)
             }
-            (true, false) => stdio(section, env),
+            (true, false) => stdio(section, command(section), env),
             (false, true) => http(section, env),
             (false, false) => {
                 let message = "is missing: a list of the program and its arguments, or url";
                 section.add_error("command", message);
-                stdio(section, env)
+                stdio(section, Vec::new(), env)
             }
         };
         let mut config = Self::new(transport);
@@ -77,26 +77,12 @@ impl McpConfig {
     }
 }
 
-fn stdio(section: &Section<'_, '_>, env: EnvLookup<'_>) -> McpTransport {
-    let mut command = section.list("command", values::text).unwrap_or_default();
-    match command.first_mut() {
-        // A program with a path is relative to the configuration, a name is searched in PATH.
-        Some(program) if program.contains('/') => {
-            *program = section.relative_to_file(program).display().to_string();
-        }
-        Some(_) => {}
-        None if section.has("command") => section.add_error("command", "must not be empty"),
-        None => {}
-    }
+fn stdio(section: &Section<'_, '_>, command: Vec<String>, env: EnvLookup<'_>) -> McpTransport {
     McpTransport::Stdio { command, process: Box::new(ProcessConfig::read(section, env)) }
 }
 
 fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> McpTransport {
-    let headers = section.table("headers").entries(values::text);
-    let secret_headers = secret_variables(section, "secret_headers", env);
-    for name in headers.keys().filter(|name| secret_headers.contains_key(*name)) {
-        section.add_error("headers", format!("{name} is also in secret_headers"));
-    }
+    let (headers, secret_headers) = headers(section, env);
     McpTransport::Http {
         url: section.read("url", values::non_empty_string).unwrap_or_default(),
         headers,

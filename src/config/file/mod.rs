@@ -9,6 +9,7 @@ mod journal;
 mod limits;
 mod mcp;
 mod model;
+mod process;
 mod source;
 mod tool_definition;
 mod tools;

@@ -1,17 +1,15 @@
 //! Reads the definition of a tool: `[tools.NAME]` with `kind`.
 
-use std::collections::BTreeMap;
-use std::num::{NonZeroU32, NonZeroU64};
-
 use serde_json::{Map, Value};
 use toml::de::DeValue;
 
+use super::process::{EnvLookup, command, headers};
 use super::source::Section;
 use super::tools::allow;
 use super::values::{self, Parsed};
 use crate::config::tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
-    ProcessConfig, SandboxLevel, ToolInput, ToolKind,
+    ProcessConfig, ToolInput, ToolKind,
 };
 use crate::config::{AgentEvents, AgentToolConfig};
 
@@ -36,9 +34,6 @@ const METHODS: [(&str, HttpMethod); 5] = [
     ("PATCH", HttpMethod::Patch),
     ("DELETE", HttpMethod::Delete),
 ];
-
-/// Looks up an environment variable of the host.
-pub(super) type EnvLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
 
 impl ConfiguredTool {
     /// Returns `None` if the table has no `kind`, or a wrong one: it is then that of a registered
@@ -111,18 +106,10 @@ impl ToolInput {
 
 impl CommandConfig {
     fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
-        let command = section.list("command", values::text);
-        if command.as_ref().is_none_or(Vec::is_empty) && !section.has("command") {
-            section.add_error("command", "is missing: a list of the program and its arguments");
-        } else if command.as_ref().is_some_and(Vec::is_empty) {
-            section.add_error("command", "must not be empty");
-        }
-        let mut config = Self::new(command.unwrap_or_default());
-        // A program with a path is relative to the configuration, a name is searched in PATH.
-        if let Some(program) = config.command.first_mut().filter(|name| name.contains('/')) {
-            *program = section.relative_to_file(program).display().to_string();
-        }
-        config.stdin = section.read("stdin", stdin).unwrap_or_default();
+        let mut config = Self::new(command(section));
+        let stdins = (CommandStdin::None, CommandStdin::Json, CommandStdin::Text);
+        let stdin = section.read("stdin", |value| whole_input(value, stdins));
+        config.stdin = stdin.unwrap_or_default();
         let outputs = [("text", CommandOutput::Text), ("json", CommandOutput::Json)];
         let output = section.read("output", |value| values::word(value, &outputs));
         config.output = output.unwrap_or_default();
@@ -148,13 +135,10 @@ impl HttpConfig {
         section.require("url", url.is_none());
         let mut config = Self::new(method.unwrap_or_default(), url.unwrap_or_default());
         config.query = section.table("query").entries(values::text);
-        config.headers = section.table("headers").entries(values::text);
-        config.secret_headers = secret_variables(section, "secret_headers", env);
-        for name in config.headers.keys().filter(|name| config.secret_headers.contains_key(*name)) {
-            section.add_error("headers", format!("{name} is also in secret_headers"));
-        }
+        (config.headers, config.secret_headers) = headers(section, env);
         config.allow = section.list("allow", allow).unwrap_or_default();
-        if let Some(body) = section.read("body", body) {
+        let bodies = (HttpBody::None, HttpBody::Json, HttpBody::Text);
+        if let Some(body) = section.read("body", |value| whole_input(value, bodies)) {
             config.body = body;
         }
         config.pick = section.read("pick", values::text);
@@ -168,58 +152,6 @@ impl HttpConfig {
     }
 }
 
-impl ProcessConfig {
-    /// Reads the keys that all processes have.
-    pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
-        let env_pass = section.list("env_pass", |value| {
-            let name = variable_name(value)?;
-            if env(&name).is_some() { Ok(name) } else { Err(unset(&name)) }
-        });
-        let secret_env = secret_variables(section, "secret_env", env);
-        let env = section.table("env").entries(values::text);
-        for name in env.keys().filter(|name| secret_env.contains_key(*name)) {
-            section.add_error("env", format!("{name} is also in secret_env"));
-        }
-        Self {
-            cwd: section.path("cwd").unwrap_or_else(|| section.relative_to_file("")),
-            env,
-            env_pass: env_pass.unwrap_or_default(),
-            secret_env,
-            sandbox: section
-                .read("sandbox", |value| values::word(value, &SandboxLevel::WORDS))
-                .unwrap_or_default(),
-            max_memory: section.read("max_memory", values::size).and_then(NonZeroU64::new),
-            max_processes: section.read("max_processes", values::count).and_then(NonZeroU32::new),
-        }
-    }
-}
-
-/// Reads a table of names, each with the variable of the host that holds its secret value.
-pub(super) fn secret_variables(
-    section: &Section<'_, '_>,
-    key: &'static str,
-    env: EnvLookup<'_>,
-) -> BTreeMap<String, String> {
-    section.table(key).entries(|value| {
-        let name = variable_name(value)?;
-        let is_set = env(&name).is_some_and(|value| !value.trim().is_empty());
-        if is_set { Ok(name) } else { Err(unset(&name)) }
-    })
-}
-
-fn unset(name: &str) -> String {
-    format!("the environment variable {name} is not set: set it before the host starts")
-}
-
-/// Parses the name of an environment variable of the host.
-fn variable_name(value: &DeValue<'_>) -> Parsed<String> {
-    let name = values::non_empty_string(value)?;
-    if name.contains(['=', '\0']) {
-        return Err(format!("{name:?} is not the name of an environment variable"));
-    }
-    Ok(name)
-}
-
 fn properties(value: &DeValue<'_>) -> Parsed<Map<String, Value>> {
     let properties = values::json_object(value)?;
     let other = properties.iter().find(|(_, schema)| !schema.is_object());
@@ -230,25 +162,18 @@ fn properties(value: &DeValue<'_>) -> Parsed<Map<String, Value>> {
     Ok(properties)
 }
 
-fn stdin(value: &DeValue<'_>) -> Parsed<CommandStdin> {
-    match value.as_str() {
-        Some("none") => Ok(CommandStdin::None),
-        Some("json") => Ok(CommandStdin::Json),
-        Some(text) if text.strip_prefix("text:").is_some_and(|name| !name.is_empty()) => {
-            Ok(CommandStdin::Text(text.trim_start_matches("text:").to_owned()))
-        }
-        Some(_) | None => Err(values::wrong_type("\"none\", \"json\" or \"text:NAME\"", value)),
-    }
-}
-
-fn body(value: &DeValue<'_>) -> Parsed<HttpBody> {
-    match value.as_str() {
-        Some("none") => Ok(HttpBody::None),
-        Some("json") => Ok(HttpBody::Json),
-        Some(text) if text.strip_prefix("text:").is_some_and(|name| !name.is_empty()) => {
-            Ok(HttpBody::Text(text.trim_start_matches("text:").to_owned()))
-        }
-        Some(_) | None => Err(values::wrong_type("\"none\", \"json\" or \"text:NAME\"", value)),
+/// Parses what of the arguments a tool gets as its standard input or as its request body: nothing, all as JSON, or
+/// one as text.
+fn whole_input<T>(
+    value: &DeValue<'_>,
+    (none, json, text): (T, T, impl Fn(String) -> T),
+) -> Parsed<T> {
+    let word = value.as_str().unwrap_or_default();
+    match (word, word.strip_prefix("text:")) {
+        ("none", _) => Ok(none),
+        ("json", _) => Ok(json),
+        (_, Some(argument)) if !argument.is_empty() => Ok(text(argument.to_owned())),
+        _ => Err(values::wrong_type("\"none\", \"json\" or \"text:NAME\"", value)),
     }
 }
 
@@ -272,10 +197,12 @@ fn exit_statuses(value: &DeValue<'_>) -> Parsed<Vec<i32>> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::{NonZeroU32, NonZeroU64};
     use std::path::Path;
 
     use super::*;
     use crate::config::Config;
+    use crate::config::tool_definition::SandboxLevel;
 
     fn parse(text: &str) -> Result<Config, String> {
         let env = |name: &str| (name == "SET").then(|| "value".to_owned());
@@ -329,6 +256,20 @@ effect = "none"
     }
 
     #[test]
+    fn the_argument_for_stdin_or_a_body_may_have_any_name() {
+        let command = "[tools.c]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n\
+                       stdin = \"text:text:\"\n";
+        let http = "[tools.h]\nkind = \"http\"\ndescription = \"d\"\nurl = \"http://x.example/\"\n\
+                    method = \"POST\"\nbody = \"text:text:a\"\n";
+        let config = parse(&format!("{command}{http}")).unwrap();
+        let kind = |name| &config.tools[name].definition.as_ref().unwrap().kind;
+        let ToolKind::Command(command) = kind("c") else { panic!("a command") };
+        assert_eq!(command.stdin, CommandStdin::Text("text:".to_owned()));
+        let ToolKind::Http(http) = kind("h") else { panic!("an HTTP tool") };
+        assert_eq!(http.body, HttpBody::Text("text:a".to_owned()));
+    }
+
+    #[test]
     fn a_schema_is_a_file_or_a_table() {
         let table = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
         let input = |keys: &str| {
@@ -365,6 +306,19 @@ effect = "none"
             (
                 "[tools.t]\nkind = \"command\"\ncommand = [\"true\"]",
                 "1: tools.t.description: is missing",
+            ),
+            (
+                "[tools.t]\nkind = \"command\"\ncommand = [1]\ndescription = \"d\"",
+                "3: tools.t.command[0]: must be a string, not 1",
+            ),
+            (
+                "[tools.t]\nkind = \"command\"\ncommand = 1\ndescription = \"d\"",
+                "3: tools.t.command: must be a list, not 1",
+            ),
+            (
+                "[tools.t]\nkind = \"http\"\nurl = \"http://x.example/\"\ndescription = \"d\"\n\
+                 headers = { X-Key = \"plain\" }\nsecret_headers = { x-key = \"SET\" }",
+                "5: tools.t.headers: X-Key is also in secret_headers",
             ),
             (
                 &format!("{table}env_pass = [\"UNSET\"]"),

@@ -1,0 +1,102 @@
+//! Reads what tools, hooks and MCP servers have in common: the keys of a process, and the headers of HTTP requests.
+
+use std::collections::BTreeMap;
+use std::num::{NonZeroU32, NonZeroU64};
+
+use toml::de::DeValue;
+
+use super::source::Section;
+use super::values::{self, Parsed};
+use crate::config::tool_definition::{ProcessConfig, SandboxLevel};
+
+/// Looks up an environment variable of the host.
+pub(super) type EnvLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
+
+impl ProcessConfig {
+    /// Reads the keys that all processes have.
+    pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
+        let env_pass = section.list("env_pass", |value| {
+            let name = env_var_name(value)?;
+            if env(&name).is_some() { Ok(name) } else { Err(unset(&name)) }
+        });
+        let secret_env = secrets(section, "secret_env", env);
+        let env = section.table("env").entries(values::text);
+        for name in env.keys().filter(|name| secret_env.contains_key(*name)) {
+            section.add_error("env", format!("{name} is also in secret_env"));
+        }
+        Self {
+            cwd: section.path("cwd").unwrap_or_else(|| section.relative_to_file("")),
+            env,
+            env_pass: env_pass.unwrap_or_default(),
+            secret_env,
+            sandbox: section
+                .read("sandbox", |value| values::word(value, &SandboxLevel::WORDS))
+                .unwrap_or_default(),
+            max_memory: section.read("max_memory", values::size).and_then(NonZeroU64::new),
+            max_processes: section.read("max_processes", values::count).and_then(NonZeroU32::new),
+        }
+    }
+}
+
+/// Reads `command`: a program and its arguments. It is empty if there was an error.
+pub(super) fn command(section: &Section<'_, '_>) -> Vec<String> {
+    let mut is_wrong = false;
+    let command = section.list("command", |value| {
+        let word = values::text(value);
+        is_wrong |= word.is_err();
+        word
+    });
+    if !section.has("command") {
+        section.add_error("command", "is missing: a list of the program and its arguments");
+    } else if !is_wrong && command.as_ref().is_some_and(Vec::is_empty) {
+        section.add_error("command", "must not be empty");
+    }
+    let mut command = command.unwrap_or_default();
+    // A program with a path is relative to the configuration, a name is searched in PATH.
+    if let Some(program) = command.first_mut().filter(|name| name.contains('/')) {
+        *program = section.relative_to_file(program).display().to_string();
+    }
+    command
+}
+
+/// Reads `headers` and `secret_headers`. A name is in one of them, and the case of letters makes no difference, see
+/// [RFC 9110, section 5.1](https://www.rfc-editor.org/rfc/rfc9110#section-5.1).
+pub(super) fn headers(
+    section: &Section<'_, '_>,
+    env: EnvLookup<'_>,
+) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
+    let headers = section.table("headers").entries(values::text);
+    let secret_headers = secrets(section, "secret_headers", env);
+    for name in headers.keys() {
+        if secret_headers.keys().any(|secret| secret.eq_ignore_ascii_case(name)) {
+            section.add_error("headers", format!("{name} is also in secret_headers"));
+        }
+    }
+    (headers, secret_headers)
+}
+
+/// Reads a table of names, each with the variable of the host that holds its secret value.
+fn secrets(
+    section: &Section<'_, '_>,
+    key: &'static str,
+    env: EnvLookup<'_>,
+) -> BTreeMap<String, String> {
+    section.table(key).entries(|value| {
+        let name = env_var_name(value)?;
+        let is_set = env(&name).is_some_and(|value| !value.trim().is_empty());
+        if is_set { Ok(name) } else { Err(unset(&name)) }
+    })
+}
+
+fn unset(name: &str) -> String {
+    format!("the environment variable {name} is not set: set it before the host starts")
+}
+
+/// Parses the name of an environment variable of the host.
+fn env_var_name(value: &DeValue<'_>) -> Parsed<String> {
+    let name = values::non_empty_string(value)?;
+    if name.contains(['=', '\0']) {
+        return Err(format!("{name:?} is not the name of an environment variable"));
+    }
+    Ok(name)
+}
