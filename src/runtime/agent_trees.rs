@@ -91,7 +91,7 @@ pub(super) struct AgentTrees {
 
 /// The result of counting a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TreePlace {
+pub(super) enum ChildAdmission {
     /// It was counted before.
     Known,
     Added,
@@ -111,17 +111,17 @@ impl AgentTrees {
     }
 
     /// Counts a child, unless `max_children` is reached.
-    pub(super) fn add(&self, parent: &ParentCall, child: &SessionId) -> TreePlace {
+    pub(super) fn add(&self, parent: &ParentCall, child: &SessionId) -> ChildAdmission {
         let mut trees = self.trees.lock();
         let tree = trees.entry(key(&parent.root)).or_default();
         if tree.contains(child) {
-            return TreePlace::Known;
+            return ChildAdmission::Known;
         }
         if tree.len() >= parent.max_children as usize {
-            return TreePlace::Full;
+            return ChildAdmission::Full;
         }
         tree.insert(child.clone());
-        TreePlace::Added
+        ChildAdmission::Added
     }
 
     /// Removes a child that could not be opened.

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::agent_trees::{self, TreePlace};
+use super::agent_trees::{self, ChildAdmission};
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
@@ -50,10 +50,10 @@ pub(super) type ChildSlot = Arc<Mutex<Option<ChildUse>>>;
 /// A child whose run was started, now or earlier.
 struct StartedChild {
     report: BoxFuture<'static, Result<RunReport, HostError>>,
-    /// The end of the run is among the events that follow.
-    is_open: bool,
-    /// True while the run waits only for people.
-    waits: Option<watch::Receiver<bool>>,
+    /// True if the end of the run is among the events that follow.
+    end_event_pending: bool,
+    /// Holds true while the run waits only for people.
+    waits_for_people: Option<watch::Receiver<bool>>,
 }
 
 /// Runs the child of one call.
@@ -71,7 +71,7 @@ pub(super) struct AgentCallRunner {
     pub(super) parent: Option<Arc<ParentCall>>,
     pub(super) config: AgentToolConfig,
     pub(super) start: AgentCallStart,
-    /// A tool that keeps its context beyond the session's life does not keep this alive.
+    /// Weak, because a tool may keep its context for longer than the session lives.
     pub(super) publisher: Weak<Publisher>,
     /// Receives the child, for the outcome of the call.
     pub(super) child: ChildSlot,
@@ -94,7 +94,7 @@ impl AgentCaller for AgentCallRunner {
         let report = report.map_err(|error| {
             ToolError::new(format!("the child session {}: {error}", child.id())).permanent()
         })?;
-        self.note_use(&child, &report);
+        self.set_use(&child, &report);
         result(&self.config.agent, &report)
     }
 }
@@ -149,13 +149,11 @@ impl AgentCallRunner {
             let stored = stored.map_err(|error| ToolError::new(error.to_string()))?;
             trees.restore(&parent.root, stored);
         }
-        match trees.add(&parent, child.id()) {
-            TreePlace::Full => {
-                let most = parent.max_children;
-                let had = format!("the run at the root has had {most} children");
-                return Err(refused("max_children", &had));
-            }
-            TreePlace::Known | TreePlace::Added => {}
+        let admission = trees.add(&parent, child.id());
+        if admission == ChildAdmission::Full {
+            let most = parent.max_children;
+            let had = format!("the run at the root has had {most} children");
+            return Err(refused("max_children", &had));
         }
         let (root, id) = (parent.root.clone(), child.id().clone());
         let open = OpenSession::default();
@@ -166,7 +164,9 @@ impl AgentCallRunner {
         match opened {
             Ok(_) | Err(HostError::SessionExists) => Ok(()),
             Err(error) => {
-                trees.remove(&root, child.id());
+                if admission == ChildAdmission::Added {
+                    trees.remove(&root, child.id());
+                }
                 let is_full = matches!(error, HostError::Full("session"));
                 let problem = error.to_string();
                 let problem = if is_full { "host.max_sessions is reached" } else { &problem };
@@ -186,7 +186,7 @@ impl AgentCallRunner {
         // Subscribes first, so that no event is missed.
         let mut events = Some(child.watch_from_now().await?.only_run(run.clone()));
         let started = self.start_run(child, run, context).await?;
-        let StartedChild { mut report, mut is_open, mut waits } = started;
+        let StartedChild { mut report, mut end_event_pending, mut waits_for_people } = started;
         let (mut is_stopped, mut is_waiting) = (false, false);
         let report = loop {
             tokio::select! {
@@ -196,14 +196,14 @@ impl AgentCallRunner {
                     // A child that is gone has ended.
                     let _ = child.stop(StopMode::Now).await;
                 }
-                changed = next_wait(&mut waits, is_waiting) => {
-                    is_waiting = changed;
-                    let (key, waits) = (self.key, is_waiting);
+                waits = next_wait(&mut waits_for_people, is_waiting) => {
+                    is_waiting = waits;
+                    let key = self.key;
                     // A supervisor that has ended has no calls.
                     let _ = self.supervisor.cast(ToolSupervisorMessage::ChildWaits { key, waits });
                 }
                 item = next(&mut events) => {
-                    is_open &= !is_end(item.as_ref());
+                    end_event_pending &= !is_end(item.as_ref());
                     events = self.pass_on(child, run, item, events.take()).await;
                 }
                 report = &mut report => break report,
@@ -217,7 +217,7 @@ impl AgentCallRunner {
                 self.publish(event);
             }
         };
-        if is_open && report.is_ok() {
+        if end_event_pending && report.is_ok() {
             let _ = timeout(LAST_EVENTS_MAX, last).await;
         }
         report
@@ -239,16 +239,19 @@ impl AgentCallRunner {
         let (accepted, live) = child.accept(run, &request).await?;
         let zero = ChildUse { session: child.id().clone(), run: run.clone(), tokens: 0, calls: 0 };
         *self.child.lock() = Some(zero);
-        if accepted.report.is_none() {
+        if accepted.report_receiver.is_none() {
             // It may have been interrupted and wait to be resumed, with `resume = "manual"`.
             let _ = child.resume().await;
             self.publish_open_approvals(child).await?;
         }
-        let is_open = accepted.report.is_some() || live.activity.running.load(Ordering::Acquire);
+        let is_running = live.activity.running.load(Ordering::Acquire);
+        let end_event_pending = accepted.report_receiver.is_some() || is_running;
         let (session, log) = (child.clone(), Arc::clone(&live.log));
-        let report = stored_sessions::await_report(session, accepted.id, accepted.report, log);
-        let waits = live.activity.waits_for_people.as_ref().map(watch::Sender::subscribe);
-        Ok(StartedChild { report: Box::pin(report), is_open, waits })
+        let report =
+            stored_sessions::await_report(session, accepted.id, accepted.report_receiver, log);
+        let waits_for_people =
+            live.activity.waits_for_people.as_ref().map(watch::Sender::subscribe);
+        Ok(StartedChild { report: Box::pin(report), end_event_pending, waits_for_people })
     }
 
     /// Returns the limits of the child's run: the lease, where it is lower than the limits of its agent.
@@ -280,12 +283,12 @@ impl AgentCallRunner {
         *self.child.lock() = Some(zero);
         let report = stop_and_report(child, run).await;
         if let Ok(Some(report)) = report {
-            self.note_use(child, &report);
+            self.set_use(child, &report);
         }
     }
 
-    /// Notes what the child and its own children have used.
-    fn note_use(&self, child: &SessionHandle, report: &RunReport) {
+    /// Sets the use of the child to what it and its own children have used.
+    fn set_use(&self, child: &SessionHandle, report: &RunReport) {
         let own = report.stats.input_tokens.saturating_add(report.stats.output_tokens);
         let calls = u32::try_from(report.calls.len()).unwrap_or(u32::MAX);
         let mut used = ChildUse {
@@ -393,12 +396,12 @@ fn is_end(item: Option<&FeedItem>) -> bool {
 async fn next(events: &mut Option<SessionEvents>) -> Option<FeedItem> {
     match events {
         Some(events) => events.next().await,
-        // The report of the run comes without events.
         None => std::future::pending().await,
     }
 }
 
-/// Waits until the child begins to wait only for people, or no longer does so. A child whose actor has ended does not.
+/// Waits until the child begins to wait only for people, or ceases to, and returns which. A child whose actor has ended
+/// waits for nobody.
 async fn next_wait(waits: &mut Option<watch::Receiver<bool>>, is_waiting: bool) -> bool {
     if let Some(receiver) = waits {
         if let Ok(changed) = receiver.wait_for(|waits| *waits != is_waiting).await {

@@ -116,7 +116,8 @@ impl SessionHandle {
         // Subscribes before the run starts, so that no event of it is missed.
         let (mut events, live) =
             self.with_awake(|live| live.feed_access.subscribe_to(&new)).await?;
-        let (RunAccepted { id, seq, report }, accepted_by) = self.accept(&new, &request).await?;
+        let (RunAccepted { id, seq, report_receiver: report }, accepted_by) =
+            self.accept(&new, &request).await?;
         let events_are_complete = Arc::ptr_eq(&live, &accepted_by) && id == new;
         if !events_are_complete {
             events = self.subscribe_to(&id).await?;
@@ -150,7 +151,7 @@ impl SessionHandle {
     pub async fn run(&self, request: impl Into<RunRequest>) -> Result<RunReport, HostError> {
         // No subscription is made, because only the report is needed.
         let (accepted, accepted_by) = self.accept(&ids::run_id(), &request.into()).await?;
-        let RunAccepted { id, seq: _, report } = accepted;
+        let RunAccepted { id, seq: _, report_receiver: report } = accepted;
         stored_sessions::await_report(self.clone(), id, report, Arc::clone(&accepted_by.log)).await
     }
 

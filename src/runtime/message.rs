@@ -138,9 +138,9 @@ pub(super) struct RunAccepted {
     pub(super) id: RunId,
     /// The sequence number of its first record.
     pub(super) seq: Seq,
-    /// Receives the report. The sender is dropped without a report when the session dies. `None` for a run
-    /// that is over.
-    pub(super) report: Option<tokio::sync::oneshot::Receiver<ReportResult>>,
+    /// Receives the report. The sender is dropped without a report when the session dies. `None` for a run that an
+    /// earlier request started.
+    pub(super) report_receiver: Option<tokio::sync::oneshot::Receiver<ReportResult>>,
 }
 
 /// Receives the result of a request to make the context smaller.

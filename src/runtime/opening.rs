@@ -56,7 +56,16 @@ pub(super) async fn open(
     let declared = RunOverrides::default().with(|new| new.client_tools.clone_from(&client_tools));
     agent.check_client_tools(&declared, &[])?;
     let (waiter, waited) = oneshot::channel();
-    link.shared.reserve_new(&id, waiter)?;
+    let is_stored = async || {
+        let (shared, id) = (Arc::clone(&link.shared), id.clone());
+        let found = link.read_index(move || shared.journal.find(&id)).await??;
+        Ok::<_, HostError>(found.is_some())
+    };
+    if let Err(error) = link.shared.reserve_new(&id, waiter) {
+        // A session that exists is not refused for want of room.
+        let exists = matches!(error, HostError::Full(_)) && is_stored().await?;
+        return Err(if exists { HostError::SessionExists } else { error });
+    }
     let opening = SessionStart {
         publisher: Publisher::new(id.clone(), link.shared.telemetry.clone(), Seq(0)),
         id: id.clone(),
@@ -65,8 +74,7 @@ pub(super) async fn open(
         origin: SessionOrigin::New { messages, metadata, parent, client_tools },
     };
     let opened = async {
-        let (shared, of) = (Arc::clone(&link.shared), id.clone());
-        if link.read_index(move || shared.journal.find(&of)).await??.is_some() {
+        if is_stored().await? {
             return Err(HostError::SessionExists);
         }
         let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));

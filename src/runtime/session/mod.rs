@@ -313,7 +313,7 @@ impl SessionActorState {
             request;
         let starts = match self.session.admit_run(&input, request.as_ref(), queue)? {
             RunAdmission::Known { run_id, seq } => {
-                return Ok(RunAccepted { id: run_id, seq, report: None });
+                return Ok(RunAccepted { id: run_id, seq, report_receiver: None });
             }
             RunAdmission::Start => true,
             RunAdmission::Queue => false,
@@ -343,7 +343,7 @@ impl SessionActorState {
         let counted = (!starts).then(|| self.shared.gauges.queued.increment());
         self.callers.insert(id.clone(), RunCaller { report: Some(report), _counted: counted });
         let seq = self.perform(myself).await.unwrap_or_else(|| self.log.last_seq());
-        Ok(RunAccepted { id, seq, report: Some(receiver) })
+        Ok(RunAccepted { id, seq, report_receiver: Some(receiver) })
     }
 
     async fn steer(

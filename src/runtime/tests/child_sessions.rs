@@ -359,6 +359,8 @@ async fn after_a_crash_the_calls_find_their_children() {
         let journal = Arc::new(MemoryJournal::new());
         let setup = || {
             family(&provider, [], [], |config| {
+                // No room for another session.
+                config.host.max_sessions = 3;
                 if manual {
                     config.journal.resume = Resume::Manual;
                 }
@@ -694,6 +696,7 @@ async fn counts_of_children_survive_a_crash() {
     drop(session.start_run("go").await.unwrap());
     until("the second turn is asked for", || provider.count() == 3).await;
     drop((first, session));
+    until("the request is dropped", || provider.open() == 0).await;
     let host = restart(setup, &journal).await;
     gate.add_permits(100);
     until("the run has ended", || host.counts().runs == 0 && provider.count() >= 5).await;
@@ -884,15 +887,9 @@ async fn the_time_of_a_run_goes_on_while_another_child_works() {
     let mut run = session.start_run("go").await.unwrap();
     child_event(&mut run.events, is_asked).await;
     let helper_timed_out = async {
-        while let Some(item) = run.events.next().await {
-            if let FeedItem::Event(published) = item
-                && let Event::OfChild { event, .. } = &published.event
-                && matches!(event.event, Event::RunEnded { end: RunEnd::TimedOut, .. })
-            {
-                return;
-            }
+        while !ends(&host).await.contains(&RunEnd::TimedOut) {
+            sleep(Duration::from_millis(10)).await;
         }
-        std::future::pending().await
     };
     // The helper's time is the whole of what the run had left, so that either may end first.
     let ended = tokio::select! {
