@@ -20,9 +20,9 @@ use crate::wire::PromptChange;
 
 /// Number of summaries without effect after which none is asked for until the next input.
 const FAILED_SUMMARIES_MAX: u32 = 2;
-/// The share of the window that the turns behind a summary may have: one third.
-const TAIL_DIVISOR: u64 = 3;
-/// The share of the window that is left for the request for a summary and its answer: one tenth.
+/// The turns behind a summary may have one third of the window.
+const KEPT_TURNS_DIVISOR: u64 = 3;
+/// One tenth of the window is left free for the question for a summary and its answer.
 const SUMMARY_DIVISOR: u64 = 10;
 
 /// The next step towards a smaller context.
@@ -114,7 +114,7 @@ impl Session {
     /// offer other tools in each run.
     pub fn handle_request(&mut self, hash: u64, has_sources: bool) -> Option<PromptChange> {
         let change = self.find_prompt_change(hash, has_sources).or(self.context.unsent_change);
-        self.note_request(Some(hash));
+        self.set_requested_prompt(Some(hash));
         self.context.unsent_change = change;
         change
     }
@@ -140,8 +140,8 @@ impl Session {
         change.or(refreshed).or(Some(PromptChange::Config))
     }
 
-    /// Notes a request of the current run.
-    pub(super) fn note_request(&mut self, hash: Option<u64>) {
+    /// Remembers what preceded the messages in a request of the current run.
+    pub(super) fn set_requested_prompt(&mut self, hash: Option<u64>) {
         self.context.prompt_change = None;
         self.context.requested.hash = hash;
         let requested = &mut self.context.requested.overrides;
@@ -328,8 +328,8 @@ impl Session {
         self.context.is_requested = false;
     }
 
-    /// Counts the request of a turn that is about to be committed, by the service's number.
-    pub(super) fn count_request(&mut self, input_tokens: u64) {
+    /// Corrects the estimates by the service's count of the request of a turn that is about to be committed.
+    pub(super) fn update_token_meter(&mut self, input_tokens: u64) {
         let Some(fixed) = self.run.as_ref().map(|run| run.terms.fixed_tokens) else { return };
         if input_tokens > 0 {
             let estimated = fixed + self.history.estimated_tokens();
@@ -337,27 +337,27 @@ impl Session {
         }
     }
 
-    /// Notes the end of the current run.
-    pub(super) fn note_ended_run(&mut self, id: RunId, first_message: usize) {
+    /// Remembers the run that ends, to format its messages.
+    pub(super) fn set_ended_run(&mut self, id: RunId, first_message: usize) {
         self.context.ended_run = Some(EndedRun { id, first_message, is_formatted: false });
         self.context.pending_summary = None;
     }
 
-    /// Decides nothing about the context: the changes of a replayed session come from its records, because
-    /// they depend on what its services counted.
+    /// From now on the context changes only by records, for a replay: the decisions depended on what the services
+    /// counted then.
     pub(super) fn replay_changes(&mut self) {
         self.context.is_replayed = true;
     }
 
-    /// Notes an input of a user: summaries are asked for again, also before the turn that follows a failed
-    /// one.
-    pub(super) fn note_input(&mut self) {
+    /// Lets summaries be asked for again, because a user has sent an input: also before the turn that follows a
+    /// failed one.
+    pub(super) fn forget_failed_summaries(&mut self) {
         self.context.failed_summaries = 0;
         self.context.summarised_after = None;
     }
 
-    /// Notes a limit that was recorded.
-    pub(super) fn note_limit(&mut self, limit: &str) {
+    /// Counts a failed summary, if the recorded limit is one.
+    pub(super) fn count_failed_summary(&mut self, limit: &str) {
         self.context.failed_summaries += u32::from(limit == COMPACT_AT);
     }
 
@@ -422,15 +422,15 @@ impl Session {
         };
         let limits = SummaryLimits {
             keep_turns: usize::try_from(*keep_turns).unwrap_or(usize::MAX),
-            kept_turns: meter.estimate_of(window / TAIL_DIVISOR),
-            kept_inputs: (*keep_user_tokens).min(window / TAIL_DIVISOR),
+            kept_turns: meter.estimate_of(window / KEPT_TURNS_DIVISOR),
+            kept_inputs: meter.estimate_of((*keep_user_tokens).min(window / KEPT_TURNS_DIVISOR)),
             replaced,
         };
         compaction::plan_summary(self.history.messages(), limits)
     }
 
-    /// Returns true if the request for a summary may have all messages: they fit into the window, as far
-    /// as known, and were not refused.
+    /// Returns true if the request for a summary may have all messages: the service has not refused them in this
+    /// turn, and they fit into the window, if it is known.
     fn can_send_all(&mut self, rules: &TurnRules) -> bool {
         let tokens = self.request_tokens(rules);
         let is_overflow = self.run.as_ref().is_some_and(|run| run.turn().is_some());
@@ -438,8 +438,8 @@ impl Session {
             && self.window(rules).is_none_or(|window| tokens + window / SUMMARY_DIVISOR <= window)
     }
 
-    /// Asks for a summary: of all messages, so that the service reads most of them from its cache, or if
-    /// these are too many, of those that it replaces.
+    /// Asks for a summary. The request has all messages, so that the service reads most of them from its cache. If
+    /// they are too many, it has only those that the summary replaces.
     fn request_summary(&mut self, rules: &TurnRules, plan: SummaryPlan) {
         let messages = match self.can_send_all(rules) {
             true => self.history.messages().clone(),
@@ -505,7 +505,8 @@ impl Session {
         self.record(vec![SessionRecord { record, run_id, turn, events: vec![event] }]);
     }
 
-    /// Records that a summary has no effect. Without a run, the client that asked for it is told.
+    /// Records that a summary failed or saves too little. Without a run nothing is recorded: the client that asked for
+    /// it gets an error.
     fn record_failed_summary(
         &mut self,
         rules: &TurnRules,

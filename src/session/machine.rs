@@ -319,7 +319,7 @@ impl Session {
                     run.skip_follow_up();
                 }
                 run.steer();
-                self.note_input();
+                self.forget_failed_summaries();
                 self.history.steer(*after_turn, input.clone());
             }
             Record::StopAsked { mode } => self.open_run()?.stop(*mode),
@@ -328,7 +328,7 @@ impl Session {
                 run.limit_recorded(limit);
                 run.add_usage(*usage);
                 self.usage += *usage;
-                self.note_limit(limit);
+                self.count_failed_summary(limit);
                 note.iter().for_each(|note| self.history.add_note(note));
             }
             Record::Instructed { request, text } => {
@@ -348,7 +348,7 @@ impl Session {
                 self.references.add_run_end(run_id, at.seq);
                 self.waits_for_tools = false;
                 self.history.end_run();
-                self.note_ended_run(run_id.clone(), first_message);
+                self.set_ended_run(run_id.clone(), first_message);
             }
             Record::ToolsFrozen { sha256 } => {
                 self.frozen_tools = Some(Arc::clone(sha256));
@@ -364,7 +364,7 @@ impl Session {
             Record::SessionClosed => self.lifecycle = Lifecycle::Closed,
             Record::AttemptStarted { turn, prompt, .. } => {
                 self.apply_turn_record(*turn)?;
-                self.note_request(prompt.or(self.context.requested.hash));
+                self.set_requested_prompt(prompt.or(self.context.requested.hash));
             }
             Record::AttemptFailed { turn, .. }
             | Record::ResponseEnded { turn, .. }
@@ -398,7 +398,7 @@ impl Session {
             references: run.terms.references,
         };
         self.has_children |= record.results.iter().any(|result| result.outcome.child.is_some());
-        self.count_request(record.request_tokens);
+        self.update_token_meter(record.request_tokens);
         self.forget_summary();
         if message.is_some() {
             self.context.unsent_change = None;
@@ -423,7 +423,7 @@ impl Session {
     }
 
     fn start_run(&mut self, at: RecordedAt, terms: RunTerms, queued: RunInput) {
-        self.note_input();
+        self.forget_failed_summaries();
         self.queue.retain(|other| other.run_id != queued.run_id);
         let has_initial_calls = self.history.initial_calls().is_some();
         let first_message = self.history.messages().len();

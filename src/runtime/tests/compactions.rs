@@ -12,7 +12,7 @@ use crate::config::{AgentConfig, HistoryForm, ModelConfig};
 use crate::journal::{AppendStatus, MemoryJournal};
 use crate::message::Message;
 use crate::model::{CallDelta, Delta, ModelRequest, ModelSource, ModelStream};
-use crate::record::Record;
+use crate::record::{ContextChange, Record};
 use crate::runtime::ModelSources;
 use crate::types::{CompactionKind, FinishKind, FinishReason, SessionState, Usage, Wire};
 
@@ -403,4 +403,51 @@ fn the_work_of_a_turn_does_not_grow_with_the_session() {
     runtime.block_on(session.stop(crate::record::StopMode::Now)).unwrap();
     runtime.block_on(async { timeout(SOON, run.report).await }).unwrap().unwrap();
     runtime.block_on(host.shutdown());
+}
+
+/// A model whose service counts more tokens than the estimate: one for each byte.
+struct Dear;
+
+impl ModelSource for Dear {
+    fn respond(&self, request: ModelRequest) -> ModelStream {
+        let bytes: usize = request.messages.iter().map(|message| message_bytes(message)).sum();
+        let usage = Usage { input_tokens: bytes as u64, output_tokens: 1, ..Usage::default() };
+        let usage = Delta::Usage { usage, raw: "{}".into() };
+        let finish = Delta::Finish(FinishReason::new(FinishKind::Stop, "end"));
+        let deltas = vec![Delta::Text("ok".to_owned()), usage, finish];
+        Box::pin(futures::stream::once(std::future::ready(Ok(deltas))))
+    }
+}
+
+#[tokio::test]
+async fn the_inputs_that_a_summary_keeps_are_measured_in_the_tokens_of_the_service() {
+    let agent = AgentConfig::new("dear").with(|agent| {
+        (agent.context.keep_turns, agent.context.keep_user_tokens) = (0, 4_500);
+    });
+    let mut config = Config::default();
+    config.journal.engine = JournalEngine::Memory;
+    config.agents.insert("default".to_owned(), agent);
+    config.models.insert("dear".to_owned(), ModelConfig::for_source("dear"));
+    let source = Arc::new(Dear) as Arc<dyn ModelSource>;
+    let setup = HostSetup {
+        model_sources: ModelSources(BTreeMap::from([("dear".to_owned(), source)])),
+        ..HostSetup::new(config, registry([]))
+    };
+    let host = Host::start(setup).await.unwrap();
+    let session = session(&host).await;
+    let input = "some words of a user\n".repeat(50);
+    for _ in 0..8 {
+        timeout(SOON, session.run(input.as_str())).await.unwrap().unwrap();
+    }
+    timeout(SOON, session.compact()).await.unwrap().unwrap();
+    let records = session.records(Seq(0)).await.unwrap();
+    let kept = records.iter().find_map(|entry| match &entry.record {
+        Record::Compacted { change, .. } => match **change {
+            ContextChange::Summarised { user_messages, .. } => Some(user_messages),
+            _ => None,
+        },
+        _ => None,
+    });
+    // Each has 1,050 tokens as the service counts, which is three to five times the estimate.
+    assert!(kept.is_some_and(|kept| (2..=4).contains(&kept)), "{kept:?}");
 }
