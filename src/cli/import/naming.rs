@@ -4,68 +4,64 @@ use std::collections::{HashMap, HashSet};
 
 use sha2::{Digest as _, Sha256};
 
+use crate::tool::RESERVED_NAMES;
+
 /// The longest name that a tool can have.
 const NAME_BYTES_MAX: usize = 64;
 
 /// Number of hex digits of the hash in a name that would not be unique or is too long.
 const HASH_DIGITS: usize = 8;
 
-/// Names that belong to tools of the host.
-const TAKEN: [&str; 10] = [
-    "calculator",
-    "clock",
-    "final_answer",
-    "find_tools",
-    "get_variable",
-    "http_get",
-    "read_file",
-    "read_var",
-    "set_variable",
-    "use_tool",
-];
+/// The names of the built-in tools. The host itself answers those of [`RESERVED_NAMES`].
+const BUILT_IN: [&str; 6] =
+    ["calculator", "clock", "get_variable", "http_get", "read_file", "set_variable"];
 
-/// Returns a unique name for each operation, from its `operationId` or else from its place, such as `GET /pets`. A
-/// name that several operations would have, that belongs to a tool of the host, or that is too long, ends with a
-/// hash of the place.
+/// Returns a unique name for each operation, from its `operationId`, or else from its method and path, such as
+/// `GET /pets`. A name that several operations would have, that belongs to a tool of the host, or that is too long,
+/// ends with a hash of method and path.
 pub(super) fn tool_names<'d>(operations: impl Iterator<Item = (&'d str, String)>) -> Vec<String> {
-    let plain: Vec<(String, String)> =
-        operations.map(|(id, place)| (plain_name(id, &place), place)).collect();
+    let plain: Vec<(String, String)> = operations
+        .map(|(id, method_and_path)| (plain_name(id, &method_and_path), method_and_path))
+        .collect();
     let mut counts: HashMap<&str, usize> = HashMap::new();
     for (name, _) in &plain {
         *counts.entry(name).or_default() += 1;
     }
     let mut used = HashSet::new();
     let mut names = Vec::new();
-    for (name, place) in &plain {
+    for (name, method_and_path) in &plain {
         let is_unique = counts.get(name.as_str()) == Some(&1);
-        let fits = name.len() <= NAME_BYTES_MAX && !TAKEN.contains(&name.as_str());
+        let is_of_host = [&BUILT_IN[..], &RESERVED_NAMES[..]].concat().contains(&name.as_str());
+        let is_usable = is_unique && !is_of_host && name.len() <= NAME_BYTES_MAX;
         let mut digits = HASH_DIGITS;
-        let mut unique = match is_unique && fits {
+        let mut unique = match is_usable {
             true => name.clone(),
-            false => hashed(name, place, digits),
+            false => hashed(name, method_and_path, digits),
         };
-        // Another operation can have this very name as its `operationId`.
+        // The `operationId` of another operation can be this very name. Each round takes one more digit of the hash.
         while !used.insert(unique.clone()) {
             digits += 1;
-            unique = hashed(name, place, digits);
+            unique = hashed(name, method_and_path, digits);
         }
         names.push(unique);
     }
     names
 }
 
-fn plain_name(id: &str, place: &str) -> String {
+/// Returns a name for an operation, which may not be unique.
+fn plain_name(id: &str, method_and_path: &str) -> String {
     let mut name = clean(id);
     if name.is_empty() {
-        let (method, path) = place.split_once(' ').unwrap_or_default();
+        let (method, path) = method_and_path.split_once(' ').unwrap_or_default();
         name = clean(&format!("{} {path}", method.to_ascii_lowercase()));
     }
     // Some providers demand a letter at the beginning.
     if name.starts_with(|c: char| c.is_ascii_alphabetic()) { name } else { format!("op_{name}") }
 }
 
-fn hashed(name: &str, place: &str, digits: usize) -> String {
-    let digest = Sha256::digest(place);
+/// Returns the name with the first digits of a hash of method and path, shortened to the longest permitted name.
+fn hashed(name: &str, method_and_path: &str, digits: usize) -> String {
+    let digest = Sha256::digest(method_and_path);
     let hash = digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let hash = hash.get(..digits).unwrap_or(&hash);
     let beginning = name.get(..NAME_BYTES_MAX - 1 - hash.len()).unwrap_or(name);
@@ -103,8 +99,8 @@ pub(super) fn argument_name(
     candidates.find(|name| !is_taken(name)).unwrap_or_default()
 }
 
-/// Returns a text as the name of an environment variable, without its end if it is long.
-pub(super) fn variable_name(text: &str) -> String {
+/// Returns a text as the name of an environment variable of at most 40 characters.
+pub(super) fn env_var_name(text: &str) -> String {
     let name = clean(text).replace('-', "_").to_ascii_uppercase();
     name.get(..40).unwrap_or(&name).trim_matches('_').to_owned()
 }
@@ -160,7 +156,7 @@ mod tests {
         let name = |text| argument_name(text, "query", |name| name == "id" || name == "id_query");
         assert_eq!(name("filter[status]"), "filter_status");
         assert_eq!((name("id"), name("é")), ("id_query_2".to_owned(), "query".to_owned()));
-        assert_eq!(variable_name("Ticket-API (v2)"), "TICKET_API_V2");
+        assert_eq!(env_var_name("Ticket-API (v2)"), "TICKET_API_V2");
     }
 
     proptest! {

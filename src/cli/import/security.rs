@@ -1,26 +1,28 @@
-//! The headers that authenticate an operation.
+//! The headers that authenticate the requests of an operation.
 
 use serde_json::Value;
 
 use super::document::{OpenApiDocument, Operation, members};
-use super::naming::variable_name;
+use super::naming::env_var_name;
 
-/// The default name of the service, in the names of variables.
+/// Stands for the service in the names of environment variables, if its own title cannot.
 const SERVICE: &str = "API";
 
 /// A header whose value is in an environment variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SecretHeader {
     pub(super) name: String,
+    /// The environment variable that holds the value.
     pub(super) variable: String,
-    /// What the variable holds.
+    /// Says what the variable has to hold.
     pub(super) content: &'static str,
 }
 
-/// Returns the headers of the first alternative of the document that headers can express.
+/// Returns the headers that authenticate an operation. A document lists alternatives: the first one is taken that
+/// needs nothing but headers.
 ///
 /// # Errors
-/// If there are alternatives, and headers can express none: the reason.
+/// If there are alternatives, and each needs more than headers: the reason for the first one.
 pub(super) fn secret_headers(
     document: &OpenApiDocument,
     operation: &Operation<'_>,
@@ -28,10 +30,10 @@ pub(super) fn secret_headers(
     let own = operation.definition.get("security");
     let alternatives = own.or_else(|| document.at("/security")).and_then(Value::as_array);
     let mut first_problem = None;
-    for schemes in alternatives.into_iter().flatten() {
+    for alternative in alternatives.into_iter().flatten() {
         // All schemes of an alternative are needed at once.
         let headers: Result<Vec<_>, _> =
-            members(schemes).map(|(name, _)| header(document, name)).collect();
+            members(alternative).map(|(name, _)| header(document, name)).collect();
         match headers {
             Ok(headers) => return Ok(headers),
             Err(problem) => first_problem = first_problem.or(Some(problem)),
@@ -60,16 +62,17 @@ fn header(document: &OpenApiDocument, name: &str) -> Result<SecretHeader, String
     Ok(SecretHeader { name: header.to_owned(), variable, content })
 }
 
-/// Returns the variable of a scheme. Its name has the service, because a configuration can have several.
-fn variable(document: &OpenApiDocument, scheme: &str, schemes: usize) -> String {
-    let service = variable_name(document.title());
+/// Returns the name of the environment variable for a security scheme. It begins with the service, because a
+/// configuration can have several.
+fn variable(document: &OpenApiDocument, scheme: &str, scheme_count: usize) -> String {
+    let service = env_var_name(document.title());
     // The host's own variables begin with its name.
     let is_usable =
         service.starts_with(|c: char| c.is_ascii_alphabetic()) && !service.starts_with("CALLSHEET");
     let service = if is_usable { service } else { SERVICE.to_owned() };
-    let name = match schemes {
+    let name = match scheme_count {
         0 | 1 => service,
-        _ => format!("{service}_{}", variable_name(scheme)),
+        _ => format!("{service}_{}", env_var_name(scheme)),
     };
     if is_secret_variable(&name) { name } else { format!("{name}_TOKEN") }
 }

@@ -50,7 +50,7 @@ use write_connection::WriteConnection;
 use writer::{JournalWriter, WriterParts};
 
 /// Maximum number of sessions that one transaction deletes.
-const REMOVED_AT_ONCE: usize = 64;
+const SESSIONS_PER_REMOVAL_MAX: usize = 64;
 
 /// The error of the last write, until a write succeeds.
 type SharedFailure = Arc<Mutex<Option<JournalError>>>;
@@ -75,9 +75,10 @@ pub struct SqliteJournal {
     queue: Arc<WriteQueue>,
     readers: Arc<ReadConnections>,
     sessions: Arc<AtomicUsize>,
-    file: PathBuf,
-    /// The open file, while the writer runs.
-    database: Weak<Mutex<File>>,
+    /// The path of the database.
+    path: PathBuf,
+    /// The open file of the database, while the writer runs.
+    file: Weak<Mutex<File>>,
     failure: SharedFailure,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
@@ -162,21 +163,21 @@ impl SqliteJournal {
         let SqliteOptions { durability, holder, observer, queue_max, reserve_bytes } = options;
         data_directory::create_if_missing(dir)?;
         let lock = data_directory::DirectoryLock::acquire(dir, &holder)?;
-        let database = Arc::downgrade(lock.database());
-        let file = data_directory::database_path(dir);
-        let open_error = |error: &rusqlite::Error| errors::open_error(&file, error);
-        let connection = database::open(&file)?;
+        let file = Arc::downgrade(lock.database());
+        let path = data_directory::database_path(dir);
+        let open_error = |error: &rusqlite::Error| errors::open_error(&path, error);
+        let connection = database::open(&path)?;
         if let Some(pages) = faults.pages_max {
             connection
                 .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
                 .map_err(|error| open_error(&error))?;
         }
-        let stored = query::count(&connection).map_err(|error| error.open_error(&file))?;
+        let stored = query::count(&connection).map_err(|error| error.open_error(&path))?;
         let sessions = Arc::new(AtomicUsize::new(stored));
         let queue = Arc::new(WriteQueue::new(queue_max));
         let store = WriteConnection::new(connection).map_err(|error| open_error(&error))?;
         let failure = Arc::new(Mutex::new(None));
-        let readers = Arc::new(ReadConnections::new(file.clone()));
+        let readers = Arc::new(ReadConnections::new(path.clone()));
         let parts = WriterParts {
             store,
             readers: Arc::clone(&readers),
@@ -190,24 +191,33 @@ impl SqliteJournal {
             lock,
         };
         let io_error = |error: std::io::Error| JournalError::Open {
-            path: file.clone(),
+            path: path.clone(),
             reason: error.to_string(),
         };
-        let log = faults.synced_file.unwrap_or_else(|| data_directory::wal_path(&file));
-        let writer = JournalWriter::new(parts, file.clone(), log).map_err(io_error)?;
+        let log = faults.synced_file.unwrap_or_else(|| data_directory::wal_path(&path));
+        let writer = JournalWriter::new(parts, path.clone(), log).map_err(io_error)?;
         let thread = std::thread::Builder::new()
             .name("callsheet-journal".to_owned())
             .spawn(move || writer.run())
             .map_err(io_error)?;
-        Ok(Self {
-            queue,
-            readers,
-            sessions,
-            file,
-            database,
-            failure,
-            writer: Mutex::new(Some(thread)),
-        })
+        Ok(Self { queue, readers, sessions, path, file, failure, writer: Mutex::new(Some(thread)) })
+    }
+
+    /// Returns true if the task is to be repeated.
+    fn run_on_writer(&self, task: WriterTask) -> Result<bool, JournalError> {
+        let (done, answer) = sync_channel(1);
+        self.queue.push_task(task, done)?;
+        answer.recv().unwrap_or(Err(JournalError::Closed))
+    }
+
+    /// Returns the pages of the database that still have copies of deleted rows. Scans the file on the calling thread.
+    fn pages_with_copies(&self, removed: &[SessionId]) -> Result<Vec<u64>, JournalError> {
+        let page_size = self.readers.run(|connection| Ok(database::page_size(connection)?))?;
+        let ids: Vec<&str> = removed.iter().map(SessionId::as_str).collect();
+        let file = self.file.upgrade().ok_or(JournalError::Closed)?;
+        let mut file = file.lock();
+        pages::with_copies(&mut file, page_size, &ids)
+            .map_err(|error| JournalError::Read(format!("{error} ({})", self.path.display())))
     }
 
     /// Stores the queued batches, closes the database and unlocks the directory. Later batches
@@ -222,25 +232,6 @@ impl SqliteJournal {
             // The panic hook has printed the message.
             let _ = thread.join();
         }
-    }
-}
-
-impl SqliteJournal {
-    /// Returns true if the task is to be repeated.
-    fn run_on_writer(&self, task: WriterTask) -> Result<bool, JournalError> {
-        let (done, answer) = sync_channel(1);
-        self.queue.push_task(task, done)?;
-        answer.recv().unwrap_or(Err(JournalError::Closed))
-    }
-
-    /// Returns the pages with copies of deleted rows. Scans the file on the calling thread.
-    fn pages_with_copies(&self, removed: &[SessionId]) -> Result<Vec<u64>, JournalError> {
-        let page_size = self.readers.run(|connection| Ok(database::page_size(connection)?))?;
-        let ids: Vec<&str> = removed.iter().map(SessionId::as_str).collect();
-        let database = self.database.upgrade().ok_or(JournalError::Closed)?;
-        let mut database = database.lock();
-        pages::with_copies(&mut database, page_size, &ids)
-            .map_err(|error| JournalError::Read(format!("{error} ({})", self.file.display())))
     }
 }
 
@@ -277,7 +268,7 @@ impl Journal for SqliteJournal {
     }
 
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
-        for group in sessions.chunks(REMOVED_AT_ONCE) {
+        for group in sessions.chunks(SESSIONS_PER_REMOVAL_MAX) {
             self.run_on_writer(WriterTask::Hide(group.to_vec()))?;
         }
         // The batches of other sessions are stored between the parts.
@@ -309,7 +300,7 @@ impl Journal for SqliteJournal {
     }
 
     fn status(&self) -> JournalStatus {
-        JournalStatus { queued: self.queue.len(), bytes: database::bytes(&self.file) }
+        JournalStatus { queued: self.queue.len(), bytes: database::bytes(&self.path) }
     }
 
     fn failure(&self) -> Option<JournalError> {
@@ -329,7 +320,7 @@ impl Drop for SqliteJournal {
 
 impl fmt::Debug for SqliteJournal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteJournal").field("file", &self.file).finish_non_exhaustive()
+        f.debug_struct("SqliteJournal").field("path", &self.path).finish_non_exhaustive()
     }
 }
 

@@ -171,7 +171,7 @@ async fn the_write_ahead_log_stays_bounded() {
         session.append(vec![opened(&body)], Urgency::Urgent, || ());
         session.wait_durable(Seq(at + 1)).await.unwrap();
     }
-    let log = std::fs::metadata(data_directory::wal_path(&journal.file)).unwrap().len();
+    let log = std::fs::metadata(data_directory::wal_path(&journal.path)).unwrap().len();
     // The writer checkpoints while the queue is empty, or at the latest at 8,000 pages of 4 KiB.
     assert!(log < 32 << 20, "{log}");
     assert!(journal.status().bytes > 35 << 20);
@@ -382,7 +382,7 @@ async fn forks_share_the_records_of_their_origin() {
         first.append(vec![opened(&format!("{name}-{at}"))], Urgency::Deferrable, || ());
     }
     first.wait_durable(Seq(100)).await.unwrap();
-    let connection = database::open_reading(&journal.file).unwrap();
+    let connection = database::open_reading(&journal.path).unwrap();
     let stored_bytes = || -> u64 {
         let sum = "SELECT sum(octet_length(body)) FROM records";
         connection.query_row(sum, [], |row| row.get(0)).unwrap()

@@ -1,7 +1,7 @@
 //! The event feed of one session and its subscribers.
 //!
-//! An event that is the view of a record is delivered when that record is durable. Later events
-//! wait until then, so that all subscribers receive all events in the order of publishing.
+//! An event that shows a record is delivered when that record is durable. Later events wait until then, so that all
+//! subscribers receive all events in the order of publishing.
 //!
 //! Slow subscribers: publishing never waits for a subscriber. Each one may have a number of unread events,
 //! `SUBSCRIBER_EVENTS_MAX` of `runtime::publish`. A subscriber that has more receives the unread events and
@@ -51,7 +51,7 @@ struct FeedState {
     catch_up: CatchUpState,
     /// The journal's failure, after which nothing is delivered.
     failed: Option<JournalError>,
-    /// Has one more reference for each subscriber that is about to join.
+    /// Counts the subscribers that are about to join: each holds a reference.
     pending_subscriptions: Arc<()>,
     /// True if the feed accepts no subscribers, because the session is being unloaded.
     closed: bool,
@@ -62,7 +62,7 @@ struct FeedState {
 #[must_use = "the feed stays open only while this value exists"]
 pub struct PendingSubscription(#[expect(dead_code, reason = "its references are counted")] Arc<()>);
 
-/// The record that an event is the view of.
+/// The record that an event shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceRecord {
     /// The record's sequence number.
@@ -78,7 +78,7 @@ pub struct SourceRecord {
 pub struct FeedPosition {
     /// The position after the last delivered event.
     pub delivered: EventId,
-    /// The position after the last delivered event that is the view of a record.
+    /// The position after the last delivered event that shows a record.
     pub recorded: EventId,
     /// The last durable record, with or without an event.
     pub durable: Seq,
@@ -210,15 +210,15 @@ impl Feed {
         self.state.lock().position()
     }
 
-    /// Announces a subscriber. The feed stays open while the returned value exists. Returns `None` if the feed is closed.
+    /// Announces a subscriber: the feed stays open while the returned value exists. Returns `None` if the feed is
+    /// closed.
     #[must_use]
     pub fn begin_subscription(&self) -> Option<PendingSubscription> {
         let state = self.state.lock();
         (!state.closed).then(|| PendingSubscription(Arc::clone(&state.pending_subscriptions)))
     }
 
-    /// Closes the feed if there are no subscribers and none is announced. A closed feed accepts no
-    /// subscribers. Returns whether the feed is closed.
+    /// Closes the feed if it has no subscribers and none is announced. Returns whether it is closed.
     #[must_use]
     pub fn close_if_unwatched(&self) -> bool {
         let mut state = self.state.lock();
@@ -279,7 +279,7 @@ impl FeedState {
         FeedPosition {
             delivered: self.catch_up.delivered,
             recorded: self.catch_up.recorded,
-            durable: self.durable.max(self.catch_up.delivered.seq),
+            durable: self.durable,
             run_start: self.catch_up.run_start,
         }
     }

@@ -29,7 +29,7 @@ use rmcp::transport::{DynamicTransportError, StreamableHttpClientTransport};
 use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::http::ServiceClient;
+use super::http::ObservedHttpClient;
 use super::questions::{ELICIT, decline};
 use super::shared::{OpenCalls, OpenConnection, SharedConnection};
 use super::stdio::{StdioTransport, keep_tail};
@@ -184,8 +184,11 @@ impl Endpoint {
                 let secrets = values.iter().flat_map(|value| with_last_word(value.trim()));
                 *shared.secrets.lock() = Secrets::new(secrets);
                 let client = client.client_for(url).map_err(|error| error.to_string())?.clone();
-                let client =
-                    ServiceClient { client, shared: Arc::clone(shared), calls: Arc::clone(&calls) };
+                let client = ObservedHttpClient {
+                    client,
+                    shared: Arc::clone(shared),
+                    calls: Arc::clone(&calls),
+                };
                 let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
                     .custom_headers(headers)
                     // A request is never sent again: the server may have acted.

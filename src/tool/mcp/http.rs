@@ -1,4 +1,6 @@
-//! The HTTP client of a service. It notices that the service may have lost the session of the protocol.
+//! The transport to a server at a URL. It wraps the library's HTTP client, to notice three things: that the server may
+//! have lost the MCP session, which tools a list had before the library left some out, and for which call a question
+//! came.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,19 +23,20 @@ use super::questions::ELICIT;
 use super::shared::{OpenCalls, SharedConnection};
 
 type Headers = HashMap<HeaderName, HeaderValue>;
-type ServiceClientError = StreamableHttpError<reqwest::Error>;
+type TransportError = StreamableHttpError<reqwest::Error>;
 
-/// The client of a connection to a service.
+/// The HTTP client of one connection.
 #[derive(Clone)]
-pub(super) struct ServiceClient {
+pub(super) struct ObservedHttpClient {
     pub(super) client: reqwest::Client,
     pub(super) shared: Arc<SharedConnection>,
     pub(super) calls: Arc<OpenCalls>,
 }
 
-impl ServiceClient {
-    /// Has the connection checked after an error of the service that is not an answer to a request.
-    fn noted<T>(&self, result: Result<T, ServiceClientError>) -> Result<T, ServiceClientError> {
+impl ObservedHttpClient {
+    /// Returns the result. After an error that is not an answer to a request, the connection is checked, because the
+    /// server may have lost the session.
+    fn check_after_error<T>(&self, result: Result<T, TransportError>) -> Result<T, TransportError> {
         if !matches!(result, Ok(_) | Err(StreamableHttpError::ServerDoesNotSupportSse)) {
             self.shared.suspect.notify_one();
         }
@@ -41,7 +44,7 @@ impl ServiceClient {
     }
 }
 
-impl StreamableHttpClient for ServiceClient {
+impl StreamableHttpClient for ObservedHttpClient {
     type Error = reqwest::Error;
 
     async fn post_message(
@@ -51,7 +54,7 @@ impl StreamableHttpClient for ServiceClient {
         session: Option<Arc<str>>,
         auth: Option<String>,
         headers: Headers,
-    ) -> Result<StreamableHttpPostResponse, ServiceClientError> {
+    ) -> Result<StreamableHttpPostResponse, TransportError> {
         let limits = StreamableHttpResponseLimits::default();
         self.post_message_with_response_limits(uri, message, session, auth, headers, limits).await
     }
@@ -64,12 +67,11 @@ impl StreamableHttpClient for ServiceClient {
         auth: Option<String>,
         headers: Headers,
         limits: StreamableHttpResponseLimits,
-    ) -> Result<StreamableHttpPostResponse, ServiceClientError> {
+    ) -> Result<StreamableHttpPostResponse, TransportError> {
         if !self.calls.begin_write(&message) {
-            // It was the last one that waited for its answer.
             return Err(StreamableHttpError::TransportChannelClosed);
         }
-        let (request, lists) = match &message {
+        let (request, is_list_request) = match &message {
             ClientJsonRpcMessage::Request(JsonRpcRequest { id, request, .. }) => {
                 (Some(id.clone()), matches!(request, ClientRequest::ListToolsRequest(_)))
             }
@@ -80,9 +82,9 @@ impl StreamableHttpClient for ServiceClient {
         let post = self
             .client
             .post_message_with_response_limits(uri, message, session, auth, headers, limits);
-        let mut response = self.noted(post.await)?;
-        // Without an id the request would wait for an answer until its time limit. Services that have lost
-        // the session often refuse requests in this way.
+        let mut response = self.check_after_error(post.await)?;
+        // A server that has lost the session often answers with an error without an id. The library would not find the
+        // request that it answers, which would wait until its time limit.
         if let StreamableHttpPostResponse::Json(ServerJsonRpcMessage::Error(error), _) =
             &mut response
             && error.id.is_none()
@@ -91,15 +93,15 @@ impl StreamableHttpClient for ServiceClient {
             self.shared.suspect.notify_one();
         }
         Ok(match (response, request) {
-            (StreamableHttpPostResponse::Json(answer, session), Some(_)) if lists => {
-                note_list(&answer, &self.calls);
+            (StreamableHttpPostResponse::Json(answer, session), Some(_)) if is_list_request => {
+                store_tool_names(&answer, &self.calls);
                 StreamableHttpPostResponse::Json(answer, session)
             }
             (StreamableHttpPostResponse::Sse(stream, session), Some(call)) => {
                 let calls = Arc::clone(&self.calls);
-                let stream = match lists {
-                    true => note_lists(stream, calls),
-                    false => note_questions(stream, calls, call),
+                let stream = match is_list_request {
+                    true => store_tool_names_of(stream, calls),
+                    false => store_askers(stream, calls, call),
                 };
                 StreamableHttpPostResponse::Sse(stream, session)
             }
@@ -113,7 +115,7 @@ impl StreamableHttpClient for ServiceClient {
         session: Arc<str>,
         auth: Option<String>,
         headers: Headers,
-    ) -> Result<(), ServiceClientError> {
+    ) -> Result<(), TransportError> {
         self.client.delete_session(uri, session, auth, headers).await
     }
 
@@ -124,7 +126,7 @@ impl StreamableHttpClient for ServiceClient {
         last_event_id: Option<String>,
         auth: Option<String>,
         headers: Headers,
-    ) -> Result<BoxedSseResponse, ServiceClientError> {
+    ) -> Result<BoxedSseResponse, TransportError> {
         let size = StreamableHttpResponseLimits::default().max_sse_event_size;
         self.get_stream_with_max_sse_event_size(uri, session, last_event_id, auth, headers, size)
             .await
@@ -138,7 +140,7 @@ impl StreamableHttpClient for ServiceClient {
         auth: Option<String>,
         headers: Headers,
         max_size: usize,
-    ) -> Result<BoxedSseResponse, ServiceClientError> {
+    ) -> Result<BoxedSseResponse, TransportError> {
         let stream = self.client.get_stream_with_max_sse_event_size(
             uri,
             session,
@@ -147,13 +149,13 @@ impl StreamableHttpClient for ServiceClient {
             headers,
             max_size,
         );
-        self.noted(stream.await)
+        self.check_after_error(stream.await)
     }
 }
 
-/// Notes the names of all tools of an answer to `tools/list`. The library then leaves out those with a wrong
+/// Stores the names of all tools of an answer to `tools/list`, because the library then leaves out those with a wrong
 /// `x-mcp-header`.
-fn note_list(answer: &ServerJsonRpcMessage, calls: &OpenCalls) {
+fn store_tool_names(answer: &ServerJsonRpcMessage, calls: &OpenCalls) {
     if let ServerJsonRpcMessage::Response(response) = answer
         && let ServerResult::ListToolsResult(list) = &response.result
     {
@@ -162,42 +164,42 @@ fn note_list(answer: &ServerJsonRpcMessage, calls: &OpenCalls) {
     }
 }
 
-/// Notes the names of all tools in the event stream of an answer to `tools/list`.
-fn note_lists(events: BoxedSseResponse, calls: Arc<OpenCalls>) -> BoxedSseResponse {
+/// Stores the names of all tools of the answer to `tools/list` in this event stream.
+fn store_tool_names_of(events: BoxedSseResponse, calls: Arc<OpenCalls>) -> BoxedSseResponse {
     let events = events.inspect(move |event| {
         let data = event.as_ref().ok().and_then(|event| event.data.as_deref());
         // Most lists have no such headers, and are not parsed twice.
         let data = data.filter(|data| data.contains("x-mcp-header"));
         if let Some(Ok(answer)) = data.map(serde_json::from_str) {
-            note_list(&answer, &calls);
+            store_tool_names(&answer, &calls);
         }
     });
     events.boxed()
 }
 
-/// Notes for which call a service asks questions: the one in whose event stream they come.
-fn note_questions(
+/// Stores for which call the server asks the questions in this event stream: for the one that the stream answers.
+fn store_askers(
     events: BoxedSseResponse,
     calls: Arc<OpenCalls>,
     call: RequestId,
 ) -> BoxedSseResponse {
     #[derive(Deserialize)]
-    struct ServiceRequest {
+    struct ServerRequest {
         id: RequestId,
         method: String,
     }
-    let note = move |data: &str| {
+    let store = move |data: &str| {
         // Most events are no questions, and are not parsed twice.
         if let Some(request) = data.contains(ELICIT).then(|| serde_json::from_str(data))
-            && let Ok(ServiceRequest { id, method }) = request
+            && let Ok(ServerRequest { id, method }) = request
             && method == ELICIT
         {
-            calls.note_question(id, call.clone());
+            calls.store_asker(id, call.clone());
         }
     };
     let events = events.inspect(move |event| {
         if let Ok(event) = event {
-            event.data.as_deref().inspect(|data| note(data));
+            event.data.as_deref().inspect(|data| store(data));
         }
     });
     events.boxed()

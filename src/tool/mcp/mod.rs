@@ -9,7 +9,7 @@
 //! | `mod.rs` | [`McpServer`]: keeps the connection, and its list of tools |
 //! | `shared.rs` | what the calls of a connection share |
 //! | `connection.rs` | one connection: its start, its end, the list of tools |
-//! | `http.rs` | the HTTP client of a service |
+//! | `http.rs` | the transport to a server at a URL |
 //! | `stdio.rs` | messages over the standard input and output of a process |
 //! | `call.rs` | the tool: one call |
 //! | `server_call.rs` | a call whose answer is awaited, and whether it was sent |

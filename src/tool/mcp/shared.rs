@@ -27,9 +27,9 @@ pub(super) struct SharedConnection {
     pub(super) down: Mutex<String>,
     /// The tools that are refused because they differ from the accepted ones, with the reasons.
     pub(super) refused: Mutex<HashMap<String, String>>,
-    /// The server's list of tools has changed.
+    /// Notified when the server's list of tools has changed.
     pub(super) list_changed: Notify,
-    /// The connection may not work any more.
+    /// Notified when the connection may not work any more.
     pub(super) suspect: Notify,
     pub(super) noise: Arc<Mutex<Noise>>,
     /// The secret values that the server was given.
@@ -78,7 +78,7 @@ pub(super) struct OpenCalls {
     written: Mutex<HashMap<ProgressToken, WrittenCall>>,
     /// The names in answers to `tools/list`, by the ids of the requests, before the library leaves some out.
     pub(super) listed: Mutex<HashMap<RequestId, Vec<String>>>,
-    /// The calls in whose event streams questions of a service came, by the ids of the questions.
+    /// The calls in whose event streams questions came, by the ids of the questions.
     askers: Mutex<HashMap<RequestId, RequestId>>,
 }
 
@@ -124,7 +124,7 @@ impl OpenCalls {
     }
 
     /// Notes that a question came in the event stream of this call.
-    pub(super) fn note_question(&self, question: RequestId, call: RequestId) {
+    pub(super) fn store_asker(&self, question: RequestId, call: RequestId) {
         self.askers.lock().insert(question, call);
     }
 
@@ -303,12 +303,12 @@ mod tests {
         assert!(!is_asking(&calls));
         assert!(calls.begin_write(&message(1, &call)));
         assert!(is_asking(&calls));
-        calls.note_question(question.clone(), RequestId::Number(1));
+        calls.store_asker(question.clone(), RequestId::Number(1));
         assert!(is_asking(&calls));
         assert!(calls.of_progress(&ProgressToken(RequestId::Number(101))).is_some());
-        calls.note_question(question.clone(), RequestId::Number(2));
+        calls.store_asker(question.clone(), RequestId::Number(2));
         assert!(!is_asking(&calls), "the question is one of another call");
-        calls.note_question(question.clone(), RequestId::Number(1));
+        calls.store_asker(question.clone(), RequestId::Number(1));
         calls.end(&call);
         assert!(!is_asking(&calls) && calls.askers.lock().is_empty());
     }

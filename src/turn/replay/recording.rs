@@ -224,7 +224,7 @@ impl<'a> Recording<'a> {
     }
 
     /// Returns whether the intent of a call is still to come.
-    pub(super) fn is_intended(&self, at: usize, key: CallKey) -> bool {
+    pub(super) fn has_later_intent(&self, at: usize, key: CallKey) -> bool {
         let call = self.call(at, key);
         call.is_some_and(|call| call.intents.iter().any(|intent| intent.at.index >= at))
     }

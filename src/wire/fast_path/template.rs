@@ -2,9 +2,9 @@
 //!
 //! A template is a payload that was parsed in full and held a single change, with the positions of
 //! its fields. Another payload with the same bytes around these positions parses to the same
-//! change with its own values. This holds for the payload alone: the dialect applies the match to
-//! its current state, so a template stays valid whatever comes in between, and in the next
-//! response. A payload that does not certainly match is parsed in full.
+//! change with its own values. A template says nothing about the state of the response: the dialect
+//! applies the match to its current state. So a template stays valid whatever comes in between, and
+//! in the next response. A payload that does not certainly match is parsed in full.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -85,8 +85,9 @@ impl TemplateSet {
         let (at, text) = match found {
             Some(found) => found,
             None => {
-                let fits = |template: &mut PayloadTemplate| template.update(event, payload);
-                let at = self.templates.iter_mut().position(fits)?;
+                let update =
+                    |template: &mut PayloadTemplate| template.update_if_match(event, payload);
+                let at = self.templates.iter_mut().position(update)?;
                 (at, self.templates.get(at)?.compare(event, payload)?)
             }
         };
@@ -122,13 +123,12 @@ impl PayloadTemplate {
         let mut template = Self {
             kind: fields.kind,
             event: event.to_owned(),
-            payload: String::new(),
+            payload: payload.to_owned(),
             fields: positions,
             stable: StableValues::default(),
         };
         // A template that does not match its own payload is not certain, so it is dropped.
-        payload.clone_into(&mut template.payload);
-        template.update(event, payload).then_some(template)
+        template.update_if_match(event, payload).then_some(template)
     }
 
     /// Returns the position of the text if the payload equals the template's in everything but
@@ -160,8 +160,8 @@ impl PayloadTemplate {
         Some(TemplateMatch { kind, text, index, part_index, id: inside(id), name: inside(name) })
     }
 
-    /// Makes a payload that fits the template the template's own payload. Returns whether it fits.
-    fn update(&mut self, event: &str, payload: &str) -> bool {
+    /// Takes over the payload and its stable values, if it matches but for these. Returns whether it does.
+    fn update_if_match(&mut self, event: &str, payload: &str) -> bool {
         let found = is_short(event, payload).then(|| self.spans(event, payload)).flatten();
         let Some((spans, stable)) = found else { return false };
         for (field, FieldSpan { begin, end, .. }) in self.fields.iter_mut().zip(spans) {

@@ -1,4 +1,4 @@
-//! The effects of the machine: records are compared, and the rest is performed.
+//! Performs the effects of the turn that is replayed. Its records are compared with the recorded ones.
 
 use super::*;
 use crate::context::{ReferenceValues, add_value, references_in, substitute_references};
@@ -16,8 +16,12 @@ impl TurnReplay<'_, '_> {
                 return Ok(());
             }
             let durable = self.count_durable();
-            let granted = self.permit_requests.iter().position(|key| self.gets_permit(*key));
-            let read = self.reference_requests.iter().position(|(key, _)| self.gets_values(*key));
+            let granted =
+                self.permit_requests.iter().position(|key| self.recording_shows_permit(*key));
+            let read = self
+                .reference_requests
+                .iter()
+                .position(|(key, _)| self.recording_shows_values(*key));
             if durable > self.records_durable {
                 self.records_durable = durable;
                 self.turn.handle_recorded(Duration::ZERO, durable);
@@ -37,7 +41,7 @@ impl TurnReplay<'_, '_> {
         match effect {
             Effect::Record(record) => {
                 self.records_made += 1;
-                self.expect(record)?;
+                self.compare(record)?;
             }
             Effect::Perform(TurnAction::Request(plan)) => {
                 let bytes_max = self.spec.rules.limits.max_arguments_bytes;
@@ -78,8 +82,8 @@ impl TurnReplay<'_, '_> {
         Ok(())
     }
 
-    /// Compares a record of the machine with the next recorded one.
-    fn expect(&mut self, now: Record) -> Result<(), Mismatch> {
+    /// Compares a record that the turn makes now with the next recorded one.
+    fn compare(&mut self, now: Record) -> Result<(), Mismatch> {
         self.is_forked |= self.recording.next_fork(self.at).is_some();
         if self.is_interrupted() {
             return Ok(());
@@ -127,19 +131,19 @@ impl TurnReplay<'_, '_> {
         true
     }
 
-    /// Returns the number of records that are durable: all records before the first intent of a call
-    /// that had not started at this point.
+    /// Returns the number of records that were durable at this point of the recording: all before the first intent of
+    /// a call that had not started by then.
     fn count_durable(&self) -> u64 {
         let waiting = self.turn.effects.deferred().find_map(|(records, deferred)| match deferred {
-            DeferredEffect::StartCall(key) if !self.may_have_started(*key) => Some(*records),
+            DeferredEffect::StartCall(key) if !self.recording_shows_start(*key) => Some(*records),
             DeferredEffect::StartCall(_) | DeferredEffect::Queue(_) => None,
         });
         waiting.map_or(self.records_made, |records| records.saturating_sub(1))
     }
 
-    /// Returns whether the call had started at this point. The variables that it had read show when it
-    /// started, and its outcome shows whether it started.
-    fn may_have_started(&self, key: CallKey) -> bool {
+    /// Returns whether, by the recording, the call had started at this point. The variables that it had read show when
+    /// it started. Without them, its outcome shows whether it started.
+    fn recording_shows_start(&self, key: CallKey) -> bool {
         let reads = self.recording.next_reads(self.at, key);
         if reads.is_none() && self.call(key).is_some_and(|call| call.report_before_rerun.is_some())
         {
@@ -152,9 +156,9 @@ impl TurnReplay<'_, '_> {
         self.recording.started(self.at, key).unwrap_or(true)
     }
 
-    /// Returns whether the values of the references of a call had arrived at this point: the call, or one that
-    /// was admitted after it, had gone on.
-    fn gets_values(&self, key: CallKey) -> bool {
+    /// Returns whether, by the recording, the values of the references of a call had arrived at this point: the call,
+    /// or one that was admitted after it, had gone on.
+    fn recording_shows_values(&self, key: CallKey) -> bool {
         self.recording.has_gone_on_from(self.at, key)
     }
 
@@ -180,8 +184,8 @@ impl TurnReplay<'_, '_> {
     /// Returns the identity of a call with the values of its references.
     fn final_identity(&self, call: &ToolCall) -> String {
         let tool = self.spec.tool(&call.name).cloned();
-        let mut made = TurnCall::restored(call.clone(), tool);
-        if made.has_references(&self.spec.rules) {
+        let mut restored = TurnCall::restored(call.clone(), tool);
+        if restored.has_references(&self.spec.rules) {
             let (variables, others): (BTreeSet<_>, _) = references_in(&call.arguments)
                 .into_iter()
                 .partition(|reference| matches!(reference, Reference::Variable(_)));
@@ -189,20 +193,22 @@ impl TurnReplay<'_, '_> {
             let values = with_variables(values, variables, &self.spec.variables);
             let bytes_max = self.spec.rules.limits.max_arguments_bytes;
             if let Ok(arguments) = substitute_references(&call.arguments, &values, bytes_max) {
-                made.set_final_arguments(arguments.into());
+                restored.set_final_arguments(arguments.into());
             }
         }
         if let Some(arguments) = self.recording.changed_arguments(self.first, call.key) {
-            made.set_final_arguments(Arc::clone(arguments));
+            restored.set_final_arguments(Arc::clone(arguments));
         }
-        made.identity
+        restored.identity
     }
 
-    fn gets_permit(&self, key: CallKey) -> bool {
-        if self.recording.is_intended(self.at, key) {
+    /// Returns whether, by the recording, the call had its permit at this point: its intent is the next record, or it
+    /// had started.
+    fn recording_shows_permit(&self, key: CallKey) -> bool {
+        if self.recording.has_later_intent(self.at, key) {
             let next = self.recording.call_at(self.recording.next_made(self.at));
             return next == Some(key);
         }
-        self.may_have_started(key)
+        self.recording_shows_start(key)
     }
 }
