@@ -62,7 +62,7 @@ pub(super) async fn open(
         Ok::<_, HostError>(found.is_some())
     };
     if let Err(error) = link.shared.reserve_new(&id, waiter) {
-        // A session that exists is not refused for want of room.
+        // A full host refuses new sessions, not one that exists.
         let exists = matches!(error, HostError::Full(_)) && is_stored().await?;
         return Err(if exists { HostError::SessionExists } else { error });
     }
