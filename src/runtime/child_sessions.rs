@@ -400,8 +400,8 @@ async fn next(events: &mut Option<SessionEvents>) -> Option<FeedItem> {
     }
 }
 
-/// Waits until the child begins to wait only for people, or ceases to, and returns which. A child whose actor has ended
-/// waits for nobody.
+/// Waits for a change: returns true when the child begins to wait only for people, and false when it no longer does, or
+/// when its actor has ended.
 async fn next_wait(waits: &mut Option<watch::Receiver<bool>>, is_waiting: bool) -> bool {
     if let Some(receiver) = waits {
         if let Ok(changed) = receiver.wait_for(|waits| *waits != is_waiting).await {

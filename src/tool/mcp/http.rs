@@ -69,7 +69,7 @@ impl StreamableHttpClient for ObservedHttpClient {
         limits: StreamableHttpResponseLimits,
     ) -> Result<StreamableHttpPostResponse, TransportError> {
         if !self.calls.begin_write(&message) {
-            // The call is withdrawn, so that nobody reads this error.
+            // The call was withdrawn before it was sent, so its caller does not wait for the result.
             return Err(StreamableHttpError::TransportChannelClosed);
         }
         let (request, is_list_request) = match &message {
