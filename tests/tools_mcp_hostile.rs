@@ -318,7 +318,7 @@ async fn answer(State(service): State<Arc<Service>>, Json(message): Json<Value>)
         "tools/list" if service.mode == "headers in events" => {
             let list = complete(with_headers());
             let message = json!({"jsonrpc": "2.0", "id": id, "result": list});
-            lasting_events(format!("data: {message}\n\n"))
+            events(format!("data: {message}\n\n"))
         }
         "tools/list" => {
             let number = service.lists.fetch_add(1, Ordering::SeqCst);
@@ -381,15 +381,6 @@ fn answered() -> Value {
 
 fn events(text: String) -> Response {
     ([("content-type", "text/event-stream")], text).into_response()
-}
-
-/// Answers with an event stream that stays open for a moment. rmcp 3.11 does not check the headers of a list of tools
-/// that it reads together with the end of its stream.
-fn lasting_events(text: String) -> Response {
-    let text = stream::iter([Ok::<_, std::io::Error>(Bytes::from(text))]);
-    let end = stream::once(tokio::time::sleep(Duration::from_millis(500)));
-    let parts = text.chain(end.filter_map(|()| std::future::ready(None)));
-    ([("content-type", "text/event-stream")], Body::from_stream(parts)).into_response()
 }
 
 /// Answers with the beginning of an event stream, whose connection then breaks.

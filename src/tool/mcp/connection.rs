@@ -392,7 +392,7 @@ pub(super) async fn list_tools(connection: &OpenConnection) -> Result<ListedTool
             }
             Err(error) => (Err(error), None),
         };
-        let named = id.and_then(|id| calls.listed.lock().remove(&id)).unwrap_or_default();
+        let named = id.map(|id| calls.take_names(&id)).unwrap_or_default();
         let answer =
             answer.map_err(|error| format!("tools/list failed: {}", error_chain(&error)))?;
         // One wrong tool must not cost the others, so the answer is read without the library's types.

@@ -4,8 +4,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use futures::StreamExt as _;
+use futures::{StreamExt as _, stream};
 use http::{HeaderName, HeaderValue};
 use rmcp::model::{
     ClientJsonRpcMessage, ClientRequest, JsonRpcRequest, RequestId, ServerJsonRpcMessage,
@@ -21,6 +22,9 @@ use serde::Deserialize;
 
 use super::questions::ELICIT;
 use super::shared::{OpenCalls, SharedConnection};
+
+/// The longest time for which the end of a list's event stream is held back.
+const LIST_WAIT_MAX: Duration = Duration::from_secs(10);
 
 type Headers = HashMap<HeaderName, HeaderValue>;
 type TransportError = StreamableHttpError<reqwest::Error>;
@@ -101,7 +105,7 @@ impl StreamableHttpClient for ObservedHttpClient {
             (StreamableHttpPostResponse::Sse(stream, session), Some(call)) => {
                 let calls = Arc::clone(&self.calls);
                 let stream = match is_list_request {
-                    true => store_tool_names_of(stream, calls),
+                    true => store_tool_names_of(stream, calls, call),
                     false => store_askers(stream, calls, call),
                 };
                 StreamableHttpPostResponse::Sse(stream, session)
@@ -161,21 +165,34 @@ fn store_tool_names(answer: &ServerJsonRpcMessage, calls: &OpenCalls) {
         && let ServerResult::ListToolsResult(list) = &response.result
     {
         let names = list.tools.iter().map(|tool| tool.name.to_string()).collect();
-        calls.listed.lock().insert(response.id.clone(), names);
+        calls.store_names(response.id.clone(), names);
     }
 }
 
 /// Stores the names of all tools of the answer to `tools/list` in this event stream.
-fn store_tool_names_of(events: BoxedSseResponse, calls: Arc<OpenCalls>) -> BoxedSseResponse {
+///
+/// The stream ends only after the answer was received: rmcp 3.11 does not check the headers of a list that it reads
+/// together with the end of the stream, and does not send them with the calls.
+fn store_tool_names_of(
+    events: BoxedSseResponse,
+    calls: Arc<OpenCalls>,
+    request: RequestId,
+) -> BoxedSseResponse {
+    let all_calls = Arc::clone(&calls);
     let events = events.inspect(move |event| {
         let data = event.as_ref().ok().and_then(|event| event.data.as_deref());
         // Most lists have no such headers, and are not parsed twice.
         let data = data.filter(|data| data.contains("x-mcp-header"));
         if let Some(Ok(answer)) = data.map(serde_json::from_str) {
-            store_tool_names(&answer, &calls);
+            store_tool_names(&answer, &all_calls);
         }
     });
-    events.boxed()
+    let end = stream::once(async move {
+        let taken = calls.wait_for_taken_names(&request);
+        // A list that nobody waits for any longer is not received.
+        let _ = tokio::time::timeout(LIST_WAIT_MAX, taken).await;
+    });
+    events.chain(end.filter_map(|()| std::future::ready(None))).boxed()
 }
 
 /// Stores for which call the server asks the questions in this event stream: for the one that the stream answers.

@@ -77,7 +77,9 @@ pub(super) struct OpenCalls {
     /// The calls that may have been written, by the tokens of their progress.
     written: Mutex<HashMap<ProgressToken, WrittenCall>>,
     /// The names in answers to `tools/list`, by the ids of the requests, before the library leaves some out.
-    pub(super) listed: Mutex<HashMap<RequestId, Vec<String>>>,
+    listed: Mutex<HashMap<RequestId, Vec<String>>>,
+    /// Notified when such names were taken.
+    names_taken: Notify,
     /// The calls in whose event streams questions came, by the ids of the questions.
     askers: Mutex<HashMap<RequestId, RequestId>>,
 }
@@ -103,6 +105,29 @@ impl OpenCalls {
             written.remove(&token);
         }
         begins
+    }
+
+    /// Stores the names in the answer to a request `tools/list`.
+    pub(super) fn store_names(&self, request: RequestId, names: Vec<String>) {
+        self.listed.lock().insert(request, names);
+    }
+
+    /// Returns the stored names of an answer, and removes them.
+    pub(super) fn take_names(&self, request: &RequestId) -> Vec<String> {
+        let names = self.listed.lock().remove(request);
+        self.names_taken.notify_waiters();
+        names.unwrap_or_default()
+    }
+
+    /// Returns when no names of this request are stored.
+    pub(super) async fn wait_for_taken_names(&self, request: &RequestId) {
+        loop {
+            let taken = self.names_taken.notified();
+            if !self.listed.lock().contains_key(request) {
+                return;
+            }
+            taken.await;
+        }
     }
 
     /// Notes that no byte of a message was written.
