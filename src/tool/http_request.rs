@@ -323,6 +323,7 @@ pub(super) fn read_secret_headers(
     Ok((headers, Secrets::new(values)))
 }
 
+/// Parses the name of a configured header. `key` is the configuration key.
 fn header_name(key: &str, name: &str) -> Result<HeaderName, DefinitionError> {
     let parsed = HeaderName::from_bytes(name.as_bytes());
     let parsed = parsed
@@ -354,8 +355,25 @@ fn check_scheme(url: &str) -> Result<(), DefinitionError> {
     Err(DefinitionError::new("url", "must begin with http:// or https://"))
 }
 
+/// Returns the parsed URL of a configured service, and a client that reaches its host and the targets in `allow`.
+pub(super) fn service_client(
+    url: &str,
+    allow: &[String],
+) -> Result<(Url, HttpClient), DefinitionError> {
+    let url = parse_url(url)?;
+    // The host of the URL is the operator's choice.
+    let mut rules = vec![host_rule(&url)?];
+    for (at, rule) in allow.iter().enumerate() {
+        let invalid = |error| DefinitionError::new(format!("allow[{at}]"), error);
+        rules.push(rule.parse::<AllowRule>().map_err(invalid)?);
+    }
+    let client = HttpClient::new(rules, CONNECT_TIMEOUT, system_lookup());
+    let client = client.map_err(|error| DefinitionError::new("url", error))?;
+    Ok((url, client))
+}
+
 /// Parses a configured URL.
-pub(super) fn parse_url(url: &str) -> Result<Url, DefinitionError> {
+fn parse_url(url: &str) -> Result<Url, DefinitionError> {
     check_scheme(url)?;
     let parsed = Url::parse(url).map_err(|error| DefinitionError::new("url", error))?;
     if !parsed.username().is_empty() || parsed.password().is_some() {
@@ -366,7 +384,7 @@ pub(super) fn parse_url(url: &str) -> Result<Url, DefinitionError> {
 }
 
 /// Returns the rule that allows the host of a configured URL.
-pub(super) fn host_rule(url: &Url) -> Result<AllowRule, DefinitionError> {
+fn host_rule(url: &Url) -> Result<AllowRule, DefinitionError> {
     let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else {
         return Err(DefinitionError::new("url", "must have a host"));
     };

@@ -12,8 +12,8 @@ use reqwest::{Response, Url};
 use super::{Hook, HookAnswer, HookError, HookInput};
 use crate::tool::defined_input::DefinitionError;
 use crate::tool::http::response::{LimitedBody, status_line};
-use crate::tool::http::{AllowRule, CONNECT_TIMEOUT, HttpClient, HttpError, system_lookup};
-use crate::tool::http_request::{check_headers, host_rule, parse_url, read_secret_headers};
+use crate::tool::http::{HttpClient, HttpError};
+use crate::tool::http_request::{check_headers, read_secret_headers, service_client};
 use crate::types::excerpt;
 
 /// Maximum size of an answer.
@@ -42,15 +42,8 @@ impl ServiceHook {
         secret_headers: &BTreeMap<String, String>,
         allow: &[String],
     ) -> Result<Self, DefinitionError> {
-        let url = parse_url(url)?;
-        let mut rules = vec![host_rule(&url)?];
-        for (at, rule) in allow.iter().enumerate() {
-            let invalid = |error| DefinitionError::new(format!("allow[{at}]"), error);
-            rules.push(rule.parse::<AllowRule>().map_err(invalid)?);
-        }
+        let (url, client) = service_client(url, allow)?;
         let headers = check_headers(headers, secret_headers)?;
-        let client = HttpClient::new(rules, CONNECT_TIMEOUT, system_lookup());
-        let client = client.map_err(|error| DefinitionError::new("kind", error))?;
         Ok(Self { client, url, headers, secret_headers: secret_headers.clone() })
     }
 

@@ -1,13 +1,13 @@
 //! One connection to a server: its start, its end, and its list of tools.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use http::{HeaderName, HeaderValue};
+use http::HeaderMap;
 use parking_lot::Mutex;
 use reqwest::Url;
 use rmcp::model::{
@@ -34,11 +34,11 @@ use super::questions::{ELICIT, decline};
 use super::shared::{OpenCalls, OpenConnection, SharedConnection};
 use super::stdio::{StdioTransport, keep_tail};
 use crate::config::McpTransport;
-use crate::config::with_last_word;
 use crate::launcher::{ProcessControl, ProcessEnd, Program};
 use crate::tool::defined_input::DefinitionError;
-use crate::tool::http::{AllowRule, CONNECT_TIMEOUT, HttpClient, system_lookup};
-use crate::types::{Secrets, excerpt};
+use crate::tool::http::HttpClient;
+use crate::tool::http_request::{check_headers, read_secret_headers, service_client};
+use crate::types::excerpt;
 
 /// Maximum number of tools that are read, and of pages in which they come.
 const TOOLS_MAX: usize = 2_000;
@@ -68,9 +68,9 @@ pub(super) enum Endpoint {
     Service {
         url: Url,
         client: HttpClient,
-        headers: HashMap<HeaderName, HeaderValue>,
+        headers: HeaderMap,
         /// Names of the host's variables with the values, by header.
-        secret_headers: Vec<(HeaderName, String)>,
+        secret_headers: BTreeMap<String, String>,
     },
 }
 
@@ -90,30 +90,10 @@ impl Endpoint {
                 Ok(Self::Process { program, arguments: arguments.to_vec() })
             }
             McpTransport::Http { url, headers, secret_headers, allow } => {
-                let invalid = |error: &dyn std::fmt::Display| DefinitionError::new("url", error);
-                let url = Url::parse(url).map_err(|error| invalid(&error))?;
-                let mut rules = Vec::new();
-                for (at, rule) in allow.iter().enumerate() {
-                    let invalid = |error| DefinitionError::new(format!("allow[{at}]"), error);
-                    rules.push(rule.parse::<AllowRule>().map_err(invalid)?);
-                }
-                // The host of the URL is the operator's choice.
-                let host = url.host_str().ok_or_else(|| invalid(&"it has no host"))?;
-                let port = url.port_or_known_default().unwrap_or_default();
-                rules.extend(format!("{host}:{port}").parse::<AllowRule>().ok());
-                let client = HttpClient::new(rules, CONNECT_TIMEOUT, system_lookup())
-                    .map_err(|error| DefinitionError::new("url", error))?;
-                client.client_for(&url).map_err(|error| invalid(&error))?;
-                let mut fixed = HashMap::new();
-                for (name, value) in headers {
-                    let key = format!("headers.{name}");
-                    fixed.insert(header_name(&key, name)?, header_value(&key, value)?);
-                }
-                let named = secret_headers.iter().map(|(name, variable)| {
-                    Ok((header_name(&format!("secret_headers.{name}"), name)?, variable.clone()))
-                });
-                let secret_headers = named.collect::<Result<_, DefinitionError>>()?;
-                Ok(Self::Service { url, client, headers: fixed, secret_headers })
+                let (url, client) = service_client(url, allow)?;
+                client.client_for(&url).map_err(|error| DefinitionError::new("url", error))?;
+                let headers = check_headers(headers, secret_headers)?;
+                Ok(Self::Service { url, client, headers, secret_headers: secret_headers.clone() })
             }
         }
     }
@@ -169,20 +149,11 @@ impl Endpoint {
                 }
             }
             Self::Service { url, client, headers, secret_headers } => {
-                let mut headers = headers.clone();
-                let mut values = Vec::new();
-                for (name, variable) in secret_headers {
-                    let value = std::env::var(variable)
-                        .map_err(|_| format!("the environment variable {variable} is not set"))?;
-                    let mut header = HeaderValue::from_str(value.trim()).map_err(|_| {
-                        format!("{variable} has a character that a header cannot have")
-                    })?;
-                    header.set_sensitive(true);
-                    headers.insert(name.clone(), header);
-                    values.push(value);
-                }
-                let secrets = values.iter().flat_map(|value| with_last_word(value.trim()));
-                *shared.secrets.lock() = Secrets::new(secrets);
+                let (secret, secrets) = read_secret_headers(secret_headers)
+                    .map_err(|error| error.message().to_owned())?;
+                *shared.secrets.lock() = secrets;
+                let headers = headers.iter().chain(&secret);
+                let headers = headers.map(|(name, value)| (name.clone(), value.clone())).collect();
                 let client = client.client_for(url).map_err(|error| error.to_string())?.clone();
                 let client = ObservedHttpClient {
                     client,
@@ -590,17 +561,33 @@ pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-fn header_name(key: &str, name: &str) -> Result<HeaderName, DefinitionError> {
-    let message = "is not the name of a header";
-    name.parse().map_err(|_| DefinitionError::new(key, message))
-}
-
-fn header_value(key: &str, value: &str) -> Result<HeaderValue, DefinitionError> {
-    let message = "has a character that a header cannot have";
-    HeaderValue::from_str(value).map_err(|_| DefinitionError::new(key, message))
-}
-
 #[expect(clippy::disallowed_methods, reason = "the task ends with the connection that owns it")]
 fn spawn(work: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<()> {
     AbortOnDropHandle::new(tokio::spawn(work))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_url_or_header_is_named() {
+        let check = |url: &str, header: &str| {
+            let transport = McpTransport::Http {
+                url: url.to_owned(),
+                headers: [(header.to_owned(), "a".to_owned())].into(),
+                secret_headers: BTreeMap::new(),
+                allow: Vec::new(),
+            };
+            let error = Endpoint::check(&transport).err()?;
+            Some(format!("{}: {}", error.key, error.message))
+        };
+        assert_eq!(check("http://127.0.0.1:1/mcp", "x-team"), None);
+        let expected = "headers.host: host belongs to the connection and cannot be set";
+        assert_eq!(check("http://127.0.0.1:1/mcp", "host").as_deref(), Some(expected));
+        let expected = "url: must not contain a user name or password: use secret_headers";
+        assert_eq!(check("http://me:secret@127.0.0.1:1/", "a").as_deref(), Some(expected));
+        let expected = "url: must begin with http:// or https://";
+        assert_eq!(check("ftp://127.0.0.1:1/", "a").as_deref(), Some(expected));
+    }
 }
