@@ -6,11 +6,12 @@ use super::ToolKind;
 use super::error::did_you_mean;
 use super::mcp::tool_prefix;
 use super::{AgentToolConfig, Config, ConfigError, ConfigErrors, Limits, ToolEffect, ToolOverride};
-use crate::types::{READ_VAR, USE_TOOL};
+use crate::types::{Execution, READ_VAR, USE_TOOL};
 
 impl Config {
     /// Checks the configuration against the names of the registered tools. The values of a file are
-    /// checked when it is parsed. This finds the same mistakes in values that were set in code.
+    /// checked when it is parsed. The most important ones are checked again, because they may have been set
+    /// in code.
     ///
     /// # Errors
     /// All mistakes, with the key of each.
@@ -22,20 +23,31 @@ impl Config {
             add_error("agents".to_owned(), "there is no agent".to_owned());
         }
         for (name, agent) in &self.agents {
-            for model in agent.models() {
+            for (at, model) in agent.models().enumerate() {
+                let key = match at.checked_sub(1) {
+                    None => format!("agents.{name}.model"),
+                    Some(fallback) => format!("agents.{name}.fallback_models[{fallback}]"),
+                };
                 match self.models.get(model) {
                     None => {
                         let hint = did_you_mean(model, self.models.keys().map(String::as_str));
                         let message = format!("no model is called {model:?}{hint}");
-                        add_error(format!("agents.{name}.model"), message);
+                        add_error(key, message);
                     }
                     Some(model) if model.base_url.is_unset() => {
                         let message = "the offline rehearsal model was not started: start it and \
                                        call Config::set_rehearsal, or use Host::builder()";
-                        add_error(format!("agents.{name}.model"), message.to_owned());
+                        add_error(key, message.to_owned());
                     }
                     Some(_) => {}
                 }
+            }
+            if let Execution::Parallel { max } = agent.execution
+                && !(1..=Execution::PARALLEL_MAX).contains(&max)
+            {
+                let message =
+                    format!("must allow 1 to {} concurrent calls", Execution::PARALLEL_MAX);
+                add_error(format!("agents.{name}.execution"), message);
             }
             for (key, message) in agent.limits.mistakes() {
                 add_error(format!("agents.{name}.limits.{key}"), message.to_owned());
@@ -279,6 +291,16 @@ mod tests {
         check(
             |config| agent(config).model = "maim".to_owned(),
             &["agents.default.model: no model is called \"maim\" (did you mean main?)"],
+        );
+        check(
+            |config| agent(config).fallback_models.push("maim".to_owned()),
+            &[
+                "agents.default.fallback_models[0]: no model is called \"maim\" (did you mean main?)",
+            ],
+        );
+        check(
+            |config| agent(config).execution = Execution::Parallel { max: 0 },
+            &["agents.default.execution: must allow 1 to 1024 concurrent calls"],
         );
         check(|config| config.host.max_sessions = 0, &["host.max_sessions: must be at least 1"]);
         check(|config| config.agents.clear(), &["agents: there is no agent"]);

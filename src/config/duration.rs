@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Maximum duration. Adding it to a clock does not overflow.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+pub(super) const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// Parses a duration such as `30s`, `5m`, `250ms` or `24h`.
 ///

@@ -149,14 +149,20 @@ impl RunOverrides {
     /// Returns the execution mode of the run.
     ///
     /// # Errors
-    /// If it allows more concurrent calls than the agent's, and `may_raise` is false.
+    /// If it allows more concurrent calls than the agent's, and `may_raise` is false, or none, or more than
+    /// [`Execution::PARALLEL_MAX`].
     #[doc(hidden)]
     pub fn execution(&self, own: Execution, may_raise: bool) -> Result<Execution, OverrideTooHigh> {
         let permits = |execution| match execution {
             Execution::Sequential => 1,
             Execution::Parallel { max } => max,
         };
+        let is_valid = |execution| (1..=Execution::PARALLEL_MAX).contains(&permits(execution));
         match self.execution {
+            Some(requested) if !is_valid(requested) => {
+                let highest = format!("parallel:1 to parallel:{}", Execution::PARALLEL_MAX);
+                Err(too_high("execution", requested, highest))
+            }
             Some(requested) if may_raise || permits(requested) <= permits(own) => Ok(requested),
             Some(requested) => Err(too_high("execution", requested, own)),
             None => Ok(own),
@@ -320,14 +326,15 @@ fn too_high(
     OverrideTooHigh { key, requested: requested.to_string(), highest: highest.to_string() }
 }
 
-/// Serialises time limits as texts.
+/// Serialises time limits as texts that can be read back: in milliseconds, rounded up, because 0 means no limit.
 pub(super) mod time {
+    use super::super::duration::LONGEST;
     use super::{Deserialize, Deserializer, Duration, Serializer, parse_duration};
 
     pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
         let wrong = |reason| serde::de::Error::custom(format!("this limit {reason}"));
         parse_duration(&text).map(Some).map_err(wrong)
     }
@@ -337,7 +344,10 @@ pub(super) mod time {
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         match time {
-            Some(time) => serializer.collect_str(&format_args!("{}ms", time.as_millis())),
+            Some(time) => {
+                let milliseconds = (*time).min(LONGEST).as_nanos().div_ceil(1_000_000);
+                serializer.collect_str(&format_args!("{milliseconds}ms"))
+            }
             None => serializer.serialize_none(),
         }
     }
@@ -347,6 +357,7 @@ pub(super) mod time {
 mod tests {
     use super::*;
     use crate::config::AskedCalls;
+    use crate::config::duration::LONGEST;
 
     fn parsed(json: &str) -> Result<RunOverrides, String> {
         serde_json::from_str(json).map_err(|error| error.to_string())
@@ -453,6 +464,41 @@ mod tests {
             assert_eq!(found, expect.map_err(str::to_owned), "{word} {own}");
         }
         assert_eq!(RunOverrides::default().approval("pay", both, false), Ok(both));
+    }
+
+    #[test]
+    fn overrides_that_were_set_in_code_are_recorded_so_that_they_can_be_read() {
+        for (time, expected) in [
+            (Duration::from_micros(500), Duration::from_millis(1)),
+            (Duration::from_micros(1500), Duration::from_millis(2)),
+            (Duration::from_secs(3), Duration::from_secs(3)),
+            (Duration::MAX, LONGEST),
+            (Duration::ZERO, Duration::ZERO),
+        ] {
+            let overrides = RunOverrides::default().with(|new| new.limits.run_timeout = Some(time));
+            let read = parsed(&serde_json::to_string(&overrides).unwrap()).unwrap();
+            assert_eq!(read.limits.run_timeout, Some(expected), "{time:?}");
+        }
+        for before in
+            [AskedCalls::None, AskedCalls::Destructive, AskedCalls::Writes, AskedCalls::All]
+        {
+            for after in [false, true] {
+                let approval = Some(ApprovalPolicy { before, after });
+                let overrides = RunOverrides::default().with(|new| new.approval = approval);
+                let text = serde_json::to_string(&overrides).unwrap();
+                assert_eq!(parsed(&text).map(|read| read.approval), Ok(approval), "{text}");
+            }
+        }
+        for text in ["never and after", "after and after", "before and before"] {
+            assert!(parsed(&format!(r#"{{"approval": "{text}"}}"#)).is_err(), "{text}");
+        }
+        for max in [0, 1025] {
+            let execution = Some(Execution::Parallel { max });
+            let overrides = RunOverrides::default().with(|new| new.execution = execution);
+            let error = overrides.execution(Execution::Sequential, true).unwrap_err();
+            let allowed = "is more than the agent allows (parallel:1 to parallel:1024)";
+            assert_eq!(error.to_string(), format!("execution: parallel:{max} {allowed}"));
+        }
     }
 
     #[test]

@@ -134,8 +134,12 @@ impl Serialize for ApprovalPolicy {
 impl<'de> Deserialize<'de> for ApprovalPolicy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let known = Self::WORDS.iter().find(|(word, _)| *word == text);
-        known.map(|(_, approval)| *approval).ok_or_else(|| {
+        let find = |text: &str| Self::WORDS.iter().find(|(word, _)| *word == text).map(|of| of.1);
+        // A union of two policies is recorded as both.
+        let both = text.strip_suffix(" and after").and_then(find);
+        let both = both.filter(|before| before.before != AskedCalls::None);
+        let known = find(&text).or_else(|| both.map(|before| before.and(Self::AFTER)));
+        known.ok_or_else(|| {
             let text = excerpt(&text, 64);
             serde::de::Error::custom(format!(
                 "approval is \"never\", \"destructive\", \"writes\", \"before\" or \"after\", not {text:?}"

@@ -276,7 +276,7 @@ pub enum Execution {
     Sequential,
     /// Parallel: at most `max` calls run concurrently.
     Parallel {
-        /// At least 1.
+        /// From 1 to [`PARALLEL_MAX`](Self::PARALLEL_MAX).
         max: u32,
     },
 }
@@ -284,6 +284,8 @@ pub enum Execution {
 impl Execution {
     /// The limit of `parallel` without a number.
     pub const PARALLEL_DEFAULT: u32 = 16;
+    /// The maximum number of concurrent calls of a run.
+    pub const PARALLEL_MAX: u32 = 1024;
 }
 
 impl fmt::Display for Execution {
@@ -306,7 +308,7 @@ impl std::str::FromStr for Execution {
             other => other
                 .strip_prefix("parallel:")
                 .and_then(|n| n.parse().ok())
-                .filter(|max| (1..=1024).contains(max))
+                .filter(|max| (1..=Self::PARALLEL_MAX).contains(max))
                 .map(|max| Self::Parallel { max })
                 .ok_or(InvalidExecution),
         }
@@ -341,7 +343,7 @@ impl TryFrom<ExecutionForm> for Execution {
     fn try_from(form: ExecutionForm) -> Result<Self, Self::Error> {
         match form {
             ExecutionForm::Text(text) => text.parse(),
-            ExecutionForm::Object(ParallelForm { parallel: max @ 1..=1024 }) => {
+            ExecutionForm::Object(ParallelForm { parallel: max @ 1..=Self::PARALLEL_MAX }) => {
                 Ok(Self::Parallel { max })
             }
             ExecutionForm::Object(_) | ExecutionForm::Other(_) => Err(InvalidExecution),

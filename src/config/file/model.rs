@@ -108,17 +108,20 @@ fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
         if !value.bytes().all(|b| b == b' ' || b.is_ascii_graphic()) {
             return Err(format!("{name}: a header holds printable ASCII only"));
         }
-        headers.insert(name, value);
+        if headers.insert(name.clone(), value).is_some() {
+            return Err(format!("{name} is there twice"));
+        }
     }
     Ok(headers)
 }
 
 /// Fields of request bodies that the host needs with every wire format.
-const OURS: [&str; 6] = ["model", "messages", "input", "contents", "tools", "stream"];
+const RESERVED_BODY_FIELDS: [&str; 6] =
+    ["model", "messages", "input", "contents", "tools", "stream"];
 
 fn omitted(value: &DeValue<'_>) -> Parsed<String> {
     let field = values::non_empty_string(value)?;
-    if OURS.contains(&field.as_str()) {
+    if RESERVED_BODY_FIELDS.contains(&field.as_str()) {
         return Err(format!("{field} cannot be left out"));
     }
     Ok(field)
@@ -126,7 +129,7 @@ fn omitted(value: &DeValue<'_>) -> Parsed<String> {
 
 fn extra_body(value: &DeValue<'_>) -> Parsed<serde_json::Map<String, serde_json::Value>> {
     let fields = values::json_object(value)?;
-    match OURS.iter().find(|field| fields.contains_key(**field)) {
+    match RESERVED_BODY_FIELDS.iter().find(|field| fields.contains_key(**field)) {
         Some(field) => Err(format!("{field} is set by the host itself")),
         None => Ok(fields),
     }

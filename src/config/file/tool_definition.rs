@@ -288,7 +288,7 @@ effect = "none"
         let table = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
         for (text, expected) in [
             (
-                "[tools.t]\nkind = \"comand\"",
+                "[tools.t]\nkind = \"comand\"\ndescription = \"d\"\ncommand = [\"true\"]",
                 "2: tools.t.kind: must be \"command\", \"http\" or \"agent\", not \"comand\"",
             ),
             (

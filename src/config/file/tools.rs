@@ -52,6 +52,10 @@ impl ToolOverride {
             section.finish();
             return change;
         }
+        if section.has("kind") {
+            // The kind is wrong, so it is not known which other keys belong to it.
+            return change;
+        }
         if name == "read_file" {
             change.root = section.read("root", values::non_empty_string).map(PathBuf::from);
             section.require("root", change.root.is_none());
