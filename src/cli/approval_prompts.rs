@@ -2,7 +2,7 @@
 //! by a flag.
 
 use std::collections::VecDeque;
-use std::io::{self, IsTerminal as _};
+use std::io::{self, BufRead as _, IsTerminal as _};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use serde_json::Value;
@@ -173,7 +173,9 @@ impl ApprovalPrompts {
             None => approval_question(request) + " [y/N] ",
         };
         self.prompted = Some(pending.id());
-        self.lines.get_or_insert_with(StdinLines::new).request_line();
+        let lines = self.lines.get_or_insert_with(StdinLines::new);
+        lines.drop_arrived();
+        lines.request_line();
         Some(prompt)
     }
 
@@ -317,8 +319,9 @@ impl StdinLines {
         let (sender, lines) = channel(1);
         std::thread::spawn(move || {
             while requested.recv().is_ok() {
-                let mut line = String::new();
-                let count = io::stdin().read_line(&mut line).unwrap_or(0);
+                let mut line = Vec::new();
+                let count = io::stdin().lock().read_until(b'\n', &mut line).unwrap_or(0);
+                let line = String::from_utf8_lossy(&line).into_owned();
                 let line = Some(line).filter(|_| count > 0);
                 if sender.blocking_send(line).is_err() {
                     return;
@@ -326,6 +329,14 @@ impl StdinLines {
             }
         });
         Self { requests, lines, is_requested: false }
+    }
+
+    /// Drops a line that was typed for a prompt that needs no answer any more. It must not answer another
+    /// prompt.
+    fn drop_arrived(&mut self) {
+        while self.lines.try_recv().is_ok() {
+            self.is_requested = false;
+        }
     }
 
     /// Requests a line, unless the last requested line has not arrived yet.
@@ -397,5 +408,22 @@ mod tests {
         prompts.close();
         prompts.handle_event(&request(2, ApprovalPhase::Before));
         assert_eq!(prompts.next_prompt(), None);
+    }
+
+    #[test]
+    fn a_line_that_was_typed_for_a_prompt_that_is_over_answers_no_other() {
+        let mut prompts = ApprovalPrompts::new(ApprovalMode::Ask, ApprovalMode::Ask);
+        let ((requests, requested), (sender, lines)) = (sync_channel(1), channel(1));
+        prompts.lines = Some(StdinLines { requests, lines, is_requested: false });
+        prompts.handle_event(&request(0, ApprovalPhase::Before));
+        assert!(prompts.next_prompt().is_some());
+        requested.try_recv().unwrap();
+        prompts.handle_event(&given(0));
+        sender.try_send(Some("y\n".to_owned())).unwrap();
+        prompts.handle_event(&request(1, ApprovalPhase::Before));
+        assert!(prompts.next_prompt().is_some());
+        // Another line is read for the second prompt.
+        requested.try_recv().unwrap();
+        assert!(prompts.lines.as_mut().unwrap().lines.try_recv().is_err());
     }
 }

@@ -35,7 +35,7 @@ pub(super) enum SessionsCommand {
         #[arg(long, value_name = "N", default_value_t = 0)]
         limit: usize,
         /// Only sessions in this state: idle or running.
-        #[arg(long, value_name = "STATE", value_parser = states())]
+        #[arg(long, value_name = "STATE", value_parser = state_parser())]
         state: Option<SessionState>,
         /// Also list child sessions, which calls of agents have opened.
         #[arg(long)]
@@ -311,6 +311,11 @@ fn verify_session(
         Ok(entries) => entries,
         Err(error) => return report_problem(summary, output, &format!("session {id}: {error}")),
     };
+    if entries.is_empty() && journal.reader.find(id).map_err(CommandError::usage)?.is_none() {
+        // A running host has deleted it since the sessions were listed.
+        summary.sessions -= 1;
+        return Ok(());
+    }
     summary.records += entries.len();
     summary.unfinished += usize::from(unfinished(&entries).is_some());
     // A running host may have stored more since the session was listed.
@@ -367,11 +372,12 @@ fn database_bytes(file: &Path) -> u64 {
     size(file) + size(Path::new(&log))
 }
 
-/// Returns a parser for session states, which help and errors list.
-fn states() -> impl TypedValueParser<Value = SessionState> {
-    let words = PossibleValuesParser::new(SessionState::ALL.map(SessionState::as_str));
-    words.map(|word| {
-        let state = SessionState::ALL.into_iter().find(|state| state.as_str() == word);
+/// Returns a parser of the states of stored sessions. Help and errors list them.
+fn state_parser() -> impl TypedValueParser<Value = SessionState> {
+    let states = [SessionState::Idle, SessionState::Running];
+    let words = PossibleValuesParser::new(states.map(SessionState::as_str));
+    words.map(move |word| {
+        let state = states.into_iter().find(|state| state.as_str() == word);
         state.unwrap_or(SessionState::Idle)
     })
 }

@@ -103,7 +103,7 @@ impl OpenApiDocument {
                 None => return Ok(value),
             }
         }
-        Err("refers to itself".to_owned())
+        Err(format!("refers to itself, or through more than {REFERENCES_MAX} references"))
     }
 
     /// Returns the operations in the order of their paths, and a line for each path that cannot be read.
