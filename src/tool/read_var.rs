@@ -129,8 +129,11 @@ fn search(
         // Writing to a string cannot fail.
         let _ = writeln!(lines, "{start}: {line}");
         shown += 1;
-        // The next line, or the rest of a long one.
-        at = ceil_char_boundary(text, end.max(found.end()).saturating_add(1));
+        at = match text.as_bytes().get(end) {
+            Some(b'\n') if end >= found.end() => end + 1,
+            // The excerpt ends within a long line, or with the text.
+            _ => after_shown(text, pattern, found.end(), end),
+        };
         if at >= text.len() {
             break;
         }
@@ -140,6 +143,19 @@ fn search(
     let total = text.len();
     let more = more.map_or_else(String::new, |next| format!("; more from offset {next}"));
     format!("[{reference}: {count} in {total} bytes{more}]\n{lines}")
+}
+
+/// Returns the position from which on the search finds the first match that an excerpt up to `end` does not
+/// show as a whole.
+fn after_shown(text: &str, pattern: &Regex, mut at: usize, end: usize) -> usize {
+    while at < text.len()
+        && let Some(found) = pattern.find_at(text, at)
+        && found.end() <= end
+    {
+        let is_empty = found.is_empty();
+        at = if is_empty { ceil_char_boundary(text, found.end() + 1) } else { found.end() };
+    }
+    at
 }
 
 /// Returns the line of a match, or a part of it around the match if it is long.
@@ -236,6 +252,22 @@ mod tests {
             search_for(text, "(?i)DELTA", 0, 8),
             "[$VAR_REF{{t3a1c0}}: 0 lines match in 31 bytes]\n"
         );
+    }
+
+    #[test]
+    fn no_match_in_a_long_line_is_lost() {
+        // The excerpt of the first match ends before the second one, or within it.
+        for gap in 390..=LINE_BYTES_MAX {
+            let text = format!("needle{}needle{}\nneedle", "x".repeat(gap), "y".repeat(600));
+            let found = search_for(&text, "needle", 0, 10_000);
+            let (_, lines) = found.split_once("]\n").unwrap();
+            let shown: String = lines.lines().collect();
+            let last = lines.lines().last().unwrap();
+            assert_eq!(last, format!("{}: needle", text.len() - 6));
+            assert!(shown.matches("needle").count() >= 3, "{gap}: {found}");
+        }
+        let longer = "x".repeat(900) + "n\n";
+        assert!(search_for(&longer, "x{500}|n", 0, 10_000).contains("2 lines match"));
     }
 
     #[test]
