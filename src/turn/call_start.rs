@@ -102,8 +102,10 @@ impl Turn {
         let now = self.clock.now();
         let kept = self.calls.iter().filter(|call| call.is_kept()).count();
         let of = u32::try_from(kept).unwrap_or(u32::MAX);
-        let (deadline, agent) =
-            (self.tool_deadline(index, Duration::ZERO), self.agent_start(index));
+        let agent = self.agent_start(index);
+        // A cancelled call of an agent ends with its child, however long that takes.
+        let is_cancelled = agent.as_ref().is_some_and(|agent| agent.is_cancelled);
+        let deadline = self.tool_deadline(index, Duration::ZERO).filter(|_| !is_cancelled);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = CallPhase::Running { deadline, wait: None };
         call.people_wait = Duration::ZERO;
