@@ -6,6 +6,15 @@
 //!
 //! A program names an engine with [`HostBuilder::sqlite`](crate::HostBuilder::sqlite), or gives one of its
 //! own to [`HostBuilder::journal`](crate::HostBuilder::journal).
+//!
+//! | rule | file |
+//! | --- | --- |
+//! | when a record is durable (`journal.durability`, strict or relaxed), and who is told | `log`, `sqlite/writer` |
+//! | full disk, failed write, failed fsync: what fails, and when it is tried again | `sqlite/writer`, `sqlite/reserve`; the session: `runtime::session::end`; the status 503: `server::error` |
+//! | group commit; limits of the queue of the writer | `sqlite/queue` |
+//! | deletion: hiding, erasing, space on the disk | `sqlite/deletion`, `sqlite/pages` |
+//! | records that a fork shares with its origin | `sqlite/write_connection` |
+//! | invariants of the records of a session | `verify/` |
 
 #[cfg(feature = "testing")]
 mod check;
@@ -446,15 +455,14 @@ impl fmt::Debug for Batch {
 pub fn state_after<'e>(
     entries: impl DoubleEndedIterator<Item = &'e JournalEntry>,
 ) -> Option<SessionState> {
+    let mut is_forked = false;
     entries.rev().find_map(|entry| {
         let record = &entry.record;
+        // A fork has no queue.
+        is_forked |= matches!(record, Record::SessionForked { .. });
         // A queued input keeps the session running, and so does a deletion that has to be finished.
-        let is_running = matches!(
-            record,
-            Record::RunStarted { .. }
-                | Record::RunEnded { waiting: 1.., .. }
-                | Record::SessionClosed
-        );
+        let is_running = matches!(record, Record::RunStarted { .. } | Record::SessionClosed)
+            || (matches!(record, Record::RunEnded { waiting: 1.., .. }) && !is_forked);
         if is_running {
             return Some(SessionState::Running);
         }

@@ -272,6 +272,21 @@ async fn after_a_failed_fsync_nothing_is_acknowledged() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
+async fn after_a_failed_fsync_of_a_document_no_record_is_acknowledged() {
+    let dir = TestDir::new();
+    let faults = DiskFaults { synced_file: Some("/dev/null".into()), ..DiskFaults::default() };
+    let strict = options(Durability::Strict);
+    let journal = Arc::new(SqliteJournal::open_with_faults(&dir.0, strict, faults).unwrap());
+    journal.put_document("model-a", "{}").unwrap_err();
+    let failure = journal.failure().unwrap().to_string();
+    assert!(failure.contains("cannot be synced"), "{failure}");
+    let session = log(&journal, "first", 0);
+    session.append(vec![opened("default")], Urgency::Urgent, || ());
+    session.wait_durable(Seq(1)).await.unwrap_err();
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
 async fn after_a_failed_fsync_the_database_is_opened_again() {
     for durability in [Durability::Strict, Durability::Relaxed] {
         let dir = TestDir::new();

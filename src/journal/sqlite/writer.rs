@@ -341,15 +341,19 @@ impl JournalWriter {
             return;
         }
         let began = Instant::now();
-        let synced = self.log.sync_data();
-        let unsynced = std::mem::take(&mut self.unsynced);
-        let Err(error) = synced else {
+        if self.sync_log().is_ok() {
             self.observer.synced(began.elapsed());
             let durable = |batch: UnsyncedBatch| (batch.on_status, BatchStatus::Durable);
-            return self.reporter.report(unsynced.into_iter().map(durable).collect());
-        };
-        // The system dropped pages of the log that SQLite considers written. Nothing after them can
-        // become durable.
+            let unsynced = std::mem::take(&mut self.unsynced);
+            self.reporter.report(unsynced.into_iter().map(durable).collect());
+        }
+    }
+
+    /// Syncs the log. If it fails, so do all batches that were not synced, and everything after them: the system
+    /// dropped pages of the log that SQLite considers written, and reports this only once.
+    fn sync_log(&mut self) -> Result<(), JournalError> {
+        let Err(error) = self.log.sync_data() else { return Ok(()) };
+        let unsynced = std::mem::take(&mut self.unsynced);
         let reason = format!("its log cannot be synced ({error}): look at the disk");
         let error = JournalError::Write(reason);
         let failed = |batch: UnsyncedBatch| -> StatusReport {
@@ -358,7 +362,8 @@ impl JournalWriter {
         };
         self.reporter.report(unsynced.into_iter().map(failed).collect());
         self.set_failure(Some(error.clone()));
-        self.broken = Some(error);
+        self.broken = Some(error.clone());
+        Err(error)
     }
 
     /// Performs a task. Returns true if it is to be repeated.
@@ -370,7 +375,7 @@ impl JournalWriter {
             WriterTask::PutDocument(key, text) => {
                 let written = self.store.put_document(&key, &text);
                 written.map_err(|error| errors::write_error(&error))?;
-                self.log.sync_data().map_err(|error| JournalError::Write(error.to_string()))?;
+                self.sync_log()?;
             }
             WriterTask::RemoveDocuments(prefix, stored_before) => {
                 self.make_room(|store| store.remove_unused_documents(&prefix, stored_before))?;
@@ -378,7 +383,7 @@ impl JournalWriter {
             WriterTask::Hide(sessions) => {
                 let hidden = self.make_room(|store| store.hide(&sessions))?;
                 self.sessions.fetch_sub(hidden, Ordering::AcqRel);
-                self.log.sync_data().map_err(|error| JournalError::Write(error.to_string()))?;
+                self.sync_log()?;
             }
             WriterTask::RemoveHidden => {
                 let more = self.make_room(WriteConnection::remove_hidden)?;
