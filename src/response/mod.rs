@@ -9,6 +9,7 @@
 //! | order of the parts of a response, metadata that the service wants back | `content_parts` |
 //! | order in which text and thinking were displayed | `display_order` |
 //! | the response as a whole: applies each delta | `assembler` |
+//! | secrets of the host in deltas, also across two of them | `redaction` |
 //! | decoding of a recorded response, and its description as JSON | `decode_report` |
 #![warn(clippy::indexing_slicing)]
 

@@ -109,7 +109,8 @@ impl Session {
         Ok(None)
     }
 
-    /// Stops the current run. A stop that changes nothing leaves no record.
+    /// Stops the current run. A stop that changes nothing leaves no record. Queued runs stay: the next one starts
+    /// when the run has ended.
     pub fn handle_stop(&mut self, mode: StopMode) {
         let Some(run) = self.run.as_ref().filter(|run| !run.is_stopping(mode)) else { return };
         let reason = run.cancel.unwrap_or(CancelReason::Stop);

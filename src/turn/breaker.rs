@@ -1,4 +1,4 @@
-//! Circuit breaker of a model: stops requests to a service that fails, and probes it later.
+//! Circuit breaker of a model or a tool: stops requests to a service that fails, and probes it later.
 //!
 //! - Closed: every request is let through, and consecutive failures are counted. At
 //!   [`BreakerRules::failures`] of them (10 by default) the breaker opens.
@@ -8,7 +8,8 @@
 //!
 //! A request that was let through before the last of these changes does not count when it ends.
 //! [`ServiceSignal`] says what counts as a failure of the service. Each configured model has one
-//! breaker, which all sessions share (`runtime::model_limiter`). [`retry`](super::retry) decides what a
+//! breaker, which all sessions share (`runtime::model_limiter`), and so has each tool that is a service
+//! (`runtime::tool_limiter`). [`retry`](super::retry) decides what a
 //! turn does after a refusal.
 
 use std::time::Duration;

@@ -32,7 +32,7 @@
 //! | token budget (`max_tokens_per_run`), `max_tool_calls_per_run`, `run_timeout` | `run_limits` |
 //! | texts that the model receives about calls that did not run | `model_messages` |
 //! | order of all decisions after an event, commit | `step` |
-//! | host crash during a call: outcome unknown, or rerun of an idempotent tool | `resume` |
+//! | host crash (`kill -9`) during a call: outcome unknown, or rerun of an idempotent tool | `resume` |
 //! | running calls that a resumed turn attaches to | `started_calls` |
 //! | unanswered calls of a new session | `initial_calls` |
 //! | typed answer: its value in a response, the messages that ask for it | `output` |

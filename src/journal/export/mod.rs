@@ -88,7 +88,6 @@ fn image_count(input: &Content) -> usize {
     input.parts().iter().filter(|part| matches!(part, ContentPart::Image(_))).count()
 }
 
-/// Formats the numbers of input and output tokens.
 /// Returns the turns, calls, tokens and time of a run.
 fn run_sums(stats: &StatsReport) -> String {
     format!(
@@ -101,6 +100,7 @@ fn run_sums(stats: &StatsReport) -> String {
     )
 }
 
+/// Formats the numbers of input and output tokens.
 fn tokens(usage: Usage) -> String {
     format!("{} + {} tokens", usage.input_tokens, usage.output_tokens)
 }

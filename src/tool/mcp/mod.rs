@@ -11,7 +11,7 @@
 //! | `connection.rs` | one connection: its start, its end, the list of tools |
 //! | `http.rs` | the transport to a server at a URL |
 //! | `stdio.rs` | messages over the standard input and output of a process |
-//! | `call.rs` | the tool: one call |
+//! | `call.rs` | the tool: one call, and its outcome if the connection ends |
 //! | `server_call.rs` | a call whose answer is awaited, and whether it was sent |
 //! | `questions.rs` | questions of a server (elicitation) |
 //! | `naming.rs` | the names under which tools are offered |
