@@ -91,6 +91,12 @@ impl AgentCaller for AgentCallRunner {
         }
         self.open(&child).await?;
         let report = self.run_child(&child, &run, context).await;
+        let is_refused =
+            !matches!(report, Ok(_) | Err(HostError::Journal(_) | HostError::ShuttingDown));
+        if is_refused && self.child.lock().is_none() {
+            // The call does not record a child without a run, so nobody would delete it.
+            let _ = child.close().await;
+        }
         let report = report.map_err(|error| {
             ToolError::new(format!("the child session {}: {error}", child.id())).permanent()
         })?;

@@ -24,6 +24,7 @@ use super::sent_requests::SentRequest;
 use super::session_events::SessionEvents;
 use super::snapshot::SessionSnapshot;
 use super::stored_sessions;
+use super::task;
 use crate::config::OutputRequest;
 use crate::event::{EventId, ToolListChange};
 use crate::journal::SessionLog;
@@ -554,7 +555,7 @@ impl SessionHandle {
         }
     }
 
-    /// Closes an existing session.
+    /// Closes an existing session, even if the future is dropped.
     ///
     /// # Errors
     /// If there is no such session, or its records cannot be deleted.
@@ -563,7 +564,9 @@ impl SessionHandle {
         for _ in 0..REQUEST_TRIES_MAX {
             let asleep = shared.reserve_for_deletion(vec![self.id.clone()]);
             if !asleep.is_empty() {
-                return stored_sessions::delete(&self.link, &self.id, true).await;
+                let (link, id) = (self.link.clone(), self.id.clone());
+                let deletion = async move { stored_sessions::delete(&link, &id, true).await };
+                return task::to_its_end(deletion).await;
             }
             let close = |reply| SessionMessage::Close { reply };
             match self.link.request(&self.id, close).await {

@@ -11,6 +11,9 @@ use super::task;
 use crate::journal::{JournalError, SessionQuery, unix_ms};
 use crate::types::{SessionId, SessionState};
 
+/// The time after which a session with an expired approval is woken again, if its journal could not be read.
+const ALARM_RETRY_MS: u64 = 5000;
+
 /// Maximum number of sessions that are woken at the same time to record the failures of their runs.
 const RETRIED_MAX: usize = 16;
 
@@ -89,8 +92,10 @@ fn wake_expired(link: &HostRef) {
     for (_, id) in due {
         let link = link.clone();
         task::detach(async move {
-            // A failure to wake the session is already logged.
-            let _ = link.awake_session(&id).await;
+            // A failure to wake the session is already logged. One of the journal may be over soon.
+            if let Err(HostError::Journal(_)) = link.awake_session(&id).await {
+                link.shared.alarms.lock().insert((unix_ms() + ALARM_RETRY_MS, id));
+            }
         });
     }
 }
@@ -142,12 +147,15 @@ fn delete(shared: &super::host_state::HostState, kept_ms: u64) -> Result<(), Jou
     if old.is_empty() {
         return Ok(());
     }
-    let deleted = shared.journal.remove(&old);
+    let removed = shared.journal.remove(&old);
+    // After an error the records may be deleted, and only be left in the database file.
+    let is_gone = |id: &&SessionId| removed.is_ok() || matches!(shared.journal.find(id), Ok(None));
+    let deleted: Vec<&SessionId> = old.iter().filter(is_gone).collect();
     old.iter().for_each(|id| shared.release(id));
-    if deleted.is_ok() {
-        shared.uncount_sessions(old.len());
-        old.iter().for_each(|id| shared.session_states.deleted(id));
-        tracing::info!(count = old.len(), "idle_sessions_deleted");
+    if !deleted.is_empty() {
+        shared.uncount_sessions(deleted.len());
+        deleted.iter().for_each(|id| shared.session_states.deleted(id));
+        tracing::info!(count = deleted.len(), "idle_sessions_deleted");
     }
-    deleted
+    removed
 }

@@ -118,8 +118,8 @@ pub(super) enum SessionMessage {
     Compact { reply: CompactReply },
     /// Return what fills the window of the model.
     ReportContext { reply: RpcReplyPort<ContextReport> },
-    /// A model has answered the request for a summary, or none will.
-    SummaryMade { reply: SummaryReply },
+    /// A model has answered this request for a summary, or none will.
+    SummaryMade { request: u64, reply: SummaryReply },
     /// The request of the current turn was larger than the window of its model. The turn waits for
     /// [`AccumulatorMessage::ContextReduced`].
     ContextOverflowed {

@@ -23,9 +23,10 @@
 //! | shutdown (`shutdown_grace`) | [`Host::shutdown`] |
 //! | agents as tools: `max_depth`, `max_children`, `agent_events` | `child_sessions`, `agent_trees`; their budget and cancellation: `turn::agent_calls` |
 //! | slow subscribers | `telemetry::feed`; capacity of their queues: `publish` |
-//! | cancellation of a tool, `cancel_grace`, kill | `supervisor` |
+//! | cancellation of a tool, `cancel_grace`, kill; panic of a tool, outcome of a call whose actor died | `supervisor` |
+//! | attempts of a call (`retries`, the wait that a tool asks for) | `tool_attempts` |
 //! | concurrency of a tool (`max_concurrent`) and of a model (`max_concurrent_requests`) | `tool_limiter`, `model_limiter`, `fair_semaphore` |
-//! | circuit breaker | `model_limiter`, with the machine `turn::breaker` |
+//! | circuit breaker of a model, of a tool | `model_limiter`, `tool_limiter`; both with the machine `turn::breaker` |
 //! | timeouts of a request: `first_event_timeout`, `idle_timeout`, `answer_timeout` | `model/exchange` |
 //! | `Retry-After` and other errors of a service | `model/error`; the retry: `turn::retry` |
 //!
@@ -161,7 +162,7 @@ use message::SessionMessage;
 use model::StallClock;
 use models::Model;
 pub(crate) use models::ModelSources;
-use recovery::{READS_MAX, open_journal, recover, unfinished};
+use recovery::{READS_MAX, finish_deletions, open_journal, recover, unfinished};
 use task::blocking;
 use tool_limiter::ToolLimiters;
 use tool_servers::ToolServers;
@@ -450,7 +451,10 @@ impl Host {
         let cancel_grace = cancel_grace.unwrap_or_default();
         let link = HostRef { shared, host: actor };
         match config.journal.resume {
-            Resume::Manual => link.shared.suspended.lock().extend(unfinished),
+            Resume::Manual => {
+                link.shared.suspended.lock().extend(unfinished.iter().cloned());
+                task::detach(finish_deletions(link.clone(), unfinished));
+            }
             Resume::Auto if unfinished.is_empty() => {}
             Resume::Auto => task::detach(recover(link.clone(), unfinished, started)),
         }

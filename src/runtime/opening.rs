@@ -14,6 +14,7 @@ use super::ids;
 use super::message::HostMessage;
 use super::publish::Publisher;
 use super::session_start::{SessionOrigin, SessionStart};
+use super::task;
 use crate::config::{ClientTool, RunOverrides};
 use crate::context::InitialHistory;
 use crate::types::{ParentCall, Seq, SessionId, SessionState, is_child_session};
@@ -41,9 +42,21 @@ pub(super) fn find_agent(host: &HostState, name: Option<String>) -> Result<Arc<A
     found.map(Arc::clone).ok_or(HostError::UnknownAgent(name))
 }
 
-/// Opens a session with this id. `parent` is the call that opens a child session.
+/// Opens a session with this id. `parent` is the call that opens a child session. The session is opened even if
+/// the future is dropped.
 pub(super) async fn open(
     link: &HostRef,
+    id: SessionId,
+    agent: Arc<Agent>,
+    open: OpenSession,
+    parent: Option<Arc<ParentCall>>,
+) -> Result<SessionHandle, HostError> {
+    task::to_its_end(open_reserved(link.clone(), id, agent, open, parent)).await
+}
+
+/// Opens a session, whose id is reserved until it is open.
+async fn open_reserved(
+    link: HostRef,
     id: SessionId,
     agent: Arc<Agent>,
     open: OpenSession,
@@ -92,5 +105,5 @@ pub(super) async fn open(
     }
     link.shared.session_states.changed(&id, SessionState::Idle);
     link.shared.extensions.add_to_session(&id, extensions);
-    Ok(SessionHandle::new(id, link.clone()))
+    Ok(SessionHandle::new(id, link))
 }

@@ -17,7 +17,7 @@ use crate::config::{Config, JournalEngine};
 use crate::journal::{Journal, JournalError, MemoryJournal, SessionQuery};
 #[cfg(feature = "sqlite")]
 use crate::journal::{SqliteJournal, SqliteOptions};
-use crate::record::StopMode;
+use crate::record::{Record, Seq, StopMode};
 use crate::telemetry::Telemetry;
 use crate::types::{SessionId, SessionState};
 
@@ -113,6 +113,31 @@ pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>
     }
 }
 
+/// Deletes the sessions whose deletion is unfinished, and leaves those with unfinished runs.
+pub(super) async fn finish_deletions(link: HostRef, unfinished: Vec<SessionId>) {
+    let shared = Arc::clone(&link.shared);
+    let closed = move || {
+        let is_closed = |id: &SessionId| is_closed(&*shared.journal, id);
+        unfinished.into_iter().filter(is_closed).collect()
+    };
+    close_all(&link, link.read(closed).await.unwrap_or_default()).await;
+}
+
+/// Returns true if a session is closed, but not deleted.
+fn is_closed(journal: &dyn Journal, id: &SessionId) -> bool {
+    let Ok(Some(stored)) = journal.find(id) else { return false };
+    let last = journal.read(id, Seq(stored.seq.0.saturating_sub(1))).unwrap_or_default();
+    last.last().is_some_and(|entry| matches!(entry.record, Record::SessionClosed))
+}
+
+async fn close_all(link: &HostRef, closed: Vec<SessionId>) {
+    for id in closed {
+        if let Err(error) = SessionHandle::new(id.clone(), link.clone()).close().await {
+            tracing::error!(session = %id, %error, "session_not_deleted");
+        }
+    }
+}
+
 /// Wakes the sessions with unfinished runs, which then continue, and deletes those whose deletion is unfinished.
 pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: Instant) {
     let (shared, ids) = (Arc::clone(&link.shared), unfinished.clone());
@@ -126,11 +151,7 @@ pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: In
     let closed: Vec<_> = closed.map(|(id, _)| id.clone()).collect();
     let failed = unfinished.len() - recovered - closed.len();
     let took = began.elapsed();
-    for id in closed {
-        if let Err(error) = SessionHandle::new(id.clone(), link.clone()).close().await {
-            tracing::error!(session = %id, %error, "session_not_deleted");
-        }
-    }
+    close_all(&link, closed).await;
     for id in orphans {
         // The parent's run has ended, so that no call waits for this child.
         let _ = SessionHandle::new(id, link.clone()).stop(StopMode::Now).await;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use futures::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use super::agent_trees;
@@ -15,6 +16,7 @@ use super::message::{HostMessage, ReportResult, SessionMessage};
 use super::publish::Publisher;
 use super::report::{CallReport, Messages, RunReport};
 use super::session_start::{SessionOrigin, SessionStart};
+use super::task;
 use crate::event::Event;
 use crate::journal::{Breach, SessionLog, unfinished, verify};
 use crate::record::{JournalEntry, Record, Seq};
@@ -274,43 +276,60 @@ pub(super) async fn delete(
     let (shared, of) = (Arc::clone(&link.shared), id.clone());
     let deleted = link
         .read_index(move || {
-            let was_there = shared.journal.find(&of);
-            shared.journal.remove(std::slice::from_ref(&of))?;
             // A session that cannot be read is counted as existing.
-            Ok::<_, HostError>(!matches!(was_there, Ok(None)))
+            let was_there = !matches!(shared.journal.find(&of), Ok(None));
+            let removed = shared.journal.remove(std::slice::from_ref(&of));
+            // After an error the records may be deleted, and only be left in the database file.
+            let is_gone = removed.is_ok() || matches!(shared.journal.find(&of), Ok(None));
+            (removed, was_there && is_gone)
         })
         .await;
     link.shared.release(id);
     link.shared.suspended.lock().remove(id);
-    if deleted?? {
+    let (removed, is_deleted) = deleted?;
+    if is_deleted {
         link.shared.uncount_sessions(1);
         link.shared.update_counts();
         link.shared.session_states.deleted(id);
-        Ok(())
-    } else {
-        Err(HostError::NoSuchSession(id.clone()))
     }
+    removed?;
+    if is_deleted { Ok(()) } else { Err(HostError::NoSuchSession(id.clone())) }
 }
 
-async fn delete_children(link: &HostRef, id: &SessionId) -> Result<(), HostError> {
+fn delete_children<'a>(
+    link: &'a HostRef,
+    id: &'a SessionId,
+) -> BoxFuture<'a, Result<(), HostError>> {
     let (shared, of) = (Arc::clone(&link.shared), id.clone());
-    let children = link
-        .read_index(move || agent_trees::children(&*shared.journal, &of, Seq(0), None))
-        .await??;
-    for child in children {
-        // A child has children of its own.
-        Box::pin(SessionHandle::new(child, link.clone()).close()).await?;
-    }
-    Ok(())
+    Box::pin(async move {
+        let children = link
+            .read_index(move || agent_trees::children(&*shared.journal, &of, Seq(0), None))
+            .await??;
+        for child in children {
+            // A child has children of its own.
+            SessionHandle::new(child, link.clone()).close().await?;
+        }
+        Ok(())
+    })
 }
 
 /// Maximum size of a fork that stays in memory after it is made. A few small requests could otherwise fill
 /// the memory with forks of a large session. One whose run still has to end leaves memory after `idle_after`.
 const AWAKE_FORK_BYTES_MAX: u64 = 1 << 20;
 
-/// Opens a session with the first records of another one. A run that is open there ends.
+/// Opens a session with the first records of another one. A run that is open there ends. The session is opened
+/// even if the future is dropped.
 pub(super) async fn fork(
     from: &SessionHandle,
+    at: Seq,
+    id: SessionId,
+) -> Result<SessionHandle, HostError> {
+    task::to_its_end(fork_reserved(from.clone(), at, id)).await
+}
+
+/// Opens a fork, whose id is reserved until it is open.
+async fn fork_reserved(
+    from: SessionHandle,
     at: Seq,
     id: SessionId,
 ) -> Result<SessionHandle, HostError> {
@@ -331,7 +350,16 @@ pub(super) async fn fork(
         return Err(error);
     }
     let live = link.woken(waited).await?;
-    live.log.wait_durable(live.log.last_seq()).await?;
+    if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
+        link.shared.uncount_sessions(1);
+        let (shared, origin) = (Arc::clone(&link.shared), from.id().clone());
+        let found = link.read_index(move || shared.journal.find(&origin)).await;
+        let is_deleted = matches!(found, Ok(Ok(None)));
+        return Err(match is_deleted {
+            true => HostError::NoSuchSession(from.id().clone()),
+            false => error.into(),
+        });
+    }
     link.shared.session_states.changed(&id, SessionState::Idle);
     if live.log.bytes() > AWAKE_FORK_BYTES_MAX {
         // If the session has ended, no message is needed.

@@ -37,6 +37,17 @@ pub(super) async fn isolated<T: Send + 'static>(
     AbortOnDropHandle::new(tokio::spawn(future)).await
 }
 
+/// Runs a future to its end, also if this future is dropped, such as that of a request whose client has gone.
+///
+/// # Errors
+/// If the future panics.
+#[expect(clippy::disallowed_methods, reason = "the task ends by itself")]
+pub(super) async fn to_its_end<T: Send + 'static>(
+    future: impl Future<Output = Result<T, HostError>> + Send + 'static,
+) -> Result<T, HostError> {
+    tokio::spawn(future).await.map_err(|_| HostError::ShuttingDown)?
+}
+
 /// Spawns a short task without an owner, which ends by itself.
 #[expect(clippy::disallowed_methods, reason = "the task is short and ends by itself")]
 pub(super) fn detach(future: impl Future<Output = ()> + Send + 'static) {

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use tokio::sync::oneshot;
 
 use super::error::HostError;
 use super::handle::SessionHandle;
@@ -57,17 +56,16 @@ impl Host {
         let caller = caller.ok_or_else(|| HostError::UnknownTool(tool.to_owned()))?;
         let id = ids::call_session_id().ok_or(HostError::InvalidSessionId)?;
         let (caller, new) = (Arc::new(caller), OpenSession::default());
-        let session = opening::open(link, id, caller, new, None).await?;
-        let (done, report) = oneshot::channel();
-        task::detach(async move {
+        let link = link.clone();
+        let call = async move {
+            let session = opening::open(&link, id, caller, new, None).await?;
             let report = run(&session, approved).await;
             if let Err(error) = session.close().await {
                 tracing::warn!(session = %session.id(), %error, "tool_call_session_not_deleted");
             }
-            // The caller may be gone.
-            let _ = done.send(report);
-        });
-        report.await.unwrap_or(Err(HostError::ShuttingDown))
+            report
+        };
+        task::to_its_end(call).await
     }
 }
 

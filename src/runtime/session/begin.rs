@@ -114,18 +114,21 @@ impl SessionActorState {
             stored_turn_after: stored.as_ref().map_or(Seq(0), first_of_turn),
             last_run_end: 0,
             epoch: 0,
+            ended_run: None,
             lingering: HashMap::new(),
             own_connections: Vec::new(),
             activity,
             close_replies: Vec::new(),
             snapshot_replies: Vec::new(),
             summary: None,
+            summary_requests: 0,
             compact_replies: Vec::new(),
             _awake: awake,
         };
         state.activity.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
         if let Some((_, entries)) = stored {
             state.log.prepend_recent(entries);
+            state.forget_failures();
         }
         state.count_queued();
         state.activity.running.store(state.session.run().is_some(), Ordering::Release);
@@ -150,6 +153,13 @@ impl SessionActorState {
             (run_id.clone(), RunCaller { report: None, _counted: counted })
         });
         self.callers = queued.collect();
+    }
+
+    /// Forgets the failed runs of this session that the journal has as ended, or not at all.
+    fn forget_failures(&self) {
+        let open = self.session.run().map(|run| &run.id);
+        let mut unwritten = self.shared.unwritten.lock();
+        unwritten.retain(|run, session| *session != self.id || open == Some(run));
     }
 
     /// Continues the run of a session that was resumed, and counts it as a run of the host.

@@ -22,6 +22,11 @@ impl SessionActorState {
         tracing::error!(session = %self.id, %error, "journal_failed");
         self.shared.telemetry.metrics().journal().session_failed();
         let reason = HostError::Journal(error);
+        let durable = self.log.durable_seq();
+        // The caller of a run whose end was lost receives this failure, so the run must not go on.
+        if let Some((run, _)) = self.ended_run.take().filter(|(_, end)| *end > durable) {
+            self.shared.unwritten.lock().insert(run, self.id.clone());
+        }
         if let Some(run) = self.run.take() {
             self.shared.unwritten.lock().insert(run.id.clone(), self.id.clone());
             run.fail(reason.clone());

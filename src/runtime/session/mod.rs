@@ -90,6 +90,8 @@ pub(super) struct SessionActorState {
     last_run_end: u64,
     /// The number of the current set of actors. Messages of earlier sets are ignored.
     epoch: u64,
+    /// The last run that has ended, and the position of its last record.
+    ended_run: Option<(RunId, Seq)>,
     /// Released actors that have not ended: tool supervisors whose last tools still run, each with
     /// its accumulator, and then the accumulators.
     lingering: HashMap<ActorId, Option<AccumulatorRef>>,
@@ -103,6 +105,8 @@ pub(super) struct SessionActorState {
     snapshot_replies: Vec<RpcReplyPort<SessionSnapshot>>,
     /// Asks a model for a summary, while the session waits for one.
     summary: Option<OwnedTask>,
+    /// The number of requests for summaries so far.
+    summary_requests: u64,
     /// The clients that asked for a smaller context.
     compact_replies: Vec<CompactReply>,
     /// Counts the session as awake.
@@ -237,7 +241,7 @@ impl Actor for SessionActor {
                 let _ = reply.send(state.context_report());
                 return Ok(());
             }
-            SessionMessage::SummaryMade { reply } => state.summary_made(reply),
+            SessionMessage::SummaryMade { request, reply } => state.summary_made(request, reply),
             SessionMessage::ContextOverflowed { epoch, model, error } => {
                 if epoch == state.epoch {
                     state.context_overflowed(model, &error);

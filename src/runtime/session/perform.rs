@@ -238,6 +238,7 @@ impl SessionActorState {
         self.log.trim_recent(last);
         self.shared.update_counts();
         self.shared.agent_trees.end_run(&self.id, &summary.run_id);
+        self.ended_run = Some((summary.run_id.clone(), last));
         let Some(run) = self.run.take() else { return };
         self.tell_hooks(&summary);
         if !run.is_awaited() {

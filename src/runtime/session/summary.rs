@@ -58,15 +58,20 @@ impl SessionActorState {
             publisher: self.publisher.clone(),
         };
         let myself = myself.clone();
+        self.summary_requests += 1;
+        let request = self.summary_requests;
         self.summary = Some(OwnedTask::spawn(&self.shared.gauges.tasks, async move {
             let reply = summariser.summarise().await;
             // A session that has ended needs no summary.
-            let _ = myself.cast(SessionMessage::SummaryMade { reply });
+            let _ = myself.cast(SessionMessage::SummaryMade { request, reply });
         }));
     }
 
-    /// Gives the session the summary that it waits for.
-    pub(super) fn summary_made(&mut self, reply: SummaryReply) {
+    /// Gives the session the summary that it waits for. The answer to an earlier request is ignored.
+    pub(super) fn summary_made(&mut self, request: u64, reply: SummaryReply) {
+        if request != self.summary_requests {
+            return;
+        }
         let agents = &self.agents;
         let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
         let failed = matches!(reply, SummaryReply::Failed { .. });

@@ -80,7 +80,7 @@ fn children(host: &Host) -> Vec<SessionHandle> {
     stored.filter(|of| is_child_session(&of.id)).map(|of| host.session(&of.id)).collect()
 }
 
-async fn restart(setup: impl Fn() -> HostSetup, journal: &Arc<MemoryJournal>) -> Host {
+pub(super) async fn restart(setup: impl Fn() -> HostSetup, journal: &Arc<MemoryJournal>) -> Host {
     timeout(SOON, async {
         loop {
             // The first host may hold the journal for a moment.
@@ -92,6 +92,21 @@ async fn restart(setup: impl Fn() -> HostSetup, journal: &Arc<MemoryJournal>) ->
     })
     .await
     .unwrap()
+}
+
+#[tokio::test]
+async fn a_child_whose_run_is_refused_is_not_left_behind() {
+    let provider = Provider::new(|_, request| match has_result(request) {
+        true => Reply::Sse(answer_with("done")),
+        false => Reply::Sse(calls_to(&[("worker", r#"{"input": ""}"#)])),
+    })
+    .await;
+    let host = Host::start(family(&provider, [], [], |_| ())).await.unwrap();
+    let session = session(&host).await;
+    let report = session.run("go").await.unwrap();
+    assert_eq!(results(&report).len(), 1);
+    assert!(children(&host).is_empty());
+    assert_eq!(host.counts().sessions, 1);
 }
 
 #[tokio::test]

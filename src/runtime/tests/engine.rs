@@ -24,6 +24,8 @@ pub(super) struct Engine {
     is_dead: Arc<AtomicBool>,
     /// The removal of this session waits.
     held: Mutex<Option<SessionId>>,
+    /// Once set, the next removal fails after it has removed the records.
+    fails_late: AtomicBool,
 }
 
 impl Engine {
@@ -43,7 +45,13 @@ impl Engine {
             append: Box::new(append),
             is_dead: Arc::default(),
             held: Mutex::default(),
+            fails_late: AtomicBool::new(false),
         })
+    }
+
+    /// Makes the engine return an error after it has removed sessions, once.
+    pub(super) fn fail_after_removal(&self) {
+        self.fails_late.store(true, Ordering::SeqCst);
     }
 
     /// Makes the engine fail to remove sessions once this is set.
@@ -110,7 +118,11 @@ impl Journal for Engine {
         while self.held.lock().as_ref().is_some_and(|held| sessions.contains(held)) {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        self.inner.remove(sessions)
+        self.inner.remove(sessions)?;
+        match self.fails_late.swap(false, Ordering::SeqCst) {
+            true => Err(JournalError::Write("another program reads the database".to_owned())),
+            false => Ok(()),
+        }
     }
 
     fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {

@@ -1,5 +1,6 @@
 //! Tests of the actors against a scripted provider on loopback.
 
+mod abandoned;
 mod approvals;
 mod child_sessions;
 mod client;

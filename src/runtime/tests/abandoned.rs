@@ -1,0 +1,164 @@
+//! Tests of requests whose caller goes away, and of journals that fail at a bad moment.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::FutureExt as _;
+
+use super::engine::{Engine, entries};
+use super::provider::{Reply, answer_with, text};
+use super::*;
+use crate::config::Resume;
+use crate::journal::{
+    AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, MemoryJournal,
+};
+use crate::record::{Record, StopMode};
+use crate::types::RunEnd;
+
+/// Returns an engine that fails the next batch with such a record, once `fails` is set.
+fn failing(
+    fails: &Arc<AtomicBool>,
+    is_meant: impl Fn(&Record) -> bool + Send + Sync + 'static,
+) -> Arc<Engine> {
+    let fails = Arc::clone(fails);
+    Engine::new(move |inner, mut batch: Batch| {
+        let is_meant = batch.entries.iter().any(|entry| is_meant(&entry.record));
+        if is_meant && fails.swap(false, Ordering::SeqCst) {
+            batch.report(BatchStatus::Failed(JournalError::Full));
+            return AppendStatus::Queued;
+        }
+        inner.append(batch)
+    })
+}
+
+#[tokio::test]
+async fn requests_are_carried_out_although_their_callers_are_gone() {
+    let provider = Provider::answering("fine").await;
+    let engine = Engine::new(|inner, batch| inner.append(batch));
+    let setup = setup(&provider, registry([echo("echo")]), |_| ());
+    let host = start_on(setup, engine as Arc<dyn Journal>).await.unwrap();
+    let session = |id: &str| host.session(&SessionId::parse(id).unwrap());
+    let is_open = async |id: &str| {
+        let session = session(id);
+        until("it is open", || host.session(session.id()).state() != SessionState::Hibernated)
+            .await;
+        timeout(SOON, session.snapshot()).await.unwrap().unwrap()
+    };
+    // Each future is dropped after it was polled once.
+    assert!(host.open_session("a").now_or_never().is_none());
+    is_open("a").await;
+    let a = session("a");
+    let fork = host.fork(&a, Seq(1), Some("b".to_owned()));
+    assert!(fork.now_or_never().is_none());
+    is_open("b").await;
+    let call = host.call_tool(None, "echo", serde_json::Map::new(), false);
+    assert!(call.now_or_never().is_none());
+    session("a").hibernate();
+    until("it sleeps", || session("a").state() == SessionState::Hibernated).await;
+    assert!(session("a").delete().now_or_never().is_none());
+    until("one session is left", || host.counts().sessions == 1).await;
+    timeout(SOON, host.open_session("a")).await.unwrap().unwrap();
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_run_whose_end_was_lost_does_not_go_on() {
+    let provider = Provider::answering("fine").await;
+    let fails = Arc::new(AtomicBool::new(true));
+    let engine = failing(&fails, |record| matches!(record, Record::RunEnded { .. }));
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let session = session(&host).await;
+    assert!(matches!(session.run("go").await, Err(HostError::Journal(_))));
+    let report = timeout(SOON, async {
+        loop {
+            // The failure of the first run may have to be recorded first.
+            if let Ok(report) = session.run("again").await {
+                return report;
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    });
+    assert_eq!(report.await.unwrap().run_end, RunEnd::Answered);
+    assert_eq!(provider.count(), 2, "the model is asked once for each run");
+    let stored = entries(&*engine, session.id());
+    let ends = stored.iter().filter_map(|entry| match &entry.record {
+        Record::RunEnded { end, error, .. } => {
+            Some((*end, error.as_ref().map(|error| error.code.clone())))
+        }
+        _ => None,
+    });
+    let failed = (RunEnd::Failed, Some("journal_failed".to_owned()));
+    assert_eq!(ends.collect::<Vec<_>>(), [failed, (RunEnd::Answered, None)]);
+    assert!(host.inner.link.shared.unwritten.lock().is_empty());
+}
+
+#[tokio::test]
+async fn a_run_whose_start_was_lost_is_forgotten() {
+    let provider = Provider::answering("fine").await;
+    let fails = Arc::new(AtomicBool::new(true));
+    let engine = failing(&fails, |record| matches!(record, Record::RunStarted { .. }));
+    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), engine).await.unwrap();
+    let session = session(&host).await;
+    assert!(matches!(session.run("go").await, Err(HostError::Journal(_))));
+    until("its failure is noted", || !host.inner.link.shared.unwritten.lock().is_empty()).await;
+    timeout(SOON, session.snapshot()).await.unwrap().unwrap();
+    assert!(host.inner.link.shared.unwritten.lock().is_empty());
+    assert_eq!(session.run("again").await.unwrap().run_end, RunEnd::Answered);
+}
+
+#[tokio::test]
+async fn a_deletion_that_fails_after_the_records_are_gone_is_counted() {
+    let provider = Provider::answering("fine").await;
+    let engine = Engine::new(|inner, batch| inner.append(batch));
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let session = session(&host).await;
+    engine.fail_after_removal();
+    assert!(matches!(session.delete().await, Err(HostError::Journal(_))));
+    assert_eq!(host.counts().sessions, 0);
+    assert!(matches!(session.delete().await, Err(HostError::NoSuchSession(_))));
+}
+
+#[tokio::test]
+async fn a_deletion_that_a_crash_cut_off_is_finished_also_if_runs_wait_to_be_resumed() {
+    let provider = Provider::answering("fine").await;
+    let (journal, is_dead) = (Arc::new(MemoryJournal::new()), Arc::default());
+    let engine = Engine::on(Arc::clone(&journal), |inner, batch| inner.append(batch));
+    let engine = engine.dead_once(&is_dead) as Arc<dyn Journal>;
+    let setup =
+        || setup(&provider, ToolRegistry::new(), |config| config.journal.resume = Resume::Manual);
+    let first = start_on(setup(), engine).await.unwrap();
+    let session = session(&first).await;
+    is_dead.store(true, Ordering::SeqCst);
+    assert!(matches!(session.delete().await, Err(HostError::Journal(_))));
+    drop((session, first));
+    assert_eq!(journal.count().unwrap(), 1);
+    let host = super::child_sessions::restart(setup, &journal).await;
+    until("it is deleted", || journal.count().unwrap() == 0).await;
+    until("it is not counted", || host.counts().sessions == 0).await;
+}
+
+#[tokio::test]
+async fn a_fork_has_no_queue_that_keeps_it_running() {
+    let provider = Provider::new(|n, _| match n {
+        0 => Reply::Stall(vec![text("hm")]),
+        _ => Reply::Sse(answer_with("fine")),
+    })
+    .await;
+    let journal = Arc::new(MemoryJournal::new());
+    let shared = Arc::clone(&journal) as Arc<dyn Journal>;
+    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), shared).await.unwrap();
+    let session = session(&host).await;
+    let first = session.start_run("go").await.unwrap();
+    let second = session.start_run(RunRequest::from("then").queued()).await.unwrap();
+    session.stop(StopMode::Now).await.unwrap();
+    first.report.await.unwrap();
+    second.report.await.unwrap();
+    let stored = entries(&*journal, session.id());
+    let is_end =
+        |entry: &&JournalEntry| matches!(entry.record, Record::RunEnded { waiting: 1, .. });
+    let end = stored.iter().find(is_end).unwrap().seq;
+    let fork = host.fork(&session, end, None).await.unwrap();
+    assert_eq!(journal.find(fork.id()).unwrap().unwrap().state, SessionState::Idle);
+    assert!(unfinished(&entries(&*journal, fork.id())).is_none());
+}
