@@ -8,8 +8,8 @@ use crate::message::Message;
 use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::session::machine::Lifecycle;
 use crate::session::{
-    OpenRun, OpenTurn, RunAdmission, RunInput, RunStage, Session, SessionRefusal, StoredSession,
-    open_approvals,
+    OUTPUT_INVALID, OpenRun, OpenTurn, RunAdmission, RunInput, RunStage, Session, SessionRefusal,
+    StoredSession, open_approvals,
 };
 use crate::turn::CancelReason;
 use crate::types::{CallKey, RunEnd, RunId, Usage};
@@ -29,11 +29,12 @@ impl World {
 
     /// Checks that each run starts and ends once, one run at a time. The queue keeps its order, and each
     /// queued run starts as it was requested. A run that was steered after its last turn is not
-    /// answered.
+    /// answered, and one that a limit ends has a record of that limit.
     fn check_runs(&self) {
         let (mut open, mut seen) = (None, BTreeSet::new());
         let (mut queued, mut closed) = (Vec::<&RunId>::new(), false);
         let (mut requests, mut committed, mut steered) = (BTreeMap::new(), 0, 0);
+        let mut reached = Vec::<(&str, &str)>::new();
         for record in &self.log {
             assert!(!closed, "{record:?} follows the close");
             match record {
@@ -53,13 +54,29 @@ impl World {
                         assert!(queued.is_empty(), "run {run_id} overtakes the queue");
                     }
                     open = Some(run_id);
+                    reached.clear();
                 }
+                Record::LimitReached { limit, action, .. } => reached.push((limit, action)),
                 Record::TurnCommitted { turn, .. } => committed = *turn,
                 // The queue belongs to the session that was forked.
                 Record::SessionForked { .. } => queued.clear(),
                 Record::Steered { after_turn, .. } => steered = *after_turn,
-                Record::RunEnded { run_id, end, waiting, .. } => {
+                Record::RunEnded { run_id, end, waiting, error, .. } => {
                     assert_eq!(open.take(), Some(run_id), "another run ends");
+                    let is_invalid =
+                        error.as_ref().is_some_and(|error| error.code == OUTPUT_INVALID);
+                    let limits: &[_] = match end {
+                        RunEnd::MaxTurns => &[("max_turns", "final_answer")],
+                        RunEnd::AllToolsFailed => &[("max_failed_turns", "ended")],
+                        RunEnd::LoopDetected => &[("repeat_limit", "ended")],
+                        RunEnd::Budget => {
+                            &[("max_tokens_per_run", "ended"), ("max_tool_calls_per_run", "ended")]
+                        }
+                        RunEnd::Failed if is_invalid => &[("output_retries", "ended")],
+                        _ => &[],
+                    };
+                    let is_recorded = limits.iter().any(|limit| reached.contains(limit));
+                    assert!(is_recorded || limits.is_empty(), "{end:?} after {reached:?}");
                     let is_answered = *end == RunEnd::Answered && steered == committed;
                     assert!(!is_answered || committed == 0, "an input has no answer");
                     let is_counted = *waiting == queued.len() as u64 || self.is_closing();

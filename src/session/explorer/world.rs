@@ -376,6 +376,15 @@ impl World {
         assert_eq!(spec.budget.calls_left, Some(CALLS_MAX - calls as u32), "the calls left");
         assert_eq!(spec.budget.tokens_left, Some(TOKENS_MAX - tokens), "the tokens left");
         assert_eq!(spec.variables, self.session.variables);
+        let since_commit = self.log.iter().rev().take_while(|record| {
+            !matches!(record, Record::TurnCommitted { .. } | Record::RunStarted { .. })
+        });
+        let steered =
+            since_commit.filter(|record| matches!(record, Record::Steered { .. })).count();
+        let history = &self.session.history;
+        // The input of the run itself waits for the results of initial calls.
+        let waiting = history.pending_inputs() - usize::from(history.initial_calls().is_some());
+        assert!(waiting <= steered, "a steered input is not part of the next request");
         self.turn = Some(HeldTurn { number, cancel, drops_calls });
         if progress.awaits_approval {
             self.session.handle_resting(Duration::ZERO, true);
