@@ -285,6 +285,50 @@ async fn a_closed_stdout_ends_the_run_without_a_panic() {
     assert_eq!(stderr(&output), "");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_reader_of_json_gets_everything_and_approvals_wait_for_it() {
+    // More than a pipe and the queue of a subscriber hold.
+    let words: Vec<String> = (0..4000).map(|number| format!("{number} ")).collect();
+    let script = json!({"responses": [
+        {"text": words, "calls": [{"name": "clock", "arguments": {"zone": "Asia/Tokyo"}}]},
+        {"calls": [{"name": "calculator", "arguments": {"expression": "2 + 3"}}]},
+        {"text": ["It is ", "5."]},
+    ]});
+    let script: Script = serde_json::from_value(script).unwrap();
+    let model = Rehearsal::with_script(script).await.unwrap();
+    let config = "[tools.calculator]\napproval = 'before'\n";
+    let folder = Folder::new("slow").with("callsheet.toml", config);
+    let url = model.base_url();
+    let args = ["run", "--json", "--approve", "--base-url", &url, "--model", "m", "x"];
+    let child = folder.start(&args);
+    // The second request follows the events of the whole first response. The answer to it asks for approval.
+    model.wait_until_ended(2).await;
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+    let events = events(&output);
+    let of =
+        |kind: &str| events.iter().filter(|event| event["type"] == kind).collect::<Vec<&Value>>();
+    let text = |turn: u32| {
+        let deltas = of("content_delta").into_iter().filter(|event| event["turn"] == turn);
+        deltas.filter_map(|event| event["text"].as_str()).collect::<String>()
+    };
+    assert!(text(1) == words.concat(), "the text of the first turn is printed once: {}", text(1));
+    assert_eq!(text(3), "It is 5.");
+    for (kind, count) in [
+        ("stream_start", 1),
+        ("tool_approval", 1),
+        ("tool_result", 2),
+        ("turn_end", 3),
+        ("stream_end", 1),
+        ("resync", 0),
+    ] {
+        assert_eq!(of(kind).len(), count, "{kind}");
+    }
+    assert!(of("tool_result").into_iter().all(|event| event["status"] == "success"));
+    let last = events.last().unwrap();
+    assert_eq!((&last["type"], &last["run_end"]), (&json!("stream_end"), &json!("answered")));
+}
+
 /// A `callsheet serve` process, its address and its stderr.
 struct ServeProcess {
     child: Child,

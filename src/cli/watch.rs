@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal as _, Stderr, Stdout};
 use std::time::Duration;
 
+use futures::stream::BoxStream;
 use futures::{FutureExt as _, StreamExt as _};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -12,9 +13,10 @@ use super::output;
 use super::progress::{RunProgress, ScreenItem};
 use super::screen::{LineOutput, Screen, ascii_signs, is_coloured, is_dumb, terminal_columns};
 use super::signals::Signals;
+use crate::event::{Event, EventId};
 use crate::journal::export::{ChildSessions, TimelineStyle, timeline};
 use crate::record::{JournalEntry, Record, Seq, StopMode};
-use crate::runtime::{Host, RunReport, SessionHandle, StartedRun};
+use crate::runtime::{Host, HostError, RunReport, SessionEvents, SessionHandle, StartedRun};
 use crate::telemetry::{FeedItem, Subscription, journal_failed};
 use crate::types::RunId;
 
@@ -32,20 +34,25 @@ pub(super) async fn on_screen(
     mode: ApprovalMode,
     signals: &mut Signals,
 ) -> Result<RunReport, CommandError> {
-    let StartedRun { mut events, report, run_id, seq, .. } = run;
+    let StartedRun { events, report: running, run_id, seq, events_are_complete, .. } = run;
+    let mut events = RunFeed::new(session, run_id.clone(), events, events_are_complete).await;
     let mut view = RunView::new(mode);
     let mut redraws = tokio::time::interval(REDRAW_INTERVAL);
     redraws.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut stopping = false;
-    tokio::pin!(report);
+    let mut report = None;
+    tokio::pin!(running);
     let report = loop {
         tokio::select! {
             biased;
-            item = events.next(), if view.has_more_events => {
+            item = events.next(), if !events.has_ended => {
                 view.handle_item(item);
                 view.handle_ready_events(&mut events);
             }
-            report = &mut report => break report.map_err(CommandError::failed)?,
+            ended = &mut running, if report.is_none() => {
+                report = Some(ended.map_err(CommandError::failed)?);
+                view.prompts.close();
+            }
             () = signals.next() => {
                 view.prompts.close();
                 stop(session, &mut stopping).await;
@@ -59,11 +66,13 @@ pub(super) async fn on_screen(
         }
         view.prompts.decide_without_asking(session).await;
         stop_if_unwritten(view.update_screen(), session).await?;
+        // The report does not wait for readers, so the last events may come after it.
+        if events.has_ended
+            && let Some(report) = report.take()
+        {
+            break report;
+        }
     };
-    // Events that were published before the report may still be in the subscription.
-    view.handle_ready_events(&mut events);
-    view.prompts.close();
-    stop_if_unwritten(view.update_screen(), session).await?;
     let output = report.output.as_ref().map(ToString::to_string);
     let is_text = output.is_none() || report.output.as_deref() == parsed(&report.text).as_ref();
     let answer = output.as_deref().unwrap_or(&report.text);
@@ -124,8 +133,6 @@ struct RunView {
     pending: Vec<ScreenItem>,
     /// No event was missed.
     complete: bool,
-    /// The subscription has not ended.
-    has_more_events: bool,
 }
 
 impl RunView {
@@ -145,7 +152,6 @@ impl RunView {
             started: Instant::now(),
             pending: Vec::new(),
             complete: true,
-            has_more_events: true,
         }
     }
 
@@ -157,13 +163,14 @@ impl RunView {
                     .extend(self.progress.handle_event(self.started.elapsed(), &event.event));
             }
             Some(FeedItem::Lagged | FeedItem::Failed(_)) => self.complete = false,
-            None => self.has_more_events = false,
+            // The report follows.
+            None => {}
         }
     }
 
     /// Handles the events that are ready, without waiting.
-    fn handle_ready_events(&mut self, events: &mut Subscription) {
-        while self.has_more_events {
+    fn handle_ready_events(&mut self, events: &mut RunFeed) {
+        while !events.has_ended {
             let Some(item) = events.next().now_or_never() else { return };
             self.handle_item(item);
         }
@@ -194,34 +201,37 @@ pub(super) async fn as_json(
     mode: ApprovalMode,
     signals: &mut Signals,
 ) -> Result<RunReport, CommandError> {
-    let StartedRun { mut events, report, .. } = run;
+    let StartedRun { events, report: running, run_id, events_are_complete, .. } = run;
+    let mut events = RunFeed::new(session, run_id, events, events_are_complete).await;
     let questions = ApprovalMode::Reject("--json cannot ask");
     let mut prompts = ApprovalPrompts::new(mode, questions);
-    let mut has_more_events = true;
     let mut stopping = false;
-    tokio::pin!(report);
-    let report = loop {
+    let mut report = None;
+    tokio::pin!(running);
+    loop {
         tokio::select! {
             biased;
-            item = events.next(), if has_more_events => match item {
-                Some(item) => {
-                    if let FeedItem::Event(event) = &item {
-                        prompts.handle_event(&event.event);
-                    }
-                    stop_if_unwritten(output::to_stdout(&json_lines(&item)), session).await?;
+            item = events.next(), if !events.has_ended => {
+                if let Some(FeedItem::Event(event)) = &item {
+                    prompts.handle_event(&event.event);
                 }
-                None => has_more_events = false,
-            },
-            report = &mut report => break report.map_err(CommandError::failed)?,
+                let lines = item.as_ref().map(json_lines).unwrap_or_default();
+                stop_if_unwritten(output::to_stdout(&lines), session).await?;
+            }
+            ended = &mut running, if report.is_none() => {
+                report = Some(ended.map_err(CommandError::failed)?);
+                prompts.close();
+            }
             () = signals.next() => stop(session, &mut stopping).await,
         }
         prompts.decide_without_asking(session).await;
-    };
-    // Events that were published before the report may still be in the subscription.
-    while let Some(Some(item)) = events.next().now_or_never() {
-        stop_if_unwritten(output::to_stdout(&json_lines(&item)), session).await?;
+        // The report does not wait for readers, so the last events may come after it.
+        if events.has_ended
+            && let Some(report) = report.take()
+        {
+            return Ok(report);
+        }
     }
-    Ok(report)
 }
 
 fn json_lines(item: &FeedItem) -> String {
@@ -229,6 +239,84 @@ fn json_lines(item: &FeedItem) -> String {
         FeedItem::Event(event) => event.public().map(|event| event.json + "\n").collect(),
         FeedItem::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
         FeedItem::Failed(error) => journal_failed(error, None).json + "\n",
+    }
+}
+
+/// The events of a run up to its end. If the reader was too slow for the live events, they continue from the
+/// journal: text comes in larger pieces then, and the states of open calls come again.
+struct RunFeed {
+    session: SessionHandle,
+    run: RunId,
+    events: BoxStream<'static, FeedItem>,
+    /// The position of the last event.
+    position: EventId,
+    /// `events` do not continue at the position.
+    has_gap: bool,
+    has_ended: bool,
+    /// Never read on. While it exists, the session's events have a reader, so that an approval that is asked for
+    /// during a gap is not rejected.
+    _reader: Option<SessionEvents>,
+}
+
+impl RunFeed {
+    /// Creates the feed of a run. `is_complete` is true if the live events start with the run's first one.
+    async fn new(
+        session: &SessionHandle,
+        run: RunId,
+        live: Subscription,
+        is_complete: bool,
+    ) -> Self {
+        let position = if is_complete { live.start() } else { EventId::default() };
+        Self {
+            session: session.clone(),
+            run,
+            events: live.boxed(),
+            position,
+            has_gap: !is_complete,
+            has_ended: false,
+            // A session that is gone needs no reader.
+            _reader: session.watch(EventId::default()).await.ok(),
+        }
+    }
+
+    /// Returns the next event, or `None` after the last one. [`FeedItem::Lagged`] means that the missed events
+    /// cannot be read either. Nothing is lost if the caller stops waiting.
+    async fn next(&mut self) -> Option<FeedItem> {
+        while !self.has_ended {
+            if self.has_gap {
+                match self.session.watch(self.position).await {
+                    Ok(events) => {
+                        self.events = events.boxed();
+                        self.has_gap = false;
+                    }
+                    Err(HostError::Journal(error)) => {
+                        self.has_ended = true;
+                        return Some(FeedItem::Failed(error));
+                    }
+                    Err(_) => {
+                        self.has_ended = true;
+                        return Some(FeedItem::Lagged);
+                    }
+                }
+            }
+            let item = self.events.next().await;
+            match &item {
+                Some(FeedItem::Event(event)) => {
+                    self.position = event.id.unwrap_or(self.position);
+                    if event.run != self.run {
+                        continue;
+                    }
+                    self.has_ended = matches!(event.event, Event::RunEnded { .. });
+                }
+                Some(FeedItem::Lagged) => {
+                    self.has_gap = true;
+                    continue;
+                }
+                Some(FeedItem::Failed(_)) | None => self.has_ended = true,
+            }
+            return item;
+        }
+        None
     }
 }
 
