@@ -115,6 +115,130 @@ async fn a_stream_can_continue_within_a_text() {
     }
 }
 
+fn texts(events: &[StreamEvent]) -> String {
+    events.iter().filter_map(text).collect()
+}
+
+/// Reads the events after a position until they have a text of this length, and returns them.
+async fn events_with_text(service: &Service, after: &str, bytes: usize) -> Vec<StreamEvent> {
+    let mut reading = events(service, &format!("?after={after}"), "").await;
+    within(reading.until_events(|seen| texts(seen).len() >= bytes)).await
+}
+
+/// Reads the events after a position to the end of the run.
+async fn events_to_end(service: &Service, after: &str) -> Vec<StreamEvent> {
+    let mut reading = events(service, &format!("?after={after}"), "").await;
+    within(reading.until_events(|seen| ended_runs(seen) == 1)).await
+}
+
+/// Returns the record in the snapshot of the session, which has no part of `text`.
+async fn snapshot_seq(service: &Service, text: &str) -> u64 {
+    let snapshot = service.get("/v1/sessions/s").await;
+    assert!(!snapshot.body.contains(text), "{snapshot:?}");
+    snapshot.json()["seq"].as_u64().unwrap()
+}
+
+/// Checks that after each event of an ended run's stream the remaining events follow.
+async fn assert_continues_from_each_id(service: &Service, stream: &[StreamEvent]) {
+    let all = reproducible_lines(stream);
+    for (at, event) in stream.iter().enumerate() {
+        let (seen, _) = stream.split_at(at + 1);
+        let Some(id) = event.id.as_ref().filter(|_| ended_runs(seen) == 0) else { continue };
+        let rest = events_to_end(service, id).await;
+        assert_eq!(reproducible_lines(&[seen, &rest].concat()), all, "after {id}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_from_a_snapshot_has_the_text_that_the_snapshot_does_not_have() {
+    let script = json!({"responses": [
+        {"reasoning": ["Hm. "], "text": ["Now ", "thén ", "more. "],
+         "holds": [{"at": {"chunk": 4}, "name": "middle"}]},
+        {"text": ["Again."]}]});
+    let service = service(script).await;
+    let mut live = events(&service, "?after=0", "").await;
+    assert_eq!(service.post("/v1/sessions/s/runs", json!({"input": "go"})).await.status, 202);
+    service.model.gate_reached("middle").await;
+    let before = "Hm. Now thén ";
+    within(live.until_events(|seen| texts(seen) == before)).await;
+    let steer = json!({"input": "and more"});
+    assert_eq!(service.post("/v1/sessions/s/steer", steer).await.status, 202);
+    // The steer is the fourth record, after those of the session, the run and the attempt.
+    assert_eq!(snapshot_seq(&service, "thén").await, 4);
+    let so_far = events_with_text(&service, "4", before.len()).await;
+    assert_eq!(texts(&so_far), before);
+    assert!(so_far.iter().all(|event| text(event).is_some()), "{so_far:?}");
+    for (at, event) in so_far.iter().enumerate() {
+        let expected = texts(so_far.get(at + 1..).unwrap());
+        let rest = events_with_text(&service, event.id.as_ref().unwrap(), expected.len()).await;
+        assert_eq!(texts(&rest), expected);
+    }
+    // A client may know a part of the text.
+    for after in ["3.8", "4.8"] {
+        assert_eq!(texts(&events_with_text(&service, after, 6).await), "thén ", "{after}");
+    }
+    let mut joined = events(&service, "?after=4", "").await;
+    within(joined.until_events(|seen| texts(seen).len() >= before.len())).await;
+    service.model.release("middle");
+    let joined = within(joined.until_events(|seen| ended_runs(seen) == 1)).await;
+    assert_eq!(texts(&joined), "Hm. Now thén more. Again.");
+    let late = events_to_end(&service, "4").await;
+    assert_eq!(reproducible_lines(&late), reproducible_lines(&joined));
+    let live = within(live.until_events(|seen| ended_runs(seen) == 1)).await;
+    for stream in [live, joined, late] {
+        assert_continues_from_each_id(&service, &stream).await;
+    }
+    for after in ["3.8", "4.8"] {
+        assert_eq!(texts(&events_to_end(&service, after).await), "thén more. Again.", "{after}");
+    }
+    // The fifth record is that of the response.
+    assert_eq!(texts(&events_to_end(&service, "5").await), "Again.");
+}
+
+#[tokio::test]
+async fn a_stream_from_a_snapshot_repeats_no_event_whose_record_the_snapshot_has() {
+    let script = json!({"responses": [
+        {"text": ["Let me ", "look. "], "calls": [
+            {"name": "calculator", "arguments": {"expression": "6 * 7"}},
+            {"name": "calculator", "arguments": {"expression": "1 + 1"}}],
+         "holds": [{"at": "finish", "name": "finish"}]},
+        {"text": ["It is 42."]}]});
+    let service = service(script).await;
+    let mut live = events(&service, "?after=0", "").await;
+    let run = json!({"input": "go"});
+    assert_eq!(service.post("/v1/sessions/s/runs", run).await.status, 202);
+    service.model.gate_reached("finish").await;
+    // A call runs while the response streams, so its result is in the middle of the attempt.
+    let is_result = |event: &StreamEvent| event.kind == "tool_result";
+    let seen = within(live.until_events(|seen| seen.iter().any(is_result))).await;
+    let result = seen.iter().find(|event| is_result(event)).unwrap();
+    assert_eq!(result.id.as_deref().unwrap().split_once('.').unwrap().1, "13");
+    let seq = snapshot_seq(&service, "look").await;
+    let after = seq.to_string();
+    let so_far = events_with_text(&service, &after, 13).await;
+    let mut joined = events(&service, &format!("?after={seq}"), "").await;
+    within(joined.until_events(|seen| texts(seen).len() >= 13)).await;
+    service.model.release("finish");
+    let joined = within(joined.until_events(|seen| ended_runs(seen) == 1)).await;
+    let late = events_to_end(&service, &after).await;
+    for stream in [&so_far, &joined, &late] {
+        assert!(texts(stream).starts_with("Let me look. "), "{stream:?}");
+        for event in stream.iter().filter(|event| text(event).is_none()) {
+            let Some(id) = event.id.as_ref() else { continue };
+            let id: EventId = id.parse().unwrap();
+            assert!(id.seq.0 > seq, "{event:?} after {seq}");
+        }
+    }
+    assert_eq!(texts(&joined), "Let me look. It is 42.");
+    assert_eq!(reproducible_lines(&late), reproducible_lines(&joined));
+    let live = within(live.until_events(|seen| ended_runs(seen) == 1)).await;
+    for stream in [live, joined, late] {
+        assert_continues_from_each_id(&service, &stream).await;
+    }
+    let rest = events_to_end(&service, &format!("{seq}.7")).await;
+    assert_eq!(texts(&rest), "look. It is 42.");
+}
+
 #[tokio::test]
 async fn an_invalid_event_id_is_refused() {
     let service = service(json!({})).await;

@@ -16,13 +16,18 @@ use crate::types::Seq;
 /// A position in a session's event stream. A client that reconnects with the id of the last event
 /// that it received gets exactly the events after it.
 ///
+/// The number of any other record, such as that of a snapshot, is a position too. Its `bytes` are
+/// 0, so all text of the attempt that runs at this record follows it. The id of an event that shows
+/// the same record has the number of bytes before it, so the two differ.
+///
 /// [`SessionEvents`](crate::events::SessionEvents) shows its use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct EventId {
-    /// The last record whose event was published.
+    /// The last record whose event was published, or another record. Events that show the records
+    /// up to it are known.
     pub seq: Seq,
-    /// Bytes of the running attempt's text and thinking. 0 if no attempt runs.
+    /// Bytes of the running attempt's text and thinking that are known. 0 if no attempt runs.
     pub bytes: u64,
 }
 
@@ -111,7 +116,8 @@ impl fmt::Display for EventId {
 impl FromStr for EventId {
     type Err = InvalidEventId;
 
-    /// Parses `SEQ.N`, or `SEQ` for the position right after that record.
+    /// Parses `SEQ.N`, or `SEQ` for the position right after that record, at which no text of the
+    /// attempt that runs is known.
     fn from_str(text: &str) -> Result<Self, InvalidEventId> {
         let digits = |part: &str| {
             let all = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());

@@ -190,7 +190,14 @@ impl fmt::Debug for SessionEvents {
 
 /// Returns the last record that has to be read from the journal, or 0 if none has to be.
 fn last_to_read(after: EventId, position: &FeedPosition) -> Seq {
-    if after >= position.recorded { Seq(0) } else { position.delivered.seq }
+    if after < position.recorded {
+        position.delivered.seq
+    } else if after.seq > position.recorded.seq && position.has_text {
+        // The records say whether the text's response had ended by then. They have no events.
+        after.seq
+    } else {
+        Seq(0)
+    }
 }
 
 /// The limits that all readers of stored events share.
@@ -288,9 +295,22 @@ impl HistoryReader {
                         self.append_snapshot(snapshot);
                     }
                 }
-                Some((subscription, None)) => return subscription.next().await,
+                Some((subscription, None)) => {
+                    let item = subscription.next().await?;
+                    if !self.is_known(&item) {
+                        return Some(item);
+                    }
+                }
             }
         }
+    }
+
+    /// Returns whether a live event shows a record up to the reader's position. A snapshot may have
+    /// had the record before its event was published.
+    fn is_known(&self, item: &FeedItem) -> bool {
+        matches!(item, FeedItem::Event(published)
+            if published.event.text().is_none()
+                && published.id.is_some_and(|id| id.seq <= self.after.seq))
     }
 
     /// Reads and decodes the next entries. `None` if the session was deleted.
@@ -354,6 +374,7 @@ fn decode_page(
     let per_record = (record_bytes / entries.len().max(1) as u64).max(1);
     let next_page = usize::try_from(PAGE_BYTES / per_record).unwrap_or(PAGE_MAX);
     let mut events = VecDeque::new();
+    past.set_known(after.seq);
     for entry in entries.iter().take_while(|entry| entry.seq <= target) {
         past.handle_entry(entry, &mut events);
     }

@@ -28,6 +28,11 @@ pub struct PastEvents {
     parallel: bool,
     /// The record of the last event that was returned.
     seq: Seq,
+    /// The last record that the reader knows. It may know less of the text of the attempt that ran
+    /// at this record.
+    known: Seq,
+    /// The record with which the last attempt started.
+    attempt: Seq,
     /// The events of an attempt whose response has not ended. Its text comes before and between
     /// them.
     held: Option<Vec<PublishedEvent>>,
@@ -72,12 +77,22 @@ impl PastEvents {
             turn,
             parallel: false,
             seq: Seq(0),
+            known: Seq(0),
+            attempt: Seq(0),
             held: None,
             calls: Vec::new(),
             last_request: (String::new(), true),
             voided: None,
             has_read: false,
         }
+    }
+
+    /// Sets the last record that the reader knows. The text of responses that had ended by then is
+    /// not returned. That of the attempt that ran at this record is, and comes after all events up
+    /// to the record, so that its ids continue theirs. [`part_after`] removes these events, and the
+    /// known part of the text.
+    pub fn set_known(&mut self, upto: Seq) {
+        self.known = upto;
     }
 
     /// Reads the next entry. Appends the events that can be returned now to `out`.
@@ -126,7 +141,7 @@ impl PastEvents {
                     Some(reason) => self.attempt_started(*attempt, reason, wait),
                 };
                 self.push(entry, event, out);
-                self.held = Some(Vec::new());
+                self.hold_from(entry.seq);
                 return;
             }
             Record::AttemptFailed { attempt, error, kept, host_stopped, .. } => {
@@ -144,7 +159,7 @@ impl PastEvents {
                 if *kept && *host_stopped {
                     let event = self.attempt_started(*attempt, &error.message, Duration::ZERO);
                     self.push(entry, event, out);
-                    self.held = Some(Vec::new());
+                    self.hold_from(entry.seq);
                 }
                 return;
             }
@@ -152,6 +167,10 @@ impl PastEvents {
                 self.turn = *turn;
                 self.calls.extend(message.calls.iter().cloned());
                 if self.held.is_some() {
+                    if entry.seq <= self.known {
+                        self.release_held(out);
+                        return;
+                    }
                     let text = UnsentText::new(display_order(message, displayed_segments), 0);
                     self.release_with_text(text, entry.time, out);
                     return;
@@ -272,6 +291,10 @@ impl PastEvents {
                 return;
             }
             self.seq = running.seq;
+        } else if running.seq < self.attempt {
+            // The text is that of an earlier attempt: the start of this one was not published yet.
+            self.release_held(out);
+            return;
         }
         self.run = running.run.clone();
         self.turn = running.turn;
@@ -291,7 +314,13 @@ impl PastEvents {
         }
     }
 
-    /// Releases the events of an attempt whose text is void, or that has no more text.
+    /// Holds the events of an attempt that starts with this record.
+    fn hold_from(&mut self, start: Seq) {
+        self.attempt = start;
+        self.held = Some(Vec::new());
+    }
+
+    /// Releases the events of an attempt whose text is void or known, or that has no more text.
     fn release_held(&mut self, out: &mut VecDeque<PublishedEvent>) {
         for published in self.held.take().unwrap_or_default() {
             self.release(published, out);
@@ -306,8 +335,9 @@ impl PastEvents {
         out: &mut VecDeque<PublishedEvent>,
     ) {
         for published in self.held.take().unwrap_or_default() {
-            let upto = published.id.map_or(0, |id| id.bytes);
-            self.release_text(&mut text, upto, published.timestamp_ms, out);
+            if let Some(id) = published.id.filter(|id| id.seq > self.known) {
+                self.release_text(&mut text, id.bytes, published.timestamp_ms, out);
+            }
             self.release(published, out);
         }
         self.release_text(&mut text, u64::MAX, time, out);
@@ -353,21 +383,26 @@ impl PastEvents {
 }
 
 /// Returns the part of an event after a position: all of it, nothing, or the rest of a text.
+///
+/// Views of records are compared by the record alone. Text of the attempt that runs at the position
+/// is compared by its bytes alone, because records without events have no part in its ids. There
+/// is no text of earlier attempts: see [`PastEvents::set_known`].
 #[must_use]
 pub fn part_after(after: EventId, mut published: PublishedEvent) -> Option<PublishedEvent> {
     let Some(id) = published.id else { return Some(published) };
-    if id <= after {
-        return None;
+    if id.seq > after.seq {
+        return Some(published);
     }
     if let Event::TextReceived { text } | Event::ThinkingReceived { text } = &mut published.event
-        && id.seq == after.seq
+        && id.bytes > after.bytes
     {
         let begin = id.bytes.saturating_sub(text.len() as u64);
         let seen = usize::try_from(after.bytes.saturating_sub(begin)).unwrap_or(usize::MAX);
         let seen = floor_char_boundary(text, seen);
         text.drain(..seen);
+        return Some(published);
     }
-    Some(published)
+    None
 }
 
 #[cfg(test)]

@@ -296,6 +296,63 @@ fn the_running_attempt_follows_the_stored_events() {
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
     past.finish(Some(&running(0, &[(false, "so")])), &mut out);
     assert_eq!(format_events(&out), ["1.0 thinking"]);
+    // It does not become the text of the next attempt, whose start was not published yet.
+    out.clear();
+    let mut past = PastEvents::new(session(), "default", 0);
+    let again = attempt(2, Some("it broke"), 2);
+    let records = vec![run(), attempt(1, None, 0), failed(false, 2), again];
+    entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
+    past.finish(Some(&running(0, &[(false, "so")])), &mut out);
+    assert_eq!(format_events(&out), ["1.0 stream_start", "2.0 thinking", "4.0 attempt"]);
+    // A watcher that knows a record without an event gets the text around it.
+    out.clear();
+    let mut past = PastEvents::new(session(), "default", 0);
+    past.set_known(Seq(4));
+    let stop = (5, Record::StopAsked { mode: StopMode::AfterTurn });
+    let records = vec![run(), attempt(1, None, 0), ended(0, 4, false), stop];
+    entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
+    past.finish(Some(&running(0, &[(false, "so it")])), &mut out);
+    let rest = out.into_iter().filter_map(|event| part_after("4".parse().unwrap(), event));
+    assert_eq!(format_events(&rest.collect()), ["3.5 content_delta:so it"]);
+}
+
+#[test]
+fn within_an_attempt_text_is_compared_by_its_bytes_and_records_by_their_numbers() {
+    let rest = |after: &str| {
+        let after: EventId = after.parse().unwrap();
+        let stop = |bytes| (bytes, Record::StopAsked { mode: StopMode::AfterTurn });
+        let records = vec![
+            run(),
+            attempt(1, None, 0),
+            stop(2),
+            ended(0, 4, false),
+            stop(6),
+            response("abcdefgh", "", vec![], 8),
+            ended(1, 0, false),
+        ];
+        let mut past = PastEvents::new(session(), "default", 0);
+        past.set_known(after.seq);
+        let mut out = VecDeque::new();
+        entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
+        let rest = out.into_iter().filter_map(|event| part_after(after, event));
+        format_events(&rest.collect())
+    };
+    let (result, next) = ("4.4 tool_use+tool_result", "7.0 tool_result");
+    let all = ["2.4 content_delta:abcd", result, "4.8 content_delta:efgh", next];
+    assert_eq!(rest("2"), all);
+    assert_eq!(rest("3"), all);
+    assert_eq!(rest("2.3"), ["2.4 content_delta:d", result, "4.8 content_delta:efgh", next]);
+    assert_eq!(rest("3.3"), rest("2.3"));
+    assert_eq!(rest("2.4"), [result, "4.8 content_delta:efgh", next]);
+    // The position of the record, and the id of its event.
+    assert_eq!(rest("4"), ["4.8 content_delta:abcdefgh", next]);
+    assert_eq!(rest("4.3"), ["4.8 content_delta:defgh", next]);
+    assert_eq!(rest("4.4"), ["4.8 content_delta:efgh", next]);
+    assert_eq!(rest("5"), rest("4"));
+    assert_eq!(rest("5.6"), ["4.8 content_delta:gh", next]);
+    // The response has ended.
+    assert_eq!(rest("6"), [next]);
+    assert_eq!(rest("7"), [""; 0]);
 }
 
 #[test]

@@ -61,8 +61,12 @@ export class Session extends EventTarget {
 
   /** The position behind which events are wanted. */
   position() {
-    const { recordSeq, eventPosition } = this.timeline;
+    const { recordSeq, eventPosition, turn } = this.timeline;
     if (eventPosition[0] > recordSeq) return eventPosition.join(".");
+    // No record has the text of a response in progress. If none of it has come, the attempt's beginning is
+    // wanted: it is before the position of a stream that another tab has in the middle of the text.
+    const attempt = turn && !turn.isOver && !turn.isResponseRecorded ? turn.attempt : undefined;
+    if (attempt) return attempt.bytes > 0 ? `${recordSeq}.${attempt.bytes}` : `${attempt.seq}.0`;
     const bytes = eventPosition[0] === recordSeq ? eventPosition[1] : 0;
     return `${recordSeq}.${bytes}`;
   }

@@ -228,6 +228,11 @@ impl CatchUpState {
         }
     }
 
+    /// Returns whether there is text of the last attempt.
+    pub(super) fn has_text(&self) -> bool {
+        !self.pieces.is_empty()
+    }
+
     /// Returns the text of the running attempt after its first `skip` bytes. `None` if no event
     /// of a record was delivered.
     pub(super) fn running_text(&self, skip: u64) -> Option<RunningText> {

@@ -82,6 +82,9 @@ pub struct FeedPosition {
     pub recorded: EventId,
     /// The last durable record, with or without an event.
     pub durable: Seq,
+    /// True if the feed has text of the last attempt: it is running, or no event that shows a
+    /// record after its response was delivered yet.
+    pub has_text: bool,
     /// The first record of the last run, and the session's turn before it. `None` before the first
     /// run.
     pub run_start: Option<(Seq, u32)>,
@@ -92,7 +95,8 @@ pub struct FeedPosition {
 pub struct FeedSnapshot {
     /// The position of the feed. The subscription continues after it.
     pub position: FeedPosition,
-    /// The text of the running attempt after the subscriber's position.
+    /// The text of the running attempt after the subscriber's position, or all of it if the
+    /// subscriber has not received the last event that shows a record.
     pub running: Option<RunningText>,
     /// The `run_waiting` event of a run that waits, the last `tool_use` event of each open call, and its last
     /// progress. The open approvals of child sessions.
@@ -280,6 +284,7 @@ impl FeedState {
             delivered: self.catch_up.delivered,
             recorded: self.catch_up.recorded,
             durable: self.durable,
+            has_text: self.catch_up.has_text(),
             run_start: self.catch_up.run_start,
         }
     }

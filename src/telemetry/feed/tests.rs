@@ -293,8 +293,10 @@ fn text_is_kept_until_the_record_of_its_response() {
     let pieces =
         || feed.subscribe_from(EventId::default(), 1).1.running.map(|text| text.pieces.len());
     assert_eq!((feed.position().delivered.to_string().as_str(), pieces()), ("1.3", Some(1)));
+    assert!(feed.position().has_text);
     publish_recorded(&feed, limit(), 3, 0);
     assert_eq!((feed.position().delivered.to_string().as_str(), pieces()), ("3.0", Some(0)));
+    assert!(!feed.position().has_text);
 }
 
 #[test]
