@@ -119,6 +119,89 @@ async fn a_client_that_does_not_read_is_disconnected_and_frees_its_place() {
     drop(unread);
 }
 
+/// Opens connections that take all places of large answers: they ask for a path, and read on only until `begin`.
+async fn hold_places(service: &Service, path: &str, begin: &str) -> Vec<HttpConnection> {
+    let get = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let mut unread = Vec::new();
+    for _ in 0..2 {
+        let mut connection = HttpConnection::open(service.addr(), &get).await;
+        connection.until(begin).await;
+        unread.push(connection);
+    }
+    unread
+}
+
+/// Options with two places of large answers, and room for a body that no system buffers for a connection.
+fn two_places() -> ServerOptions {
+    ServerOptions::default().with(|options| {
+        options.max_large_answers = 2;
+        options.body_bytes_max = 64 << 20;
+    })
+}
+
+#[tokio::test]
+async fn unread_pages_of_records_take_places_and_the_report_of_a_run_waits_for_one() {
+    let script = json!({"responses": [{"text": ["0123456789abcdef".repeat(2 << 16)]}]});
+    let service = Service::start_with(script, "", two_places()).await;
+    // One record with all messages.
+    open_large(&service, 40, 1 << 20).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    let unread = hold_places(&service, "/v1/sessions/large/records", "{\"records\":[").await;
+    let refused = service.get("/v1/sessions/large/records").await;
+    assert_eq!(refused.error(), (503, "too_many_large_answers".to_owned()));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(service.get("/v1/sessions/large").await.status, 503);
+    // Small answers need no place.
+    assert_eq!(service.get("/v1/sessions/large/records?after=1").await.json()["next"], json!(null));
+    let listed = service.get("/v1/sessions").await.json();
+    assert_eq!(listed["sessions"].as_array().unwrap().len(), 2);
+    // When the run has ended, its report waits until the other clients are gone.
+    let run = service.post("/v1/sessions/s/runs", json!({"input": "x", "wait": true}));
+    let freed = async {
+        while service.get("/v1/sessions/s?limit=1").await.json()["next"] != 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        drop(unread);
+    };
+    let both = async { tokio::join!(run, freed) };
+    let (report, ()) = tokio::time::timeout(SOON, both).await.expect("the report arrives");
+    assert_eq!(report.status, 200);
+    assert_eq!(report.json()["text"].as_str().unwrap().len(), 2 << 20);
+}
+
+#[tokio::test]
+async fn waiting_inputs_are_a_part_of_a_large_answer() {
+    let held = json!({"text": ["Fine."], "holds": [{"at": "finish", "name": "first"}]});
+    let service = Service::start_with(json!({"responses": [held]}), "", two_places()).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    let started = service.post("/v1/sessions/s/runs", json!({"input": "x"})).await;
+    assert_eq!(started.status, 202, "{}", started.body);
+    service.model.gate_reached("first").await;
+    // Inputs that together are sent at once, encoded apart, and sent in pieces.
+    let (mut expected, bytes) = (Vec::new(), [100_000, 300_000, 40 << 20]);
+    for (index, bytes) in bytes.into_iter().enumerate() {
+        expected.push(format!("{index}{}", "y".repeat(bytes)));
+        let run = json!({"input": expected[index], "queue": true});
+        assert_eq!(service.post("/v1/sessions/s/runs", run).await.status, 202);
+        let page = service.get("/v1/sessions/s?limit=1").await.json();
+        let queued = page["queued"].as_array().unwrap().iter().map(|queued| &queued["input"]);
+        assert!(queued.eq(&expected), "all inputs are shown");
+        assert_eq!(page["current_run"]["run_id"], started.json()["run_id"]);
+        assert_eq!(page["usage"]["input_tokens"], 0);
+    }
+    let unread = hold_places(&service, "/v1/sessions/s?limit=1", "{\"id\":\"s\"").await;
+    let refused = service.get("/v1/sessions/s?limit=1").await;
+    assert_eq!(refused.error(), (503, "too_many_large_answers".to_owned()));
+    drop(unread);
+    let freed = async {
+        while service.get("/v1/sessions/s?limit=1").await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, freed).await.expect("a place is free again");
+    assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
+}
+
 #[tokio::test]
 async fn a_long_history_is_read_whole_or_page_by_page() {
     let options = ServerOptions::default().with(|options| options.body_bytes_max = 32 << 20);

@@ -75,6 +75,14 @@ impl ApiError {
         Self { header, ..Self::new(status, code, message) }
     }
 
+    /// Returns the error of a request to start a run, which could have asked to wait.
+    pub(super) fn of_run_start(error: HostError) -> Self {
+        match error == HostError::RunInProgress {
+            true => Self::of_host(&error, Some("send \"queue\": true to wait for it")),
+            false => error.into(),
+        }
+    }
+
     /// Names the session that the error is about, for a request about several.
     pub(super) fn of_session(self, session: &SessionId) -> Self {
         Self { message: format!("session {session}: {}", self.message), ..self }
@@ -187,7 +195,6 @@ impl IntoResponse for RunFailed {
 /// Returns the request of the API that helps, for errors that another request can resolve.
 fn remedy(error: &HostError) -> Option<&'static str> {
     match error {
-        HostError::RunInProgress => Some("send \"queue\": true to wait for it"),
         HostError::Suspended => Some("POST .../resume resumes it, .../stop stops it"),
         HostError::NoRun => Some("POST .../runs starts one"),
         HostError::UnknownEventId { .. } => Some("send 0 to read all events from the beginning"),
@@ -198,6 +205,7 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::ReservedSessionId
         | HostError::SessionExists
         | HostError::InvalidMessages(_)
+        | HostError::RunInProgress
         | HostError::Full(_)
         | HostError::QueueFull(_)
         | HostError::SessionTooLarge(_)
@@ -256,9 +264,14 @@ mod tests {
 
     #[test]
     fn messages_name_the_request_that_helps() {
-        let error = ApiError::from(HostError::RunInProgress);
+        let error = ApiError::of_run_start(HostError::RunInProgress);
         assert_eq!(error.message, "run in progress; send \"queue\": true to wait for it");
         assert_eq!(error.status_and_code(), (409, "run_in_progress"));
+        // Other requests than the start of a run cannot wait.
+        let error = ApiError::from(HostError::RunInProgress);
+        assert_eq!(error.message, "run in progress");
+        let error = ApiError::of_run_start(HostError::NoRun);
+        assert_eq!(error, ApiError::from(HostError::NoRun));
         let error = ApiError::from(HostError::SessionExists);
         assert_eq!(error.message, "another session has this id");
     }

@@ -1,11 +1,13 @@
-//! Strict parsing of request bodies and queries: unknown members are errors.
+//! Strict parsing of paths, request bodies and queries: unknown members are errors.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
-use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Query, Request};
+use axum::extract::{
+    DefaultBodyLimit, FromRequest, FromRequestParts, Query, RawPathParams, Request,
+};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header, request::Parts};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
@@ -128,6 +130,29 @@ fn request_key(
     Ok(Some(RequestKey::new(key, &format!("{} {body}", uri.path()))))
 }
 
+/// The parameters of the path, decoded.
+#[derive(Debug)]
+pub(super) struct PathParameters(RawPathParams);
+
+impl PathParameters {
+    /// Returns the value of a parameter.
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for PathParameters {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let parameters = RawPathParams::from_request_parts(parts, state).await;
+        parameters.map(Self).map_err(|_| {
+            let message = "the path contains percent-encoded bytes that are not UTF-8";
+            ApiError::not_found("not_found", message)
+        })
+    }
+}
+
 /// A query without parameters that its type does not have.
 #[derive(Debug)]
 pub(super) struct StrictQuery<T>(pub(super) T);
@@ -176,13 +201,17 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         };
         match error.classify() {
             serde_json::error::Category::Data => invalid_request(error.to_string()),
-            // serde reports a syntax error if an enum's value is not a string, although the body
-            // is valid JSON.
+            // serde also reports a syntax error if a value of valid JSON cannot be read, such as a
+            // number that is too large.
             serde_json::error::Category::Syntax
                 if serde_json::from_slice::<IgnoredAny>(bytes).is_ok() =>
             {
-                let (line, column) = (error.line(), error.column());
-                invalid_request(format!("expected a string at line {line} column {column}"))
+                let reason = error.to_string();
+                // It says this if an enum's value is not a string.
+                invalid_request(match reason.strip_prefix("expected value at ") {
+                    Some(place) => format!("expected a string at {place}"),
+                    None => reason,
+                })
             }
             serde_json::error::Category::Io
             | serde_json::error::Category::Syntax
@@ -203,6 +232,8 @@ fn is_json(headers: &HeaderMap) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tower_service::Service as _;
+
     use super::*;
 
     #[derive(Debug, serde::Deserialize)]
@@ -242,6 +273,7 @@ mod tests {
                 "expected a string",
             ),
             ("{\"input\":\"a\",\"inner\":{\"x\":5}}", "invalid_request", "line 1 column 25"),
+            ("{\"input\":1e999}", "invalid_request", "number out of range at line 1 column"),
             ("{\n\"input\" 1}", "invalid_json", "line 2 column 9"),
             ("", "invalid_json", "line 1 column 0"),
             ("{\"input\":\"a\"} x", "invalid_json", "trailing"),
@@ -249,6 +281,24 @@ mod tests {
             let error = parse::<Sample>(text.as_bytes()).expect_err("refuse");
             assert_eq!(error.status_and_code(), (400, code), "{text}");
             assert!(format!("{error:?}").contains(part), "{text}: {error:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_path_that_is_not_utf8_is_refused_in_the_form_of_the_api() {
+        async fn name(path: PathParameters) -> String {
+            path.get("name").unwrap_or_default().to_owned()
+        }
+        let mut router: axum::Router =
+            axum::Router::new().route("/{name}/call", axum::routing::post(name));
+        for (path, status, expected) in
+            [("/a%20b/call", 200, "a b"), ("/%ff/call", 404, "\"code\":\"not_found\"")]
+        {
+            let request = axum::http::Request::post(path).body(axum::body::Body::empty());
+            let response = router.call(request.expect("build")).await.expect("answer");
+            assert_eq!(response.status().as_u16(), status, "{path}");
+            let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("read");
+            assert!(String::from_utf8_lossy(&body).contains(expected), "{path}: {body:?}");
         }
     }
 

@@ -2,14 +2,15 @@
 //! kept of a session. None of them wakes it.
 
 use axum::Json;
-use axum::extract::{RawPathParams, State};
+use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::extract::StrictQuery;
+use super::extract::{PathParameters, StrictQuery};
+use super::large_answer;
 use super::sessions::PathSession;
 use super::state::AppState;
 use crate::journal::JournalEntry;
@@ -50,7 +51,7 @@ pub(super) async fn list(
     }
     let (records, has_more) = session.record_page(Seq(after), limit).await?;
     let next = records.last().filter(|_| has_more).map(|entry| entry.seq);
-    Ok(state.large_answers.json(&RecordList { records: &records, next }).await)
+    state.large_answers.json(&RecordList { records: &records, next })
 }
 
 /// Checks the stored records, as `callsheet sessions verify` does.
@@ -69,14 +70,14 @@ pub(super) async fn verify(PathSession(session): PathSession) -> Result<Response
 pub(super) async fn request(
     State(state): State<AppState>,
     PathSession(session): PathSession,
-    path: RawPathParams,
+    path: PathParameters,
 ) -> Result<Response, ApiError> {
     if !state.host.console().requests {
         let message = "this host keeps no requests to models, because they may hold secrets; set \
                        requests = true in [console]";
         return Err(ApiError::not_found("requests_not_kept", message));
     }
-    let turn = path.iter().find(|(name, _)| *name == "turn").map_or("", |(_, turn)| turn);
+    let turn = path.get("turn").unwrap_or_default();
     let kept = turn.parse().ok().and_then(|turn| session.sent_request(turn));
     let Some(SentRequest { attempt, model, body, .. }) = kept else {
         if !session.exists().await? {
@@ -89,11 +90,12 @@ pub(super) async fn request(
         );
         return Err(ApiError::not_found("no_such_request", message));
     };
+    let permit = state.large_answers.try_acquire(body.len())?;
     let headers = [
         (header::CONTENT_TYPE.as_str(), "application/json".to_owned()),
         (header::CACHE_CONTROL.as_str(), "no-store".to_owned()),
         ("callsheet-attempt", attempt.to_string()),
         ("callsheet-model", model),
     ];
-    Ok((headers, body).into_response())
+    Ok((headers, large_answer::body(body, permit)).into_response())
 }

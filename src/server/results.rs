@@ -63,7 +63,7 @@ pub(super) async fn show(
         content: content.get(start..end).unwrap_or_default(),
         structured: outcome.full.as_ref().and_then(|full| full.structured.as_ref()),
     };
-    Ok(state.large_answers.json(&response).await)
+    state.large_answers.json(&response)
 }
 
 #[derive(Debug, Deserialize)]

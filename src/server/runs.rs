@@ -25,6 +25,10 @@ use crate::types::{
     Content, Execution, Metadata, TRACEPARENT, TRACESTATE, ToolChoice, TraceContext,
 };
 
+/// What a client reads that does not get the report of its run.
+const RUN_STORED: &str =
+    "the run has ended and is stored, and GET /v1/sessions/{id} shows its messages";
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StartRunRequest {
@@ -106,7 +110,8 @@ pub(super) async fn start(
             into,
             ..RunRequest::default()
         })
-        .await?;
+        .await
+        .map_err(ApiError::of_run_start)?;
     if accepts_events(&headers) {
         if run.events_are_complete {
             return Ok(state.event_stream(run).into_response());
@@ -117,7 +122,8 @@ pub(super) async fn start(
     if wait {
         // Nothing reads the subscription, and its queue would fill up.
         drop(run.events);
-        return Ok(state.large_answers.json(&run.report.await?).await);
+        let report = run.report.await?;
+        return state.large_answers.json_of_act(&report, RUN_STORED).await;
     }
     run.wait_stored().await?;
     let body = json!({"run_id": run.run_id, "seq": run.seq});

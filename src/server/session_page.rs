@@ -1,7 +1,7 @@
 //! A session with its messages as JSON, made and sent piece by piece: a client that does not read keeps
 //! little in memory, and a long history does not hold up the thread that serves.
 
-use std::io;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,18 +11,19 @@ use serde::Serialize;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::large_answer::{LARGE_BYTES, LargeAnswerPermit, PIECE_BYTES, json_response};
-use crate::message::Message;
-use crate::runtime::SessionSnapshot;
+use crate::message::{Message, content_bytes, json_bytes};
+use crate::runtime::{CallReport, CurrentRun, PendingApproval, SessionSnapshot};
+use crate::types::{QuestionKind, ResultPart};
 
-/// Size from which a single message is encoded on a thread that may block. A message above
-/// [`LARGE_BYTES`] is encoded on a thread of its own, which waits for the client: its answer has one of
-/// the places of large answers, so such threads are few.
+/// Size from which a single part is encoded on a thread that may block. A part above [`LARGE_BYTES`] is
+/// encoded on a thread of its own, which waits for the client: its answer has one of the places of large
+/// answers, so such threads are few.
 const BLOCKING_BYTES: usize = 256 * 1024;
 
-/// Some of the messages of a session, and its other values.
-#[derive(Debug)]
+/// Some of the messages of a session, and its other values. Cloning shares them.
+#[derive(Clone, Debug)]
 pub(super) struct SessionPage {
-    snapshot: SessionSnapshot,
+    snapshot: Arc<SessionSnapshot>,
     /// The indices of the messages on the page.
     range: Range<usize>,
 }
@@ -38,11 +39,18 @@ struct PageBody {
 /// The next part of a body.
 enum Stage {
     Beginning,
-    /// The message with this index.
-    Message(usize),
-    /// Pieces of the message with this index, which a thread of its own encodes.
+    /// The part with this index.
+    Part(usize),
+    /// Pieces of the part with this index, which a thread of its own encodes.
     Pieces(usize, Receiver<io::Result<Vec<u8>>>),
     Done,
+}
+
+/// A part of a body after its beginning. It can be large.
+enum PagePart {
+    Message(Arc<Message>),
+    /// The members after the messages.
+    End(SessionPage),
 }
 
 /// Sends what is written to it in pieces, and waits while the last piece is not received.
@@ -61,11 +69,12 @@ impl SessionPage {
         let all = snapshot.history.len();
         let first = after.map_or(0, |after| after.saturating_add(1)).min(all);
         let end = limit.map_or(all, |limit| first.saturating_add(limit).min(all));
-        Self { snapshot, range: first..end }
+        Self { snapshot: Arc::new(snapshot), range: first..end }
     }
 
     pub(super) fn approximate_bytes(&self) -> usize {
-        self.messages().iter().map(|message| message.approximate_bytes()).sum()
+        let messages = self.messages().iter().map(|message| message.approximate_bytes());
+        messages.sum::<usize>() + self.end_bytes()
     }
 
     pub(super) fn into_response(self, place: LargeAnswerPermit) -> Response {
@@ -79,7 +88,7 @@ impl SessionPage {
 
     /// Appends the members before the messages.
     fn append_beginning(&self, text: &mut Vec<u8>) -> serde_json::Result<()> {
-        let SessionSnapshot { id, agent, metadata, state, seq, .. } = &self.snapshot;
+        let SessionSnapshot { id, agent, metadata, state, seq, .. } = &*self.snapshot;
         append_member(text, "{", "id", id)?;
         append_member(text, ",", "agent", agent)?;
         if !metadata.is_empty() {
@@ -92,8 +101,8 @@ impl SessionPage {
     }
 
     /// Appends the members after the messages.
-    fn append_end(&self, text: &mut Vec<u8>) -> serde_json::Result<()> {
-        let SessionSnapshot { variables, current_run, queued, usage, .. } = &self.snapshot;
+    fn append_end(&self, text: &mut impl Write) -> serde_json::Result<()> {
+        let SessionSnapshot { variables, current_run, queued, usage, .. } = &*self.snapshot;
         append_member(text, "],", "variables", variables)?;
         append_member(text, ",", "current_run", current_run)?;
         append_member(text, ",", "queued", queued)?;
@@ -101,18 +110,53 @@ impl SessionPage {
         if self.range.end < self.snapshot.history.len() {
             append_member(text, ",", "next", &self.range.end.saturating_sub(1))?;
         }
-        text.push(b'}');
-        Ok(())
+        text.write_all(b"}").map_err(serde_json::Error::io)
+    }
+
+    /// Returns about the number of bytes of the members after the messages.
+    fn end_bytes(&self) -> usize {
+        let SessionSnapshot { variables, current_run, queued, .. } = &*self.snapshot;
+        let variables = variables.iter().map(|(name, value)| name.len() + json_bytes(value));
+        let queued = queued.iter().map(|queued| content_bytes(&queued.input));
+        let run = current_run.as_ref().map_or(0, run_bytes);
+        variables.chain(queued).sum::<usize>() + run
+    }
+
+    /// Returns the message with this index, or the members after the messages if it is not on the page.
+    fn part(&self, index: usize) -> PagePart {
+        match self.snapshot.history.get(index).filter(|_| index < self.range.end) {
+            Some(message) => PagePart::Message(Arc::clone(message)),
+            None => PagePart::End(self.clone()),
+        }
+    }
+
+    /// Returns the stage after the part with this index.
+    fn after(&self, index: usize) -> Stage {
+        if index < self.range.end { Stage::Part(index + 1) } else { Stage::Done }
+    }
+}
+
+impl PagePart {
+    fn approximate_bytes(&self) -> usize {
+        match self {
+            Self::Message(message) => message.approximate_bytes(),
+            Self::End(page) => page.end_bytes(),
+        }
+    }
+
+    fn append_to(&self, text: &mut impl Write) -> serde_json::Result<()> {
+        match self {
+            Self::Message(message) => serde_json::to_writer(text, message),
+            Self::End(page) => page.append_end(text),
+        }
     }
 }
 
 impl PageBody {
     /// Makes the next piece.
     async fn next(mut self) -> Option<(Result<Bytes, serde_json::Error>, Self)> {
-        if matches!(self.stage, Stage::Done) {
-            return None;
-        }
         match self.piece().await {
+            Ok(text) if text.is_empty() => None,
             Ok(text) => Some((Ok(Bytes::from(text)), self)),
             Err(error) => {
                 self.stage = Stage::Done;
@@ -121,40 +165,32 @@ impl PageBody {
         }
     }
 
+    /// Returns the next piece. It is empty if nothing is left.
     async fn piece(&mut self) -> serde_json::Result<Vec<u8>> {
         let mut text = Vec::with_capacity(PIECE_BYTES);
         while text.len() < PIECE_BYTES {
-            let range = &self.page.range;
-            let history = &self.page.snapshot.history;
             match &mut self.stage {
                 Stage::Beginning => {
                     self.page.append_beginning(&mut text)?;
-                    self.stage = Stage::Message(range.start);
+                    self.stage = Stage::Part(self.page.range.start);
                 }
-                Stage::Message(index) => {
+                Stage::Part(index) => {
                     let index = *index;
-                    let Some(message) = history.get(index).filter(|_| index < range.end) else {
-                        self.page.append_end(&mut text)?;
-                        self.stage = Stage::Done;
-                        break;
-                    };
-                    if index > range.start {
+                    let part = self.page.part(index);
+                    let is_message = matches!(part, PagePart::Message(_));
+                    if is_message && index > self.page.range.start {
                         text.push(b',');
                     }
-                    self.stage = Stage::Message(index + 1);
-                    match message.approximate_bytes() {
-                        ..BLOCKING_BYTES => serde_json::to_writer(&mut text, message)?,
-                        BLOCKING_BYTES..=LARGE_BYTES => {
-                            text.extend(encode_apart(Arc::clone(message)).await?);
-                        }
-                        _ => {
-                            self.stage = Stage::Pieces(index, pieces_of(Arc::clone(message)));
-                        }
+                    self.stage = self.page.after(index);
+                    match part.approximate_bytes() {
+                        ..BLOCKING_BYTES => part.append_to(&mut text)?,
+                        BLOCKING_BYTES..=LARGE_BYTES => text.extend(encode_apart(part).await?),
+                        _ => self.stage = Stage::Pieces(index, pieces_of(part)),
                     }
                 }
                 Stage::Pieces(index, pieces) => match pieces.recv().await {
                     Some(piece) => text.extend(piece.map_err(serde_json::Error::io)?),
-                    None => self.stage = Stage::Message(*index + 1),
+                    None => self.stage = self.page.after(*index),
                 },
                 Stage::Done => break,
             }
@@ -171,7 +207,7 @@ impl PieceWriter {
     }
 }
 
-impl io::Write for PieceWriter {
+impl Write for PieceWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = bytes.len().min(PIECE_BYTES - self.piece.len());
         self.piece.extend(bytes.iter().take(count));
@@ -186,14 +222,14 @@ impl io::Write for PieceWriter {
     }
 }
 
-/// Starts a thread that encodes a message. The thread ends when all pieces are received, or when the
-/// receiver is dropped.
-fn pieces_of(message: Arc<Message>) -> Receiver<io::Result<Vec<u8>>> {
+/// Starts a thread that encodes a part. The thread ends when all pieces are received, or when the receiver
+/// is dropped.
+fn pieces_of(part: PagePart) -> Receiver<io::Result<Vec<u8>>> {
     let (pieces, receiver) = channel(1);
     let failed = pieces.clone();
     let encode = move || {
         let mut writer = PieceWriter { piece: Vec::with_capacity(PIECE_BYTES), pieces };
-        let encoded = serde_json::to_writer(&mut writer, &message).map_err(io::Error::from);
+        let encoded = part.append_to(&mut writer).map_err(io::Error::from);
         if let Err(error) = encoded.and_then(|()| writer.send()) {
             // If the receiver is gone, the error is dropped.
             let _ = writer.pieces.blocking_send(Err(error));
@@ -207,21 +243,46 @@ fn pieces_of(message: Arc<Message>) -> Receiver<io::Result<Vec<u8>>> {
     receiver
 }
 
-/// Encodes a large message on a thread that may block.
-async fn encode_apart(message: Arc<Message>) -> serde_json::Result<Vec<u8>> {
-    let encoded = tokio::task::spawn_blocking(move || serde_json::to_vec(&message));
+/// Encodes a part on a thread that may block.
+async fn encode_apart(part: PagePart) -> serde_json::Result<Vec<u8>> {
+    let encode = move || {
+        let mut text = Vec::new();
+        part.append_to(&mut text).map(|()| text)
+    };
+    let encoded = tokio::task::spawn_blocking(encode);
     encoded.await.unwrap_or_else(|error| Err(serde::ser::Error::custom(error)))
 }
 
+/// Returns about the number of bytes of a run in progress as JSON.
+fn run_bytes(run: &CurrentRun) -> usize {
+    let approvals = run.approvals.iter().map(approval_bytes);
+    let calls = run.client_calls.iter().map(|call| json_bytes(&call.input));
+    approvals.chain(calls).chain(run.results.iter().map(report_bytes)).sum()
+}
+
+fn approval_bytes(approval: &PendingApproval) -> usize {
+    let question = approval.question.as_ref().map_or(0, |question| {
+        let kind = match &question.kind {
+            QuestionKind::Form(form) => json_bytes(form),
+            QuestionKind::Url(url) => url.len(),
+        };
+        question.message.len() + kind
+    });
+    json_bytes(&approval.input) + question
+}
+
+fn report_bytes(report: &CallReport) -> usize {
+    let content = report.content.iter().map(ResultPart::bytes).sum::<usize>();
+    let values = json_bytes(&report.arguments) + json_bytes(&report.metadata);
+    values + report.result.len() + content
+}
+
 fn append_member(
-    text: &mut Vec<u8>,
+    text: &mut impl Write,
     before: &str,
     name: &str,
     value: &impl Serialize,
 ) -> serde_json::Result<()> {
-    text.extend_from_slice(before.as_bytes());
-    text.push(b'"');
-    text.extend_from_slice(name.as_bytes());
-    text.extend_from_slice(b"\":");
+    write!(text, "{before}\"{name}\":").map_err(serde_json::Error::io)?;
     serde_json::to_writer(text, value)
 }

@@ -1,7 +1,7 @@
 //! `/v1/sessions`: open, list, show, close and fork sessions.
 
 use axum::Json;
-use axum::extract::{FromRequestParts, RawPathParams, State};
+use axum::extract::{FromRequestParts, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::extract::{JsonBody, StrictQuery};
+use super::extract::{JsonBody, PathParameters, StrictQuery};
 use super::mount::MountPath;
 use super::session_page::SessionPage;
 use super::state::AppState;
@@ -85,7 +85,7 @@ pub(super) async fn list(
     let more = sessions.len() > limit;
     sessions.truncate(limit);
     let next = sessions.last().filter(|_| more).map(|session| session.id.clone());
-    Ok(Json(SessionList { sessions, next }).into_response())
+    shared.large_answers.json(&SessionList { sessions, next })
 }
 
 #[derive(Debug, Deserialize)]
@@ -154,12 +154,8 @@ impl FromRequestParts<AppState> for PathSession {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         // A path may have more parameters than the session's id.
-        let parameters = RawPathParams::from_request_parts(parts, state).await.map_err(|_| {
-            let message = "the path contains percent-encoded bytes that are not UTF-8";
-            ApiError::not_found("not_found", message)
-        })?;
-        let mut parameters = parameters.iter();
-        let Some((_, text)) = parameters.find(|(key, _)| *key == "id") else {
+        let parameters = PathParameters::from_request_parts(parts, state).await?;
+        let Some(text) = parameters.get("id") else {
             return Err(ApiError::no_such_session(""));
         };
         // A text that is not an id cannot name a session.

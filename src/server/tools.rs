@@ -1,13 +1,13 @@
 //! `/v1/tools`: lists the tools of an agent, and calls one.
 
 use axum::Json;
-use axum::extract::{RawPathParams, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
-use super::extract::{JsonBody, StrictQuery};
+use super::extract::{JsonBody, PathParameters, StrictQuery};
 use super::state::AppState;
 use crate::runtime::{CallReport, HostError};
 use crate::types::{RunEnd, RunError};
@@ -34,6 +34,9 @@ pub(super) struct CallToolRequest {
     approve: bool,
 }
 
+/// What a client reads that does not get the result of its call.
+const CALL_ENDED: &str = "the call has ended, and its result, which is above 1 MiB, is not kept";
+
 #[derive(Debug, Serialize)]
 struct CallToolResponse<'a> {
     /// Null if no call was made, for example because a hook has refused it.
@@ -45,10 +48,10 @@ struct CallToolResponse<'a> {
 /// Calls a tool once, as `callsheet tools call` does.
 pub(super) async fn call(
     State(state): State<AppState>,
-    path: RawPathParams,
+    path: PathParameters,
     JsonBody(CallToolRequest { input, agent, approve }): JsonBody<CallToolRequest>,
 ) -> Result<Response, ApiError> {
-    let name = path.iter().find(|(key, _)| *key == "name").map_or("", |(_, name)| name);
+    let name = path.get("name").unwrap_or_default();
     let report = state.host.call_tool(agent, name, input, approve).await;
     let report = report.map_err(|error| {
         if !matches!(error, HostError::UnknownTool(_)) {
@@ -60,5 +63,5 @@ pub(super) async fn call(
     })?;
     let (call, error) = (report.calls.first(), report.error.as_ref());
     let response = CallToolResponse { call, run_end: report.run_end, error };
-    Ok(state.large_answers.json(&response).await)
+    state.large_answers.json_of_act(&response, CALL_ENDED).await
 }
