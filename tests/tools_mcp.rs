@@ -529,12 +529,19 @@ fn wrong_servers_are_refused_with_line_and_remedy() {
             "2: mcp.a.command: no program \"no-such-program\" in PATH",
         ),
         ("[mcp.a]\ncommand = [\"true\"]\ncwd = \"nowhere\"", "3: mcp.a.cwd: "),
-        ("[mcp.a]\nurl = \"ftp://example.com\"", "2: mcp.a.url: only http and https"),
+        (
+            "[mcp.a]\nurl = \"ftp://example.com\"",
+            "2: mcp.a.url: must begin with http:// or https://",
+        ),
         (
             "[mcp.a]\nurl = \"http://u:p@example.com\"",
-            "2: mcp.a.url: the URL must not contain a user name",
+            "2: mcp.a.url: must not contain a user name or password",
         ),
-        ("[mcp.a]\nurl = \"mcp\"", "2: mcp.a.url: relative URL"),
+        ("[mcp.a]\nurl = \"mcp\"", "2: mcp.a.url: must begin with http:// or https://"),
+        (
+            "[mcp.a]\nurl = \"http://127.0.0.1:1\"\nheaders = { Host = \"b\" }",
+            "3: mcp.a.headers.Host: Host belongs to the connection and cannot be set",
+        ),
         ("[mcp.a]\ncommand = [\"true\"]\npin = \"warn\"", "3: mcp.a.pin: callsheet-tools.lock has"),
     ] {
         let error = folder.config(text).err().unwrap();

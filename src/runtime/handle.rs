@@ -62,12 +62,18 @@ impl SessionHandle {
         &self.id
     }
 
-    /// Returns the agent's name.
+    /// Returns the agent's name, without waking the session.
     ///
     /// # Errors
     /// If there is no such session.
     pub async fn agent(&self) -> Result<String, HostError> {
-        Ok(self.link.awake_session(&self.id).await?.agent.clone())
+        if let Some(live) = self.link.shared.awake(&self.id) {
+            return Ok(live.agent.clone());
+        }
+        let (shared, id) = (Arc::clone(&self.link.shared), self.id.clone());
+        let stored = self.link.read_index(move || shared.journal.find(&id)).await??;
+        let stored = stored.ok_or_else(|| HostError::NoSuchSession(self.id.clone()))?;
+        Ok(stored.agent)
     }
 
     /// Returns the session's state, as far as it is known without waking the session.

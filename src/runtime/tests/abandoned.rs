@@ -81,11 +81,9 @@ async fn a_run_whose_end_was_lost_does_not_go_on() {
     assert_eq!(report.await.unwrap().run_end, RunEnd::Answered);
     assert_eq!(provider.count(), 2, "the model is asked once for each run");
     let stored = entries(&*engine, session.id());
-    let ends = stored.iter().filter_map(|entry| match &entry.record {
-        Record::RunEnded { end, error, .. } => {
-            Some((*end, error.as_ref().map(|error| error.code.clone())))
-        }
-        _ => None,
+    let ends = stored.iter().filter_map(|entry| {
+        let Record::RunEnded { end, error, .. } = &entry.record else { return None };
+        Some((*end, error.as_ref().map(|error| error.code.clone())))
     });
     let failed = (RunEnd::Failed, Some("journal_failed".to_owned()));
     assert_eq!(ends.collect::<Vec<_>>(), [failed, (RunEnd::Answered, None)]);

@@ -565,29 +565,3 @@ pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
 fn spawn(work: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<()> {
     AbortOnDropHandle::new(tokio::spawn(work))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wrong_url_or_header_is_named() {
-        let check = |url: &str, header: &str| {
-            let transport = McpTransport::Http {
-                url: url.to_owned(),
-                headers: [(header.to_owned(), "a".to_owned())].into(),
-                secret_headers: BTreeMap::new(),
-                allow: Vec::new(),
-            };
-            let error = Endpoint::check(&transport).err()?;
-            Some(format!("{}: {}", error.key, error.message))
-        };
-        assert_eq!(check("http://127.0.0.1:1/mcp", "x-team"), None);
-        let expected = "headers.host: host belongs to the connection and cannot be set";
-        assert_eq!(check("http://127.0.0.1:1/mcp", "host").as_deref(), Some(expected));
-        let expected = "url: must not contain a user name or password: use secret_headers";
-        assert_eq!(check("http://me:secret@127.0.0.1:1/", "a").as_deref(), Some(expected));
-        let expected = "url: must begin with http:// or https://";
-        assert_eq!(check("ftp://127.0.0.1:1/", "a").as_deref(), Some(expected));
-    }
-}
