@@ -107,14 +107,14 @@ impl ApprovalPrompts {
     /// Updates the pending approvals from an event.
     pub(super) fn handle_event(&mut self, event: &Event) {
         if let Event::OfChild { event, .. } = event {
-            self.handle_event_of(Some(&event.session), &event.event);
+            self.handle_session_event(Some(&event.session), &event.event);
         } else {
-            self.handle_event_of(None, event);
+            self.handle_session_event(None, event);
         }
     }
 
     /// Updates the pending approvals from an event of the run's own session, or of a child session.
-    fn handle_event_of(&mut self, child: Option<&SessionId>, event: &Event) {
+    fn handle_session_event(&mut self, child: Option<&SessionId>, event: &Event) {
         let pending = &mut self.pending;
         let is_of = |prompt: &PendingPrompt, key: CallKey| {
             (prompt.child.as_ref(), prompt.request.call.key) == (child, key)

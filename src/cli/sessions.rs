@@ -15,7 +15,7 @@ use crate::journal::{
     JournalError, JournalReader, SessionQuery, SessionSummary, state_after, unfinished, verify,
     verify_children,
 };
-use crate::record::Seq;
+use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState, harmless};
 
 /// Number of sessions that are read at once.
@@ -321,7 +321,10 @@ fn verify_session(
     // A running host may have stored more since the session was listed.
     let listed = entries.iter().filter(|entry| entry.seq <= session.seq);
     let state = state_after(listed).unwrap_or(SessionState::Idle);
-    if state != session.state {
+    let is_fork = entries.iter().any(|entry| matches!(entry.record, Record::SessionForked { .. }));
+    // Earlier versions stored a fork as running if its origin had a queue.
+    let is_of_earlier_version = is_fork && session.state == SessionState::Running;
+    if state != session.state && !is_of_earlier_version {
         let what = format!(
             "session {id}: its row in the table sessions has the state {}, but its records end {}: \
              {RESTORE_HINT}",

@@ -65,7 +65,7 @@ pub(super) async fn on_screen(
             _ = redraws.tick(), if view.screen.needs_ticks() => {}
         }
         view.prompts.decide_without_asking(session).await;
-        stop_if_unwritten(view.update_screen(), session).await?;
+        stop_on_write_error(view.update_screen(), session).await?;
         // The report does not wait for readers, so the last events may come after it.
         if events.has_ended
             && let Some(report) = report.take()
@@ -77,7 +77,7 @@ pub(super) async fn on_screen(
     let is_text = output.is_none() || report.output.as_deref() == parsed(&report.text).as_ref();
     let answer = output.as_deref().unwrap_or(&report.text);
     let finished = view.screen.finish(answer, view.complete && is_text);
-    stop_if_unwritten(finished, session).await?;
+    stop_on_write_error(finished, session).await?;
     if io::stderr().is_terminal() {
         output::to_stderr(&run_timeline(host, session, &run_id, seq).await);
     }
@@ -216,7 +216,7 @@ pub(super) async fn as_json(
                     prompts.handle_event(&event.event);
                 }
                 let lines = item.as_ref().map(json_lines).unwrap_or_default();
-                stop_if_unwritten(output::to_stdout(&lines), session).await?;
+                stop_on_write_error(output::to_stdout(&lines), session).await?;
             }
             ended = &mut running, if report.is_none() => {
                 report = Some(ended.map_err(CommandError::failed)?);
@@ -321,7 +321,7 @@ impl RunFeed {
 }
 
 /// Stops the run if its output cannot be written, so that no tool runs for a reader that is gone.
-async fn stop_if_unwritten(
+async fn stop_on_write_error(
     written: io::Result<()>,
     session: &SessionHandle,
 ) -> Result<(), CommandError> {

@@ -70,10 +70,10 @@ impl Config {
                 ("breaker_open_for", model.breaker_open_for),
             ];
             for (key, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
-                add_error(format!("models.{name}.{key}"), NO_TIME.to_owned());
+                add_error(format!("models.{name}.{key}"), ZERO_DURATION.to_owned());
             }
             if model.max_attempts == 0 {
-                add_error(format!("models.{name}.max_attempts"), NOT_ONE.to_owned());
+                add_error(format!("models.{name}.max_attempts"), BELOW_ONE.to_owned());
             }
         }
         let counts = [
@@ -84,17 +84,17 @@ impl Config {
             ("max_large_answers", self.host.max_large_answers),
         ];
         for (key, _) in counts.into_iter().filter(|(_, count)| *count == 0) {
-            add_error(format!("host.{key}"), NOT_ONE.to_owned());
+            add_error(format!("host.{key}"), BELOW_ONE.to_owned());
         }
         let times = [
             ("header_read_timeout", self.host.header_read_timeout),
             ("write_timeout", self.host.write_timeout),
         ];
         for (key, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
-            add_error(format!("host.{key}"), NO_TIME.to_owned());
+            add_error(format!("host.{key}"), ZERO_DURATION.to_owned());
         }
         if self.host.max_session_bytes == Some(0) {
-            add_error("host.max_session_bytes".to_owned(), NOT_ONE.to_owned());
+            add_error("host.max_session_bytes".to_owned(), BELOW_ONE.to_owned());
         }
         if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
     }
@@ -112,8 +112,8 @@ impl Config {
             mistakes.push(("agent", format!("no agent is called {:?}{hint}", agent.agent)));
         }
         let wrong = [
-            ("max_depth", agent.max_depth == 0, NOT_ONE),
-            ("max_children", agent.max_children == 0, NOT_ONE),
+            ("max_depth", agent.max_depth == 0, BELOW_ONE),
+            ("max_children", agent.max_children == 0, BELOW_ONE),
             ("share_of_budget", agent.share_of_budget.is_zero(), "must be at least 0.001"),
             (
                 "effect",
@@ -206,8 +206,8 @@ impl Config {
 /// The tools of the host itself that hooks are asked about.
 const HOST_TOOLS: [&str; 2] = [READ_VAR, "find_tools"];
 
-const NOT_ONE: &str = "must be at least 1";
-const NO_TIME: &str = "must be longer than 0";
+const BELOW_ONE: &str = "must be at least 1";
+const ZERO_DURATION: &str = "must be longer than 0";
 
 impl Limits {
     /// Returns the keys of invalid limits, with the reason.
@@ -228,8 +228,8 @@ impl Limits {
             ("run_timeout", self.run_timeout == Some(Duration::ZERO)),
             ("cancel_grace", self.cancel_grace.is_zero()),
         ];
-        let counts = counts.map(|(key, is_wrong)| (key, is_wrong, NOT_ONE));
-        let times = times.map(|(key, is_wrong)| (key, is_wrong, NO_TIME));
+        let counts = counts.map(|(key, is_wrong)| (key, is_wrong, BELOW_ONE));
+        let times = times.map(|(key, is_wrong)| (key, is_wrong, ZERO_DURATION));
         let all = counts.into_iter().chain(times).filter(|(_, is_wrong, _)| *is_wrong);
         all.map(|(key, _, message)| (key, message)).collect()
     }

@@ -2,8 +2,8 @@
 //!
 //! Unless the agent has `allow_overrides`, a run may only reduce what its agent allows: lower
 //! limits, fewer concurrent calls, fewer tools, one of the agent's models. No limit counts as the
-//! highest value. The system prompt and the temperature cannot be reduced, so only `allow_overrides` allows
-//! to change them.
+//! highest value. The system prompt and the temperature cannot be reduced, so changing them requires
+//! `allow_overrides`.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct RunOverrides {
     /// The configured model to use first. The agent's other models follow in their order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The names or patterns of the tools that it may call.
+    /// The names or patterns of the tools that the run may call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
     /// True if a response may have more than one tool call.
@@ -56,10 +56,10 @@ pub struct RunOverrides {
     /// The rule for calling tools. A call is forced in the first turn only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_choice: Option<ToolChoice>,
-    /// The system prompt, in place of the agent's. Only if the agent has `allow_overrides`.
+    /// The system prompt, in place of the agent's. Requires `allow_overrides`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
-    /// The sampling temperature. Only if the agent has `allow_overrides`.
+    /// The sampling temperature. Requires `allow_overrides`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<Temperature>,
     /// The maximum length of a response in tokens.
@@ -140,8 +140,8 @@ impl RunOverrides {
         *self == Self::default()
     }
 
-    /// Returns whether both differ in nothing but the tools that the client runs.
-    pub(crate) fn differ_in_client_tools(&self, other: &Self) -> bool {
+    /// Returns whether the client tools are the only difference.
+    pub(crate) fn differ_only_in_client_tools(&self, other: &Self) -> bool {
         let without = |overrides: &Self| Self { client_tools: None, ..overrides.clone() };
         self.client_tools != other.client_tools && without(self) == without(other)
     }
@@ -237,15 +237,17 @@ impl LimitOverrides {
     /// If a limit exceeds the agent's and `may_raise` is false. Names the first one.
     #[doc(hidden)]
     pub fn apply(&self, own: &Limits, may_raise: bool) -> Result<Limits, OverrideTooHigh> {
-        let number =
-            |key, requested, own| lower(key, requested, own, may_raise, |n: u32| n.to_string());
+        let number = |key, requested, own| {
+            apply_limit(key, requested, own, may_raise, |n: u32| n.to_string())
+        };
         let time = |key, requested, own| {
-            lower(key, requested, own, may_raise, |time: Duration| format!("{time:?}"))
+            apply_limit(key, requested, own, may_raise, |time: Duration| format!("{time:?}"))
         };
         let size = |key, requested: Option<NonZeroUsize>, own| {
             let requested = requested.map(NonZeroUsize::get);
-            let size =
-                lower(key, requested, Some(own), may_raise, |bytes: usize| bytes.to_string())?;
+            let size = apply_limit(key, requested, Some(own), may_raise, |bytes: usize| {
+                bytes.to_string()
+            })?;
             Ok(size.unwrap_or(own))
         };
         Ok(Limits {
@@ -255,7 +257,7 @@ impl LimitOverrides {
                 self.max_failed_turns,
                 own.max_failed_turns,
             )?,
-            max_tokens_per_run: lower(
+            max_tokens_per_run: apply_limit(
                 "limits.max_tokens_per_run",
                 self.max_tokens_per_run,
                 own.max_tokens_per_run,
@@ -297,7 +299,7 @@ impl LimitOverrides {
 }
 
 /// Applies one limit. `None` and the type's zero mean no limit, the highest value.
-fn lower<T: Copy + Default + PartialOrd>(
+fn apply_limit<T: Copy + Default + PartialOrd>(
     key: &'static str,
     requested: Option<T>,
     own: Option<T>,

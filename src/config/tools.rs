@@ -54,7 +54,7 @@ pub struct ApprovalPolicy {
     pub after: bool,
 }
 
-/// The calls that need approval before they run, from few to all.
+/// The calls that need approval before they run, from none to all.
 ///
 /// ```
 /// use callsheet::config::AskedCalls;

@@ -2,8 +2,8 @@
 //!
 //! The child of a call is an ordinary session. Its id, the id of its run and the idempotency key of that run follow
 //! from the call, so that a call that is started again, after a crash or under another actor, finds the child instead
-//! of asking twice. The call waits for the end of the run. It holds no permit meanwhile, and the run of a child takes
-//! no place of `max_concurrent_runs`, so that waiting parents cannot block their children.
+//! of starting a second run. The call waits for the end of the run. It holds no permit meanwhile, and the run of a child
+//! does not count towards `max_concurrent_runs`, so waiting parents cannot block their children.
 //!
 //! Once a call is cancelled, it stops its child and still waits for its end. The turn decides its outcome then
 //! (`turn::agent_calls`). Stopping a child stops its own children in the same way.
@@ -86,14 +86,14 @@ impl AgentCaller for AgentCallRunner {
         };
         let child = SessionHandle::new(id, self.link.clone());
         if self.start.is_cancelled || context.is_cancelled() {
-            self.stop_earlier(&child, &run).await;
+            self.stop_existing_child(&child, &run).await;
             return Err(cancelled());
         }
-        self.open(&child).await?;
+        let is_new = self.open(&child).await?;
         let report = self.run_child(&child, &run, context).await;
         let is_refused =
             !matches!(report, Ok(_) | Err(HostError::Journal(_) | HostError::ShuttingDown));
-        if is_refused && self.child.lock().is_none() {
+        if is_new && is_refused && self.child.lock().is_none() {
             // The call does not record a child without a run, so nobody would delete it.
             let _ = child.close().await;
         }
@@ -130,8 +130,8 @@ impl AgentCallRunner {
         }
     }
 
-    /// Opens the child's session, unless it exists.
-    async fn open(&self, child: &SessionHandle) -> Result<(), ToolError> {
+    /// Opens the child's session, unless it exists. Returns whether it opened it.
+    async fn open(&self, child: &SessionHandle) -> Result<bool, ToolError> {
         let parent = self.parent_call();
         if parent.depth() > parent.max_depth {
             let (depth, most) = (parent.depth(), parent.max_depth);
@@ -168,7 +168,8 @@ impl AgentCallRunner {
             Err(error) => Err(error),
         };
         match opened {
-            Ok(_) | Err(HostError::SessionExists) => Ok(()),
+            Ok(_) => Ok(true),
+            Err(HostError::SessionExists) => Ok(false),
             Err(error) => {
                 if admission == ChildAdmission::Added {
                     trees.remove(&root, child.id());
@@ -210,7 +211,7 @@ impl AgentCallRunner {
                 }
                 item = next(&mut events) => {
                     end_event_pending &= !is_end(item.as_ref());
-                    events = self.pass_on(child, run, item, events.take()).await;
+                    events = self.forward_event(child, run, item, events.take()).await;
                 }
                 report = &mut report => break report,
             }
@@ -279,7 +280,7 @@ impl AgentCallRunner {
 
     /// Stops the child of a call that was cancelled before it was started again, if there is one, and waits for its
     /// end.
-    async fn stop_earlier(&self, child: &SessionHandle, run: &RunId) {
+    async fn stop_existing_child(&self, child: &SessionHandle, run: &RunId) {
         let (shared, id) = (Arc::clone(&self.link.shared), child.id().clone());
         let stored = self.link.read_index(move || shared.journal.find(&id)).await;
         if !matches!(stored, Ok(Ok(Some(_)))) {
@@ -311,7 +312,7 @@ impl AgentCallRunner {
     }
 
     /// Passes an event of the child on. Returns the further events.
-    async fn pass_on(
+    async fn forward_event(
         &self,
         child: &SessionHandle,
         run: &RunId,
@@ -342,7 +343,7 @@ impl AgentCallRunner {
         };
         let inner = of_grandchild.as_ref().map_or(&published.event, |event| &event.event);
         let Some(publisher) = self.publisher.upgrade() else { return };
-        if !is_shown(self.config.agent_events, inner) {
+        if !is_forwarded(self.config.agent_events, inner) {
             return;
         }
         let event = of_grandchild.unwrap_or_else(|| Arc::new(self.child_event(published)));
@@ -422,7 +423,7 @@ async fn next_wait(waits: &mut Option<watch::Receiver<bool>>, is_waiting: bool) 
 }
 
 /// Returns whether the watchers of the parent receive an event of its child.
-fn is_shown(events: AgentEvents, event: &Event) -> bool {
+fn is_forwarded(events: AgentEvents, event: &Event) -> bool {
     let is_approval = matches!(event, Event::ApprovalAsked { .. } | Event::ApprovalGiven { .. });
     let is_of_tool = matches!(
         event,

@@ -15,7 +15,7 @@ use ractor::ActorId;
 use super::gauge::{CountGuard, Gauge};
 use crate::turn::PermitReply;
 
-/// A number of permits of one kind.
+/// A semaphore whose waiting requests are served session by session in turn.
 #[derive(Debug)]
 pub(super) struct FairSemaphore {
     max: NonZeroU32,
@@ -163,7 +163,7 @@ mod tests {
         FairSemaphore::new(NonZeroU32::new(max).unwrap(), Gauge::default())
     }
 
-    /// Calls by name, and in which order they were granted their semaphore.
+    /// Calls by name, and the order in which they were granted permits.
     struct Calls {
         semaphore: Arc<FairSemaphore>,
         granted: Arc<Mutex<Vec<&'static str>>>,

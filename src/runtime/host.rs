@@ -169,7 +169,7 @@ impl HostActorState {
                 }
                 shared.update_counts();
             }
-            Err(error) => shared.wake_failed(&id, error),
+            Err(error) => shared.fail_wake(&id, error),
         }
     }
 

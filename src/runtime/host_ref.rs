@@ -51,7 +51,7 @@ impl HostRef {
                 let mut index = self.shared.index.lock();
                 match index.get_mut(id) {
                     Some(SessionSlot::Awake(live)) => return Ok(Arc::clone(live)),
-                    Some(SessionSlot::Waking(waiting) | SessionSlot::Leaving(waiting)) => {
+                    Some(SessionSlot::Waking(waiting) | SessionSlot::Deleting(waiting)) => {
                         let (waiter, waited) = oneshot::channel();
                         waiting.push(waiter);
                         waited
@@ -116,12 +116,12 @@ impl HostRef {
                     if !matches!(error, HostError::NoSuchSession(_)) {
                         tracing::error!(session = %id, %error, "session_not_woken");
                     }
-                    link.shared.wake_failed(&id, error);
+                    link.shared.fail_wake(&id, error);
                     return;
                 }
             };
             if sent.is_err() {
-                link.shared.wake_failed(&id, HostError::ShuttingDown);
+                link.shared.fail_wake(&id, HostError::ShuttingDown);
             }
         });
     }

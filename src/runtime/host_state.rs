@@ -56,14 +56,14 @@ pub(super) struct HostState {
     /// The idle time after which a session is deleted.
     pub(super) keep_idle: Option<Duration>,
     /// The time of the last search for sessions to delete, in milliseconds since the host started.
-    pub(super) deleted_ms: AtomicU64,
+    pub(super) last_deletion_search_ms: AtomicU64,
     /// The time of the next search for lists of tools that no session uses, in milliseconds since the host started.
     pub(super) next_list_search_ms: AtomicU64,
     /// Sessions with interrupted runs that wait for a manual resume.
     pub(super) suspended: Mutex<BTreeSet<SessionId>>,
     pub(super) started: Instant,
     pub(super) closing: AtomicBool,
-    /// True once something outside a run has looked for open approvals: a server, or the program.
+    /// True after a server or the program has looked for open approvals.
     pub(super) approvals_are_read: AtomicBool,
     /// The number of sessions, awake or not.
     pub(super) sessions: AtomicUsize,
@@ -75,10 +75,10 @@ pub(super) struct HostState {
     pub(super) history: HistoryLimits,
     /// Runs that were reported as failed because the journal could not be written. The failure is recorded
     /// when the journal works again.
-    pub(super) unwritten: Mutex<BTreeMap<RunId, SessionId>>,
+    pub(super) unrecorded_failures: Mutex<BTreeMap<RunId, SessionId>>,
     /// Hibernating sessions with open approvals, by the expiry of the approval in Unix
     /// milliseconds.
-    pub(super) alarms: Mutex<BTreeSet<(u64, SessionId)>>,
+    pub(super) approval_expiries: Mutex<BTreeSet<(u64, SessionId)>>,
     /// The values of the embedding program for tools.
     pub(super) extensions: ExtensionsBySession,
     pub(super) console: ConsoleConfig,
@@ -107,7 +107,7 @@ pub(super) type Waiter = oneshot::Sender<Result<Arc<AwakeSession>, HostError>>;
 #[derive(Debug)]
 pub(super) enum SessionSlot {
     /// The session is being deleted. The requests wait until its records are gone.
-    Leaving(Vec<Waiter>),
+    Deleting(Vec<Waiter>),
     /// The session is about to start, or to be read from the journal.
     Waking(Vec<Waiter>),
     /// The session is awake.
@@ -134,7 +134,7 @@ impl HostState {
     }
 
     /// Counts one more run until the guard is dropped, unless `max_concurrent_runs` is reached.
-    /// The run of a child takes no place.
+    /// A child's run does not count towards that limit.
     pub(super) fn acquire_run_slot(&self, is_child_run: bool) -> Result<CountGuard, HostError> {
         let slot = match is_child_run {
             true => Some(self.gauges.child_runs.increment()),
@@ -173,12 +173,11 @@ impl HostState {
         Ok(())
     }
 
-    /// Reserves the slots of those sessions that are not awake, and returns their ids. They are to be
-    /// deleted.
+    /// Reserves slots for the deletion of those sessions that have no slot. Returns their ids.
     pub(super) fn reserve_for_deletion(&self, ids: Vec<SessionId>) -> Vec<SessionId> {
         let mut index = self.index.lock();
         let sleeping: Vec<_> = ids.into_iter().filter(|id| !index.contains_key(id)).collect();
-        index.extend(sleeping.iter().map(|id| (id.clone(), SessionSlot::Leaving(Vec::new()))));
+        index.extend(sleeping.iter().map(|id| (id.clone(), SessionSlot::Deleting(Vec::new()))));
         sleeping
     }
 
@@ -189,13 +188,13 @@ impl HostState {
     }
 
     /// Removes the slot of a session that could not be woken, and fails the requests that wait for it.
-    pub(super) fn wake_failed(&self, id: &SessionId, error: HostError) {
+    pub(super) fn fail_wake(&self, id: &SessionId, error: HostError) {
         let before = self.index.lock().remove(id);
         self.answer(before, &Err(error));
     }
 
     fn answer(&self, slot: Option<SessionSlot>, woken: &Result<Arc<AwakeSession>, HostError>) {
-        if let Some(SessionSlot::Waking(waiting) | SessionSlot::Leaving(waiting)) = slot {
+        if let Some(SessionSlot::Waking(waiting) | SessionSlot::Deleting(waiting)) = slot {
             for waiter in waiting {
                 // The waiting request may be gone.
                 let _ = waiter.send(woken.clone());
@@ -203,8 +202,7 @@ impl HostState {
         }
     }
 
-    /// Replaces a session's slot, unless another actor holds it by now. Returns whether the slot was
-    /// replaced.
+    /// Replaces the slot of a session, or removes it (`None`), if `actor` still holds it. Returns whether it did.
     pub(super) fn replace(
         &self,
         id: &SessionId,
@@ -223,27 +221,27 @@ impl HostState {
         is_current
     }
 
-    /// Removes an awake session from the index if `leaves` returns true. The index is locked meanwhile,
-    /// so no request can find the session in between.
-    pub(super) fn leave_index(
+    /// Removes an awake session from the index if `may_remove` returns true. The index stays locked during the
+    /// call, so no request finds the session.
+    pub(super) fn remove_awake_if(
         &self,
         id: &SessionId,
         actor: ActorId,
-        leaves: impl FnOnce() -> bool,
+        may_remove: impl FnOnce() -> bool,
     ) -> bool {
         let mut index = self.index.lock();
         let is_current =
             matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.get_id() == actor);
-        let leaves = is_current && leaves();
-        if leaves {
+        let is_removed = is_current && may_remove();
+        if is_removed {
             index.remove(id);
         }
-        leaves
+        is_removed
     }
 
-    /// Removes the slot of a session that was deleted, and its extensions. The requests that wait for the end of the
-    /// deletion look for the session again.
-    pub(super) fn release(&self, id: &SessionId) {
+    /// Ends the deletion of a session, also one that failed: removes its slot, its extensions and its kept requests.
+    /// The waiting requests look for the session again.
+    pub(super) fn end_deletion(&self, id: &SessionId) {
         self.extensions.remove_session(id);
         if let Some(requests) = &self.sent_requests {
             requests.remove_session(id);
@@ -256,7 +254,7 @@ impl HostState {
     pub(super) fn awake(&self, id: &SessionId) -> Option<Arc<AwakeSession>> {
         match self.index.lock().get(id)? {
             SessionSlot::Awake(live) => Some(Arc::clone(live)),
-            SessionSlot::Leaving(_) | SessionSlot::Waking(_) => None,
+            SessionSlot::Deleting(_) | SessionSlot::Waking(_) => None,
         }
     }
 
@@ -265,7 +263,7 @@ impl HostState {
         let index = self.index.lock();
         let awake = index.iter().filter_map(|(id, slot)| match slot {
             SessionSlot::Awake(live) => Some((id.clone(), Arc::clone(live))),
-            SessionSlot::Leaving(_) | SessionSlot::Waking(_) => None,
+            SessionSlot::Deleting(_) | SessionSlot::Waking(_) => None,
         });
         awake.collect()
     }
@@ -275,7 +273,7 @@ impl HostState {
         let index = self.index.lock();
         let queues = index.values().map(|slot| match slot {
             SessionSlot::Awake(live) => live.feed_access.longest_queue(),
-            SessionSlot::Leaving(_) | SessionSlot::Waking(_) => 0,
+            SessionSlot::Deleting(_) | SessionSlot::Waking(_) => 0,
         });
         queues.max().unwrap_or(0)
     }

@@ -12,7 +12,7 @@ use crate::journal::{JournalError, SessionQuery, unix_ms};
 use crate::types::{SessionId, SessionState};
 
 /// The time after which a session with an expired approval is woken again, if its journal could not be read.
-const ALARM_RETRY_MS: u64 = 5000;
+const EXPIRY_RETRY_MS: u64 = 5000;
 
 /// Maximum number of sessions that are woken at the same time to record the failures of their runs.
 const RETRIED_MAX: usize = 16;
@@ -46,7 +46,7 @@ pub(super) fn run(link: &HostRef) {
         let kept_ms = u64::try_from(kept.as_millis()).unwrap_or(u64::MAX);
         // The search reads all sessions, so it is done less often than the rest.
         let pause_ms = (kept_ms / 10).clamp(100, DELETE_PAUSE_MS);
-        let (now, last) = (shared.clock_ms(), &shared.deleted_ms);
+        let (now, last) = (shared.clock_ms(), &shared.last_deletion_search_ms);
         if now.saturating_sub(last.load(Ordering::Relaxed)) < pause_ms {
             return;
         }
@@ -84,17 +84,19 @@ fn wake_expired(link: &HostRef) {
     let now = unix_ms();
     let mut due = Vec::new();
     {
-        let mut alarms = link.shared.alarms.lock();
-        while alarms.first().is_some_and(|(at, _)| *at <= now) {
-            due.extend(alarms.pop_first());
+        let mut expiries = link.shared.approval_expiries.lock();
+        while expiries.first().is_some_and(|(at, _)| *at <= now) {
+            due.extend(expiries.pop_first());
         }
     }
     for (_, id) in due {
         let link = link.clone();
         task::detach(async move {
             // A failure to wake the session is already logged. One of the journal may be over soon.
-            if let Err(HostError::Journal(_)) = link.awake_session(&id).await {
-                link.shared.alarms.lock().insert((unix_ms() + ALARM_RETRY_MS, id));
+            if let Err(HostError::Journal(error)) = link.awake_session(&id).await
+                && !matches!(error, JournalError::Unreadable(_))
+            {
+                link.shared.approval_expiries.lock().insert((unix_ms() + EXPIRY_RETRY_MS, id));
             }
         });
     }
@@ -104,12 +106,12 @@ fn wake_expired(link: &HostRef) {
 /// recorded when the journal works again.
 fn wake_failed_runs(link: &HostRef) {
     let failed: Vec<SessionId> =
-        link.shared.unwritten.lock().values().take(RETRIED_MAX).cloned().collect();
+        link.shared.unrecorded_failures.lock().values().take(RETRIED_MAX).cloned().collect();
     for id in failed {
         let link = link.clone();
         task::detach(async move {
             if matches!(link.awake_session(&id).await, Err(HostError::NoSuchSession(_))) {
-                link.shared.unwritten.lock().retain(|_, session| *session != id);
+                link.shared.unrecorded_failures.lock().retain(|_, session| *session != id);
             }
         });
     }
@@ -151,7 +153,7 @@ fn delete(shared: &super::host_state::HostState, kept_ms: u64) -> Result<(), Jou
     // After an error the records may be deleted, and only be left in the database file.
     let is_gone = |id: &&SessionId| removed.is_ok() || matches!(shared.journal.find(id), Ok(None));
     let deleted: Vec<&SessionId> = old.iter().filter(is_gone).collect();
-    old.iter().for_each(|id| shared.release(id));
+    old.iter().for_each(|id| shared.end_deletion(id));
     if !deleted.is_empty() {
         shared.uncount_sessions(deleted.len());
         deleted.iter().for_each(|id| shared.session_states.deleted(id));

@@ -86,7 +86,7 @@ pub struct ModelReport {
     pub model: String,
     /// The state of its circuit breaker.
     pub breaker: &'static str,
-    /// The time until the breaker lets a probe through, in milliseconds. `None` if it does not wait.
+    /// The time until the breaker lets a probe through, in milliseconds. `None` unless the breaker is open.
     pub retry_in_ms: Option<u64>,
     /// Requests to it whose response has not ended.
     pub in_flight: usize,
@@ -182,11 +182,11 @@ impl ModelLimiter {
         })
     }
 
-    /// Waits for a permit. If it has to wait, it calls `notify` at the beginning and at the end of
-    /// the wait. Dropping the future cancels the request.
+    /// Waits for a permit. If the request has to wait, calls `notify` when the wait begins and when the request is
+    /// admitted. Dropping the future cancels the request.
     ///
     /// # Errors
-    /// As soon as the breaker is open, also during the wait.
+    /// If the breaker is open, or opens during the wait.
     pub(super) async fn acquire(
         self: &Arc<Self>,
         session: ActorId,

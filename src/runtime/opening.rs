@@ -95,7 +95,7 @@ async fn open_reserved(
     };
     if let Err(error) = opened.await {
         link.shared.uncount_sessions(1);
-        link.shared.wake_failed(&id, error.clone());
+        link.shared.fail_wake(&id, error.clone());
         return Err(error);
     }
     let live = link.woken(waited).await?;

@@ -269,7 +269,7 @@ pub(super) async fn delete(
     if may_have_children {
         // If they cannot be found, then the session cannot be deleted either.
         if let Err(error) = delete_children(link, id).await {
-            link.shared.release(id);
+            link.shared.end_deletion(id);
             return Err(error);
         }
     }
@@ -284,7 +284,7 @@ pub(super) async fn delete(
             (removed, was_there && is_gone)
         })
         .await;
-    link.shared.release(id);
+    link.shared.end_deletion(id);
     link.shared.suspended.lock().remove(id);
     let (removed, is_deleted) = deleted?;
     if is_deleted {
@@ -346,7 +346,7 @@ async fn fork_reserved(
     });
     if let Err(error) = begun {
         link.shared.uncount_sessions(1);
-        link.shared.wake_failed(&id, error.clone());
+        link.shared.fail_wake(&id, error.clone());
         return Err(error);
     }
     let live = link.woken(waited).await?;

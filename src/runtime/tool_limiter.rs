@@ -78,7 +78,7 @@ impl ToolLimiters {
     }
 
     /// Requests a permit of a tool for a call of a session. If the call has to wait, `granted` is called when
-    /// it may start. It must be quick. The call also waits for `ready`. A tool without limits needs no permit: it
+    /// it may start; `granted` must be quick. The call also waits for `ready`. A tool without limits needs no permit: it
     /// is granted at once.
     pub(super) fn request_permit(
         &self,
@@ -109,7 +109,7 @@ impl ToolLimiter {
         Self { permits: None, rate: None, breaker: None, waiting: waiting.clone() }
     }
 
-    /// Requests a permit of `max_concurrent` first, then waits for `ready`, and then for one in the rate.
+    /// Requests a permit of `max_concurrent`, then waits for `ready`, then for the rate limiter.
     fn request_permit(
         &self,
         session: ActorId,
@@ -182,7 +182,7 @@ impl ToolLimiter {
 #[derive(Debug)]
 struct RateLimiter {
     interval: Duration,
-    /// The position of the next call.
+    /// Its only permit belongs to the call that starts next.
     turns: Arc<FairSemaphore>,
     next_start: Mutex<Instant>,
 }

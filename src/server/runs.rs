@@ -26,8 +26,8 @@ use crate::types::{
 };
 
 /// What a client reads that does not get the report of its run.
-const RUN_STORED: &str =
-    "the run has ended and is stored, and GET /v1/sessions/{id} shows its messages";
+const RUN_STORED: &str = "the run has ended and is stored: GET /v1/sessions/{id} shows its messages, and the same request \
+     with the same Idempotency-Key gets the report";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

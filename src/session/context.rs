@@ -125,7 +125,7 @@ impl Session {
         let requested = &self.context.requested.overrides;
         let overrides = self.run.as_ref().map(|run| &run.overrides);
         let overridden = (overrides != Some(requested)).then(|| match overrides {
-            Some(overrides) if overrides.differ_in_client_tools(requested) => {
+            Some(overrides) if overrides.differ_only_in_client_tools(requested) => {
                 PromptChange::ClientTools
             }
             Some(_) | None => PromptChange::RunOverride,

@@ -1,8 +1,8 @@
 //! Search among the tools of an agent: `find_tools`, and the definition of `use_tool`.
 //!
 //! With `tool_loading = "search"` a request holds only the tools that the agent names one by one, and these
-//! two. What a pattern matched is found by words, and its schema stands in the result of the search. So the
-//! definitions of the request never change, however many tools there are.
+//! two. The model finds the tools that a pattern with a wildcard matches by words, and the result of the search
+//! contains their schemas. The definitions in the request therefore never change, however many tools there are.
 //!
 //! The ranking is Okapi BM25 over the words of a tool's name, description and arguments (S. Robertson,
 //! H. Zaragoza: The Probabilistic Relevance Framework: BM25 and Beyond, 2009). A tool whose name is asked for
@@ -24,10 +24,11 @@ pub(crate) const FIND_TOOLS: &str = "find_tools";
 /// Names that no other tool may have.
 pub(crate) const RESERVED_NAMES: [&str; 4] = [FIND_TOOLS, USE_TOOL, READ_VAR, FINAL_ANSWER];
 
-/// Maximum number of tools in a result, of names in the answer to a search without a result, and of
-/// families of tools in the description.
+/// Maximum number of tools in a result.
 const FOUND_MAX: usize = 5;
+/// Maximum number of names in the answer if no tool matches.
 const NAMES_MAX: usize = 50;
+/// Maximum number of families of tools in the description.
 const FAMILIES_MAX: usize = 20;
 
 /// The parameters of BM25.
@@ -42,7 +43,7 @@ const NAME_WEIGHT: u32 = 3;
 struct SearchIndex {
     tools: Vec<IndexedTool>,
     /// The number of tools that contain a word.
-    containing: HashMap<String, u32>,
+    document_frequencies: HashMap<String, u32>,
     mean_length: f64,
 }
 
@@ -93,13 +94,13 @@ pub(crate) fn use_tool_spec() -> ToolSpec {
 impl SearchIndex {
     fn new(tools: Vec<Arc<ToolSpec>>) -> Self {
         let tools: Vec<IndexedTool> = tools.into_iter().map(IndexedTool::new).collect();
-        let mut containing = HashMap::new();
+        let mut document_frequencies = HashMap::new();
         for word in tools.iter().flat_map(|tool| tool.words.keys()) {
-            *containing.entry(word.clone()).or_default() += 1;
+            *document_frequencies.entry(word.clone()).or_default() += 1;
         }
         let total: f64 = tools.iter().map(|tool| tool.length).sum();
         let mean_length = total / (tools.len().max(1) as f64);
-        Self { tools, containing, mean_length }
+        Self { tools, document_frequencies, mean_length }
     }
 
     /// Describes how many tools there are, by the beginning of their names: "3 tools: files (2), git (1)".
@@ -120,13 +121,13 @@ impl SearchIndex {
 
     /// Returns the best tools for a query, the best one first.
     fn find(&self, query: &str) -> Vec<&ToolSpec> {
-        let asked: BTreeSet<String> = words(query).collect();
+        let query_words: BTreeSet<String> = words(query).collect();
         let query = query.trim();
         let scored = self.tools.iter().filter_map(|tool| {
             let name = &*tool.spec.name;
             let short = name.split_once("__").map_or(name, |(_, tool)| tool);
             let is_named = name.eq_ignore_ascii_case(query) || short.eq_ignore_ascii_case(query);
-            let score = if is_named { f64::INFINITY } else { self.score(tool, &asked) };
+            let score = if is_named { f64::INFINITY } else { self.score(tool, &query_words) };
             (score > 0.0).then_some((score, &*tool.spec))
         });
         let mut scored: Vec<(f64, &ToolSpec)> = scored.collect();
@@ -135,16 +136,17 @@ impl SearchIndex {
         scored.into_iter().take(FOUND_MAX).map(|(_, spec)| spec).collect()
     }
 
-    fn score(&self, tool: &IndexedTool, asked: &BTreeSet<String>) -> f64 {
+    fn score(&self, tool: &IndexedTool, query_words: &BTreeSet<String>) -> f64 {
         let count = self.tools.len() as f64;
         let score_of = |word: &String| {
             let frequency = f64::from(*tool.words.get(word)?);
-            let containing = f64::from(*self.containing.get(word)?);
-            let rarity = ((count - containing + 0.5) / (containing + 0.5)).ln_1p();
-            let length = 1.0 - B + B * tool.length / self.mean_length;
-            Some(rarity * frequency * (K1 + 1.0) / (frequency + K1 * length))
+            let tools = f64::from(*self.document_frequencies.get(word)?);
+            let inverse_document_frequency = ((count - tools + 0.5) / (tools + 0.5)).ln_1p();
+            let length_norm = 1.0 - B + B * tool.length / self.mean_length;
+            let weight = frequency * (K1 + 1.0) / (frequency + K1 * length_norm);
+            Some(inverse_document_frequency * weight)
         };
-        asked.iter().filter_map(score_of).sum()
+        query_words.iter().filter_map(score_of).sum()
     }
 
     /// Returns the text for the model.
@@ -184,33 +186,38 @@ impl IndexedTool {
     }
 }
 
-/// Splits a text into words: at signs, and where a capital letter follows a small one. Plural endings are
-/// dropped.
+/// Splits a text into words: at characters that are not alphanumeric, and before an upper-case letter that follows
+/// a lower-case one. A word has the same form in singular and plural.
 fn words(text: &str) -> impl Iterator<Item = String> {
     let mut words = Vec::new();
     let mut word = String::new();
-    let mut after_small = false;
+    let mut after_lowercase = false;
     for letter in text.chars() {
-        if !letter.is_alphanumeric() || (after_small && letter.is_uppercase()) {
+        if !letter.is_alphanumeric() || (after_lowercase && letter.is_uppercase()) {
             words.push(std::mem::take(&mut word));
         }
         if letter.is_alphanumeric() {
             word.extend(letter.to_lowercase());
         }
-        after_small = letter.is_lowercase();
+        after_lowercase = letter.is_lowercase();
     }
     words.push(word);
-    words.into_iter().filter(|word| !word.is_empty()).map(|word| singular(&word).to_owned())
+    words.into_iter().filter(|word| !word.is_empty()).map(|word| number_free(&word))
 }
 
-/// Drops the ending of a plural.
-fn singular(word: &str) -> &str {
-    let sibilant = ["ches", "shes", "sses", "xes"].iter().any(|ending| word.ends_with(ending));
-    let ending = if sibilant { "es" } else { "s" };
-    match word.strip_suffix(ending) {
-        Some(singular) if singular.len() > 2 && (sibilant || !singular.ends_with('s')) => singular,
+/// Returns a form that singular and plural share, such as "query" for "queries", and "cach" for "cache" and
+/// "caches".
+fn number_free(word: &str) -> String {
+    let singular = match word.strip_suffix('s') {
+        Some(singular) if singular.len() > 2 && !singular.ends_with('s') => singular,
         Some(_) | None => word,
+    };
+    if let Some(beginning) = singular.strip_suffix("ie") {
+        return format!("{beginning}y");
     }
+    let after_sibilant = ["che", "she", "sse", "xe"].iter().any(|end| singular.ends_with(end));
+    let end = if after_sibilant { "e" } else { "" };
+    singular.strip_suffix(end).unwrap_or(singular).to_owned()
 }
 
 #[cfg(test)]
@@ -218,6 +225,22 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+
+    #[test]
+    fn singular_and_plural_are_one_word() {
+        for (one, many) in [
+            ("file", "files"),
+            ("repository", "repositories"),
+            ("movie", "movies"),
+            ("cache", "caches"),
+            ("branch", "branches"),
+            ("class", "classes"),
+            ("box", "boxes"),
+        ] {
+            assert!(words(one).eq(words(many)), "{one}");
+        }
+        assert!(!words("cat").eq(words("car")));
+    }
 
     fn index() -> SearchIndex {
         let tools = [

@@ -17,7 +17,7 @@ pub(crate) const SERVER_SEPARATOR: &str = "__";
 /// A server of tools. The host connects to it once, for all sessions, or once for each session.
 ///
 /// The list of tools may change at any time. A session keeps the definitions that it read at its
-/// first run; the outcome of a call is all that a change of the server can alter in it.
+/// first run. A later change of the server affects only the outcomes of calls.
 #[async_trait]
 pub(crate) trait ToolServer: Send + Sync + 'static {
     /// Returns the server's name in the configuration. Its tools are offered as `NAME__TOOL`.
@@ -31,16 +31,16 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
     /// Returns the time limit of the first attempt to connect.
     fn start_timeout(&self) -> Duration;
 
-    /// Returns the server for another host, not connected.
+    /// Returns an unconnected copy of this server for another host.
     fn for_host(self: Arc<Self>) -> Arc<dyn ToolServer>;
 
-    /// Returns whether each session has a connection of its own. This server is then never connected itself.
+    /// Returns whether each session has its own connection. If so, this instance never connects.
     fn is_per_session(&self) -> bool {
         false
     }
 
-    /// Returns a connection of its own, if sessions do not share one. It serves the calls of this session; with
-    /// `None` only its list is read.
+    /// Returns the server with a connection for one session, or `None` if all sessions share one. Without `session`
+    /// the connection only reads the list of tools.
     fn for_session(&self, _session: Option<&SessionId>) -> Option<Arc<dyn ToolServer>> {
         None
     }
@@ -50,13 +50,13 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
     /// panics. `observer` receives the duration of each request.
     async fn run(&self, observer: RequestObserver);
 
-    /// Ends the connection in good order. A process ends within seconds, or is killed.
+    /// Ends the connection gracefully. A process ends within seconds, or is killed.
     fn end(&self);
 
     /// Waits until the connection has ended.
     async fn ended(&self);
 
-    /// Returns the number of lines of its output that were no messages, and the first of them.
+    /// Returns the number of lines of its output that were not messages, and the first of them.
     #[cfg_attr(
         not(feature = "server"),
         expect(dead_code, reason = "only lists for people have it")

@@ -5,7 +5,7 @@
 //! The intent of the call records the lease, so that a resumed turn gives the same.
 //!
 //! People: while a child waits only for people, its call does too ([`people_wait`](super::people_wait)). There is no
-//! record of it: a call that is started again after a crash finds out anew.
+//! record of it: a call that is started again after a crash detects it again.
 //!
 //! Cancellation: a stop, a deadline or a limit of the run aborts the call, but decides no outcome yet. The call gets
 //! its outcome when its child and all descendants have ended ([`end_cancelled_agent`](Turn::end_cancelled_agent)),
@@ -94,7 +94,7 @@ impl TurnCall {
     }
 
     /// Returns whether the child of the call waits only for people.
-    pub(super) fn waits_for_child(&self) -> bool {
+    pub(super) fn child_waits_for_people(&self) -> bool {
         self.people_wait().is_some_and(|wait| !wait.is_for_answer())
     }
 
@@ -178,7 +178,7 @@ impl Turn {
         let Some(index) = self.position(key) else { return };
         let is_open = |call: &&TurnCall| call.agent_tool().is_some() && !call.is_cancelled_agent();
         let Some(call) = self.calls.get(index).filter(is_open) else { return };
-        let has_changed = match (waits, call.waits_for_child()) {
+        let has_changed = match (waits, call.child_waits_for_people()) {
             (true, false) => self.start_people_wait(index, PeopleWaitReason::Child),
             (false, true) => self.end_people_wait(index),
             (true, true) | (false, false) => false,

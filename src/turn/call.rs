@@ -18,7 +18,7 @@ use crate::types::{
     WriteSet, excerpt,
 };
 
-/// Characters of arguments and results that are quoted to people.
+/// Maximum number of characters of a quoted argument text or result, in events and in messages to the model.
 pub(super) const QUOTE_CHARS: usize = 200;
 
 /// The phase of a call.
@@ -88,9 +88,9 @@ pub(super) struct CallHooks {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct TurnCall {
     pub(super) call: ToolCall,
-    /// The arguments as the model made them, if those of `call` are others: with values of references, or
-    /// changed by hooks.
-    pub(super) made: Option<Arc<Value>>,
+    /// The arguments that the model sent, if those of `call` differ: references were replaced by their values, or a
+    /// hook changed them.
+    pub(super) model_arguments: Option<Arc<Value>>,
     /// The tool, or `None` if no tool has the name.
     pub(super) tool: Option<Arc<ToolSpec>>,
     pub(super) phase: CallPhase,
@@ -105,7 +105,7 @@ pub(super) struct TurnCall {
     pub(super) sealed_at: Option<Duration>,
     pub(super) started_at: Option<Duration>,
     /// The time for which the tool ran before the turn was resumed.
-    pub(super) ran_before: Duration,
+    pub(super) run_time_before_resume: Duration,
     /// The time at which the tool answered or was aborted.
     pub(super) answered_at: Option<Duration>,
     /// The time at which the pending approval was requested.
@@ -117,9 +117,9 @@ pub(super) struct TurnCall {
     /// The questions that its tool has asked, in their order.
     pub(super) questions: Vec<AskedQuestion>,
     /// The time for which its tool waited for people since its start.
-    pub(super) people_wait: Duration,
+    pub(super) total_people_wait: Duration,
     /// The times in the record of the outcome, if that is older than the resume of the turn.
-    pub(super) recorded: Option<RecordedTimes>,
+    pub(super) recorded_times: Option<RecordedTimes>,
     /// The last writers of the variables in the snapshot with which the call started.
     pub(super) snapshot: LastWriters,
     /// The variables that the call has read. Set at its end.
@@ -148,7 +148,7 @@ impl TurnCall {
                 raw: None,
                 indirect: false,
             },
-            made: None,
+            model_arguments: None,
             tool,
             phase: CallPhase::Open,
             is_excess: false,
@@ -158,14 +158,14 @@ impl TurnCall {
             notes: ResultNotes::default(),
             sealed_at: None,
             started_at: None,
-            ran_before: Duration::ZERO,
+            run_time_before_resume: Duration::ZERO,
             answered_at: None,
             approval_requested_at: None,
             approval_wait_before_resume: Duration::ZERO,
             hooks: CallHooks::default(),
             questions: Vec::new(),
-            people_wait: Duration::ZERO,
-            recorded: None,
+            total_people_wait: Duration::ZERO,
+            recorded_times: None,
             snapshot: LastWriters::default(),
             reads: ReadSet::default(),
             writes: WriteSet::default(),
@@ -191,7 +191,7 @@ impl TurnCall {
         let ToolResult { outcome, notes, started, wait, duration, writes, .. } =
             ended.result(self.call.clone());
         self.started_at = started.map(|_| Duration::ZERO);
-        self.recorded = Some(RecordedTimes { started, wait, duration });
+        self.recorded_times = Some(RecordedTimes { started, wait, duration });
         self.notes = notes;
         self.writes = writes;
         self.phase = CallPhase::Ended { outcome, at: Duration::ZERO };
@@ -202,8 +202,8 @@ impl TurnCall {
     }
 
     /// Returns the call for the message of its response: with the arguments as the model made them.
-    pub(super) fn recorded(&self) -> ToolCall {
-        let arguments = self.made.as_ref().unwrap_or(&self.call.arguments);
+    pub(super) fn recorded_call(&self) -> ToolCall {
+        let arguments = self.model_arguments.as_ref().unwrap_or(&self.call.arguments);
         ToolCall { arguments: Arc::clone(arguments), ..self.call.clone() }
     }
 
@@ -232,8 +232,8 @@ impl TurnCall {
         self.tool.as_ref().is_some_and(|tool| tool.is_limited() || tool.waits_for_server)
     }
 
-    /// Returns whether the call has requested or holds a permit of its tool, and does not run yet.
-    pub(super) fn has_tool_permit(&self) -> bool {
+    /// Returns whether the call has requested or holds a permit of its tool, but does not run yet.
+    pub(super) fn has_unstarted_tool_permit(&self) -> bool {
         self.needs_tool_permit() && self.holds_permit() && !self.is_running()
     }
 
@@ -241,7 +241,7 @@ impl TurnCall {
     pub(super) fn has_started(&self) -> bool {
         self.started_at.is_some()
             || matches!(self.phase, CallPhase::Intended)
-            || self.is_with_client()
+            || self.awaits_client_result()
     }
 
     /// Returns whether the call holds one of the N permits of `parallel = N`.
@@ -257,8 +257,8 @@ impl TurnCall {
         self.tool.as_ref().is_some_and(|tool| tool.by_client)
     }
 
-    /// Returns whether the client runs the call.
-    pub(super) fn is_with_client(&self) -> bool {
+    /// Returns whether the client was asked to run the call, and has not answered.
+    pub(super) fn awaits_client_result(&self) -> bool {
         matches!(self.phase, CallPhase::AwaitingClient { .. })
     }
 
@@ -288,7 +288,7 @@ impl TurnCall {
     /// Ends the wait of a running call. Returns false if it does not wait.
     pub(super) fn end_people_wait(&mut self, now: Duration) -> bool {
         let Some(wait) = self.people_wait() else { return false };
-        self.people_wait += wait.waited(now);
+        self.total_people_wait += wait.waited(now);
         self.phase = CallPhase::Running { deadline: wait.deadline(now), wait: None };
         true
     }
@@ -305,7 +305,7 @@ impl TurnCall {
             is_early: self.early,
             is_rerun: self.notes.conflict,
             questions: self.next_question_number().saturating_sub(1),
-            arguments: self.made.as_ref().map(|_| Arc::clone(&self.call.arguments)),
+            arguments: self.model_arguments.as_ref().map(|_| Arc::clone(&self.call.arguments)),
         }
     }
 
@@ -313,7 +313,7 @@ impl TurnCall {
     pub(super) fn as_started(&self) -> StartedCall {
         StartedCall {
             state: self.start_state(),
-            elapsed: self.ran_before,
+            elapsed: self.run_time_before_resume,
             wait: self.started_wait(),
             completion: None,
         }
@@ -414,9 +414,9 @@ impl TurnCall {
     pub(super) fn result(&self, began: Duration) -> Option<ToolResult> {
         let CallPhase::Ended { outcome, at } = &self.phase else { return None };
         let RecordedTimes { started, wait, duration } =
-            self.recorded.unwrap_or_else(|| self.times(began, *at));
+            self.recorded_times.unwrap_or_else(|| self.times(began, *at));
         Some(ToolResult {
-            call: self.recorded(),
+            call: self.recorded_call(),
             outcome: outcome.clone(),
             notes: self.notes.clone(),
             started,
@@ -430,12 +430,14 @@ impl TurnCall {
         let sealed = self.sealed_at.unwrap_or(ended);
         let ran = |started: Duration| {
             let ended = self.answered_at.unwrap_or(ended);
-            ended.saturating_sub(started).saturating_sub(self.people_wait)
+            ended.saturating_sub(started).saturating_sub(self.total_people_wait)
         };
         RecordedTimes {
-            started: self.started_at.map(|at| (began + at).saturating_sub(self.ran_before)),
+            started: self
+                .started_at
+                .map(|at| (began + at).saturating_sub(self.run_time_before_resume)),
             wait: self.started_at.unwrap_or(ended).saturating_sub(sealed),
-            duration: self.started_at.map_or(Duration::ZERO, ran) + self.ran_before,
+            duration: self.started_at.map_or(Duration::ZERO, ran) + self.run_time_before_resume,
         }
     }
 }

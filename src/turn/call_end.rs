@@ -53,8 +53,8 @@ impl Turn {
         if let Some(call) = self.calls.get_mut(index).filter(runs) {
             call.answered_at = Some(now);
             let ran = now.saturating_sub(call.started_at.unwrap_or(now));
-            let ran = ran.saturating_sub(call.people_wait);
-            self.clock.tool_ended(ran + call.ran_before);
+            let ran = ran.saturating_sub(call.total_people_wait);
+            self.clock.tool_ended(ran + call.run_time_before_resume);
         }
     }
 

@@ -59,7 +59,8 @@ impl Turn {
     /// Releases the permit of the call's tool, or withdraws the request for it. Does nothing if the
     /// call runs: its tool has the permit then.
     pub(super) fn release_tool_permit(&mut self, index: usize) {
-        let Some(call) = self.calls.get(index).filter(|call| call.has_tool_permit()) else {
+        let Some(call) = self.calls.get(index).filter(|call| call.has_unstarted_tool_permit())
+        else {
             return;
         };
         if matches!(call.phase, CallPhase::AwaitingPermit { .. }) {
@@ -93,7 +94,7 @@ impl Turn {
         let Some(call) = self.calls.get(index) else { return };
         if matches!(call.phase, CallPhase::Intended) {
             self.run_call(index);
-        } else if call.is_with_client() {
+        } else if call.awaits_client_result() {
             self.publish_client_call(index);
         }
     }
@@ -108,9 +109,9 @@ impl Turn {
         let deadline = self.tool_deadline(index, Duration::ZERO).filter(|_| !is_cancelled);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = CallPhase::Running { deadline, wait: None };
-        call.people_wait = Duration::ZERO;
+        call.total_people_wait = Duration::ZERO;
         call.started_at = Some(now);
-        call.ran_before = Duration::ZERO;
+        call.run_time_before_resume = Duration::ZERO;
         call.answered_at = None;
         call.report_before_rerun = None;
         call.snapshot = self.variables.writers().clone();
@@ -145,8 +146,8 @@ impl Turn {
     /// Aborts a running call whose deadline has passed, and answers it.
     pub(super) fn end_timed_out(&mut self, index: usize, deadline: Duration) {
         let Some(call) = self.calls.get(index) else { return };
-        let started = call.started_at.unwrap_or(deadline) + call.people_wait;
-        let timeout = deadline.saturating_sub(started) + call.ran_before;
+        let started = call.started_at.unwrap_or(deadline) + call.total_people_wait;
+        let timeout = deadline.saturating_sub(started) + call.run_time_before_resume;
         let outcome = model_messages::timed_out(call, timeout);
         if self.cancel_agent(index, &outcome, Some(timeout)) {
             return;

@@ -32,7 +32,7 @@ impl Turn {
         self.clock.advance(now);
         let awaited = self.position(key).and_then(|index| {
             let call = self.calls.get_mut(index)?;
-            call.is_with_client().then_some(())?;
+            call.awaits_client_result().then_some(())?;
             call.started_at.get_or_insert(now);
             call.answered_at = Some(now);
             Some(index)
@@ -52,7 +52,7 @@ impl Turn {
         let request = (key, ApprovalPhase::Client);
         let passed = self.approvals.requested_before_resume.remove(&request);
         call.phase = CallPhase::AwaitingClient { until };
-        call.ran_before = passed.unwrap_or_default();
+        call.run_time_before_resume = passed.unwrap_or_default();
         call.answered_at = None;
         call.early |= early;
         call.notes.by_client = true;

@@ -219,7 +219,7 @@ impl TurnCall {
     /// Returns the wait for people as the supervisor of its call keeps it.
     pub(super) fn started_wait(&self) -> Option<StartedWait> {
         let question = self.started_question().map(StartedWait::Question);
-        question.or_else(|| self.waits_for_child().then_some(StartedWait::Child))
+        question.or_else(|| self.child_waits_for_people().then_some(StartedWait::Child))
     }
 
     /// Returns the open question as the supervisor of its call keeps it.

@@ -1,7 +1,7 @@
 //! References in the arguments of a call: their values are put in at the seal.
 //!
 //! The schema check, identical calls, approvals and the tool use the final arguments. The message of the
-//! response, and so the history, keeps the arguments as the model made them ([`TurnCall::made`]).
+//! response, and so the history, keeps the arguments as the model made them ([`TurnCall::model_arguments`]).
 //!
 //! Variables have their values at the start of the turn. Other values are in the journal: the call waits
 //! ([`CallPhase::AwaitingReferences`]) until the owner of the turn has read them. They never change, so a
@@ -30,7 +30,7 @@ impl TurnCall {
             && self.tool.is_some()
             && self.arguments_error.is_none()
             && !self.is_excess
-            && self.made.is_none()
+            && self.model_arguments.is_none()
             && ![READ_VAR, FINAL_ANSWER].contains(&&*self.call.name)
             && has_references(&self.call.arguments)
     }
@@ -38,7 +38,7 @@ impl TurnCall {
     /// Sets the arguments for the tool. Those of the model are kept.
     pub(super) fn set_final_arguments(&mut self, arguments: Arc<serde_json::Value>) {
         let before = std::mem::replace(&mut self.call.arguments, arguments);
-        self.made.get_or_insert(before);
+        self.model_arguments.get_or_insert(before);
         self.identity = super::call::identity(&self.call);
     }
 }

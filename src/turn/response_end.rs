@@ -65,11 +65,11 @@ impl Turn {
             message: Some(message).filter(|m| !m.is_blank()),
             cancelled,
         };
-        self.answer_unstarted(ending);
+        self.close_calls_after_response(ending);
     }
 
     /// Answers the calls that can no longer start after this end.
-    pub(super) fn answer_unstarted(&mut self, ending: ResponseDisposition) {
+    pub(super) fn close_calls_after_response(&mut self, ending: ResponseDisposition) {
         let maximum = self.spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
         match ending {
             ResponseDisposition::Well | ResponseDisposition::Refused => {}
@@ -181,7 +181,7 @@ impl Turn {
     fn drop_calls_after_refusal(&mut self) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
-            // A call whose intent is not durable has not run, so that it is dropped too.
+            // A call whose intent is not durable has not run, so it is dropped too.
             if call.is_kept() && !(call.has_effects() && call.started_at.is_some()) {
                 self.discard(index);
             }
@@ -244,7 +244,7 @@ impl Turn {
         let mut message = ResponseMessage {
             text,
             reasoning: self.attempt.response.reasoning().to_owned(),
-            calls: kept.map(TurnCall::recorded).collect(),
+            calls: kept.map(TurnCall::recorded_call).collect(),
             origin: Some(Arc::clone(&self.retry.model().origin)),
             parts: self.attempt.response.parts().to_vec(),
             hint_bytes: None,

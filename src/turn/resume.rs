@@ -117,7 +117,7 @@ impl Turn {
         self.stage = TurnStage::ResponseEnded { ending, message, cancelled };
         self.approvals.decisions = recorded.decisions().collect();
         self.resume_open_calls(recorded);
-        self.answer_unstarted(ending);
+        self.close_calls_after_response(ending);
         if cancelled.is_some() {
             self.cancel_calls();
         }
@@ -253,7 +253,7 @@ impl Turn {
                     reads: report.reads.clone(),
                     writes: report.writes.clone(),
                 });
-            } else if restored.made.is_none() {
+            } else if restored.model_arguments.is_none() {
                 // Parses the same bytes again to find the same error.
                 let raw = call.raw.clone().filter(|_| !call.indirect);
                 let raw = raw.unwrap_or_else(|| call.arguments_text());
@@ -330,12 +330,14 @@ impl Turn {
         let Some(call) = self.calls.get_mut(index) else { return };
         call.notes.conflict |= started.state.is_rerun;
         call.phase = CallPhase::Running { deadline, wait: None };
-        call.people_wait = Duration::ZERO;
+        call.total_people_wait = Duration::ZERO;
         call.started_at = Some(now);
-        call.ran_before = started.elapsed;
+        call.run_time_before_resume = started.elapsed;
         call.answered_at = None;
         call.snapshot = started.state.snapshot.clone();
-        if let Some(arguments) = started.state.arguments.as_ref().filter(|_| call.made.is_none()) {
+        if let Some(arguments) =
+            started.state.arguments.as_ref().filter(|_| call.model_arguments.is_none())
+        {
             call.set_final_arguments(Arc::clone(arguments));
         }
         call.early = started.state.is_early;

@@ -2,8 +2,7 @@
 //! `Retry-After`), and fallback models.
 //!
 //! A transient error ([`ProviderError::is_transient`]) is retried with the same model until its
-//! `max_attempts` are used up. After two broken streams the model is requested to answer without
-//! streaming. Any other error, and the last attempt, leads to the next model without a wait: another
+//! `max_attempts` are used up. After two broken streams the requests to that model no longer stream. Any other error, and the last attempt, leads to the next model without a wait: another
 //! service may accept a request that this one refuses.
 //!
 //! The wait before a retry is the longer of the backoff and the service's `Retry-After`:
@@ -15,9 +14,9 @@
 //!   (body). One that is longer than [`RETRY_AFTER_MAX`] leads to the next model.
 //!
 //! A request that the circuit breaker of the model refuses uses up no attempt. If another model is
-//! left, it is requested at once. Otherwise the turn waits until the breaker may let a request
-//! through. Each such wait is limited by [`RETRY_AFTER_MAX`], and all of them together by that time
-//! multiplied with the attempts of the model.
+//! left, the turn requests that one at once. Otherwise the turn waits until the breaker may let a request
+//! through. Each such wait is limited by [`RETRY_AFTER_MAX`], and their sum by that time multiplied
+//! by the model's `max_attempts`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,7 +92,7 @@ impl RetryPolicy {
         self.next_attempt(Duration::ZERO)
     }
 
-    /// Plans another attempt with the same model, whose request is another one.
+    /// Plans an attempt with the same model and a changed request, such as one with a smaller context.
     pub(super) fn same_model(&mut self) -> AttemptPlan {
         self.next_attempt(Duration::ZERO)
     }

@@ -27,7 +27,7 @@ impl HookConfig {
         let name = section.read("name", values::non_empty_string);
         let agents = section.list("agents", values::non_empty_string);
         let tools = section.list("tools", values::non_empty_string);
-        let timeout = section.read("timeout", values::time);
+        let timeout = section.read("timeout", values::positive_duration);
         let failures = [("refuse", HookFailure::Refuse), ("allow", HookFailure::Allow)];
         let on_failure = section.read("on_failure", |value| values::word(value, &failures));
         for (key, list) in [("agents", &agents), ("tools", &tools)] {

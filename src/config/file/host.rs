@@ -40,10 +40,10 @@ impl HostConfig {
                 .read("max_connections", values::count)
                 .unwrap_or(default.max_connections),
             header_read_timeout: section
-                .read("header_read_timeout", values::time)
+                .read("header_read_timeout", values::positive_duration)
                 .unwrap_or(default.header_read_timeout),
             write_timeout: section
-                .read("write_timeout", values::time)
+                .read("write_timeout", values::positive_duration)
                 .unwrap_or(default.write_timeout),
             max_large_answers: section
                 .read("max_large_answers", values::count)

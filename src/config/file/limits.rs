@@ -30,7 +30,7 @@ impl Limits {
                 .read("tool_timeout", values::time_limit)
                 .unwrap_or(default.tool_timeout),
             cancel_grace: section
-                .read("cancel_grace", values::time)
+                .read("cancel_grace", values::positive_duration)
                 .unwrap_or(default.cancel_grace),
             run_timeout: section
                 .read("run_timeout", values::time_limit)

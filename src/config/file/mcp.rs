@@ -55,7 +55,7 @@ impl McpConfig {
             ("max_timeout", &mut config.max_timeout),
         ];
         for (key, time) in times {
-            *time = section.read(key, values::time).unwrap_or(*time);
+            *time = section.read(key, values::positive_duration).unwrap_or(*time);
         }
         if section.has("max_timeout") && config.max_timeout < config.timeout {
             section.add_error("max_timeout", "must not be shorter than timeout");

@@ -27,16 +27,16 @@ impl ModelConfig {
             api_key,
             stream: section.read("stream", values::switch).unwrap_or(default.stream),
             connect_timeout: section
-                .read("connect_timeout", values::time)
+                .read("connect_timeout", values::positive_duration)
                 .unwrap_or(default.connect_timeout),
             first_event_timeout: section
-                .read("first_event_timeout", values::time)
+                .read("first_event_timeout", values::positive_duration)
                 .unwrap_or(default.first_event_timeout),
             idle_timeout: section
-                .read("idle_timeout", values::time)
+                .read("idle_timeout", values::positive_duration)
                 .unwrap_or(default.idle_timeout),
             answer_timeout: section
-                .read("answer_timeout", values::time)
+                .read("answer_timeout", values::positive_duration)
                 .unwrap_or(default.answer_timeout),
             max_response_bytes: section
                 .read("max_response_bytes", values::count)
@@ -51,7 +51,7 @@ impl ModelConfig {
                 .read("breaker_failures", values::limit)
                 .unwrap_or(default.breaker_failures),
             breaker_open_for: section
-                .read("breaker_open_for", values::time)
+                .read("breaker_open_for", values::positive_duration)
                 .unwrap_or(default.breaker_open_for),
             context_window: section.read("context_window", values::count),
             tool_protocol: section

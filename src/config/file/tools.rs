@@ -24,12 +24,12 @@ impl ToolOverride {
             repeatable: section.read("repeatable", values::switch),
             keep: section.read("keep", values::switch),
             approval: section.read("approval", |value| values::word(value, &ApprovalPolicy::WORDS)),
-            approval_timeout: section.read("approval_timeout", values::time),
+            approval_timeout: section.read("approval_timeout", values::positive_duration),
             max_concurrent: section.read("max_concurrent", values::count).and_then(NonZeroU32::new),
             retries: section.read("retries", values::number),
             rate: section.read("rate", |value| values::text(value)?.parse()),
             breaker_failures: section.read("breaker_failures", values::number),
-            breaker_open_for: section.read("breaker_open_for", values::time),
+            breaker_open_for: section.read("breaker_open_for", values::positive_duration),
             max_result_bytes: section
                 .read("max_result_bytes", values::count)
                 .and_then(NonZeroUsize::new),
@@ -44,7 +44,7 @@ impl ToolOverride {
     ) -> Self {
         let mut change = Self {
             blocking: section.read("blocking", values::switch),
-            timeout: section.read("timeout", values::time),
+            timeout: section.read("timeout", values::positive_duration),
             definition: ConfiguredTool::read(section, env),
             ..Self::read_policy(section)
         };

@@ -104,7 +104,7 @@ pub(super) fn duration(value: &DeValue<'_>) -> Parsed<Duration> {
 }
 
 /// Parses a duration above 0.
-pub(super) fn time(value: &DeValue<'_>) -> Parsed<Duration> {
+pub(super) fn positive_duration(value: &DeValue<'_>) -> Parsed<Duration> {
     let duration = duration(value)?;
     if duration.is_zero() { Err("must be longer than 0".to_owned()) } else { Ok(duration) }
 }

@@ -8,10 +8,10 @@ use crate::types::ContextOverflow;
 /// Estimated tokens whose count weighs as much as all counts before them.
 const RATIO_WEIGHT: u64 = 20_000;
 
-/// The numbers that the requests of all sessions have shown of one model.
+/// The window and the token ratio of one model, learnt from the requests of all sessions.
 ///
-/// A service names its window when it refuses a request, or else nine tenths of the largest request that it
-/// has accepted count as the window. A larger request that is accepted raises a learnt window.
+/// The window is the number that a refusal names, else nine tenths of the largest accepted request. A larger
+/// accepted request raises it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelTokens {
@@ -43,7 +43,7 @@ impl ModelTokens {
     }
 
     /// Learns from the service's count of a request that it has accepted, and the estimate of the same
-    /// request. A count of 0 is none.
+    /// request. A count of 0 means that the service does not count.
     pub fn handle_usage(&mut self, estimated_request: u64, input_tokens: u64) {
         if input_tokens == 0 {
             return;
@@ -140,7 +140,7 @@ mod tests {
         assert!(model.differs_from(&stored));
         model.handle_usage(u64::MAX, 1);
         assert_eq!(model.ratio_milli(), RATIO_MILLI_MIN);
-        // An unreadable number is bounded.
+        // A stored number out of range is clamped.
         let wrong: ModelTokens = serde_json::from_str("{\"ratio_milli\": 0}").unwrap();
         assert_eq!(wrong.ratio_milli(), RATIO_MILLI_MIN);
     }

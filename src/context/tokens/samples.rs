@@ -1,4 +1,4 @@
-//! Texts of ten scripts and of machine formats, three pieces each, one for each turn of a conversation.
+//! Texts in fifteen languages and of machine formats, three pieces each, one for each turn of a conversation.
 
 /// A kind of text, and three pieces of it.
 pub(super) type Sample = (&'static str, [&'static str; 3]);

@@ -114,7 +114,7 @@ impl SessionActorState {
             stored_turn_after: stored.as_ref().map_or(Seq(0), first_of_turn),
             last_run_end: 0,
             epoch: 0,
-            ended_run: None,
+            ended_runs: Vec::new(),
             lingering: HashMap::new(),
             own_connections: Vec::new(),
             activity,
@@ -158,8 +158,8 @@ impl SessionActorState {
     /// Forgets the failed runs of this session that the journal has as ended, or not at all.
     fn forget_failures(&self) {
         let open = self.session.run().map(|run| &run.id);
-        let mut unwritten = self.shared.unwritten.lock();
-        unwritten.retain(|run, session| *session != self.id || open == Some(run));
+        let mut unrecorded_failures = self.shared.unrecorded_failures.lock();
+        unrecorded_failures.retain(|run, session| *session != self.id || open == Some(run));
     }
 
     /// Continues the run of a session that was resumed, and counts it as a run of the host.
@@ -176,7 +176,7 @@ impl SessionActorState {
         let elapsed = run.elapsed(now);
         self.agents.use_for(&overrides);
         let trace = self.begin_trace(&id, trace, began, elapsed, None);
-        let has_failed = self.shared.unwritten.lock().remove(&id).is_some();
+        let has_failed = self.shared.unrecorded_failures.lock().remove(&id).is_some();
         let extensions = self.shared.extensions.for_run(&self.id, &id);
         let run = ActiveRun::new(id, trace, extensions, self.stored_turn_after, None);
         self.run = Some(Box::new(run));

@@ -23,12 +23,12 @@ impl SessionActorState {
         self.shared.telemetry.metrics().journal().session_failed();
         let reason = HostError::Journal(error);
         let durable = self.log.durable_seq();
-        // The caller of a run whose end was lost receives this failure, so the run must not go on.
-        if let Some((run, _)) = self.ended_run.take().filter(|(_, end)| *end > durable) {
-            self.shared.unwritten.lock().insert(run, self.id.clone());
-        }
+        // The callers of runs whose ends were lost receive this failure, so the runs must not go on.
+        let lost = self.ended_runs.drain(..).filter(|(_, end)| *end > durable);
+        let lost = lost.map(|(run, _)| (run, self.id.clone()));
+        self.shared.unrecorded_failures.lock().extend(lost);
         if let Some(run) = self.run.take() {
-            self.shared.unwritten.lock().insert(run.id.clone(), self.id.clone());
+            self.shared.unrecorded_failures.lock().insert(run.id.clone(), self.id.clone());
             run.fail(reason.clone());
         }
         for cell in self.forget_actors().iter().flat_map(RunActors::cells) {
@@ -53,7 +53,7 @@ impl SessionActorState {
     pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
         self.release_actors();
         self.log.close();
-        self.shared.replace(&self.id, myself.get_id(), Some(SessionSlot::Leaving(Vec::new())));
+        self.shared.replace(&self.id, myself.get_id(), Some(SessionSlot::Deleting(Vec::new())));
         let waiting = std::mem::take(&mut self.close_replies);
         let (link, id) = (self.link.clone(), self.id.clone());
         let has_children = self.session.has_children();

@@ -40,7 +40,7 @@ impl SessionActorState {
         }
         // Removal from the index and closing are one step for other requests: each request finds
         // this session or its successor.
-        let leaves = self.shared.leave_index(&self.id, myself.get_id(), || {
+        let leaves = self.shared.remove_awake_if(&self.id, myself.get_id(), || {
             let leaves = self.publisher.close_if_unwatched();
             if leaves && !self.log.close_if_durable() {
                 self.publisher.reopen();
@@ -51,7 +51,7 @@ impl SessionActorState {
         });
         if leaves {
             if let Some(until) = self.approvals_expire_at() {
-                self.shared.alarms.lock().insert((until, self.id.clone()));
+                self.shared.approval_expiries.lock().insert((until, self.id.clone()));
             }
             let is_running = self.session.run().is_some();
             let state = if is_running { SessionState::Running } else { SessionState::Hibernated };

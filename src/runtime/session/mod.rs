@@ -90,8 +90,8 @@ pub(super) struct SessionActorState {
     last_run_end: u64,
     /// The number of the current set of actors. Messages of earlier sets are ignored.
     epoch: u64,
-    /// The last run that has ended, and the position of its last record.
-    ended_run: Option<(RunId, Seq)>,
+    /// The runs that have ended and whose last records may not be durable, with the positions of these records.
+    ended_runs: Vec<(RunId, Seq)>,
     /// Released actors that have not ended: tool supervisors whose last tools still run, each with
     /// its accumulator, and then the accumulators.
     lingering: HashMap<ActorId, Option<AccumulatorRef>>,

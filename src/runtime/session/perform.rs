@@ -238,7 +238,9 @@ impl SessionActorState {
         self.log.trim_recent(last);
         self.shared.update_counts();
         self.shared.agent_trees.end_run(&self.id, &summary.run_id);
-        self.ended_run = Some((summary.run_id.clone(), last));
+        let durable = self.log.durable_seq();
+        self.ended_runs.retain(|(_, end)| *end > durable);
+        self.ended_runs.push((summary.run_id.clone(), last));
         let Some(run) = self.run.take() else { return };
         self.tell_hooks(&summary);
         if !run.is_awaited() {

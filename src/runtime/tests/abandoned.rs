@@ -87,7 +87,7 @@ async fn a_run_whose_end_was_lost_does_not_go_on() {
     });
     let failed = (RunEnd::Failed, Some("journal_failed".to_owned()));
     assert_eq!(ends.collect::<Vec<_>>(), [failed, (RunEnd::Answered, None)]);
-    assert!(host.inner.link.shared.unwritten.lock().is_empty());
+    assert!(host.inner.link.shared.unrecorded_failures.lock().is_empty());
 }
 
 #[tokio::test]
@@ -98,9 +98,10 @@ async fn a_run_whose_start_was_lost_is_forgotten() {
     let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), engine).await.unwrap();
     let session = session(&host).await;
     assert!(matches!(session.run("go").await, Err(HostError::Journal(_))));
-    until("its failure is noted", || !host.inner.link.shared.unwritten.lock().is_empty()).await;
+    until("its failure is noted", || !host.inner.link.shared.unrecorded_failures.lock().is_empty())
+        .await;
     timeout(SOON, session.snapshot()).await.unwrap().unwrap();
-    assert!(host.inner.link.shared.unwritten.lock().is_empty());
+    assert!(host.inner.link.shared.unrecorded_failures.lock().is_empty());
     assert_eq!(session.run("again").await.unwrap().run_end, RunEnd::Answered);
 }
 
@@ -159,4 +160,47 @@ async fn a_fork_has_no_queue_that_keeps_it_running() {
     let fork = host.fork(&session, end, None).await.unwrap();
     assert_eq!(journal.find(fork.id()).unwrap().unwrap().state, SessionState::Idle);
     assert!(unfinished(&entries(&*journal, fork.id())).is_none());
+}
+
+#[tokio::test]
+async fn no_run_whose_end_was_lost_goes_on_if_another_one_ended_after_it() {
+    let provider = Provider::answering("fine").await;
+    let fails = AtomicBool::new(true);
+    let held = parking_lot::Mutex::new(Vec::<Batch>::new());
+    let is_end = |batch: &Batch| {
+        batch.entries.iter().any(|entry| matches!(entry.record, Record::RunEnded { .. }))
+    };
+    // All batches from the first end of a run on fail when the second run has ended.
+    let engine = Engine::new(move |inner, batch: Batch| {
+        let mut held = held.lock();
+        if !fails.load(Ordering::SeqCst) || (held.is_empty() && !is_end(&batch)) {
+            return inner.append(batch);
+        }
+        held.push(batch);
+        if held.iter().filter(|batch| is_end(batch)).count() == 2 {
+            fails.store(false, Ordering::SeqCst);
+            held.drain(..).for_each(|mut batch| {
+                batch.report(BatchStatus::Failed(JournalError::Full));
+            });
+        }
+        AppendStatus::Queued
+    });
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let session = session(&host).await;
+    let first = session.start_run("go").await.unwrap();
+    let second = session.start_run(RunRequest::from("then").queued()).await.unwrap();
+    assert!(matches!(timeout(SOON, first.report).await.unwrap(), Err(HostError::Journal(_))));
+    assert!(matches!(timeout(SOON, second.report).await.unwrap(), Err(HostError::Journal(_))));
+    let stored = || entries(&*engine, session.id());
+    let failed = |entry: &JournalEntry| {
+        let Record::RunEnded { run_id, error: Some(error), .. } = &entry.record else {
+            return false;
+        };
+        *run_id == first.run_id && error.code == "journal_failed"
+    };
+    timeout(SOON, session.snapshot()).await.unwrap().unwrap();
+    until("the failure is recorded", || stored().iter().any(failed)).await;
+    let of_first = |entry: &&JournalEntry| matches!(&entry.record, Record::RunStarted { run_id, .. } if *run_id == first.run_id);
+    assert_eq!(stored().iter().filter(of_first).count(), 1);
 }

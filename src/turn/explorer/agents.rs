@@ -46,7 +46,7 @@ impl World {
     pub(super) fn check_waiting_children(&mut self) {
         for call in &self.turn.calls {
             let waits = self.waiting_children.contains(&call.key());
-            assert_eq!(call.waits_for_child(), waits, "{}", call.key());
+            assert_eq!(call.child_waits_for_people(), waits, "{}", call.key());
         }
         for key in self.running.iter().filter(|key| self.is_child_open(**key)) {
             let mut turn = self.turn.clone();

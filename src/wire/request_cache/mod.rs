@@ -123,7 +123,7 @@ impl RequestCache {
 /// The prompt of the request before.
 #[derive(Debug)]
 enum PromptBefore {
-    /// It begins with the same bytes as the next one: these many of the history. `rest` is what follows.
+    /// It begins with the same bytes as the next one. This many of them are the history, and `rest` follows.
     SameUpTo {
         history_bytes: usize,
         rest: Vec<u8>,

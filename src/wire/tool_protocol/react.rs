@@ -107,20 +107,20 @@ impl ReactBody {
 
 /// Returns the length of a label such as `Action:`, which may be bold. `Err` says that the text may become
 /// one.
-pub(super) fn label(text: &str, word: &str) -> Result<Option<usize>, MayBecome> {
+pub(super) fn label(text: &str, word: &str) -> Result<Option<usize>, NeedsMoreText> {
     let forms = [format!("{word}:"), format!("**{word}:**"), format!("**{word}**:")];
     if let Some(form) = forms.iter().find(|form| text.starts_with(form.as_str())) {
         return Ok(Some(form.len()));
     }
     if forms.iter().any(|form| form.starts_with(text)) {
-        return Err(MayBecome);
+        return Err(NeedsMoreText);
     }
     Ok(None)
 }
 
 /// The text may become what was looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MayBecome;
+pub(super) struct NeedsMoreText;
 
 /// Returns the name of a tool in a line, without its decoration.
 pub(super) fn action_name(line: &str) -> &str {

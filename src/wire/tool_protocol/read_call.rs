@@ -41,11 +41,11 @@ pub(super) enum ReadStep {
     NotACall,
     /// These many bytes belong to the form of the call.
     Skip(usize),
-    /// Calls end after these many bytes. They are sealed now, or later by [`Self::Seal`].
+    /// Calls end after this many bytes. They are sealed now, or later by [`Self::Seal`].
     Calls { calls: Vec<ReadCall>, bytes: usize, are_sealed: bool },
-    /// The calls so far are sealed after these many bytes. With `is_over`, text follows.
+    /// The calls so far are sealed after this many bytes. With `is_over`, text follows.
     Seal { bytes: usize, is_over: bool },
-    /// The calls end after these many bytes. Text follows.
+    /// The calls end after this many bytes. Text follows.
     Over(usize),
 }
 

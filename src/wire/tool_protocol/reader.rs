@@ -43,7 +43,7 @@ pub struct CallReader {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
     Text,
-    /// Behind a trigger, which is still in the buffer with these many bytes.
+    /// Behind a trigger, which is still in the buffer with this many bytes.
     Call {
         body: CallBody,
         trigger_bytes: usize,

@@ -2,7 +2,7 @@
 
 use super::arrow::{ARROW, ArrowBody};
 use super::pythonic::{PythonicBody, offers};
-use super::react::{self, MayBecome, ReactBody, action_name, after};
+use super::react::{self, NeedsMoreText, ReactBody, action_name, after};
 use super::read_call::{
     BodyText, NAME_BYTES_MAX, ReadStep, from, keyword_length, name_length, up_to,
 };
@@ -45,7 +45,7 @@ pub(super) enum Trigger {
     None,
     /// More text decides. Never returned at the end.
     Undecided,
-    /// A call, whose text follows after these many bytes.
+    /// A call, whose text follows after this many bytes.
     Call { body: CallBody, bytes: usize },
     /// These many bytes belong to the protocol and not to the text.
     Mark(usize),
@@ -81,21 +81,21 @@ pub(super) fn find_trigger(protocol: ToolProtocol, at: Position<'_>) -> Trigger 
     };
     match found {
         Ok(trigger) => trigger,
-        Err(MayBecome) if at.is_end || !is_whole => Trigger::None,
-        Err(MayBecome) => Trigger::Undecided,
+        Err(NeedsMoreText) if at.is_end || !is_whole => Trigger::None,
+        Err(NeedsMoreText) => Trigger::Undecided,
     }
 }
 
 /// Returns the length of the word with which the text begins.
-fn one_of(text: &str, words: &[&str]) -> Result<Option<usize>, MayBecome> {
+fn one_of(text: &str, words: &[&str]) -> Result<Option<usize>, NeedsMoreText> {
     if let Some(word) = words.iter().find(|word| text.starts_with(**word)) {
         return Ok(Some(word.len()));
     }
     let is_begun = words.iter().any(|word| word.starts_with(text));
-    if is_begun { Err(MayBecome) } else { Ok(None) }
+    if is_begun { Err(NeedsMoreText) } else { Ok(None) }
 }
 
-fn tagged(at: Position<'_>, reads_functions: bool) -> Result<Trigger, MayBecome> {
+fn tagged(at: Position<'_>, reads_functions: bool) -> Result<Trigger, NeedsMoreText> {
     if !at.text.starts_with('<') {
         return Ok(Trigger::None);
     }
@@ -109,7 +109,7 @@ fn tagged(at: Position<'_>, reads_functions: bool) -> Result<Trigger, MayBecome>
     Ok(one_of(at.text, &[tagged::CLOSE])?.map_or(Trigger::None, Trigger::Mark))
 }
 
-fn react(at: Position<'_>) -> Result<Trigger, MayBecome> {
+fn react(at: Position<'_>) -> Result<Trigger, NeedsMoreText> {
     let Position { text, tools, .. } = at;
     if !at.is_line_start || !text.starts_with(['A', '*', 'O', 'F']) {
         return Ok(Trigger::None);
@@ -120,7 +120,7 @@ fn react(at: Position<'_>) -> Result<Trigger, MayBecome> {
     if let Some(bytes) = react::label(text, "Final Answer")? {
         return match from(text, bytes).chars().next() {
             Some(' ') => Ok(Trigger::Mark(bytes + 1)),
-            None if !at.is_end => Err(MayBecome),
+            None if !at.is_end => Err(NeedsMoreText),
             Some(_) | None => Ok(Trigger::Mark(bytes)),
         };
     }
@@ -140,7 +140,7 @@ fn react(at: Position<'_>) -> Result<Trigger, MayBecome> {
     };
     let next = after(rest, line.len());
     if next.is_empty() {
-        return if at.is_end { Ok(without_input()) } else { Err(MayBecome) };
+        return if at.is_end { Ok(without_input()) } else { Err(NeedsMoreText) };
     }
     if let Some(input) = react::label(next, "Action Input")? {
         let bytes = text.len() - next.len() + input;
@@ -155,7 +155,7 @@ fn react(at: Position<'_>) -> Result<Trigger, MayBecome> {
     }
 }
 
-fn pythonic(at: Position<'_>) -> Result<Trigger, MayBecome> {
+fn pythonic(at: Position<'_>) -> Result<Trigger, NeedsMoreText> {
     let Position { text, tools, .. } = at;
     let call = |body, bytes| Trigger::Call { body: CallBody::Pythonic(body), bytes };
     match text.chars().next() {
@@ -165,16 +165,16 @@ fn pythonic(at: Position<'_>) -> Result<Trigger, MayBecome> {
             }
             Ok(one_of(text, &PYTHON_ENDS)?.map_or(Trigger::None, Trigger::Mark))
         }
-        Some('{') if at.is_response_start && begins_object(text)? => {
+        Some('{') if at.is_response_start && begins_call_object(text)? => {
             Ok(call(PythonicBody::json(), 0))
         }
         Some('[') => {
-            if let Some(name) = begins_list(from(text, 1))? {
+            if let Some(name) = leading_call_name(from(text, 1))? {
                 let is_call = at.is_line_start || offers(tools, name);
                 return Ok(if is_call { call(PythonicBody::list(), 1) } else { Trigger::None });
             }
             let item = after(text, 1);
-            if at.is_response_start && item.starts_with('{') && begins_object(item)? {
+            if at.is_response_start && item.starts_with('{') && begins_call_object(item)? {
                 return Ok(call(PythonicBody::json(), 0));
             }
             Ok(Trigger::None)
@@ -184,19 +184,19 @@ fn pythonic(at: Position<'_>) -> Result<Trigger, MayBecome> {
 }
 
 /// Returns whether an object has a name as its first member.
-fn begins_object(text: &str) -> Result<bool, MayBecome> {
+fn begins_call_object(text: &str) -> Result<bool, NeedsMoreText> {
     let member = after(text, 1);
     let Some(bytes) = one_of(member, &["\"name\""])? else { return Ok(false) };
     Ok(one_of(after(member, bytes), &[":"])?.is_some())
 }
 
 /// Returns the name of the call with which a list begins: `f()`, `f(a=` or `f(**`.
-fn begins_list(text: &str) -> Result<Option<&str>, MayBecome> {
+fn leading_call_name(text: &str) -> Result<Option<&str>, NeedsMoreText> {
     let text = text.trim_start();
     let name = up_to(text, name_length(text));
     let rest = after(text, name.len());
     if rest.is_empty() {
-        return Err(MayBecome);
+        return Err(NeedsMoreText);
     }
     if name.is_empty() || !rest.starts_with('(') {
         return Ok(None);
@@ -208,14 +208,14 @@ fn begins_list(text: &str) -> Result<Option<&str>, MayBecome> {
     let keyword = up_to(inner, keyword_length(inner));
     let value = after(inner, keyword.len()).strip_prefix('=');
     match value.map(|value| value.chars().next()) {
-        Some(None) => Err(MayBecome),
+        Some(None) => Err(NeedsMoreText),
         Some(Some(c)) if c != '=' && !keyword.is_empty() => Ok(Some(name)),
-        None if after(inner, keyword.len()).is_empty() => Err(MayBecome),
+        None if after(inner, keyword.len()).is_empty() => Err(NeedsMoreText),
         Some(Some(_)) | None => Ok(None),
     }
 }
 
-fn arrow(at: Position<'_>) -> Result<Trigger, MayBecome> {
+fn arrow(at: Position<'_>) -> Result<Trigger, NeedsMoreText> {
     if !at.is_line_start || !at.text.starts_with('=') {
         return Ok(Trigger::None);
     }
@@ -224,7 +224,7 @@ fn arrow(at: Position<'_>) -> Result<Trigger, MayBecome> {
     let name = up_to(rest, name_length(rest));
     let object = after(rest, name.len());
     if object.is_empty() {
-        return Err(MayBecome);
+        return Err(NeedsMoreText);
     }
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !object.starts_with('{') {
         return Ok(Trigger::None);

@@ -27,7 +27,7 @@ impl TurnReplay<'_, '_> {
                 self.turn.handle_recorded(Duration::ZERO, durable);
             } else if let Some(read) = read {
                 let (key, references) = self.reference_requests.remove(read);
-                self.give_values(key, references);
+                self.supply_reference_values(key, references);
             } else if let Some(granted) = granted {
                 let key = self.permit_requests.remove(granted);
                 self.turn.handle_tool_permit(Duration::ZERO, key, PermitReply::Granted);
@@ -102,7 +102,7 @@ impl TurnReplay<'_, '_> {
     }
 
     /// Accepts a recorded answer to invalid arguments that quotes a part of their text. The journal
-    /// holds the parsed arguments, so that the text cannot be quoted again.
+    /// holds the parsed arguments, so the text cannot be quoted again.
     fn accept_quotation(&mut self, recorded: &Record, now: &Record) -> bool {
         let (
             Record::CallEnded { call, outcome: recorded_outcome, .. },
@@ -163,7 +163,11 @@ impl TurnReplay<'_, '_> {
     }
 
     /// Gives a call the values of its references, as the records hold them.
-    pub(super) fn give_values(&mut self, key: CallKey, references: BTreeSet<Reference>) {
+    pub(super) fn supply_reference_values(
+        &mut self,
+        key: CallKey,
+        references: BTreeSet<Reference>,
+    ) {
         let values = self.read_values(references);
         self.turn.handle_references(Duration::ZERO, key, values);
     }

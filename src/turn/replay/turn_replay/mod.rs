@@ -400,7 +400,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         self.records_durable = self.records_made;
         self.turn.handle_recorded(Duration::ZERO, self.records_made);
         for (key, references) in std::mem::take(&mut self.reference_requests) {
-            self.give_values(key, references);
+            self.supply_reference_values(key, references);
         }
         for key in std::mem::take(&mut self.permit_requests) {
             self.turn.handle_tool_permit(Duration::ZERO, key, PermitReply::Granted);
