@@ -170,7 +170,7 @@ impl Turn {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
             let Some(until) = call.approval_expires_at() else { continue };
-            if until <= now && call.awaits_client_result() {
+            if until <= now && call.waits_for_client() {
                 self.end_unanswered(index);
             } else if let Some(phase) = call.pending_approval_phase().filter(|_| until <= now) {
                 let expired = Judgement { verdict: Verdict::Expired, message: None };

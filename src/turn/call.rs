@@ -241,7 +241,7 @@ impl TurnCall {
     pub(super) fn has_started(&self) -> bool {
         self.started_at.is_some()
             || matches!(self.phase, CallPhase::Intended)
-            || self.awaits_client_result()
+            || self.waits_for_client()
     }
 
     /// Returns whether the call holds one of the N permits of `parallel = N`.
@@ -258,7 +258,7 @@ impl TurnCall {
     }
 
     /// Returns whether the client was asked to run the call, and has not answered.
-    pub(super) fn awaits_client_result(&self) -> bool {
+    pub(super) fn waits_for_client(&self) -> bool {
         matches!(self.phase, CallPhase::AwaitingClient { .. })
     }
 

@@ -94,7 +94,7 @@ impl Turn {
         let Some(call) = self.calls.get(index) else { return };
         if matches!(call.phase, CallPhase::Intended) {
             self.run_call(index);
-        } else if call.awaits_client_result() {
+        } else if call.waits_for_client() {
             self.publish_client_call(index);
         }
     }

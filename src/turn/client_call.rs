@@ -32,7 +32,7 @@ impl Turn {
         self.clock.advance(now);
         let awaited = self.position(key).and_then(|index| {
             let call = self.calls.get_mut(index)?;
-            call.awaits_client_result().then_some(())?;
+            call.waits_for_client().then_some(())?;
             call.started_at.get_or_insert(now);
             call.answered_at = Some(now);
             Some(index)

@@ -177,7 +177,7 @@ impl Turn {
         let key = call.key();
         let effects_started = call.has_effects() && call.has_started();
         let has_outcome = call.outcome().is_some();
-        let is_out = call.is_running() || call.awaits_client_result();
+        let is_out = call.is_running() || call.waits_for_client();
         let has_run = is_out || call.has_undecided_report() || call.has_result();
         self.publish_anomaly(index, ArgumentsAnomaly::ChangedAfterSeal);
         if effects_started || (has_outcome && !has_run) {

@@ -8,7 +8,7 @@ use crate::types::{ApprovalPhase, HookPoint};
 impl World {
     /// Returns whether the turn awaits the client's result of a call.
     pub(super) fn is_awaited(&self, key: CallKey) -> bool {
-        self.turn.calls.iter().any(|call| call.key() == key && call.awaits_client_result())
+        self.turn.calls.iter().any(|call| call.key() == key && call.waits_for_client())
     }
 
     /// Returns whether the journal has the answer of a call, whose outcome is not decided.

@@ -137,7 +137,7 @@ impl TurnReplay<'_, '_> {
             ) => false,
         };
         let call = self.call(key)?;
-        if call.awaits_client_result() {
+        if call.waits_for_client() {
             return is_tool_outcome.then_some(ReplayInput::ClientResult(key, completion.outcome));
         }
         let is_expected = is_tool_outcome || call.is_cancelled_agent();
@@ -152,8 +152,8 @@ impl TurnReplay<'_, '_> {
         let runs = self.call(key).is_some_and(TurnCall::is_running);
         let timed_out = (runs && outcome.kind == Some(FailureKind::Timeout))
             .then(|| ReplayInput::TimedOut(self.recording.timed_out(self.at)));
-        let awaits_client_result = self.call(key).is_some_and(TurnCall::awaits_client_result);
-        let unanswered = (awaits_client_result && outcome.kind == Some(FailureKind::Timeout))
+        let waits_for_client = self.call(key).is_some_and(TurnCall::waits_for_client);
+        let unanswered = (waits_for_client && outcome.kind == Some(FailureKind::Timeout))
             .then_some(ReplayInput::Unanswered(key));
         let used = VariablesUse::default();
         let completion = ToolCompletion { outcome: outcome.clone(), variables: used };
