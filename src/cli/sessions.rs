@@ -321,9 +321,10 @@ fn verify_session(
     // A running host may have stored more since the session was listed.
     let listed = entries.iter().filter(|entry| entry.seq <= session.seq);
     let state = state_after(listed).unwrap_or(SessionState::Idle);
-    let is_fork = entries.iter().any(|entry| matches!(entry.record, Record::SessionForked { .. }));
-    // Earlier versions stored a fork as running if its origin had a queue.
-    let is_of_earlier_version = is_fork && session.state == SessionState::Running;
+    // Earlier versions stored a fork as running if its origin had a queue, until its first run ended.
+    let ends_with_fork =
+        entries.last().is_some_and(|last| matches!(last.record, Record::SessionForked { .. }));
+    let is_of_earlier_version = ends_with_fork && session.state == SessionState::Running;
     if state != session.state && !is_of_earlier_version {
         let what = format!(
             "session {id}: its row in the table sessions has the state {}, but its records end {}: \

@@ -94,7 +94,8 @@ impl AgentCaller for AgentCallRunner {
         let is_refused =
             !matches!(report, Ok(_) | Err(HostError::Journal(_) | HostError::ShuttingDown));
         if is_new && is_refused && self.child.lock().is_none() {
-            // The call does not record a child without a run, so nobody would delete it.
+            // The outcome of a call names its child only if a run has started. The deletion of the parent would not
+            // find this one.
             let _ = child.close().await;
         }
         let report = report.map_err(|error| {

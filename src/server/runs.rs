@@ -25,7 +25,7 @@ use crate::types::{
     Content, Execution, Metadata, TRACEPARENT, TRACESTATE, ToolChoice, TraceContext,
 };
 
-/// What a client reads that does not get the report of its run.
+/// The end of the error if the report of a run is too large to be sent now.
 const RUN_STORED: &str = "the run has ended and is stored: GET /v1/sessions/{id} shows its messages, and the same request \
      with the same Idempotency-Key gets the report";
 

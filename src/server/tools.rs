@@ -34,7 +34,7 @@ pub(super) struct CallToolRequest {
     approve: bool,
 }
 
-/// What a client reads that does not get the result of its call.
+/// The end of the error if the result of a call is too large to be sent now.
 const CALL_ENDED: &str = "the call has ended, and its result, which is above 1 MiB, is not kept";
 
 #[derive(Debug, Serialize)]

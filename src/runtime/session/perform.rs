@@ -239,8 +239,8 @@ impl SessionActorState {
         self.shared.update_counts();
         self.shared.agent_trees.end_run(&self.id, &summary.run_id);
         let durable = self.log.durable_seq();
-        self.ended_runs.retain(|(_, end)| *end > durable);
         self.ended_runs.push((summary.run_id.clone(), last));
+        self.ended_runs.retain(|(_, end)| *end > durable);
         let Some(run) = self.run.take() else { return };
         self.tell_hooks(&summary);
         if !run.is_awaited() {

@@ -189,7 +189,7 @@ fn store_tool_names_of(
     });
     let end = stream::once(async move {
         let taken = calls.wait_for_taken_names(&request);
-        // A list that nobody waits for any longer is not received.
+        // If the request was given up, nobody takes the names.
         let _ = tokio::time::timeout(LIST_WAIT_MAX, taken).await;
     });
     events.chain(end.filter_map(|()| std::future::ready(None))).boxed()
