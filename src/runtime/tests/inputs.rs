@@ -124,17 +124,28 @@ async fn an_actors_death_neither_loses_nor_doubles_an_input() {
 /// received it unless the run was over. The records must agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_input_at_any_time_is_in_the_history_once() {
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let provider = Provider::new(|n, _| Reply::Sse(answer_with(&format!("answer {n}")))).await;
+    let provider = provider.gated_by(Arc::clone(&gate));
     let journal = Arc::new(MemoryJournal::new());
     let setup = setup(&provider, ToolRegistry::new(), |_| ());
     let host = start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let (mut delivered, mut late) = (0, 0);
-    for n in 0..60_u64 {
+    for n in 0..60 {
         let run = session.start_run("go").await.unwrap();
-        sleep(Duration::from_micros(n * 97 % 3000)).await;
+        // The response to the first request comes before the input in two of three runs, and after it in the
+        // others. In the first case the input may be too late.
+        if n % 3 > 0 {
+            gate.add_permits(1);
+            for _ in 0..n * 37 % 400 {
+                tokio::task::yield_now().await;
+            }
+        }
         let steered = session.steer("more").await;
+        gate.add_permits(if n % 3 > 0 { 1 } else { 2 });
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        gate.forget_permits(2);
         let contents_of_run = contents(report.run_messages());
         let steers = contents_of_run.iter().filter(|text| *text == "more").count();
         match steered {
@@ -153,8 +164,7 @@ async fn an_input_at_any_time_is_in_the_history_once() {
             Err(other) => panic!("{other}"),
         }
     }
-    assert_eq!(delivered + late, 60);
-    assert!(delivered > 0, "some inputs arrive during the run");
+    assert!(delivered >= 20 && delivered + late == 60, "{delivered} inputs in time, {late} late");
     assert_eq!(folded(&*journal, &session), session.snapshot().await.unwrap().history);
 }
 
