@@ -1,10 +1,10 @@
 //! Follows a run until its end: on a screen, or as JSON lines.
 
 use std::io::{self, IsTerminal as _, Stderr, Stdout};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures::stream::BoxStream;
-use futures::{FutureExt as _, StreamExt as _};
+use futures::FutureExt as _;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::approval_prompts::{ApprovalMode, ApprovalPrompts};
@@ -13,11 +13,11 @@ use super::output;
 use super::progress::{RunProgress, ScreenItem};
 use super::screen::{LineOutput, Screen, ascii_signs, is_coloured, is_dumb, terminal_columns};
 use super::signals::Signals;
-use crate::event::{Event, EventId};
+use crate::event::PublishedEvent;
 use crate::journal::export::{ChildSessions, TimelineStyle, timeline};
 use crate::record::{JournalEntry, Record, Seq, StopMode};
-use crate::runtime::{Host, HostError, RunReport, SessionEvents, SessionHandle, StartedRun};
-use crate::telemetry::{FeedItem, Subscription, journal_failed};
+use crate::runtime::{Host, HostError, RunFeed, RunReport, SessionHandle, StartedRun};
+use crate::telemetry::{Subscription, journal_failed};
 use crate::types::RunId;
 
 /// Interval at which open calls are redrawn.
@@ -25,6 +25,9 @@ const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Maximum number of turns in the timeline after the run.
 const TIMELINE_TURNS_MAX: usize = 12;
+
+/// The result of waiting for a run's next event. `None` after the last one.
+type NextEvent = Result<Option<Arc<PublishedEvent>>, HostError>;
 
 /// Shows a run on the screen until it has ended, and prompts for approvals.
 pub(super) async fn on_screen(
@@ -34,8 +37,7 @@ pub(super) async fn on_screen(
     mode: ApprovalMode,
     signals: &mut Signals,
 ) -> Result<RunReport, CommandError> {
-    let StartedRun { events, report: running, run_id, seq, events_are_complete, .. } = run;
-    let mut events = RunFeed::new(session, run_id.clone(), events, events_are_complete).await;
+    let StartedRun { mut events, report: running, run_id, seq, mut feed, .. } = run;
     let mut view = RunView::new(mode);
     let mut redraws = tokio::time::interval(REDRAW_INTERVAL);
     redraws.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -45,9 +47,9 @@ pub(super) async fn on_screen(
     let report = loop {
         tokio::select! {
             biased;
-            item = events.next(), if !events.has_ended => {
-                view.handle_item(item);
-                view.handle_ready_events(&mut events);
+            event = feed.next(&mut events), if !feed.has_ended() => {
+                view.handle_event(event);
+                view.handle_ready_events(&mut feed, &mut events);
             }
             ended = &mut running, if report.is_none() => {
                 report = Some(ended.map_err(CommandError::failed)?);
@@ -60,14 +62,14 @@ pub(super) async fn on_screen(
             line = view.prompts.next_line(), if view.prompts.is_prompting() => {
                 view.prompts.handle_line(session, line).await;
                 // The result of the decision is printed above the next prompt.
-                view.handle_ready_events(&mut events);
+                view.handle_ready_events(&mut feed, &mut events);
             }
             _ = redraws.tick(), if view.screen.needs_ticks() => {}
         }
         view.prompts.decide_without_asking(session).await;
         stop_on_write_error(view.update_screen(), session).await?;
         // The report does not wait for readers, so the last events may come after it.
-        if events.has_ended
+        if feed.has_ended()
             && let Some(report) = report.take()
         {
             break report;
@@ -155,24 +157,24 @@ impl RunView {
         }
     }
 
-    fn handle_item(&mut self, item: Option<FeedItem>) {
-        match item {
-            Some(FeedItem::Event(event)) => {
+    fn handle_event(&mut self, event: NextEvent) {
+        match event {
+            Ok(Some(event)) => {
                 self.prompts.handle_event(&event.event);
                 self.pending
                     .extend(self.progress.handle_event(self.started.elapsed(), &event.event));
             }
-            Some(FeedItem::Lagged | FeedItem::Failed(_)) => self.complete = false,
+            Ok(None) => {}
             // The report follows.
-            None => {}
+            Err(_) => self.complete = false,
         }
     }
 
     /// Handles the events that are ready, without waiting.
-    fn handle_ready_events(&mut self, events: &mut RunFeed) {
-        while !events.has_ended {
-            let Some(item) = events.next().now_or_never() else { return };
-            self.handle_item(item);
+    fn handle_ready_events(&mut self, feed: &mut RunFeed, live: &mut Subscription) {
+        while !feed.has_ended() {
+            let Some(event) = feed.next(live).now_or_never() else { return };
+            self.handle_event(event);
         }
     }
 
@@ -201,8 +203,7 @@ pub(super) async fn as_json(
     mode: ApprovalMode,
     signals: &mut Signals,
 ) -> Result<RunReport, CommandError> {
-    let StartedRun { events, report: running, run_id, events_are_complete, .. } = run;
-    let mut events = RunFeed::new(session, run_id, events, events_are_complete).await;
+    let StartedRun { mut events, report: running, mut feed, .. } = run;
     let questions = ApprovalMode::Reject("--json cannot ask");
     let mut prompts = ApprovalPrompts::new(mode, questions);
     let mut stopping = false;
@@ -211,11 +212,11 @@ pub(super) async fn as_json(
     loop {
         tokio::select! {
             biased;
-            item = events.next(), if !events.has_ended => {
-                if let Some(FeedItem::Event(event)) = &item {
+            event = feed.next(&mut events), if !feed.has_ended() => {
+                if let Ok(Some(event)) = &event {
                     prompts.handle_event(&event.event);
                 }
-                let lines = item.as_ref().map(json_lines).unwrap_or_default();
+                let lines = json_lines(&event);
                 stop_on_write_error(output::to_stdout(&lines), session).await?;
             }
             ended = &mut running, if report.is_none() => {
@@ -226,7 +227,7 @@ pub(super) async fn as_json(
         }
         prompts.decide_without_asking(session).await;
         // The report does not wait for readers, so the last events may come after it.
-        if events.has_ended
+        if feed.has_ended()
             && let Some(report) = report.take()
         {
             return Ok(report);
@@ -234,89 +235,14 @@ pub(super) async fn as_json(
     }
 }
 
-fn json_lines(item: &FeedItem) -> String {
-    match item {
-        FeedItem::Event(event) => event.public().map(|event| event.json + "\n").collect(),
-        FeedItem::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
-        FeedItem::Failed(error) => journal_failed(error, None).json + "\n",
-    }
-}
-
-/// The events of a run up to its end. If the reader was too slow for the live events, they continue from the
-/// journal: text comes in larger pieces then, and the states of open calls come again.
-struct RunFeed {
-    session: SessionHandle,
-    run: RunId,
-    events: BoxStream<'static, FeedItem>,
-    /// The position of the last event.
-    position: EventId,
-    /// `events` do not continue at the position.
-    has_gap: bool,
-    has_ended: bool,
-    /// Never read on. While it exists, the session's events have a reader, so that an approval that is asked for
-    /// during a gap is not rejected.
-    _reader: Option<SessionEvents>,
-}
-
-impl RunFeed {
-    /// Creates the feed of a run. `is_complete` is true if the live events start with the run's first one.
-    async fn new(
-        session: &SessionHandle,
-        run: RunId,
-        live: Subscription,
-        is_complete: bool,
-    ) -> Self {
-        let position = if is_complete { live.start() } else { EventId::default() };
-        Self {
-            session: session.clone(),
-            run,
-            events: live.boxed(),
-            position,
-            has_gap: !is_complete,
-            has_ended: false,
-            // A session that is gone needs no reader.
-            _reader: session.watch(EventId::default()).await.ok(),
+fn json_lines(event: &NextEvent) -> String {
+    match event {
+        Ok(event) => {
+            let public = event.iter().flat_map(|event| event.public());
+            public.map(|event| event.json + "\n").collect()
         }
-    }
-
-    /// Returns the next event, or `None` after the last one. [`FeedItem::Lagged`] means that the missed events
-    /// cannot be read either. Nothing is lost if the caller stops waiting.
-    async fn next(&mut self) -> Option<FeedItem> {
-        while !self.has_ended {
-            if self.has_gap {
-                match self.session.watch(self.position).await {
-                    Ok(events) => {
-                        self.events = events.boxed();
-                        self.has_gap = false;
-                    }
-                    Err(HostError::Journal(error)) => {
-                        self.has_ended = true;
-                        return Some(FeedItem::Failed(error));
-                    }
-                    Err(_) => {
-                        self.has_ended = true;
-                        return Some(FeedItem::Lagged);
-                    }
-                }
-            }
-            let item = self.events.next().await;
-            match &item {
-                Some(FeedItem::Event(event)) => {
-                    self.position = event.id.unwrap_or(self.position);
-                    if event.run != self.run {
-                        continue;
-                    }
-                    self.has_ended = matches!(event.event, Event::RunEnded { .. });
-                }
-                Some(FeedItem::Lagged) => {
-                    self.has_gap = true;
-                    continue;
-                }
-                Some(FeedItem::Failed(_)) | None => self.has_ended = true,
-            }
-            return item;
-        }
-        None
+        Err(HostError::Journal(error)) => journal_failed(error, None).json + "\n",
+        Err(_) => "{\"type\":\"resync\"}\n".to_owned(),
     }
 }
 

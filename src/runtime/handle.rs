@@ -19,7 +19,8 @@ use super::message::{DecisionReply, RunAccepted, SessionMessage};
 use super::report::{CompactionReport, ContextReport};
 use super::report::{RunReport, TypedRun, TypedRunError};
 use super::request::RunRequest;
-use super::run_events::{ApprovalQuestion, RunEvent, RunEventReader};
+use super::run_events::{ApprovalQuestion, RunEvent};
+use super::run_feed::RunFeed;
 use super::sent_requests::SentRequest;
 use super::session_events::SessionEvents;
 use super::snapshot::SessionSnapshot;
@@ -134,18 +135,9 @@ impl SessionHandle {
             stored_sessions::await_report(self.clone(), id.clone(), report, Arc::clone(&log));
         let report = Box::pin(report);
         let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
-        let reader = RunEventReader::new(self.clone(), id.clone(), before);
-        let session = self.clone();
-        Ok(StartedRun {
-            run_id: id,
-            seq,
-            events_are_complete,
-            events,
-            report,
-            session,
-            log,
-            reader,
-        })
+        let (session, run) = (self.clone(), (self.clone(), id.clone()));
+        let feed = RunFeed::new(run, Arc::clone(&log), before, events_are_complete);
+        Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, session, log, feed })
     }
 
     /// Starts a run and waits for its end. A call that needs approval is rejected at once if no person can be
@@ -632,7 +624,7 @@ pub struct StartedRun {
     pub report: Pin<Box<dyn Future<Output = Result<RunReport, HostError>> + Send>>,
     session: SessionHandle,
     log: Arc<SessionLog>,
-    reader: RunEventReader,
+    pub(crate) feed: RunFeed,
 }
 
 impl StartedRun {
@@ -654,7 +646,7 @@ impl StartedRun {
 
     /// Returns the run's next event, or `None` after the last one. All of the run's events are
     /// returned, even to a slow reader and for a run that was requested before; text may come in
-    /// larger parts then.
+    /// larger parts then. Nothing is lost if the caller stops waiting.
     ///
     /// ```
     /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
@@ -680,10 +672,12 @@ impl StartedRun {
     /// # Errors
     /// If the session or the host ended before the run, or the journal fails.
     pub async fn next_event(&mut self) -> Result<Option<RunEvent>, HostError> {
-        if !std::mem::replace(&mut self.events_are_complete, true) {
-            self.reader.read_stored().await?;
+        while let Some(published) = self.feed.next(&mut self.events).await? {
+            if let Some(event) = RunEvent::of(&published, &self.session) {
+                return Ok(Some(event));
+            }
         }
-        self.reader.next(&mut self.events).await
+        Ok(None)
     }
 
     /// Waits until the request for the run is durable.

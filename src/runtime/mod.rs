@@ -37,7 +37,7 @@
 //! | `session/`, `session_start`, `awake_session` | the session actor; the values that it starts with; a session in memory |
 //! | `opening`, `child_sessions`, `agent_trees` | opening a session; the calls of agents; the children of sessions and of open runs |
 //! | `handle`, `request`, `report`, `snapshot`, `list`, `extensions` | the public interface of a session, and its parameters and results; values of the embedding program for tools |
-//! | `session_events`, `run_events`, `publish` | the events of a session, past and live; the events of a run for a program; publishing to watchers, metrics and logs |
+//! | `session_events`, `run_feed`, `run_events`, `publish` | the events of a session, past and live; those of one run up to its end, and their form for a program; publishing to watchers, metrics and logs |
 //! | `host_events`, `session_states` | the events of many sessions as one stream; the changes of the states of all sessions |
 //! | `run_actors`, `message` | the actors of a run; every message between actors |
 //! | `accumulator/`, `stream` | the owner of the turn; the reader of the model's responses |
@@ -85,6 +85,7 @@ mod report;
 mod request;
 mod run_actors;
 mod run_events;
+mod run_feed;
 mod sent_requests;
 mod server_connections;
 mod session;
@@ -131,6 +132,8 @@ pub use references::StoredResult;
 pub use report::{CallReport, RunFailed, RunReport, TypedRun, TypedRunError};
 pub use request::RunRequest;
 pub use run_events::{ApprovalQuestion, ClientCall, RunEvent};
+#[cfg(feature = "cli")]
+pub(crate) use run_feed::RunFeed;
 #[doc(hidden)]
 pub use sent_requests::SentRequest;
 use session_events::HistoryLimits;

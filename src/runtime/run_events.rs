@@ -3,19 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use futures::StreamExt as _;
 use serde_json::Value;
 
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::report::CallReport;
-use super::session_events::SessionEvents;
 use super::snapshot::{PendingApproval, PendingClientCall};
-use crate::event::{ChildEvent, Event, EventId, PublishedEvent, ServerToolsChange};
-use crate::telemetry::{FeedItem, Subscription};
+use crate::event::{ChildEvent, Event, PublishedEvent, ServerToolsChange};
 use crate::tool::ToolOutput;
 use crate::turn::ApprovalDecision;
-use crate::types::{CallKey, Judgement, RunId, Verdict};
+use crate::types::{CallKey, Judgement, Verdict};
 
 /// An event of a run. [`SessionHandle::watch`] returns every event, in the form of the HTTP API.
 ///
@@ -195,94 +192,32 @@ impl fmt::Debug for ClientCall {
     }
 }
 
-/// Reads the events of one run up to its end. A reader that was too slow continues from the journal.
-#[derive(Debug)]
-pub(super) struct RunEventReader {
-    run: RunId,
-    session: SessionHandle,
-    /// The position of the last event.
-    position: EventId,
-    /// The reader of the journal. Set while the live events have a gap.
-    stored: Option<SessionEvents>,
-    has_ended: bool,
-}
-
-impl RunEventReader {
-    /// Creates a reader of the events after `start`. They are read from the journal first if the live
-    /// ones are not complete.
-    pub(super) fn new(session: SessionHandle, run: RunId, start: EventId) -> Self {
-        Self { run, session, position: start, stored: None, has_ended: false }
-    }
-
-    /// Reads the events after the last one from the journal, and then live ones.
-    pub(super) async fn read_stored(&mut self) -> Result<(), HostError> {
-        let events = self.session.watch(self.position).await?;
-        self.stored = Some(events.only_run(self.run.clone()));
-        Ok(())
-    }
-
-    pub(super) async fn next(
-        &mut self,
-        live: &mut Subscription,
-    ) -> Result<Option<RunEvent>, HostError> {
-        while !self.has_ended {
-            let item = match &mut self.stored {
-                Some(stored) => stored.next().await,
-                None => live.next().await,
-            };
-            match item {
-                Some(FeedItem::Event(published)) => {
-                    self.position = published.id.unwrap_or(self.position);
-                    self.has_ended = matches!(published.event, Event::RunEnded { .. });
-                    if let Some(event) = self.event(&published) {
-                        return Ok(Some(event));
-                    }
-                }
-                Some(FeedItem::Lagged) => self.read_stored().await?,
-                Some(FeedItem::Failed(error)) => return Err(error.into()),
-                // The events of a run end with `RunEnded`, unless the session ends before.
-                None => return Err(HostError::SessionClosed),
-            }
-        }
-        Ok(None)
-    }
-
-    /// Returns the event of a child session, if it concerns the reader of the run: its approvals.
-    fn child_event(&self, event: &ChildEvent) -> Option<RunEvent> {
-        let Event::ApprovalAsked { request } = &event.event else { return None };
-        Some(RunEvent::ApprovalRequested(ApprovalQuestion {
-            approval: PendingApproval::new((**request).clone(), event.timestamp_ms),
-            key: request.call.key,
-            session: self.session.other(&event.session),
-        }))
-    }
-
-    fn event(&self, published: &Arc<PublishedEvent>) -> Option<RunEvent> {
+impl RunEvent {
+    /// Returns an event of a session in the form for the program that drives the run. `None` if it has none.
+    pub(super) fn of(published: &PublishedEvent, session: &SessionHandle) -> Option<Self> {
         match &published.event {
-            Event::TextReceived { text } => Some(RunEvent::Text(text.clone())),
-            Event::ThinkingReceived { text } => Some(RunEvent::Thinking(text.clone())),
+            Event::TextReceived { text } => Some(Self::Text(text.clone())),
+            Event::ThinkingReceived { text } => Some(Self::Thinking(text.clone())),
             Event::AttemptStarted { reason, .. } | Event::AttemptVoided { reason, .. } => {
-                Some(RunEvent::AttemptVoided { reason: reason.clone() })
+                Some(Self::AttemptVoided { reason: reason.clone() })
             }
             Event::RunWaiting { waiting_for: _, servers } => {
-                Some(RunEvent::WaitingForServers { servers: servers.clone() })
+                Some(Self::WaitingForServers { servers: servers.clone() })
             }
-            Event::ToolsChanged { change } => Some(RunEvent::ToolsChanged(Arc::clone(change))),
-            Event::CallStarted { call, input_summary, .. } => Some(RunEvent::CallStarted {
+            Event::ToolsChanged { change } => Some(Self::ToolsChanged(Arc::clone(change))),
+            Event::CallStarted { call, input_summary, .. } => Some(Self::CallStarted {
                 tool_id: call.key.to_string(),
                 tool_name: call.name.to_string(),
                 input_summary: input_summary.clone(),
             }),
             Event::CallProgressed { key, text } => {
-                Some(RunEvent::CallProgressed { tool_id: key.to_string(), text: text.clone() })
+                Some(Self::CallProgressed { tool_id: key.to_string(), text: text.clone() })
             }
-            Event::ApprovalAsked { request } => {
-                Some(RunEvent::ApprovalRequested(ApprovalQuestion {
-                    approval: PendingApproval::new((**request).clone(), published.timestamp_ms),
-                    key: request.call.key,
-                    session: self.session.clone(),
-                }))
-            }
+            Event::ApprovalAsked { request } => Some(Self::ApprovalRequested(ApprovalQuestion {
+                approval: PendingApproval::new((**request).clone(), published.timestamp_ms),
+                key: request.call.key,
+                session: session.clone(),
+            })),
             Event::CallWaiting { call, client_input: Some(input), .. } => {
                 let pending = PendingClientCall {
                     tool_id: call.key.to_string(),
@@ -290,14 +225,14 @@ impl RunEventReader {
                     input: Arc::clone(input),
                     asked_at: published.timestamp_ms,
                 };
-                let session = self.session.clone();
-                Some(RunEvent::ClientCall(ClientCall { pending, key: call.key, session }))
+                let session = session.clone();
+                Some(Self::ClientCall(ClientCall { pending, key: call.key, session }))
             }
             Event::CallEnded { result, .. } => {
-                let call = CallReport::new(self.run.clone(), None, (**result).clone());
-                Some(RunEvent::CallEnded(Box::new(call)))
+                let call = CallReport::new(published.run.clone(), None, (**result).clone());
+                Some(Self::CallEnded(Box::new(call)))
             }
-            Event::OfChild { event, .. } => self.child_event(event),
+            Event::OfChild { event, .. } => Self::of_child(event, session),
             Event::RunStarted { .. }
             | Event::InputQueued { .. }
             | Event::RunSteered { .. }
@@ -320,5 +255,15 @@ impl RunEventReader {
             | Event::HistoryRepaired { .. }
             | Event::RunEnded { .. } => None,
         }
+    }
+
+    /// Returns the event of a child session, if it concerns the reader of the run: its approvals.
+    fn of_child(event: &ChildEvent, session: &SessionHandle) -> Option<Self> {
+        let Event::ApprovalAsked { request } = &event.event else { return None };
+        Some(Self::ApprovalRequested(ApprovalQuestion {
+            approval: PendingApproval::new((**request).clone(), event.timestamp_ms),
+            key: request.call.key,
+            session: session.other(&event.session),
+        }))
     }
 }

@@ -2,7 +2,8 @@
 
 use futures::{FutureExt as _, StreamExt as _};
 
-use super::provider::{Reply, answer_with, calls_to};
+use super::super::publish::SUBSCRIBER_EVENTS_MAX;
+use super::provider::{Reply, answer_with, calls_to, text};
 use super::recovery::{ACCUMULATOR, SUPERVISOR, actors, kill};
 use super::*;
 use crate::config::ApprovalPolicy;
@@ -291,5 +292,45 @@ async fn a_call_is_rejected_at_once_if_nobody_can_be_asked() {
         session.approvals().await.unwrap().remove(0).approve().await.unwrap();
     });
     assert_eq!(results(&report.unwrap())["pay"], ("success", "paid"));
+    nothing_left(&host).await;
+}
+
+/// The reader of a run falls behind before an approval is asked for. The call waits for it, and the reader has
+/// every event, also if it often stops waiting.
+#[tokio::test]
+async fn a_reader_that_is_behind_can_be_asked() {
+    let provider = Provider::new(move |n, _| match n {
+        0 => {
+            let mut response = vec![text("a "); 3 * SUBSCRIBER_EVENTS_MAX];
+            response.extend(calls_to(&[("pay", "{}")]));
+            Reply::Sse(response)
+        }
+        _ => Reply::Sse(answer_with("done")),
+    })
+    .await;
+    let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
+    let host = host(&provider, registry([pay]), |_| ()).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    standing(&session).await;
+    let mut seen = String::new();
+    let all_events = async {
+        loop {
+            let Some(event) = run.next_event().now_or_never() else {
+                tokio::task::yield_now().await;
+                continue;
+            };
+            match event.unwrap() {
+                Some(RunEvent::Text(text)) => seen.push_str(&text),
+                Some(RunEvent::ApprovalRequested(question)) => question.approve().await.unwrap(),
+                Some(_) => {}
+                None => break,
+            }
+        }
+    };
+    timeout(SOON, all_events).await.expect("the run ends");
+    assert_eq!(seen, "a ".repeat(3 * SUBSCRIBER_EVENTS_MAX) + "done");
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(results(&report)["pay"], ("success", "paid"));
     nothing_left(&host).await;
 }

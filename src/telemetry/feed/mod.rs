@@ -52,7 +52,7 @@ struct FeedState {
     /// The journal's failure, after which nothing is delivered.
     failed: Option<JournalError>,
     /// Counts the subscribers that are about to join: each holds a reference.
-    pending_subscriptions: Arc<()>,
+    subscriptions: Arc<()>,
     /// True if the feed accepts no subscribers, because the session is being unloaded.
     closed: bool,
 }
@@ -114,7 +114,7 @@ impl Feed {
             waiting: VecDeque::new(),
             catch_up: CatchUpState::new(published),
             failed: None,
-            pending_subscriptions: Arc::default(),
+            subscriptions: Arc::default(),
             closed: false,
         };
         Self { telemetry, state: Mutex::new(state), ring: Arc::default() }
@@ -219,23 +219,21 @@ impl Feed {
     #[must_use]
     pub fn begin_subscription(&self) -> Option<PendingSubscription> {
         let state = self.state.lock();
-        (!state.closed).then(|| PendingSubscription(Arc::clone(&state.pending_subscriptions)))
+        (!state.closed).then(|| PendingSubscription(Arc::clone(&state.subscriptions)))
     }
 
     /// Closes the feed if it has no subscribers and none is announced. Returns whether it is closed.
     #[must_use]
     pub fn close_if_unwatched(&self) -> bool {
         let mut state = self.state.lock();
-        let is_announced = Arc::strong_count(&state.pending_subscriptions) > 1;
-        state.closed = !self.ring.has_subscribers() && !is_announced;
+        state.closed = Arc::strong_count(&state.subscriptions) == 1;
         state.closed
     }
 
     /// Returns whether there are subscribers, or one is announced.
     #[must_use]
     pub fn is_watched(&self) -> bool {
-        let state = self.state.lock();
-        Arc::strong_count(&state.pending_subscriptions) > 1 || self.ring.has_subscribers()
+        Arc::strong_count(&self.state.lock().subscriptions) > 1
     }
 
     /// Reopens the feed.
@@ -255,7 +253,8 @@ impl Feed {
             self.ring.fail(error);
         }
         let count = SubscriberCount::new(&self.telemetry);
-        Subscription::new(reader, state.catch_up.delivered, count)
+        let counted = PendingSubscription(Arc::clone(&state.subscriptions));
+        Subscription::new(reader, state.catch_up.delivered, count, counted)
     }
 
     fn count_lagged(&self, lagged: usize) {

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use futures::Stream;
 use serde_json::json;
 
+use super::PendingSubscription;
 use super::ring::RingReader;
 use crate::event::{EventId, PublicEvent, PublishedEvent};
 use crate::journal::JournalError;
@@ -44,13 +45,15 @@ pub fn journal_failed(error: &JournalError, session: Option<&SessionId>) -> Publ
 }
 
 /// A stream of the events of a session or of one of its runs, from the time of subscribing. It ends
-/// with the session, or after [`FeedItem::Lagged`] or [`FeedItem::Failed`].
+/// with the session, or after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. While it exists, the session has a
+/// reader, also after it ended: the reader of a run continues from the journal.
 #[derive(Debug)]
 #[must_use = "a subscription receives events only while it exists"]
 pub struct Subscription {
     reader: RingReader,
     start: EventId,
     _count: SubscriberCount,
+    _counted: PendingSubscription,
 }
 
 /// Counts a subscriber in the metrics.
@@ -71,8 +74,13 @@ impl Drop for SubscriberCount {
 }
 
 impl Subscription {
-    pub(super) fn new(reader: RingReader, start: EventId, count: SubscriberCount) -> Self {
-        Self { reader, start, _count: count }
+    pub(super) fn new(
+        reader: RingReader,
+        start: EventId,
+        count: SubscriberCount,
+        counted: PendingSubscription,
+    ) -> Self {
+        Self { reader, start, _count: count, _counted: counted }
     }
 
     /// Returns the position before the first event.

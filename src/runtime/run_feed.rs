@@ -1,0 +1,92 @@
+//! The events of one run up to its end, without a gap.
+
+use std::sync::Arc;
+
+use futures::StreamExt as _;
+
+use super::error::HostError;
+use super::handle::SessionHandle;
+use super::session_events::SessionEvents;
+use crate::event::{Event, EventId, PublishedEvent};
+use crate::journal::SessionLog;
+use crate::telemetry::{FeedItem, Subscription};
+use crate::types::RunId;
+
+/// The events of a run up to its end. A reader that was too slow for the live events continues from the
+/// journal: text comes in larger pieces then, and the states of open calls come again.
+#[derive(Debug)]
+pub(crate) struct RunFeed {
+    run: RunId,
+    session: SessionHandle,
+    log: Arc<SessionLog>,
+    /// The position of the last event.
+    position: EventId,
+    /// The source of events after a gap. Before it, events are read from the subscription.
+    stored: Option<SessionEvents>,
+    /// The source does not continue at the position.
+    has_gap: bool,
+    has_ended: bool,
+}
+
+impl RunFeed {
+    /// Creates the feed of the events after `start`. `is_complete` is true if the subscription that is
+    /// passed to [`Self::next`] has all of them.
+    pub(super) fn new(
+        (session, run): (SessionHandle, RunId),
+        log: Arc<SessionLog>,
+        start: EventId,
+        is_complete: bool,
+    ) -> Self {
+        let has_gap = !is_complete;
+        Self { run, session, log, position: start, stored: None, has_gap, has_ended: false }
+    }
+
+    /// Returns whether no event follows.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Returns the next event, or `None` after the last one. Nothing is lost if the caller stops waiting.
+    ///
+    /// # Errors
+    /// If the session or the host ended before the run, or the journal fails. No event follows.
+    pub(crate) async fn next(
+        &mut self,
+        live: &mut Subscription,
+    ) -> Result<Option<Arc<PublishedEvent>>, HostError> {
+        if self.has_ended {
+            return Ok(None);
+        }
+        let next = self.read(live).await;
+        self.has_ended = match &next {
+            Ok(event) => matches!(event.event, Event::RunEnded { .. }),
+            Err(_) => true,
+        };
+        next.map(Some)
+    }
+
+    async fn read(&mut self, live: &mut Subscription) -> Result<Arc<PublishedEvent>, HostError> {
+        loop {
+            if self.has_gap {
+                self.log.wait_durable(self.position.seq).await?;
+                let events = self.session.watch(self.position).await?;
+                self.stored = Some(events.only_run(self.run.clone()));
+                self.has_gap = false;
+            }
+            let item = match &mut self.stored {
+                Some(stored) => stored.next().await,
+                None => live.next().await,
+            };
+            match item {
+                Some(FeedItem::Event(published)) => {
+                    self.position = published.id.unwrap_or(self.position);
+                    return Ok(published);
+                }
+                Some(FeedItem::Lagged) => self.has_gap = true,
+                Some(FeedItem::Failed(error)) => return Err(error.into()),
+                // The events of a run end with `RunEnded`, unless the session ends before.
+                None => return Err(HostError::SessionClosed),
+            }
+        }
+    }
+}
