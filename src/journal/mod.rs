@@ -475,5 +475,5 @@ pub fn state_after<'e>(
 #[doc(hidden)]
 pub fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    crate::types::millis(since)
 }

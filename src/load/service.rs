@@ -49,7 +49,7 @@ impl Workload {
     }
 
     fn script(&self) -> Script {
-        let ms = u64::try_from(self.work.as_millis()).unwrap_or(u64::MAX);
+        let ms = crate::types::millis(self.work);
         let calls = (0..self.calls).map(|i| {
             // About 64 bytes.
             let pad = format!("{i:0>34}");

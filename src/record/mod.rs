@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 
 pub use crate::message::ResponseMessage;
 pub use context_change::ContextChange;
@@ -27,6 +26,7 @@ use crate::types::{
     AgentLease, ApprovalPhase, CallKey, Content, Execution, FinishReason, HookDecision, HookPoint,
     Metadata, ParentCall, ProviderError, ReadSet, RequestKind, ResultNotes, RunEnd, RunError,
     RunId, SessionId, ToolCall, ToolOutcome, TraceContext, Usage, VariableName, Verdict, WriteSet,
+    sha256_hex,
 };
 
 /// The end of a response, which decides what happens to its calls. `docs/architecture.md` has the
@@ -95,9 +95,7 @@ impl RequestKey {
     /// Creates the key of a request with this text.
     #[must_use]
     pub fn new(key: impl Into<String>, request: &str) -> Self {
-        let digest = Sha256::digest(request);
-        let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        Self { key: key.into(), digest }
+        Self { key: key.into(), digest: sha256_hex(request) }
     }
 }
 

@@ -280,7 +280,7 @@ impl HostState {
 
     /// Returns the milliseconds since the host started.
     pub(super) fn clock_ms(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+        crate::types::millis(self.started.elapsed())
     }
 
     /// Updates the gauges that are cheap to compute.

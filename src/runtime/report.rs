@@ -1,7 +1,6 @@
 //! The report of a run.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -11,7 +10,7 @@ use crate::event::{RunStats, StatsReport};
 use crate::message::{Message, MessageList};
 use crate::types::{
     ChildUse, Judgement, ResultNotes, ResultPart, RunEnd, RunError, RunId, ToolResult, ToolStatus,
-    Usage, Verdict,
+    Usage, Verdict, millis,
 };
 
 /// The parts of a context and their sizes.
@@ -329,8 +328,4 @@ fn reason(judgement: &Judgement) -> Option<String> {
         Verdict::Approved | Verdict::Rejected | Verdict::Withdrawn => judgement.message.clone(),
         Verdict::Expired => Some("no decision arrived in time".to_owned()),
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -6,7 +6,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sha2::{Digest as _, Sha256};
 
 use super::agent::Agent;
 use super::error::HostError;
@@ -20,7 +19,7 @@ use crate::telemetry::Telemetry;
 use crate::tool::{
     FrozenList, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
 };
-use crate::types::SessionId;
+use crate::types::{SessionId, sha256_hex};
 
 /// Time that a server has to end when the host shuts down. Then its connection is dropped, which kills
 /// its process.
@@ -186,7 +185,7 @@ impl ToolServers {
             NO_TOOLS_SHA256.into()
         } else {
             let text = serde_json::to_string(&list).unwrap_or_default();
-            let sha256: Arc<str> = sha256(&text).into();
+            let sha256: Arc<str> = sha256_hex(&text).into();
             let key = frozen_tools_key(&sha256);
             with_journal(&self.journal, move |journal| journal.put_document(&key, &text)).await?;
             sha256
@@ -357,8 +356,4 @@ fn is_same(before: &[Option<Arc<ServerListing>>], now: &[Option<Arc<ServerListin
 /// Returns the key of the journal's document with the last list of a server.
 fn listing_key(server: &str) -> String {
     format!("server-{server}")
-}
-
-fn sha256(text: &str) -> String {
-    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }

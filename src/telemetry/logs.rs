@@ -10,7 +10,9 @@ use tracing::{debug, error, info, trace, warn};
 use super::labelled_handles::error_type;
 use crate::event::{CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
 use crate::turn::BreakerChange;
-use crate::types::{CallKey, FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt};
+use crate::types::{
+    CallKey, FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt, millis,
+};
 
 /// Maximum number of characters of a provider's message or of invalid arguments in a log line.
 const EXCERPT_CHARS: usize = 200;
@@ -307,10 +309,6 @@ fn run_ended(
         }
     }
     line!(trace, of, text, "run_text");
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

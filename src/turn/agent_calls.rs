@@ -164,7 +164,7 @@ impl Turn {
         let worked = self.now().saturating_sub(self.clock.times().people);
         let left = self.spec.run_time_left.map(|left| left.saturating_sub(worked));
         let time = left.map(|left| {
-            let millis = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            let millis = crate::types::millis(left);
             Duration::from_millis(share.part_of(millis).max(1))
         });
         let lease = call.agent.lease.unwrap_or_default();

@@ -134,7 +134,7 @@ impl Turn {
             model: self.model_name(&plan),
             streamed: plan.streamed,
             reason,
-            wait_ms: u64::try_from(plan.wait.as_millis()).unwrap_or(u64::MAX),
+            wait_ms: crate::types::millis(plan.wait),
             prompt: self.spec.new_prompt,
         });
         self.emit(event);

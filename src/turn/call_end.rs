@@ -1,12 +1,11 @@
 //! The end of a call: its outcome, its writes, its record and its event.
 
-use std::time::Duration;
 
 use super::Turn;
 use super::call::{CallPhase, TurnCall};
 use crate::event::{CallLabel, Event};
 use crate::record::Record;
-use crate::types::{Execution, ToolOutcome, ToolResult, WriteSet};
+use crate::types::{Execution, ToolOutcome, ToolResult, WriteSet, millis};
 
 impl Turn {
     /// Decides the outcome of a call that writes no variables.
@@ -86,8 +85,4 @@ pub(crate) fn call_ended_record(result: &ToolResult, early: bool, amended: bool)
         early,
         amended,
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

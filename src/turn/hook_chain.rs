@@ -6,13 +6,12 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 
 use crate::config::{HookFailure, HookRule};
 use crate::context::{History, InitialHistory};
 use crate::message::MessageList;
 use crate::tool::{HookAnswer, HookError, HookInput, ToolSpec};
-use crate::types::{HookDecision, HookPoint, HookVerdict, RESULT_BYTES_MAX, excerpt};
+use crate::types::{HookDecision, HookPoint, HookVerdict, RESULT_BYTES_MAX, excerpt, sha256_hex};
 
 /// Maximum number of characters of a message.
 const MESSAGE_CHARS_MAX: usize = 2000;
@@ -223,8 +222,7 @@ fn merge(object: &mut Value, members: &Value) {
 /// Returns the SHA-256 of a value (compact JSON with sorted keys) in hexadecimal.
 #[must_use]
 pub fn sha256(value: &Value) -> String {
-    let digest = Sha256::digest(value.to_string());
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    sha256_hex(value.to_string())
 }
 
 #[cfg(test)]

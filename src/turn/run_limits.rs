@@ -133,7 +133,7 @@ impl Turn {
 
     /// Records that the time of a run or of a call is over.
     pub(super) fn record_time_limit(&mut self, limit: &str, time: Duration, action: &str) {
-        let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let millis = crate::types::millis(time);
         self.record_limit(limit, millis, millis, action);
     }
 

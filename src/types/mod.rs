@@ -25,8 +25,10 @@ mod with;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 pub use agent_call::{
     AgentLease, ChildUse, ParentCall, RootRun, child_run_id, child_session_id, is_child_session,
@@ -475,6 +477,16 @@ pub fn fitting(line: &str, columns: usize) -> &str {
 #[must_use]
 pub fn text_columns(line: &str) -> usize {
     line.chars().map(char_columns).sum()
+}
+
+/// Returns a time in whole milliseconds.
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns the SHA-256 of some bytes in hexadecimal.
+pub(crate) fn sha256_hex(bytes: impl AsRef<[u8]>) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Returns the number of columns of a character. East Asian characters have two.

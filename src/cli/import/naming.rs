@@ -2,9 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use sha2::{Digest as _, Sha256};
-
 use crate::tool::RESERVED_NAMES;
+use crate::types::sha256_hex;
 
 /// The longest name that a tool can have.
 const NAME_BYTES_MAX: usize = 64;
@@ -61,8 +60,7 @@ fn plain_name(id: &str, method_and_path: &str) -> String {
 
 /// Returns the name with the first digits of a hash of method and path, shortened to the longest permitted name.
 fn hashed(name: &str, method_and_path: &str, digits: usize) -> String {
-    let digest = Sha256::digest(method_and_path);
-    let hash = digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hash = sha256_hex(method_and_path);
     let hash = hash.get(..digits).unwrap_or(&hash);
     let beginning = name.get(..NAME_BYTES_MAX - 1 - hash.len()).unwrap_or(name);
     format!("{beginning}_{hash}")

@@ -6,7 +6,6 @@ mod summary;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -19,7 +18,7 @@ use super::{
 };
 use crate::types::{
     ApprovalPhase, CallKey, Execution, FinishKind, Metadata, Question, READ_VAR, Reference,
-    ResultPart, RunEnd, RunError, RunId, SessionId, ToolResult, ToolStatus, Usage,
+    ResultPart, RunEnd, RunError, RunId, SessionId, ToolResult, ToolStatus, Usage, millis,
 };
 use summary::{input_summary, summary};
 
@@ -466,10 +465,6 @@ impl<T: fmt::Display> Serialize for AsDisplay<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&self.0)
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! The names under which the tools of a server are offered.
 
-use sha2::{Digest as _, Sha256};
-
 use crate::tool::server::SERVER_SEPARATOR;
+use crate::types::sha256_hex;
 
 /// The longest name that every provider accepts.
 const NAME_BYTES_MAX: usize = 64;
@@ -20,8 +19,7 @@ pub(super) fn offered_name(server: &str, tool: &str) -> String {
     if clean == tool && !tool.is_empty() && name.len() <= NAME_BYTES_MAX {
         return name;
     }
-    let digest = Sha256::digest(tool);
-    let hash: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = sha256_hex(tool);
     // The name is ASCII.
     name.truncate(NAME_BYTES_MAX - HASH_DIGITS - 1);
     name.push('_');
