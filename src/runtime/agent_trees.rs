@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use crate::journal::{Journal, JournalError};
 use crate::record::Record;
 use crate::types::{
-    ParentCall, RootRun, RunId, Seq, SessionId, child_run_id, child_session_id, is_child_session,
+    ParentCall, RootRun, RunId, Seq, SessionId, SessionState, child_run_id, child_session_id,
+    is_child_session,
 };
 
 /// The number of entries of one read.
@@ -23,15 +24,35 @@ pub(super) fn orphans(
     let open: BTreeSet<&SessionId> = unfinished.iter().collect();
     let mut orphans = Vec::new();
     for id in unfinished.iter().filter(|id| is_child_session(id)) {
-        let first = journal.read_some(id, Seq(0), 1)?;
-        if let Some(Record::SessionOpened { parent: Some(parent), .. }) =
-            first.first().map(|entry| &entry.record)
-            && !open.contains(&parent.session)
-        {
+        if parent(journal, id)?.is_some_and(|parent| !open.contains(&parent)) {
             orphans.push(id.clone());
         }
     }
     Ok(orphans)
+}
+
+/// Returns true if a session is the child of a session with an unfinished run. A call of that run may still read the
+/// report of the child: after a restart of the host, or after a manual resume.
+pub(super) fn has_unfinished_parent(
+    journal: &dyn Journal,
+    session: &SessionId,
+) -> Result<bool, JournalError> {
+    if !is_child_session(session) {
+        return Ok(false);
+    }
+    let Some(parent) = parent(journal, session)? else { return Ok(false) };
+    Ok(journal.find(&parent)?.is_some_and(|parent| parent.state == SessionState::Running))
+}
+
+/// Returns the parent of a child session.
+fn parent(journal: &dyn Journal, child: &SessionId) -> Result<Option<SessionId>, JournalError> {
+    let first = journal.read_some(child, Seq(0), 1)?;
+    let Some(Record::SessionOpened { parent: Some(parent), .. }) =
+        first.first().map(|entry| &entry.record)
+    else {
+        return Ok(None);
+    };
+    Ok(Some(parent.session.clone()))
 }
 
 /// Returns the stored child sessions of the calls of a session after a position, or of one of its runs.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::agent_trees;
 use super::error::HostError;
 use super::host_ref::HostRef;
 use super::message::SessionMessage;
@@ -43,7 +44,7 @@ pub(super) fn run(link: &HostRef) {
     if let Some(kept) = shared.keep_idle
         && !shared.is_closing()
     {
-        let kept_ms = u64::try_from(kept.as_millis()).unwrap_or(u64::MAX);
+        let kept_ms = crate::types::millis(kept);
         // The search reads all sessions, so it is done less often than the rest.
         let pause_ms = (kept_ms / 10).clamp(100, DELETE_PAUSE_MS);
         let (now, last) = (shared.clock_ms(), &shared.last_deletion_search_ms);
@@ -134,30 +135,47 @@ fn delete_unused_lists(link: &HostRef) {
     });
 }
 
-/// Deletes hibernating sessions that were idle for `keep_idle`.
+/// Deletes hibernating sessions that were idle for `keep_idle`. A child session is kept until the run of its parent
+/// has ended.
 fn delete(shared: &super::host_state::HostState, kept_ms: u64) -> Result<(), JournalError> {
-    let listing = SessionQuery {
+    let mut listing = SessionQuery {
         limit: DELETED_MAX,
         state: Some(SessionState::Idle),
         touched_before: Some(unix_ms().saturating_sub(kept_ms)),
         after: None,
         children: true,
     };
-    let old: Vec<SessionId> =
-        shared.journal.list(&listing)?.into_iter().map(|stored| stored.id).collect();
-    let old = shared.reserve_for_deletion(old);
-    if old.is_empty() {
-        return Ok(());
+    // A child whose records cannot be read now is kept.
+    let is_needed =
+        |id: &SessionId| agent_trees::has_unfinished_parent(&*shared.journal, id).unwrap_or(true);
+    loop {
+        let page: Vec<SessionId> =
+            shared.journal.list(&listing)?.into_iter().map(|stored| stored.id).collect();
+        let is_last = page.len() < DELETED_MAX;
+        listing.after = page.last().cloned();
+        let old = page.into_iter().filter(|id| !is_needed(id)).collect();
+        let old = shared.reserve_for_deletion(old);
+        if !old.is_empty() {
+            return remove(shared, &old);
+        }
+        if is_last {
+            return Ok(());
+        }
     }
-    let removed = shared.journal.remove(&old);
+}
+
+/// Deletes sessions whose slots are reserved for deletion.
+fn remove(shared: &super::host_state::HostState, old: &[SessionId]) -> Result<(), JournalError> {
+    let removed = shared.journal.remove(old);
     // After an error the records may be deleted, and only be left in the database file.
     let is_gone = |id: &&SessionId| removed.is_ok() || matches!(shared.journal.find(id), Ok(None));
     let deleted: Vec<&SessionId> = old.iter().filter(is_gone).collect();
-    old.iter().for_each(|id| shared.end_deletion(id));
     if !deleted.is_empty() {
         shared.uncount_sessions(deleted.len());
+        // Told before another session can have the id.
         deleted.iter().for_each(|id| shared.session_states.deleted(id));
         tracing::info!(count = deleted.len(), "idle_sessions_deleted");
     }
+    old.iter().for_each(|id| shared.end_deletion(id));
     removed
 }

@@ -22,8 +22,8 @@ use crate::journal::{Breach, SessionLog, unfinished, verify};
 use crate::record::{JournalEntry, Record, Seq};
 use crate::session::{PastRun, StoredSession, past_run};
 use crate::telemetry::FeedItem;
-use crate::turn::{ApprovalDecision, ApprovalError};
-use crate::types::{ApprovalPhase, CallKey, RunId, SessionId, SessionState};
+use crate::turn::{ApprovalDecision, check_repeated_decision};
+use crate::types::{CallKey, RunId, SessionId, SessionState};
 
 /// Size from which a page of records ends.
 const PAGE_BYTES: u64 = 1 << 20;
@@ -208,55 +208,13 @@ pub(super) async fn decided(
     key: CallKey,
     decision: ApprovalDecision,
 ) -> Result<(), HostError> {
+    if let Some(live) = session.link.shared.awake(session.id()) {
+        // The first decision may be appended, but not readable yet.
+        live.log.wait_durable(live.log.last_seq()).await?;
+    }
     let entries = session.records(Seq(0)).await?;
-    let records = || entries.iter().map(|entry| &entry.record);
-    if let Some(result) = decided_question(records(), key, &decision) {
-        return Ok(result?);
-    }
-    let given = records().rev().find_map(|record| {
-        let Record::ApprovalGiven { key: of, phase, verdict, .. } = record else { return None };
-        let is_meant = *of == key
-            && *phase != ApprovalPhase::Input
-            && decision.phase.is_none_or(|decided| decided == *phase);
-        is_meant.then_some(*verdict)
-    });
-    let Some(given) = given else { return Err(ApprovalError::NotAsked.into()) };
-    // The arguments of the request have the values of references.
-    let mut requests = records().filter_map(|record| {
-        let Record::ApprovalAsked { request } = record else { return None };
-        (request.call.key == key).then_some(request)
-    });
-    if requests.next().is_some_and(|request| !decision.is_about(&request.arguments_sha256)) {
-        return Err(ApprovalError::Stale.into());
-    }
-    Ok(decision.check_repeat(given)?)
-}
-
-/// Answers a decision about a question of a call that is not of the running turn. Returns `None` if the decision
-/// is about no question.
-fn decided_question<'a>(
-    records: impl Iterator<Item = &'a Record>,
-    key: CallKey,
-    decision: &ApprovalDecision,
-) -> Option<Result<(), ApprovalError>> {
-    let mut asked = None;
-    for record in records {
-        if let Record::ApprovalAsked { request } = record
-            && request.call.key == key
-        {
-            let is_meant = decision.is_about(&request.arguments_sha256);
-            asked = request.question.as_ref().filter(|_| is_meant);
-        } else if let Record::ApprovalGiven { key: of, phase, verdict, content, .. } = record
-            && (*of, *phase) == (key, ApprovalPhase::Input)
-            && let Some(question) = asked.take()
-        {
-            return Some(question.check_content(decision).and_then(|answer| {
-                let is_same = answer == *content && decision.judgement.verdict == *verdict;
-                if is_same { Ok(()) } else { Err(ApprovalError::Decided(*verdict)) }
-            }));
-        }
-    }
-    None
+    let records = entries.iter().map(|entry| &entry.record);
+    Ok(check_repeated_decision(records, key, &decision)?)
 }
 
 /// Deletes a session whose slot is reserved for deletion, and its child sessions before it, unless it is known to
@@ -284,15 +242,16 @@ pub(super) async fn delete(
             (removed, was_there && is_gone)
         })
         .await;
-    link.shared.end_deletion(id);
-    link.shared.suspended.lock().remove(id);
-    let (removed, is_deleted) = deleted?;
+    let is_deleted = matches!(deleted, Ok((_, true)));
     if is_deleted {
         link.shared.uncount_sessions(1);
-        link.shared.update_counts();
+        // Told before another session can have the id.
         link.shared.session_states.deleted(id);
     }
-    removed?;
+    link.shared.suspended.lock().remove(id);
+    link.shared.end_deletion(id);
+    link.shared.update_counts();
+    deleted?.0?;
     if is_deleted { Ok(()) } else { Err(HostError::NoSuchSession(id.clone())) }
 }
 

@@ -5,6 +5,10 @@
 //! permit. After: the tool has answered, and the model receives the result only if it is approved.
 //! Each approval has its own decision, and the first decision is final.
 //!
+//! A decision that is sent again gets the same answer while its turn is live and afterwards. The rule
+//! for both is `check_decision`: the turn applies it to its state, and `check_repeated_decision` to the
+//! records of the session.
+//!
 //! Approval timeout: without a decision within the tool's `approval_timeout` the approval expires,
 //! which rejects the call or its result.
 //!
@@ -25,7 +29,7 @@ use super::{Turn, TurnStage, model_messages};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
 use crate::record::{Record, ResponseDisposition};
 use crate::types::{
-    ApprovalPhase, CallKey, Judgement, ReadSet, ToolOutcome, Verdict, WriteSet, excerpt,
+    ApprovalPhase, CallKey, Judgement, Question, ReadSet, ToolOutcome, Verdict, WriteSet, excerpt,
 };
 
 /// The approvals of a turn.
@@ -36,62 +40,208 @@ pub(super) struct Approvals {
     pub(super) requested_before_resume: BTreeMap<(CallKey, ApprovalPhase), Duration>,
 }
 
+/// An approval or a question that a call has requested, as decisions are compared with it.
+#[derive(Clone, Copy, Debug)]
+struct RequestedApproval<'a> {
+    phase: ApprovalPhase,
+    /// The SHA-256 of the arguments, or of the question.
+    sha256: &'a str,
+    /// The question, in the phase `Input`.
+    question: Option<&'a Question>,
+    status: ApprovalStatus<'a>,
+}
+
+/// The status of a requested approval.
+#[derive(Clone, Copy, Debug)]
+enum ApprovalStatus<'a> {
+    Pending,
+    /// It has no decision and is not pending any more.
+    Void,
+    Decided {
+        verdict: Verdict,
+        /// The answer to a form, with its defaults.
+        content: Option<&'a Arc<Value>>,
+    },
+}
+
+/// A decision of a pending approval that is accepted.
+#[derive(Debug)]
+struct AcceptedDecision {
+    phase: ApprovalPhase,
+    /// The answer to a form, with its defaults.
+    content: Option<Arc<Value>>,
+}
+
+impl RequestedApproval<'_> {
+    fn is_pending(&self) -> bool {
+        matches!(self.status, ApprovalStatus::Pending)
+    }
+
+    fn is_decided(&self) -> bool {
+        matches!(self.status, ApprovalStatus::Decided { .. })
+    }
+
+    /// Accepts a decision if this approval is pending. Returns `None` if the decision repeats the first one.
+    fn accept(
+        &self,
+        decision: &ApprovalDecision,
+        content: Option<Arc<Value>>,
+    ) -> Result<Option<AcceptedDecision>, ApprovalError> {
+        match self.status {
+            ApprovalStatus::Pending => Ok(Some(AcceptedDecision { phase: self.phase, content })),
+            ApprovalStatus::Void => Err(ApprovalError::NotAsked),
+            ApprovalStatus::Decided { verdict, content: first } => {
+                let is_same = decision.judgement.verdict == verdict && content.as_ref() == first;
+                if is_same { Ok(None) } else { Err(ApprovalError::Decided(verdict)) }
+            }
+        }
+    }
+}
+
+/// Checks a decision about a call against the approvals and questions that the call has requested, in the order of
+/// the requests. Returns the accepted decision if its approval is pending, or `None` if it repeats the first decision.
+///
+/// A decision without a phase is about the question with its hash, else about the pending approval, else about
+/// the last decided one.
+///
+/// # Errors
+/// If the call has no such approval or question, the decision is about other arguments or another question, its
+/// content does not fit, it does not say which of two approvals it decides, or the first decision was another one.
+fn check_decision(
+    requested: &[RequestedApproval<'_>],
+    decision: &ApprovalDecision,
+) -> Result<Option<AcceptedDecision>, ApprovalError> {
+    let is_answer = decision.phase == Some(ApprovalPhase::Input);
+    let question = requested.iter().rev().find_map(|asked| {
+        let question = asked.question.filter(|_| decision.is_about(asked.sha256))?;
+        Some((asked, question))
+    });
+    if let Some((asked, question)) = question
+        && (is_answer || decision.phase.is_none())
+    {
+        return asked.accept(decision, question.check_content(decision)?);
+    }
+    if is_answer {
+        let has_asked = requested.iter().any(|asked| asked.question.is_some());
+        return Err(if has_asked { ApprovalError::Stale } else { ApprovalError::NotAsked });
+    }
+    let decided = |phase: ApprovalPhase| {
+        requested.iter().rfind(|asked| asked.phase == phase && asked.is_decided())
+    };
+    let is_question_open =
+        requested.iter().any(|asked| asked.question.is_some() && asked.is_pending());
+    let pending = requested.iter().find(|asked| asked.question.is_none() && asked.is_pending());
+    let (before, after) = (decided(ApprovalPhase::Before), decided(ApprovalPhase::After));
+    let approval = match (decision.phase, pending) {
+        (Some(phase), _) => decided(phase).or(pending.filter(|asked| asked.phase == phase)),
+        // A repetition of the decision to run must not approve the result.
+        (None, Some(asked)) if asked.phase == ApprovalPhase::After && before.is_some() => {
+            return Err(ApprovalError::WhichPhase);
+        }
+        (None, Some(asked)) => Some(asked),
+        (None, None) => after.or(before),
+    };
+    let Some(approval) = approval else {
+        // Without a phase, the decision may be meant for the open question.
+        let is_stale = is_question_open && decision.phase.is_none();
+        return Err(if is_stale { ApprovalError::Stale } else { ApprovalError::NotAsked });
+    };
+    if !decision.is_about(approval.sha256) {
+        return Err(ApprovalError::Stale);
+    }
+    if decision.content.is_some() {
+        let message = "content: only the answer to a question has one (phase \"input\")";
+        return Err(ApprovalError::Content(message.to_owned()));
+    }
+    approval.accept(decision, None)
+}
+
+/// Checks a decision about a call whose turn is over, by the records of the session. Only the repetition of a
+/// recorded decision is accepted.
+///
+/// # Errors
+/// Returns the errors of [`check_decision`]. An approval without a decision is not pending any more.
+pub(crate) fn check_repeated_decision<'a>(
+    records: impl IntoIterator<Item = &'a Record>,
+    key: CallKey,
+    decision: &ApprovalDecision,
+) -> Result<(), ApprovalError> {
+    let mut requested: Vec<RequestedApproval<'a>> = Vec::new();
+    for record in records {
+        if let Record::ApprovalAsked { request } = record
+            && request.call.key == key
+        {
+            requested.push(RequestedApproval {
+                phase: request.phase,
+                sha256: &request.arguments_sha256,
+                question: request.question.as_deref(),
+                status: ApprovalStatus::Void,
+            });
+        } else if let Record::ApprovalGiven { key: of, phase, verdict, content, .. } = record
+            && *of == key
+            && let Some(asked) = requested.iter_mut().rfind(|asked| asked.phase == *phase)
+        {
+            asked.status = ApprovalStatus::Decided { verdict: *verdict, content: content.as_ref() };
+        }
+    }
+    check_decision(&requested, decision).map(drop)
+}
+
 impl Turn {
     /// Applies a decision about a call.
     ///
     /// # Errors
-    /// If the call has no such approval, the decision is about other arguments, it does not say
-    /// which of two approvals it decides, or the approval has another decision. The turn is
-    /// unchanged then. A repetition of the same decision is not an error.
+    /// Returns the errors of [`check_decision`]. The turn is unchanged then. A repetition of the same
+    /// decision is not an error.
     pub(super) fn apply_decision(
         &mut self,
         key: CallKey,
         decision: ApprovalDecision,
     ) -> Result<(), ApprovalError> {
-        if let Some(decided) = self.decide_question(key, &decision) {
-            return decided;
-        }
-        if decision.content.is_some() {
-            let message = "content: only the answer to a question has one (phase \"input\")";
-            return Err(ApprovalError::Content(message.to_owned()));
-        }
-        let index = self.position(key);
-        let call = index.and_then(|index| self.calls.get(index));
-        let pending = call.and_then(|call| self.pending_phase(call));
-        let is_approval = |phase: &ApprovalPhase| match phase {
-            ApprovalPhase::Before | ApprovalPhase::After => true,
-            ApprovalPhase::Input | ApprovalPhase::Client => false,
-        };
-        let pending = pending.filter(is_approval);
-        let decided = |phase| self.approvals.decisions.get(&(key, phase));
-        let (before, after) = (decided(ApprovalPhase::Before), decided(ApprovalPhase::After));
-        let first = match (decision.phase, pending) {
-            (Some(phase), _) => decided(phase),
-            // A repetition of the decision to run must not approve the result.
-            (None, Some(ApprovalPhase::After)) if before.is_some() => {
-                return Err(ApprovalError::WhichPhase);
-            }
-            (None, Some(_)) => None,
-            (None, None) => after.or(before),
-        };
-        let pending = index.zip(pending);
-        let pending = pending.filter(|(_, phase)| decision.phase.is_none_or(|p| p == *phase));
-        if first.is_none() && pending.is_none() {
-            return Err(ApprovalError::NotAsked);
-        }
-        if call.is_some_and(|call| !decision.is_about(&call.arguments_sha256())) {
-            return Err(ApprovalError::Stale);
-        }
-        if let Some(first) = first {
-            return decision.check_repeat(first.verdict);
-        }
-        let Some((index, phase)) = pending else { return Err(ApprovalError::NotAsked) };
+        let Some(index) = self.position(key) else { return Err(ApprovalError::NotAsked) };
+        let accepted = self.check_decision_of(index, &decision)?;
+        let Some(AcceptedDecision { phase, content }) = accepted else { return Ok(()) };
         if self.approvals.requested_before_resume.contains_key(&(key, phase)) {
             // The call waits for an earlier one. Counts the time before the resume.
             self.request_approval(index, phase);
         }
-        self.decide_approval(index, phase, decision.judgement, None);
+        self.decide_approval(index, phase, decision.judgement, content);
         Ok(())
+    }
+
+    /// Checks a decision about a call against what the call has requested.
+    fn check_decision_of(
+        &self,
+        index: usize,
+        decision: &ApprovalDecision,
+    ) -> Result<Option<AcceptedDecision>, ApprovalError> {
+        let Some(call) = self.calls.get(index) else { return Err(ApprovalError::NotAsked) };
+        let (sha256, pending) = (call.arguments_sha256(), self.pending_phase(call));
+        let phases = [ApprovalPhase::Before, ApprovalPhase::After].into_iter();
+        let approvals = phases.filter_map(|phase| {
+            let status = match self.approvals.decisions.get(&(call.key(), phase)) {
+                Some(first) => ApprovalStatus::Decided { verdict: first.verdict, content: None },
+                None if pending == Some(phase) => ApprovalStatus::Pending,
+                None => return None,
+            };
+            Some(RequestedApproval { phase, sha256: &sha256, question: None, status })
+        });
+        let last = call.questions.len();
+        let questions = (1..).zip(&call.questions).map(|(number, asked)| RequestedApproval {
+            phase: ApprovalPhase::Input,
+            sha256: &asked.sha256,
+            question: Some(&asked.question),
+            status: match &asked.decision {
+                Some(QuestionDecision { judgement, content }) => ApprovalStatus::Decided {
+                    verdict: judgement.verdict,
+                    content: content.as_ref(),
+                },
+                None if number == last && call.has_open_question() => ApprovalStatus::Pending,
+                None => ApprovalStatus::Void,
+            },
+        });
+        let requested: Vec<RequestedApproval<'_>> = approvals.chain(questions).collect();
+        check_decision(&requested, decision)
     }
 
     /// Returns the pending approvals in call order, and the calls that the client runs.
@@ -305,16 +455,7 @@ pub(super) fn approval_request(call: &TurnCall, phase: ApprovalPhase) -> Approva
 
 impl ApprovalDecision {
     /// Returns whether the decision is about the arguments or the question with this hash.
-    pub(crate) fn is_about(&self, sha256: &str) -> bool {
+    fn is_about(&self, sha256: &str) -> bool {
         self.arguments_sha256.eq_ignore_ascii_case(sha256)
-    }
-
-    /// Compares a repeated decision with the first one.
-    ///
-    /// # Errors
-    /// If the verdicts differ.
-    #[doc(hidden)]
-    pub fn check_repeat(&self, first: Verdict) -> Result<(), ApprovalError> {
-        if first == self.judgement.verdict { Ok(()) } else { Err(ApprovalError::Decided(first)) }
     }
 }

@@ -18,7 +18,7 @@
 //! | tool timeout (`tool_timeout`), `max_concurrent`, intent before an effect | `call_start` |
 //! | outcome of a call, `max_result_bytes` | `call_end` |
 //! | variables: snapshot, conflict, rerun, two writers of one variable, `max_variables_bytes` | `isolation` |
-//! | approval, approval timeout (`approval_timeout`), expiry | `approval` |
+//! | approval, approval timeout (`approval_timeout`), expiry, a decision that is sent again | `approval` |
 //! | questions of running calls: answer, form, expiry | `question` |
 //! | clocks that stand still while a running call waits for people, itself or by its child | `people_wait` |
 //! | calls that the client runs: request, result, expiry | `client_call` |
@@ -91,6 +91,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use agent_calls::ChildrenUse;
+pub(crate) use approval::check_repeated_decision;
 pub(crate) use attempt::PROVIDER_ERROR;
 pub use breaker::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use sha2::{Digest, Sha256};
 
 use super::Turn;
 use super::call::TurnCall;
@@ -20,7 +19,9 @@ use super::people_wait::{PeopleWait, PeopleWaitReason};
 use super::started_calls::{StartedQuestion, StartedWait};
 use crate::tool::InputSchema;
 use crate::transcript::CallTranscript;
-use crate::types::{Answer, ApprovalPhase, CallKey, Judgement, Question, QuestionKind, Verdict};
+use crate::types::{
+    Answer, ApprovalPhase, CallKey, Judgement, Question, QuestionKind, Verdict, sha256_hex,
+};
 
 /// A question that a call has asked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -147,50 +148,6 @@ impl Turn {
             (Some(_) | None, _) => {}
         }
     }
-
-    /// Applies a decision about a question of the call. Returns `None` if the decision is about none.
-    pub(super) fn decide_question(
-        &mut self,
-        key: CallKey,
-        decision: &ApprovalDecision,
-    ) -> Option<Result<(), ApprovalError>> {
-        let index = self.position(key)?;
-        let call = self.calls.get(index)?;
-        let is_about = decision.phase == Some(ApprovalPhase::Input);
-        let is_open = call.has_open_question();
-        let mut asked = call.questions.iter().enumerate().rev();
-        let found = asked.find(|(_, asked)| decision.is_about(&asked.sha256));
-        let (at, asked) = match found {
-            Some(found) if is_about || decision.phase.is_none() => found,
-            _ if is_about && call.questions.is_empty() => {
-                return Some(Err(ApprovalError::NotAsked));
-            }
-            _ if is_about => return Some(Err(ApprovalError::Stale)),
-            // A repeated decision about the call itself has the hash of its arguments.
-            _ if decision.phase.is_none() && is_open => {
-                let is_repeat = self.approvals.decisions.keys().any(|(decided, _)| *decided == key)
-                    && decision.is_about(&call.arguments_sha256());
-                return (!is_repeat).then_some(Err(ApprovalError::Stale));
-            }
-            _ => return None,
-        };
-        let content = match asked.question.check_content(decision) {
-            Ok(content) => content,
-            Err(error) => return Some(Err(error)),
-        };
-        if let Some(first) = &asked.decision {
-            let is_same =
-                first.judgement.verdict == decision.judgement.verdict && first.content == content;
-            let decided = ApprovalError::Decided(first.judgement.verdict);
-            return Some(if is_same { Ok(()) } else { Err(decided) });
-        }
-        if !is_open || at + 1 != call.questions.len() {
-            return Some(Err(ApprovalError::NotAsked));
-        }
-        let judgement = decision.judgement.clone();
-        self.decide_approval(index, ApprovalPhase::Input, judgement, content);
-        Some(Ok(()))
-    }
 }
 
 impl TurnCall {
@@ -236,8 +193,7 @@ impl AskedQuestion {
     fn new(question: Arc<Question>, number: u32) -> Self {
         // The number makes each question of a call another one.
         let identity = json!({ "question": *question, "number": number });
-        let digest = Sha256::digest(identity.to_string());
-        let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let sha256 = sha256_hex(identity.to_string());
         Self { question, sha256, decision: None }
     }
 }
@@ -259,8 +215,7 @@ impl Question {
     ///
     /// # Errors
     /// If the content is missing, does not fit the form, or is given where there is no form.
-    #[doc(hidden)]
-    pub fn check_content(
+    pub(super) fn check_content(
         &self,
         decision: &ApprovalDecision,
     ) -> Result<Option<Arc<Value>>, ApprovalError> {

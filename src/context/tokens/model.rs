@@ -10,13 +10,15 @@ const RATIO_WEIGHT: u64 = 20_000;
 
 /// The window and the token ratio of one model, learnt from the requests of all sessions.
 ///
-/// The window is the number that a refusal names, else nine tenths of the largest accepted request. A larger
-/// accepted request raises it.
+/// The window is the number that a refusal names. Until one names it, it is guessed: nine tenths of the largest
+/// accepted request. A larger accepted request raises it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelTokens {
     /// The window in tokens, if a refusal has shown it.
     window: Option<u64>,
+    /// True if a refusal has named the window. A guess does not replace it then.
+    is_window_named: bool,
     /// The tokens of the largest request that was accepted.
     accepted: u64,
     /// The service's tokens for each 1,000 estimated ones.
@@ -25,7 +27,7 @@ pub struct ModelTokens {
 
 impl Default for ModelTokens {
     fn default() -> Self {
-        Self { window: None, accepted: 0, ratio_milli: INITIAL_RATIO_MILLI }
+        Self { window: None, is_window_named: false, accepted: 0, ratio_milli: INITIAL_RATIO_MILLI }
     }
 }
 
@@ -75,8 +77,9 @@ impl ModelTokens {
         let below = nine_tenths(overflow.request_tokens.unwrap_or(request_tokens));
         let accepted = self.accepted.max(accepted.unwrap_or_default());
         let guess = nine_tenths(accepted).min(below);
-        let window = overflow.window.or(Some(guess).filter(|guess| *guess > 0));
-        self.window = window.or(self.window);
+        self.is_window_named |= overflow.window.is_some();
+        let guess = Some(guess).filter(|guess| *guess > 0 && !self.is_window_named);
+        self.window = overflow.window.or(guess).or(self.window);
         self.accepted = accepted.min(self.window.unwrap_or(accepted));
     }
 
@@ -84,7 +87,8 @@ impl ModelTokens {
     #[must_use]
     pub fn differs_from(&self, stored: &Self) -> bool {
         let (ratio, old) = (self.ratio_milli(), stored.ratio_milli());
-        self.window != stored.window || ratio.abs_diff(old) > old / 10
+        (self.window, self.is_window_named) != (stored.window, stored.is_window_named)
+            || ratio.abs_diff(old) > old / 10
     }
 }
 
@@ -108,6 +112,34 @@ mod tests {
         assert_eq!(model.window(), Some(8_192));
         model.handle_overflow(ContextOverflow::of_body(), 3_000, Some(3_000));
         assert_eq!(model.window(), Some(8_192), "the bytes of a request are not its tokens");
+    }
+
+    #[test]
+    fn a_named_window_is_replaced_by_another_named_one_and_not_by_a_guess() {
+        let mut model = ModelTokens::default();
+        model.handle_usage(5_000, 5_000);
+        model.handle_overflow(refusal(Some(8_192)), 9_000, Some(5_000));
+        let named = model;
+        // A refusal without a number follows, or a response shows that its request was too large.
+        model.handle_overflow(refusal(None), 6_000, Some(5_000));
+        model.handle_overflow(ContextOverflow::of_window(None, Some(7_000)), 7_000, None);
+        assert_eq!(model, named);
+        // It is named over a restart of the host.
+        let stored = serde_json::to_string(&model).unwrap();
+        let mut model: ModelTokens = serde_json::from_str(&stored).unwrap();
+        model.handle_overflow(refusal(None), 6_000, Some(5_000));
+        assert_eq!(model.window(), Some(8_192));
+        model.handle_overflow(refusal(Some(4_096)), 6_000, Some(5_000));
+        assert_eq!(model.window(), Some(4_096));
+        model.handle_usage(6_000, 6_000);
+        assert_eq!(model.window(), Some(6_000), "a larger request was accepted");
+        // The service names the number that was guessed.
+        let mut model = ModelTokens::default();
+        model.handle_usage(5_000, 5_000);
+        model.handle_overflow(refusal(None), 9_000, None);
+        let guessed = model;
+        model.handle_overflow(refusal(Some(4_500)), 9_000, None);
+        assert_eq!((model.window(), model.differs_from(&guessed)), (guessed.window(), true));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use sha2::{Digest, Sha256};
 
 use super::*;
-use crate::turn::{ApprovalDecision, ApprovalError};
+use crate::turn::{ApprovalDecision, ApprovalError, check_repeated_decision};
 use crate::types::{ApprovalPhase, Judgement, Verdict};
 
 /// A call and the phase of its approval.
@@ -327,13 +327,13 @@ impl World {
         });
         for (key, phase, verdict) in decided.collect::<Vec<_>>() {
             let stale = decision(phase, verdict, "0".into());
-            self.check_unchanged(key, stale, Err(ApprovalError::Stale));
+            self.check_repeated(key, stale, Err(ApprovalError::Stale));
             let hash = self.decision_hash((key, phase));
-            self.check_unchanged(key, decision(phase, verdict, hash.clone()), Ok(()));
+            self.check_repeated(key, decision(phase, verdict, hash.clone()), Ok(()));
             let other =
                 if verdict == Verdict::Approved { Verdict::Rejected } else { Verdict::Approved };
             let refused = Err(ApprovalError::Decided(verdict));
-            self.check_unchanged(key, decision(phase, other, hash), refused);
+            self.check_repeated(key, decision(phase, other, hash), refused);
         }
         self.check_answered_questions();
         self.check_waiting_children();
@@ -343,7 +343,19 @@ impl World {
         }
     }
 
-    pub(super) fn check_unchanged(
+    /// Checks the answer to a decision about what is decided already: that of the turn, and that of its records.
+    pub(super) fn check_repeated(
+        &mut self,
+        key: CallKey,
+        decision: ApprovalDecision,
+        expected: Result<(), ApprovalError>,
+    ) {
+        let recorded = check_repeated_decision(&self.log, key, &decision);
+        assert_eq!(recorded, expected, "the records give another answer than the turn");
+        self.check_unchanged(key, decision, expected);
+    }
+
+    fn check_unchanged(
         &mut self,
         key: CallKey,
         decision: ApprovalDecision,

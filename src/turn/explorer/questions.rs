@@ -133,7 +133,7 @@ impl World {
                 let expected =
                     if given == verdict { Ok(()) } else { Err(ApprovalError::Decided(verdict)) };
                 let repeated = decision(ApprovalPhase::Input, given, sha256.clone());
-                self.check_unchanged(key, repeated, expected);
+                self.check_repeated(key, repeated, expected);
             }
         }
     }

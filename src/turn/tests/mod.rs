@@ -13,6 +13,7 @@ mod interactions;
 mod people_wait;
 mod questions;
 mod references;
+mod repeated_decisions;
 mod response_content;
 mod response_end;
 mod search;
