@@ -249,6 +249,24 @@ allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"]
 }
 
 #[test]
+fn an_approval_may_be_asked_before_and_after_a_call() {
+    let text = |value: &str| format!("[tools.clock]\napproval = \"{value}\"\n");
+    for (value, before) in [
+        ("before and after", ApprovalPolicy::BEFORE),
+        ("writes and after", ApprovalPolicy::WRITES),
+        ("destructive and after", ApprovalPolicy::DESTRUCTIVE),
+    ] {
+        let expected = before.union(ApprovalPolicy::AFTER);
+        assert_eq!(parse(&text(value)).tools["clock"].approval, Some(expected), "{value}");
+    }
+    let words = "\"never\", \"destructive\", \"writes\", \"before\" or \"after\"";
+    for value in ["never and after", "after and after"] {
+        let expected = format!("2: tools.clock.approval: must be {words}, not {value:?}");
+        assert_eq!(complaints(&text(value)), [expected]);
+    }
+}
+
+#[test]
 fn secrets_are_never_printed() {
     let model = "[models.m]\nbase_url = 'http://h/v1'\nmodel = 'x'\napi_key_env = 'KEY'\n";
     let config = parse(&format!("{model}[host]\ntoken_env = 'TOKEN'\n"));

@@ -12,11 +12,22 @@ use crate::types::{fitting, harmless, text_columns};
 /// Width of an output that is not a terminal.
 const DEFAULT_COLUMNS: usize = 80;
 
+/// Minimum width to which lines are cut and wrapped.
+const COLUMNS_MIN: usize = 20;
+
 /// Returns the width of an output: `COLUMNS` of the environment, or else that of its terminal.
 pub(super) fn terminal_columns(output: impl AsFd) -> usize {
-    let from_env = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
-    let measured = || rustix::termios::tcgetwinsize(output).ok().map(|size| size.ws_col.into());
-    from_env.or_else(measured).filter(|columns| *columns > 0).unwrap_or(DEFAULT_COLUMNS)
+    let from_env = std::env::var("COLUMNS").ok();
+    let measured =
+        || rustix::termios::tcgetwinsize(output).ok().map(|size| usize::from(size.ws_col));
+    choose_columns(from_env.as_deref(), measured)
+}
+
+/// Returns the width in `COLUMNS`, or else the measured one. 0 is no width.
+fn choose_columns(from_env: Option<&str>, measured: impl FnOnce() -> Option<usize>) -> usize {
+    let is_width = |columns: &usize| *columns > 0;
+    let from_env = from_env.and_then(|text| text.parse::<usize>().ok()).filter(is_width);
+    from_env.or_else(|| measured().filter(is_width)).unwrap_or(DEFAULT_COLUMNS)
 }
 
 /// Returns true if an output gets colours: it is a terminal that supports them, and `NO_COLOR` is
@@ -114,11 +125,17 @@ impl<O: Write, E: Write> Screen<O, E> {
             err,
             streams_answer: out_is_terminal,
             line_output,
-            columns: columns.max(20),
+            columns: columns.max(COLUMNS_MIN),
             drawn: Vec::new(),
             held_text: String::new(),
             is_line_open: false,
         }
+    }
+
+    /// Sets the width of the terminal, which its user may have changed. Lines that are on the screen stay as they
+    /// are.
+    pub(super) fn set_columns(&mut self, columns: usize) {
+        self.columns = columns.max(COLUMNS_MIN);
     }
 
     /// Returns true if the output shows the time that passes, and needs regular updates.
@@ -337,6 +354,40 @@ mod tests {
             let item = line("✗ pay {\"sum\":12}  1.5 s  not run: too expensive");
             screen.update([item], &["waits".to_owned()][..0]).expect("update");
             assert_eq!(written(screen).1, expected);
+        }
+    }
+
+    #[test]
+    fn lines_have_the_width_that_was_set_last() {
+        let mut screen = screen(true, true);
+        let item = || line("✗ pay {\"sum\":12}  1.5 s");
+        let open_calls = ["calculator {\"expression\":\"1+1\"}".to_owned()];
+        screen.update([item()], &open_calls).expect("update");
+        screen.set_columns(22);
+        screen.update([item()], &open_calls).expect("update");
+        screen.set_columns(1);
+        screen.update([], &["a".repeat(30)]).expect("update");
+        let expected = "✗ pay {\"sum\":12}  1.5 s\ncalculator {\"expression\":\"1+1\"}\n\
+                        \x1b[1A\r\x1b[J✗ pay {\"sum\":12}  1.5\n  s\ncalculator {\"expressi\n\
+                        \x1b[1A\r\x1b[Jaaaaaaaaaaaaaaaaaaa\n";
+        assert_eq!(written(screen).1, expected);
+    }
+
+    #[test]
+    fn a_width_of_0_is_ignored() {
+        for (from_env, measured, expected) in [
+            (Some("100"), Some(40), 100),
+            (Some("0"), Some(40), 40),
+            (Some("wide"), Some(40), 40),
+            (None, Some(40), 40),
+            (Some("0"), Some(0), DEFAULT_COLUMNS),
+            (None, None, DEFAULT_COLUMNS),
+        ] {
+            assert_eq!(
+                choose_columns(from_env, || measured),
+                expected,
+                "{from_env:?} {measured:?}"
+            );
         }
     }
 

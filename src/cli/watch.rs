@@ -183,6 +183,7 @@ impl RunView {
         if self.prompts.is_prompting() {
             return Ok(());
         }
+        self.screen.set_columns(terminal_columns(io::stderr()));
         if self.screen.is_dumb() {
             self.pending.extend(self.progress.long_wait_line(self.started.elapsed()));
         }

@@ -121,16 +121,26 @@ pub struct LimitOverrides {
     pub max_variables_bytes: Option<NonZeroUsize>,
 }
 
-/// The overrides of a run exceed its agent's configuration.
+/// The overrides of a run exceed its agent's configuration, or have an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: {requested} is more than the agent allows ({highest})")]
+#[error("{key}: {requested} is {problem} ({highest})")]
 pub struct OverrideTooHigh {
     /// The configuration key.
     pub key: &'static str,
     /// The requested value.
     pub requested: String,
-    /// The highest value that the agent allows.
+    /// The highest value that the agent allows, or the range of valid values.
     pub highest: String,
+    /// The relation of the requested value to `highest`.
+    problem: &'static str,
+}
+
+impl OverrideTooHigh {
+    /// Creates the error of a value that exceeds the agent's.
+    pub(crate) fn new(key: &'static str, requested: impl ToString, highest: impl ToString) -> Self {
+        let (requested, highest) = (requested.to_string(), highest.to_string());
+        Self { key, requested, highest, problem: "more than the agent allows" }
+    }
 }
 
 impl RunOverrides {
@@ -149,8 +159,8 @@ impl RunOverrides {
     /// Returns the execution mode of the run.
     ///
     /// # Errors
-    /// If it allows more concurrent calls than the agent's, and `may_raise` is false, or none, or more than
-    /// [`Execution::PARALLEL_MAX`].
+    /// If it allows more concurrent calls than the agent's, and `may_raise` is false. If it allows none, or more
+    /// than [`Execution::PARALLEL_MAX`].
     #[doc(hidden)]
     pub fn execution(&self, own: Execution, may_raise: bool) -> Result<Execution, OverrideTooHigh> {
         let permits = |execution| match execution {
@@ -160,11 +170,15 @@ impl RunOverrides {
         let is_valid = |execution| (1..=Execution::PARALLEL_MAX).contains(&permits(execution));
         match self.execution {
             Some(requested) if !is_valid(requested) => {
-                let highest = format!("parallel:1 to parallel:{}", Execution::PARALLEL_MAX);
-                Err(too_high("execution", requested, highest))
+                let range = format!("parallel:1 to parallel:{}", Execution::PARALLEL_MAX);
+                let problem = "outside the valid range";
+                Err(OverrideTooHigh {
+                    problem,
+                    ..OverrideTooHigh::new("execution", requested, range)
+                })
             }
             Some(requested) if may_raise || permits(requested) <= permits(own) => Ok(requested),
-            Some(requested) => Err(too_high("execution", requested, own)),
+            Some(requested) => Err(OverrideTooHigh::new("execution", requested, own)),
             None => Ok(own),
         }
     }
@@ -176,7 +190,9 @@ impl RunOverrides {
     #[doc(hidden)]
     pub fn multi_tool_calls(&self, own: bool, may_raise: bool) -> Result<bool, OverrideTooHigh> {
         match self.multi_tool_calls {
-            Some(true) if !own && !may_raise => Err(too_high("multi_tool_calls", true, own)),
+            Some(true) if !own && !may_raise => {
+                Err(OverrideTooHigh::new("multi_tool_calls", true, own))
+            }
             Some(requested) => Ok(requested),
             None => Ok(own),
         }
@@ -194,11 +210,11 @@ impl RunOverrides {
         may_raise: bool,
     ) -> Result<ApprovalPolicy, OverrideTooHigh> {
         match self.approval {
-            Some(ApprovalPolicy::NEVER) if own.is_asked() && !may_raise => {
-                Err(too_high("approval", ApprovalPolicy::NEVER, format!("{tool}: {own}")))
-            }
+            Some(ApprovalPolicy::NEVER) if own.is_asked() && !may_raise => Err(
+                OverrideTooHigh::new("approval", ApprovalPolicy::NEVER, format!("{tool}: {own}")),
+            ),
             Some(ApprovalPolicy::NEVER) => Ok(ApprovalPolicy::NEVER),
-            Some(requested) => Ok(own.and(requested)),
+            Some(requested) => Ok(own.union(requested)),
             None => Ok(own),
         }
     }
@@ -217,7 +233,7 @@ impl RunOverrides {
     ) -> Result<Option<u32>, OverrideTooHigh> {
         match (self.max_output_tokens.map(NonZeroU32::get), own) {
             (Some(requested), Some(own)) if requested > own && !may_raise => {
-                Err(too_high("max_output_tokens", requested, own))
+                Err(OverrideTooHigh::new("max_output_tokens", requested, own))
             }
             (requested, own) => Ok(requested.or(own)),
         }
@@ -317,15 +333,7 @@ fn apply_limit<T: Copy + Default + PartialOrd>(
         return Ok(requested);
     }
     let format = |limit: Option<T>| limit.map_or("0 (no limit)".to_owned(), &format);
-    Err(OverrideTooHigh { key, requested: format(requested), highest: format(own) })
-}
-
-fn too_high(
-    key: &'static str,
-    requested: impl ToString,
-    highest: impl ToString,
-) -> OverrideTooHigh {
-    OverrideTooHigh { key, requested: requested.to_string(), highest: highest.to_string() }
+    Err(OverrideTooHigh::new(key, format(requested), format(own)))
 }
 
 /// Serialises time limits as texts that can be read back: in milliseconds, rounded up, because 0 means no limit.
@@ -498,8 +506,8 @@ mod tests {
             let execution = Some(Execution::Parallel { max });
             let overrides = RunOverrides::default().with(|new| new.execution = execution);
             let error = overrides.execution(Execution::Sequential, true).unwrap_err();
-            let allowed = "is more than the agent allows (parallel:1 to parallel:1024)";
-            assert_eq!(error.to_string(), format!("execution: parallel:{max} {allowed}"));
+            let reason = "is outside the valid range (parallel:1 to parallel:1024)";
+            assert_eq!(error.to_string(), format!("execution: parallel:{max} {reason}"));
         }
     }
 

@@ -89,7 +89,7 @@ impl ApprovalPolicy {
     /// Approval is needed before the model sees the result.
     pub const AFTER: Self = Self { before: AskedCalls::None, after: true };
 
-    /// The values in the configuration and in requests.
+    /// The values in the configuration and in requests, without the unions with [`Self::AFTER`].
     pub(super) const WORDS: [(&'static str, Self); 5] = [
         ("never", Self::NEVER),
         ("destructive", Self::DESTRUCTIVE),
@@ -106,8 +106,16 @@ impl ApprovalPolicy {
 
     /// Returns the union of both policies.
     #[must_use]
-    pub fn and(self, other: Self) -> Self {
+    pub fn union(self, other: Self) -> Self {
         Self { before: self.before.max(other.before), after: self.after || other.after }
+    }
+
+    /// Parses a value of the configuration or of a request, such as `before` or `before and after`.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let find = |text: &str| Self::WORDS.iter().find(|(word, _)| *word == text).map(|of| of.1);
+        let before = text.strip_suffix(" and after").and_then(find);
+        let before = before.filter(|policy| policy.before != AskedCalls::None);
+        find(text).or_else(|| before.map(|before| before.union(Self::AFTER)))
     }
 }
 
@@ -134,12 +142,7 @@ impl Serialize for ApprovalPolicy {
 impl<'de> Deserialize<'de> for ApprovalPolicy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let find = |text: &str| Self::WORDS.iter().find(|(word, _)| *word == text).map(|of| of.1);
-        // A union of two policies is recorded as both.
-        let both = text.strip_suffix(" and after").and_then(find);
-        let both = both.filter(|before| before.before != AskedCalls::None);
-        let known = find(&text).or_else(|| both.map(|before| before.and(Self::AFTER)));
-        known.ok_or_else(|| {
+        Self::parse(&text).ok_or_else(|| {
             let text = excerpt(&text, 64);
             serde::de::Error::custom(format!(
                 "approval is \"never\", \"destructive\", \"writes\", \"before\" or \"after\", not {text:?}"

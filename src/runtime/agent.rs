@@ -572,8 +572,7 @@ impl Agent {
         };
         let is_own = self.models.iter().any(|own| own.name == name);
         if !is_own && !self.allow_overrides {
-            let (requested, highest) = (name.to_owned(), self.models.names());
-            return Err(OverrideTooHigh { key: "model", requested, highest }.into());
+            return Err(OverrideTooHigh::new("model", name, self.models.names()).into());
         }
         Ok(self.models.starting_with(model))
     }
@@ -597,12 +596,7 @@ impl Agent {
             }
             if !is_own && !self.allow_overrides {
                 let highest = self.own_names().collect::<Vec<_>>().join(", ");
-                return Err(OverrideTooHigh {
-                    key: "tools",
-                    requested: pattern.text.clone(),
-                    highest,
-                }
-                .into());
+                return Err(OverrideTooHigh::new("tools", &pattern.text, highest).into());
             }
         }
         if self.allow_overrides {

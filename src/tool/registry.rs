@@ -171,11 +171,12 @@ impl ToolRegistry {
         self.tools.iter().map(|(name, tool)| (name.as_str(), tool))
     }
 
-    /// Changes the spec of a registered tool. Returns false if there is no such tool.
-    pub fn update_spec(&mut self, name: &str, update: impl FnOnce(&mut ToolSpec)) -> bool {
-        let Some(entry) = self.tools.get_mut(name) else { return false };
-        update(Arc::make_mut(&mut entry.spec));
-        true
+    /// Changes the spec of a registered tool, without the checks of [`Self::register`]. Ignores a name without a
+    /// tool.
+    pub(super) fn update_spec(&mut self, name: &str, update: impl FnOnce(&mut ToolSpec)) {
+        if let Some(entry) = self.tools.get_mut(name) {
+            update(Arc::make_mut(&mut entry.spec));
+        }
     }
 }
 

@@ -1,10 +1,17 @@
 //! Reads `[[hooks]]`.
 
+use std::collections::BTreeMap;
+
+use toml::de::DeValue;
+
 use super::process::{EnvLookup, command, headers};
 use super::source::Section;
 use super::tools::allow;
-use super::values;
-use crate::config::{HookConfig, HookFailure, HookKind, HookRule, ProcessConfig, ToolPattern};
+use super::values::{self, Parsed};
+use crate::config::{
+    AgentConfig, DEFAULT_AGENT, HookConfig, HookFailure, HookKind, HookRule, ProcessConfig,
+    ToolPattern,
+};
 use crate::types::HookPoint;
 
 /// The value of `kind`.
@@ -18,24 +25,23 @@ const KINDS: [(&str, HookKindWord); 2] =
     [("command", HookKindWord::Command), ("http", HookKindWord::Http)];
 
 impl HookConfig {
-    /// Returns `None` if the point or the kind is missing or wrong.
-    pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Option<Self> {
+    /// Reads a hook, which may name the `agents` of the file. Returns `None` if the point or the kind is missing
+    /// or wrong.
+    pub(super) fn read(
+        section: &Section<'_, '_>,
+        agents: &BTreeMap<String, AgentConfig>,
+        env: EnvLookup<'_>,
+    ) -> Option<Self> {
         let on = section.read("on", |value| values::word(value, &HookPoint::WORDS));
         section.require("on", on.is_none());
         let word = section.read("kind", |value| values::word(value, &KINDS));
         section.require("kind", word.is_none());
         let name = section.read("name", values::non_empty_string);
-        let agents = section.list("agents", values::non_empty_string);
-        let tools = section.list("tools", values::non_empty_string);
+        let agents = non_empty_list(section, "agents", |value| known_agent(value, agents));
+        let tools = non_empty_list(section, "tools", values::non_empty_string);
         let timeout = section.read("timeout", values::positive_duration);
         let failures = [("refuse", HookFailure::Refuse), ("allow", HookFailure::Allow)];
         let on_failure = section.read("on_failure", |value| values::word(value, &failures));
-        for (key, list) in [("agents", &agents), ("tools", &tools)] {
-            if list.as_ref().is_some_and(Vec::is_empty) {
-                let message = "must not be empty: leave it out for all, or remove the hook";
-                section.add_error(key, message);
-            }
-        }
         if tools.is_some() && on.is_some_and(|on| !on.concerns_call()) {
             section.add_error("tools", "needs on = \"before_call\" or \"after_call\"");
         }
@@ -55,6 +61,36 @@ impl HookConfig {
         rule.on_failure = on_failure.unwrap_or_default();
         Some(Self { rule, kind })
     }
+}
+
+/// Parses the items of a list that must not be empty.
+fn non_empty_list<'t, T>(
+    section: &Section<'_, 't>,
+    key: &'static str,
+    mut parse: impl FnMut(&DeValue<'t>) -> Parsed<T>,
+) -> Option<Vec<T>> {
+    let mut is_empty = true;
+    let list = section.list(key, |value| {
+        is_empty = false;
+        parse(value)
+    });
+    if list.is_some() && is_empty {
+        section.add_error(key, "must not be empty: leave it out for all, or remove the hook");
+    }
+    list
+}
+
+/// Parses the name of an agent. A file without agents has the default one.
+fn known_agent(value: &DeValue<'_>, agents: &BTreeMap<String, AgentConfig>) -> Parsed<String> {
+    let name = values::non_empty_string(value)?;
+    let known: Vec<&str> = match agents.is_empty() {
+        true => vec![DEFAULT_AGENT],
+        false => agents.keys().map(String::as_str).collect(),
+    };
+    if known.contains(&name.as_str()) {
+        return Ok(name);
+    }
+    Err(format!("no agent is called {name:?} (known: {})", known.join(", ")))
 }
 
 fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> HookKind {
@@ -160,6 +196,12 @@ secret_headers = { authorization = "SET" }
             (
                 &format!("{hook}agents = [\"nobody\"]"),
                 "5: hooks[0].agents[0]: no agent is called \"nobody\" (known: default)",
+            ),
+            (&format!("{hook}agents = [\"\"]"), "5: hooks[0].agents[0]: must not be empty"),
+            (
+                &format!("{hook}agents = [\"\", \"default\", \"nobody\"]"),
+                "5: hooks[0].agents[0]: must not be empty\n\
+                 etc/callsheet.toml:5: hooks[0].agents[2]: no agent is called \"nobody\" (known: default)",
             ),
             (&format!("{hook}timeout = \"0s\""), "5: hooks[0].timeout: must be longer than 0"),
             (

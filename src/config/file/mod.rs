@@ -92,22 +92,7 @@ impl Config {
         let hooks = root
             .table_list("hooks")
             .into_iter()
-            .filter_map(|section| {
-                let hook = HookConfig::read(&section, env)?;
-                for (at, name) in hook.rule.agents.iter().flatten().enumerate() {
-                    let is_known =
-                        agents.contains_key(name) || (agents.is_empty() && name == DEFAULT_AGENT);
-                    if !is_known {
-                        let known = match agents.is_empty() {
-                            true => DEFAULT_AGENT.to_owned(),
-                            false => agents.keys().cloned().collect::<Vec<_>>().join(", "),
-                        };
-                        let message = format!("no agent is called {name:?} (known: {known})");
-                        section.add_item_error("agents", at, message);
-                    }
-                }
-                Some(hook)
-            })
+            .filter_map(|section| HookConfig::read(&section, &agents, env))
             .collect();
         root.finish();
         if agents.is_empty() {

@@ -217,13 +217,6 @@ impl<'s, 't> Section<'s, 't> {
         found
     }
 
-    /// Records an error about an item of a list that was read.
-    pub(super) fn add_item_error(&self, key: &'static str, at: usize, message: String) {
-        let path = format!("{}[{at}]", self.key(key));
-        let error = self.source.origins.borrow().error(&path, message);
-        self.source.errors.borrow_mut().push(error);
-    }
-
     /// Records an error about a key, or about the whole table if the key is missing.
     pub(super) fn add_error(&self, key: &str, message: impl Into<String>) {
         let entry = self.table.and_then(|table| table.get_key_value(key));
