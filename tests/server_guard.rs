@@ -108,6 +108,34 @@ async fn bodies_must_be_json_with_known_members_and_limited_size() {
 }
 
 #[tokio::test]
+async fn a_request_that_needs_no_body_accepts_none_or_an_empty_object() {
+    let service = service().await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    for (request, expected) in
+        [("verify", 200), ("resume", 409), ("compact", 422), ("tools/refresh", 200)]
+    {
+        let path = format!("/v1/sessions/s/{request}");
+        let none = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        for accepted in [none, post(&path, "", ""), post(&path, "", "{}")] {
+            let answer = service.send(&accepted).await;
+            assert_eq!(answer.status, expected, "{accepted}: {answer:?}");
+        }
+        let plain = post(&path, "", "{}").replace("application/json", "text/plain");
+        let large = post(&path, "", &json!({"x": "x".repeat(2000)}).to_string());
+        for (refused, status, code) in [
+            (post(&path, "", "{"), 400, "invalid_json"),
+            (post(&path, "", "null"), 400, "invalid_request"),
+            (post(&path, "", "{\"wait\":true}"), 400, "invalid_request"),
+            (plain, 415, "unsupported_media_type"),
+            (large, 413, "body_too_large"),
+        ] {
+            let answer = service.send(&refused).await;
+            assert_eq!(answer.error(), (status, code.to_owned()), "{refused}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn unknown_paths_and_methods_are_json_errors() {
     let service = service().await;
     for path in ["/nowhere", "/v1", "/v1/sessions/", "/v1/sessions/a/b/c", "/v1/sessions/%ff"] {

@@ -63,6 +63,7 @@ impl Host {
             sources: SelectAll::new(),
             positions: HashMap::new(),
             asleep: HashSet::new(),
+            deleted: HashMap::new(),
             ready: VecDeque::new(),
             has_ended: false,
         };
@@ -89,6 +90,9 @@ struct HostEvents {
     positions: HashMap<SessionId, EventId>,
     /// The sessions that are not in memory, and whose stored events were returned.
     asleep: HashSet<SessionId>,
+    /// The sessions that were deleted while older events of them are still to be returned, with the time of
+    /// the deletion.
+    deleted: HashMap<SessionId, u64>,
     /// Items that are returned next.
     ready: VecDeque<HostEvent>,
     /// True if the host has shut down.
@@ -170,14 +174,19 @@ impl HostEvents {
     async fn handle_message(&mut self, message: Result<StateMessage, RecvError>) {
         match message {
             Ok(StateMessage::Changed(change)) => {
-                if self.asleep.contains(&change.session) {
-                    match change.state {
-                        Some(_) => self.try_wake(&change.session),
-                        None => self.end_session(&change.session),
+                let is_asleep = self.asleep.contains(&change.session);
+                match change.state {
+                    Some(_) if is_asleep => self.try_wake(&change.session),
+                    None if is_asleep => self.end_session(&change.session),
+                    None if self.positions.contains_key(&change.session) => {
+                        self.deleted.entry(change.session.clone()).or_insert(change.time);
                     }
+                    Some(_) | None => {}
                 }
                 if self.all_states {
-                    let state = self.live_state(&change.session).or(change.state);
+                    // A deletion is returned even if a new session has the id by now.
+                    let state =
+                        change.state.map(|state| self.live_state(&change.session).unwrap_or(state));
                     self.ready.push_back(HostEvent::State(SessionStateChange { state, ..change }));
                 }
             }
@@ -196,6 +205,12 @@ impl HostEvents {
     async fn handle_item(&mut self, session: SessionId, item: SourceItem) {
         match item {
             SourceItem::Feed(FeedItem::Event(event)) => {
+                // Stored events are read page by page. After a deletion, a page may have events of a new
+                // session with this id.
+                let deleted = self.deleted.get(&session);
+                if deleted.is_some_and(|time| event.timestamp_ms > *time) {
+                    return;
+                }
                 if let Some((id, position)) = event.id.zip(self.positions.get_mut(&session)) {
                     *position = id;
                 }
@@ -209,6 +224,7 @@ impl HostEvents {
                 self.positions.remove(&session);
                 self.ready.push_back(HostEvent::Failed(session, error));
             }
+            SourceItem::End(_) if self.deleted.contains_key(&session) => self.end_session(&session),
             SourceItem::End(read_to) => {
                 if let Some(position) = self.positions.get_mut(&session) {
                     *position = read_to.max(*position);
@@ -256,9 +272,10 @@ impl HostEvents {
         }
     }
 
-    /// Ends the events of a session that was deleted.
+    /// Ends the events of a session that was deleted. Those of a new session with its id do not follow.
     fn end_session(&mut self, session: &SessionId) {
         self.asleep.remove(session);
+        self.deleted.remove(session);
         // With the states of all sessions, the client is told anyway.
         if self.positions.remove(session).is_some() && !self.all_states {
             self.ready.push_back(HostEvent::State(SessionStateChange::new(session, None)));

@@ -9,8 +9,11 @@ use super::host_state::HostState;
 use crate::journal::{JournalError, SessionQuery, SessionSummary};
 use crate::types::SessionState;
 
-/// The number of sessions of one read.
-const PAGE: usize = 1000;
+/// Minimum number of sessions of one read. With a filter, a small limit would need many reads.
+const PAGE_MIN: usize = 64;
+
+/// Maximum number of sessions of one read.
+const PAGE_MAX: usize = 1000;
 
 pub(super) async fn sessions(
     link: &HostRef,
@@ -29,7 +32,7 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
         // The journal does not filter, because what it knows of an awake session may be out of date.
         let listing = SessionQuery {
             after,
-            limit: PAGE.min(limit),
+            limit: limit.clamp(PAGE_MIN, PAGE_MAX),
             children: query.children,
             ..SessionQuery::default()
         };

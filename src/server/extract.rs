@@ -41,25 +41,32 @@ impl<T: DeserializeOwned> FromRequest<AppState> for KeyedBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        if !is_json(request.headers()) {
-            return Err(ApiError::new(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "unsupported_media_type",
-                "the body must be JSON, with Content-Type: application/json",
-            ));
-        }
+        check_media_type(request.headers())?;
         let keys: Vec<HeaderValue> =
             request.headers().get_all("idempotency-key").iter().cloned().collect();
         let uri = request.uri().clone();
-        let reading = read(request, state.options.body_bytes_max);
-        let bytes =
-            tokio::time::timeout(state.options.body_timeout, reading).await.map_err(|_| {
-                let seconds = state.options.body_timeout.as_secs_f64();
-                let message = format!("the body did not arrive within {seconds} s");
-                ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
-            })??;
+        let bytes = read_in_time(request, state).await?;
         let parsed = parse(&bytes)?;
         Ok(Self(parsed, request_key(&keys, &uri, &bytes)?))
+    }
+}
+
+/// The body of a request that needs none: no bytes, or a JSON object without members.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EmptyBody {}
+
+impl FromRequest<AppState> for EmptyBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let media_type = check_media_type(request.headers());
+        let bytes = read_in_time(request, state).await?;
+        if bytes.is_empty() {
+            return Ok(Self {});
+        }
+        media_type?;
+        parse(&bytes)
     }
 }
 
@@ -81,6 +88,15 @@ impl<T: DeserializeOwned> FromRequest<AppState> for ResultBody<T> {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Reads a body within the server's limits of size and time.
+async fn read_in_time(request: Request, state: &AppState) -> Result<Bytes, ApiError> {
+    let (bytes_max, time) = (state.options.body_bytes_max, state.options.body_timeout);
+    tokio::time::timeout(time, read(request, bytes_max)).await.map_err(|_| {
+        let message = format!("the body did not arrive within {} s", time.as_secs_f64());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+    })?
 }
 
 /// Reads a body of at most `bytes_max` bytes. Refuses a longer `Content-Length` at once.
@@ -220,6 +236,18 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
             }
         }
     })
+}
+
+/// Refuses a body whose `Content-Type` is not JSON.
+fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    if is_json(headers) {
+        return Ok(());
+    }
+    Err(ApiError::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "unsupported_media_type",
+        "the body must be JSON, with Content-Type: application/json",
+    ))
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

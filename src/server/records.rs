@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::extract::{PathParameters, StrictQuery};
+use super::extract::{EmptyBody, PathParameters, StrictQuery};
 use super::large_answer;
 use super::sessions::PathSession;
 use super::state::AppState;
@@ -55,7 +55,10 @@ pub(super) async fn list(
 }
 
 /// Checks the stored records, as `callsheet sessions verify` does.
-pub(super) async fn verify(PathSession(session): PathSession) -> Result<Response, ApiError> {
+pub(super) async fn verify(
+    PathSession(session): PathSession,
+    _: EmptyBody,
+) -> Result<Response, ApiError> {
     let SessionCheck { records, open_run, breaches } = session.verify().await?;
     let breaches = breaches.iter().map(|breach| {
         let (seq, invariant) = (breach.seq, breach.invariant.as_str());

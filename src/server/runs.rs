@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::extract::{JsonBody, KeyedBody, StrictObject};
+use super::extract::{EmptyBody, JsonBody, KeyedBody, StrictObject};
 use super::sessions::PathSession;
 use super::state::AppState;
 use crate::config::{
@@ -153,19 +153,28 @@ pub(super) struct SteerRunRequest {
 }
 
 /// Resumes an interrupted run that waits for a manual resume.
-pub(super) async fn resume(PathSession(session): PathSession) -> Result<Response, ApiError> {
+pub(super) async fn resume(
+    PathSession(session): PathSession,
+    _: EmptyBody,
+) -> Result<Response, ApiError> {
     let seq = session.resume().await?;
     let body = json!({"id": session.id(), "seq": seq});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
 
 /// Reads the tools of servers again, for the runs from now on.
-pub(super) async fn refresh_tools(PathSession(session): PathSession) -> Result<Response, ApiError> {
+pub(super) async fn refresh_tools(
+    PathSession(session): PathSession,
+    _: EmptyBody,
+) -> Result<Response, ApiError> {
     Ok(Json(session.refresh_tools().await?).into_response())
 }
 
 /// Makes the context smaller.
-pub(super) async fn compact(PathSession(session): PathSession) -> Result<Response, ApiError> {
+pub(super) async fn compact(
+    PathSession(session): PathSession,
+    _: EmptyBody,
+) -> Result<Response, ApiError> {
     Ok(Json(session.compact().await?).into_response())
 }
 

@@ -53,7 +53,8 @@ enum PagePart {
     End(SessionPage),
 }
 
-/// Sends what is written to it in pieces, and waits while the last piece is not received.
+/// Sends what is written to it in pieces, and waits while the one before is not received. Only the last
+/// piece is shorter than [`PIECE_BYTES`]. It may be empty.
 struct PieceWriter {
     piece: Vec<u8>,
     pieces: Sender<io::Result<Vec<u8>>>,
@@ -188,10 +189,16 @@ impl PageBody {
                         _ => self.stage = Stage::Pieces(index, pieces_of(part)),
                     }
                 }
-                Stage::Pieces(index, pieces) => match pieces.recv().await {
-                    Some(piece) => text.extend(piece.map_err(serde_json::Error::io)?),
-                    None => self.stage = self.page.after(*index),
-                },
+                Stage::Pieces(index, pieces) => {
+                    // A thread that panics sends no last piece.
+                    let broken = || Err(io::Error::other("the encoding of the session broke off"));
+                    let piece = pieces.recv().await.unwrap_or_else(broken);
+                    let piece = piece.map_err(serde_json::Error::io)?;
+                    if piece.len() < PIECE_BYTES {
+                        self.stage = self.page.after(*index);
+                    }
+                    text.extend(piece);
+                }
                 Stage::Done => break,
             }
         }
@@ -218,7 +225,7 @@ impl Write for PieceWriter {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.send()
+        Ok(())
     }
 }
 
@@ -285,4 +292,54 @@ fn append_member(
 ) -> serde_json::Result<()> {
     write!(text, "{before}\"{name}\":").map_err(serde_json::Error::io)?;
     serde_json::to_writer(text, value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Metadata, Seq, SessionId, SessionState, Usage};
+
+    fn page(history: Vec<Message>) -> SessionPage {
+        let snapshot = SessionSnapshot {
+            id: SessionId::parse("s").expect("an id"),
+            agent: "default".to_owned(),
+            metadata: Metadata::default(),
+            state: SessionState::Idle,
+            seq: Seq(1),
+            history: history.into_iter().map(Arc::new).collect(),
+            variables: Default::default(),
+            current_run: None,
+            queued: Vec::new(),
+            usage: Usage::default(),
+        };
+        SessionPage::new(snapshot, None, None)
+    }
+
+    #[tokio::test]
+    async fn a_body_with_a_large_part_is_whole() {
+        let empty = serde_json::to_vec(&Message::user("")).expect("encode");
+        // The message has as many bytes as whole pieces, one less, or one more.
+        let length = LARGE_BYTES + PIECE_BYTES - empty.len();
+        for length in length - 1..=length + 1 {
+            let text = "x".repeat(length);
+            let response = page(vec![Message::user(text.as_str())]).into_response(None);
+            let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("read");
+            let body: serde_json::Value = serde_json::from_slice(&body).expect("parse");
+            assert!(body["history"][0]["content"] == text, "{length}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_whose_encoding_breaks_off_ends_with_an_error() {
+        let (pieces, receiver) = channel(1);
+        pieces.send(Ok(vec![b'x'; PIECE_BYTES])).await.expect("there is room");
+        drop(pieces);
+        let stage = Stage::Pieces(0, receiver);
+        let body = PageBody { page: page(vec![Message::user("x")]), stage, _place: None };
+        let (piece, body) = body.next().await.expect("a piece");
+        assert_eq!(piece.expect("it is sent").len(), PIECE_BYTES);
+        let (broken, body) = body.next().await.expect("an error");
+        assert!(broken.is_err());
+        assert!(body.next().await.is_none());
+    }
 }

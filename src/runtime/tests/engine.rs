@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -26,6 +26,8 @@ pub(super) struct Engine {
     held: Mutex<Option<SessionId>>,
     /// Once set, the next removal fails after it has removed the records.
     fails_late: AtomicBool,
+    /// The number of times that sessions were listed.
+    lists: AtomicUsize,
 }
 
 impl Engine {
@@ -46,6 +48,7 @@ impl Engine {
             is_dead: Arc::default(),
             held: Mutex::default(),
             fails_late: AtomicBool::new(false),
+            lists: AtomicUsize::new(0),
         })
     }
 
@@ -64,6 +67,11 @@ impl Engine {
     /// Lets the removal of a session wait, or of none.
     pub(super) fn hold_removal(&self, session: Option<SessionId>) {
         *self.held.lock() = session;
+    }
+
+    /// Returns the number of times that sessions were listed.
+    pub(super) fn lists(&self) -> usize {
+        self.lists.load(Ordering::SeqCst)
     }
 
     /// Stores a batch immediately.
@@ -104,6 +112,7 @@ impl Journal for Engine {
     }
 
     fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
+        self.lists.fetch_add(1, Ordering::SeqCst);
         self.inner.list(listing)
     }
 

@@ -1,4 +1,4 @@
-//! Tests of the stream of several sessions when a session dies or its journal fails.
+//! Tests of the stream of several sessions when a session dies or is deleted, or its journal fails.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -37,6 +37,85 @@ async fn ended(
             received.clear();
         } else if let Event::RunEnded { end, .. } = &published.event {
             return (received, *end);
+        }
+    }
+}
+
+/// Reads until the condition holds for an item. Returns the text of the session.
+async fn text_until(
+    events: &mut (impl Stream<Item = HostEvent> + Unpin),
+    session: &SessionHandle,
+    is_last: impl Fn(&HostEvent) -> bool,
+) -> String {
+    let mut received = String::new();
+    loop {
+        let next = timeout(SOON, events.next()).await.unwrap().unwrap();
+        if let HostEvent::Published(published) = &next
+            && published.session == *session.id()
+            && let Event::TextReceived { text } = &published.event
+        {
+            received.push_str(text);
+        }
+        if is_last(&next) {
+            return received;
+        }
+    }
+}
+
+/// Deletes a session and opens another one with its id while the reader of its events is behind. The reader
+/// follows `one` from its beginning (`from_start`) or from now on.
+async fn delete_and_reopen(from_start: bool, all_states: bool) {
+    let provider = Provider::new(|n, _| {
+        let answer = if n == 0 { "old" } else { "new" };
+        Reply::Sse(answer_with(answer))
+    })
+    .await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
+    let one = host.open_session("one").await.unwrap();
+    let two = host.open_session("two").await.unwrap();
+    if from_start {
+        one.run("go").await.unwrap();
+    }
+    let after = from_start.then(EventId::default);
+    let watched = vec![(one.id().clone(), after), (two.id().clone(), None)];
+    let events = host.watch_sessions(watched, all_states).await.unwrap();
+    let mut events = Box::pin(events);
+    if from_start {
+        // The reader now has the first page of the stored events.
+        let first = timeout(SOON, events.next()).await.unwrap();
+        assert!(matches!(first, Some(HostEvent::Published(_))), "{first:?}");
+    } else {
+        one.run("go").await.unwrap();
+    }
+    one.delete().await.unwrap();
+    // The times of the deletion and of events have milliseconds.
+    sleep(Duration::from_millis(2)).await;
+    let new = host.open_session("one").await.unwrap();
+    new.run("go").await.unwrap();
+    let is_deletion = |item: &HostEvent| {
+        matches!(item, HostEvent::State(change)
+            if change.session == *one.id() && change.state.is_none())
+    };
+    let mut text = text_until(&mut events, &one, is_deletion).await;
+    if !from_start && !all_states {
+        assert_eq!(text, "old", "the events before the deletion are returned");
+    }
+    new.run("go").await.unwrap();
+    two.run("go").await.unwrap();
+    let is_end = |item: &HostEvent| {
+        matches!(item, HostEvent::Published(published)
+            if published.session == *two.id() && matches!(published.event, Event::RunEnded { .. }))
+    };
+    text.push_str(&text_until(&mut events, &one, is_end).await);
+    assert!("old".starts_with(&text), "{text}");
+    host.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_new_session_with_the_id_of_a_deleted_one_does_not_continue_its_events() {
+    for from_start in [true, false] {
+        for all_states in [true, false] {
+            delete_and_reopen(from_start, all_states).await;
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Tests of the limits of a host and of its shutdown.
 
+use super::engine::Engine;
 use super::provider::{Reply, answer_with, text};
 use super::*;
+use crate::journal::Journal;
 use crate::record::StopMode;
 use crate::types::RunEnd;
 
@@ -40,6 +42,32 @@ async fn sessions_are_opened_by_name_and_closed() {
     // The name is free again, and the session under it is new.
     let again = host.open_session(named("b")).await.unwrap();
     assert_eq!(again.snapshot().await.unwrap().history, []);
+}
+
+#[tokio::test]
+async fn a_filtered_list_with_a_small_limit_needs_few_queries() {
+    let provider = Provider::answering("fine").await;
+    let engine = Engine::new(|inner, batch| inner.append(batch));
+    let setup = setup(&provider, ToolRegistry::new(), |_| ());
+    let host = start_on(setup, Arc::clone(&engine) as Arc<dyn Journal>).await.unwrap();
+    for number in 10..40 {
+        host.open_session(named(&number.to_string())).await.unwrap();
+    }
+    let last = host.open_session(named("40")).await.unwrap();
+    last.hibernate();
+    until("it hibernates", || last.state() == SessionState::Hibernated).await;
+    for (state, expected) in [
+        (Some(SessionState::Hibernated), vec!["40"]),
+        (Some(SessionState::Idle), vec!["10", "11"]),
+        (None, vec!["10", "11"]),
+    ] {
+        let before = engine.lists();
+        let query = SessionQuery { limit: 2, state, ..SessionQuery::default() };
+        let found = host.sessions(query).await.unwrap();
+        let ids: Vec<&str> = found.iter().map(|session| session.id.as_str()).collect();
+        assert_eq!(ids, expected, "{state:?}");
+        assert_eq!(engine.lists() - before, 1, "{state:?}");
+    }
 }
 
 #[tokio::test]
