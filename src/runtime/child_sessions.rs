@@ -23,7 +23,7 @@ use super::agent_trees::{self, ChildAdmission};
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
-use super::message::{SessionMessage, ToolSupervisorMessage, ToolSupervisorRef};
+use super::message::{RunScope, SessionMessage, ToolSupervisorMessage, ToolSupervisorRef};
 use super::publish::Publisher;
 use super::report::RunReport;
 use super::request::RunRequest;
@@ -61,12 +61,9 @@ pub(super) struct AgentCallRunner {
     pub(super) link: HostRef,
     pub(super) supervisor: ToolSupervisorRef,
     pub(super) session: SessionId,
-    pub(super) run: RunId,
-    /// The position of the run's first record.
-    pub(super) run_seq: Seq,
+    /// The run of the call. Its agent makes the call.
+    pub(super) scope: Arc<RunScope>,
     pub(super) key: CallKey,
-    /// The name of the agent that makes the call.
-    pub(super) caller: Arc<str>,
     /// The call that opened the session, if it is a child session.
     pub(super) parent: Option<Arc<ParentCall>>,
     pub(super) config: AgentToolConfig,
@@ -110,9 +107,12 @@ impl AgentCallRunner {
     /// Returns the call as the child's session records it.
     fn parent_call(&self) -> ParentCall {
         let AgentToolConfig { agent, max_depth, max_children, .. } = &self.config;
-        let is_child_run = child_run_id(&self.session).as_ref() == Some(&self.run);
-        let own_root =
-            || RootRun { session: self.session.clone(), run: self.run.clone(), seq: self.run_seq };
+        let is_child_run = child_run_id(&self.session).as_ref() == Some(&self.scope.run);
+        let own_root = || RootRun {
+            session: self.session.clone(),
+            run: self.scope.run.clone(),
+            seq: self.scope.run_seq,
+        };
         // A run that a client starts in a child session is the root of its own children.
         let root = self.parent.as_ref().filter(|_| is_child_run).map(|parent| parent.root.clone());
         let mut agent_path = self.path();
@@ -122,7 +122,7 @@ impl AgentCallRunner {
         };
         ParentCall {
             session: self.session.clone(),
-            run: self.run.clone(),
+            run: self.scope.run.clone(),
             key: self.key,
             root: root.unwrap_or_else(own_root),
             agent_path,
@@ -349,7 +349,7 @@ impl AgentCallRunner {
         }
         let event = of_grandchild.unwrap_or_else(|| Arc::new(self.child_event(published)));
         let event = Event::OfChild { call: self.key, event };
-        publisher.publish(&self.run, self.key.turn, event);
+        publisher.publish(&self.scope.run, self.key.turn, event);
     }
 
     fn child_event(&self, published: &PublishedEvent) -> ChildEvent {
@@ -370,7 +370,7 @@ impl AgentCallRunner {
     /// Returns the names of the agents from the root down to the caller.
     fn path(&self) -> Vec<Arc<str>> {
         let parent = self.parent.as_ref().map(|parent| parent.agent_path.clone());
-        parent.unwrap_or_else(|| vec![Arc::clone(&self.caller)])
+        parent.unwrap_or_else(|| vec![Arc::clone(&self.scope.agent.name)])
     }
 
     /// Publishes the approvals that the child waits for.

@@ -123,7 +123,7 @@ impl SessionHandle {
         let new = ids::run_id();
         // Subscribes before the run starts, so that no event of it is missed.
         let (mut events, live) =
-            self.with_awake(|live| live.feed_access.subscribe_to(&new)).await?;
+            self.link.with_awake(&self.id, |live| live.feed_access.subscribe_to(&new)).await?;
         let (RunAccepted { id, seq, report_receiver: report }, accepted_by) =
             self.accept(&new, &request).await?;
         let events_are_complete = Arc::ptr_eq(&live, &accepted_by) && id == new;
@@ -135,8 +135,9 @@ impl SessionHandle {
             stored_sessions::await_report(self.clone(), id.clone(), report, Arc::clone(&log));
         let report = Box::pin(report);
         let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
-        let (session, run) = (self.clone(), (self.clone(), id.clone()));
-        let feed = RunFeed::new(run, Arc::clone(&log), before, events_are_complete);
+        let (session, link) = (self.clone(), self.link.clone());
+        let of = (self.id.clone(), id.clone());
+        let feed = RunFeed::new(link, of, Arc::clone(&log), before, events_are_complete);
         Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, session, log, feed })
     }
 
@@ -227,28 +228,12 @@ impl SessionHandle {
     /// If there is no such session.
     #[doc(hidden)]
     pub async fn subscribe(&self) -> Result<Subscription, HostError> {
-        Ok(self.with_awake(|live| live.feed_access.subscribe()).await?.0)
+        Ok(self.link.with_awake(&self.id, |live| live.feed_access.subscribe()).await?.0)
     }
 
     /// Subscribes to the events of one run.
     pub(super) async fn subscribe_to(&self, run: &RunId) -> Result<Subscription, HostError> {
-        Ok(self.with_awake(|live| live.feed_access.subscribe_to(run)).await?.0)
-    }
-
-    /// Calls `call` with the awake session. Wakes the session again if `call` returns `None`,
-    /// because the session is about to hibernate.
-    async fn with_awake<T>(
-        &self,
-        call: impl Fn(&AwakeSession) -> Option<T>,
-    ) -> Result<(T, Arc<AwakeSession>), HostError> {
-        for _ in 0..REQUEST_TRIES_MAX {
-            let live = self.link.awake_session(&self.id).await?;
-            if let Some(value) = call(&live) {
-                return Ok((value, live));
-            }
-            tokio::task::yield_now().await;
-        }
-        Err(self.link.shared.gone())
+        Ok(self.link.with_awake(&self.id, |live| live.feed_access.subscribe_to(run)).await?.0)
     }
 
     /// Returns the session's events after a position: the stored ones, then live ones. Nothing is
@@ -279,7 +264,7 @@ impl SessionHandle {
     /// # Errors
     /// If no event with that id exists, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<SessionEvents, HostError> {
-        self.with_awake(|live| SessionEvents::from(&self.link, &self.id, live, after)).await?.0
+        SessionEvents::after(&self.link, &self.id, after).await
     }
 
     /// Returns a run's events from its first record, at `seq`, and all events after the run.
@@ -296,7 +281,11 @@ impl SessionHandle {
     /// # Errors
     /// If the session is closed.
     pub async fn watch_from_now(&self) -> Result<SessionEvents, HostError> {
-        Ok(self.with_awake(|live| SessionEvents::from_now(&self.link, live)).await?.0)
+        Ok(self
+            .link
+            .with_awake(&self.id, |live| SessionEvents::from_now(&self.link, live))
+            .await?
+            .0)
     }
 
     /// Gives the tools of this session's later runs a value, which replaces one of the same type. It

@@ -106,6 +106,23 @@ impl HostRef {
         Err(self.shared.gone())
     }
 
+    /// Calls `call` with the awake session. Wakes the session again if `call` returns `None`, because the
+    /// session is about to hibernate.
+    pub(super) async fn with_awake<T>(
+        &self,
+        id: &SessionId,
+        call: impl Fn(&AwakeSession) -> Option<T>,
+    ) -> Result<(T, Arc<AwakeSession>), HostError> {
+        for _ in 0..REQUEST_TRIES_MAX {
+            let live = self.awake_session(id).await?;
+            if let Some(value) = call(&live) {
+                return Ok((value, live));
+            }
+            tokio::task::yield_now().await;
+        }
+        Err(self.shared.gone())
+    }
+
     /// Reads the session from the journal and starts it. Its slot is `Waking`.
     pub(super) fn wake(&self, id: &SessionId) {
         let (link, id) = (self.clone(), id.clone());

@@ -22,7 +22,7 @@ use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
 use super::tool_limiter::CallPermit;
 use super::tool_servers::FrozenTools;
-use crate::context::{ReferenceValues, Variables};
+use crate::context::ReferenceValues;
 use crate::event::{ApprovalRequest, ServerToolsChange, ToolListChange};
 use crate::journal::JournalError;
 use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
@@ -30,12 +30,12 @@ use crate::response::ExchangeEnd;
 use crate::session::{RecordRange, SummaryReply};
 use crate::tool::{Extensions, ToolServer};
 use crate::turn::{
-    AgentCallStart, ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason,
-    PermitReply, StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
+    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, PermitReply,
+    StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
 };
 use crate::types::{
     Answer, CallKey, Content, HookDecision, HookPoint, ProviderError, Question, Reference,
-    ReferenceError, RunId, RunTrace, ToolCall, ToolOutcome, TraceContext,
+    ReferenceError, RunId, RunTrace, ToolOutcome, TraceContext,
 };
 use crate::wire::Delta;
 
@@ -278,36 +278,14 @@ pub(super) enum ToolCommand {
 
 /// The values with which a call starts.
 pub(super) struct StartTool {
-    pub(super) run: RunId,
-    /// The start of its child, if the tool is an agent.
-    pub(super) child: Option<Box<ChildStart>>,
-    /// The agent that offers the tool.
-    pub(super) agent: Arc<Agent>,
-    pub(super) call: ToolCall,
-    /// The variables that the call may see.
-    pub(super) variables: Variables,
-    pub(super) state: CallStartState,
-    /// The trace context that the call passes on.
-    pub(super) trace: Option<TraceContext>,
-    /// The values of the embedding program for the run's tools.
-    pub(super) extensions: Extensions,
+    pub(super) start: CallStart,
+    pub(super) scope: Arc<RunScope>,
     /// The permit of its tool, if the tool has `max_concurrent`.
     pub(super) permit: Option<CallPermit>,
 }
 
-/// The start of the child of a call.
-pub(super) struct ChildStart {
-    pub(super) start: AgentCallStart,
-    /// The position of the first record of the parent's run.
-    pub(super) run_seq: Seq,
-}
-
-/// A reference to the accumulator of a session.
-pub(super) type AccumulatorRef = ActorRef<AccumulatorMessage>;
-
-/// The values with which a turn starts.
-pub(super) struct TurnStart {
-    pub(super) spec: TurnSpec,
+/// The values of a run that a turn and its calls share.
+pub(super) struct RunScope {
     pub(super) run: RunId,
     /// The position of the run's first record.
     pub(super) run_seq: Seq,
@@ -316,6 +294,15 @@ pub(super) struct TurnStart {
     pub(super) trace: Option<Arc<RunTrace>>,
     /// The values of the embedding program for the run's tools.
     pub(super) extensions: Extensions,
+}
+
+/// A reference to the accumulator of a session.
+pub(super) type AccumulatorRef = ActorRef<AccumulatorMessage>;
+
+/// The values with which a turn starts.
+pub(super) struct TurnStart {
+    pub(super) spec: TurnSpec,
+    pub(super) scope: Arc<RunScope>,
     pub(super) request: Arc<ModelRequest>,
     /// The records of the turn, if it began before the last accumulator died.
     pub(super) resume: Option<Vec<Arc<JournalEntry>>>,

@@ -24,7 +24,7 @@
 //! | agents as tools: `max_depth`, `max_children`, `agent_events` | `child_sessions`, `agent_trees`; their budget and cancellation: `turn::agent_calls` |
 //! | slow subscribers | `telemetry::feed`; capacity of their queues: `publish` |
 //! | cancellation of a tool, `cancel_grace`, kill; panic of a tool, outcome of a call whose actor died | `supervisor` |
-//! | attempts of a call (`retries`, the wait that a tool asks for) | `tool_attempts` |
+//! | attempts of a call (`retries`, the wait that a tool asks for) | `tool` |
 //! | concurrency of a tool (`max_concurrent`) and of a model (`max_concurrent_requests`) | `tool_limiter`, `model_limiter`, `fair_semaphore` |
 //! | circuit breaker of a model, of a tool | `model_limiter`, `tool_limiter`; both with the machine `turn::breaker` |
 //! | timeouts of a request: `first_event_timeout`, `idle_timeout`, `answer_timeout` | `model/exchange` |
@@ -40,12 +40,12 @@
 //! | `session_events`, `run_feed`, `run_events`, `publish` | the events of a session, past and live; those of one run up to its end, and their form for a program; publishing to watchers, metrics and logs |
 //! | `host_events`, `session_states` | the events of many sessions as one stream; the changes of the states of all sessions |
 //! | `run_actors`, `message` | the actors of a run; every message between actors |
-//! | `accumulator/`, `stream` | the owner of the turn; the reader of the model's responses |
-//! | `supervisor`, `tool`, `blocking` | the supervisor of tool calls; one call; the threads of tools that block |
+//! | `accumulator`, `stream` | the owner of the turn; the reader of the model's responses |
+//! | `supervisor`, `tool`, `blocking` | the supervisor of tool calls; one call with its attempts; the threads of tools that block |
 //! | `agent`, `models`, `model/` | a configured agent; the configured models; the client of one model |
 //! | `model_limiter`, `tool_limiter`, `fair_semaphore` | limits and circuit breakers of models and of tools; the semaphore of both |
 //! | `model_tokens` | learnt windows and token ratios of models, in memory and in the journal |
-//! | `tool_attempts`, `tool_call` | the attempts of a call; a call by hand |
+//! | `tool_call` | a call by hand |
 //! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids` | counts of live objects; tasks that end with their owner; new ids |
@@ -103,7 +103,6 @@ crate::types::impl_with!(OpenSession, RunRequest);
 #[cfg(test)]
 mod tests;
 mod tool;
-mod tool_attempts;
 mod tool_call;
 mod tool_limiter;
 mod tool_servers;

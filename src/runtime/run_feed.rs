@@ -5,19 +5,20 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 
 use super::error::HostError;
-use super::handle::SessionHandle;
+use super::host_ref::HostRef;
 use super::session_events::SessionEvents;
 use crate::event::{Event, EventId, PublishedEvent};
 use crate::journal::SessionLog;
 use crate::telemetry::{FeedItem, Subscription};
-use crate::types::RunId;
+use crate::types::{RunId, SessionId};
 
 /// The events of a run up to its end. A reader that was too slow for the live events continues from the
 /// journal: text comes in larger pieces then, and the states of open calls come again.
 #[derive(Debug)]
 pub(crate) struct RunFeed {
+    link: HostRef,
+    session: SessionId,
     run: RunId,
-    session: SessionHandle,
     log: Arc<SessionLog>,
     /// The position of the last event.
     position: EventId,
@@ -32,13 +33,14 @@ impl RunFeed {
     /// Creates the feed of the events after `start`. `is_complete` is true if the subscription that is
     /// passed to [`Self::next`] has all of them.
     pub(super) fn new(
-        (session, run): (SessionHandle, RunId),
+        link: HostRef,
+        (session, run): (SessionId, RunId),
         log: Arc<SessionLog>,
         start: EventId,
         is_complete: bool,
     ) -> Self {
         let has_gap = !is_complete;
-        Self { run, session, log, position: start, stored: None, has_gap, has_ended: false }
+        Self { link, session, run, log, position: start, stored: None, has_gap, has_ended: false }
     }
 
     /// Returns whether no event follows.
@@ -69,7 +71,7 @@ impl RunFeed {
         loop {
             if self.has_gap {
                 self.log.wait_durable(self.position.seq).await?;
-                let events = self.session.watch(self.position).await?;
+                let events = SessionEvents::after(&self.link, &self.session, self.position).await?;
                 self.stored = Some(events.only_run(self.run.clone()));
                 self.has_gap = false;
             }

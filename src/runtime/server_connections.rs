@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::agent::Agent;
 use super::host_ref::HostRef;
@@ -156,15 +156,6 @@ impl Actor for ToolServerActor {
             () = link.shared.tool_servers.follow(&*server, &link, &audience) => {}
         }
         myself.stop(None);
-        Ok(())
-    }
-
-    async fn handle_supervisor_evt(
-        &self,
-        _: ActorRef<()>,
-        _: SupervisionEvent,
-        _: &mut Option<ToolServerArguments>,
-    ) -> Result<(), ActorProcessingErr> {
         Ok(())
     }
 }

@@ -92,6 +92,15 @@ impl SessionEvents {
         self.host.is_ready()
     }
 
+    /// Returns the events of a session after a position. Wakes the session.
+    pub(super) async fn after(
+        host: &HostRef,
+        session: &SessionId,
+        after: EventId,
+    ) -> Result<Self, HostError> {
+        host.with_awake(session, |live| Self::from(host, session, live, after)).await?.0
+    }
+
     pub(super) fn from(
         host: &HostRef,
         session: &SessionId,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use parking_lot::Mutex;
 use ractor::rpc::CallResult;
-use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
 use super::gauge::{CountGuard, Gauges};
@@ -85,15 +85,6 @@ impl Actor for StreamActor {
             StreamMessage::Disconnect => state.reading = None,
             StreamMessage::ReadLoopDied => return Err("the read loop panicked".into()),
         }
-        Ok(())
-    }
-
-    async fn handle_supervisor_evt(
-        &self,
-        _: ActorRef<StreamMessage>,
-        _: SupervisionEvent,
-        _: &mut StreamState,
-    ) -> Result<(), ActorProcessingErr> {
         Ok(())
     }
 }

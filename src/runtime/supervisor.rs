@@ -25,8 +25,7 @@ use super::message::{
 use super::publish::Publisher;
 use super::references::SessionReferences;
 use super::task::OwnedTask;
-use super::tool::{OutcomeSlot, ToolActor, ToolSetup, failed};
-use super::tool_attempts::ToolAttempts;
+use super::tool::{OutcomeSlot, ToolActor, ToolAttempts, ToolSetup, failed};
 use super::tool_limiter::ToolLimiters;
 use crate::context::VariablesTransaction;
 use crate::event::Event;
@@ -34,7 +33,8 @@ use crate::tool::{
     AskCallback, ProgressCallback, SharedVariableView, ToolContext, ToolContextParts,
 };
 use crate::turn::{
-    CallStartState, StartedCall, StartedCalls, StartedQuestion, StartedWait, ToolCompletion,
+    CallStart, CallStartState, StartedCall, StartedCalls, StartedQuestion, StartedWait,
+    ToolCompletion,
 };
 use crate::types::{
     Answer, CallKey, FailureKind, FullResult, ParentCall, Question, READ_VAR, RunId, Secrets,
@@ -261,8 +261,9 @@ impl ToolSupervisorState {
     }
 
     async fn start(&mut self, start: Box<StartTool>, myself: &ToolSupervisorRef) {
-        let StartTool { run, agent, call, variables, state, trace, extensions, permit, child } =
-            *start;
+        let StartTool { start, scope, permit } = *start;
+        let CallStart { call, variables, state, agent: child_start } = start;
+        let agent = &scope.agent;
         let view = VariablesTransaction::new(variables, agent.limits().max_variables_bytes);
         let view: SharedVariableView = Arc::new(Mutex::new(view));
         let (key, started) = (call.key, Instant::now());
@@ -278,19 +279,17 @@ impl ToolSupervisorState {
         let slot = OutcomeSlot::default();
         let limiter = self.tool_limiters.get(&registered.spec.name);
         let timeout = registered.spec.timeout_or(agent.limits().tool_timeout);
-        let child = child.zip(registered.spec.agent.as_deref());
-        let runner = child.map(|(child, config)| {
+        let child_start = child_start.zip(registered.spec.agent.as_deref());
+        let runner = child_start.map(|(start, config)| {
             Arc::new(AgentCallRunner {
                 link: self.link.clone(),
                 supervisor: myself.clone(),
                 session: self.session.clone(),
-                run: run.clone(),
-                run_seq: child.run_seq,
+                scope: Arc::clone(&scope),
                 key,
-                caller: Arc::clone(&agent.name),
                 parent: self.parent.clone(),
                 config: config.clone(),
-                start: child.start,
+                start: *start,
                 publisher: Arc::downgrade(&self.publisher),
                 child: ChildSlot::default(),
             })
@@ -298,9 +297,9 @@ impl ToolSupervisorState {
         let child = runner.as_ref().map(|runner| Arc::clone(&runner.child));
         let context = ToolContext::new(ToolContextParts {
             session: self.session.clone(),
-            progress: self.progress(&run, key, &slot, &cancellation),
+            progress: self.progress(&scope.run, key, &slot, &cancellation),
             ask: ask_callback(myself, key),
-            run,
+            run: scope.run.clone(),
             agent: Arc::clone(&agent.name),
             max_result_bytes: agent.limits().max_result_bytes,
             agents: runner.map(|runner| runner as _),
@@ -311,8 +310,8 @@ impl ToolSupervisorState {
             arguments: call.arguments,
             effect: registered.spec.effect,
             deadline: timeout.and_then(|timeout| started.checked_add(timeout)),
-            trace,
-            extensions,
+            trace: scope.trace.as_ref().map(|trace| trace.for_call(key)),
+            extensions: scope.extensions.clone(),
             cancellation: cancellation.clone(),
             variables: Arc::clone(&view),
         });

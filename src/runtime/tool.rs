@@ -1,15 +1,29 @@
-//! One call of a tool, as an actor.
+//! One call of a tool, as an actor: its attempts, within the limits of its tool, and its outcome.
+//!
+//! A call is tried again after an error if its tool allows it (`retries`), if the attempt can do no harm (the
+//! tool has no effects, is idempotent, or the call was certainly not sent), if another attempt may help, and
+//! if there is time before the deadline. The wait doubles with each attempt, from a quarter of a second up to
+//! ten seconds; the wait that a service asks for wins. All attempts are one call with one outcome and one
+//! idempotency key.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef};
+use tokio::time::Instant;
 
+use super::blocking::BlockingPool;
 use super::gauge::CountGuard;
-use super::tool_attempts::ToolAttempts;
-use crate::tool::{ToolContext, ToolError, ToolOutput};
+use super::tool_limiter::{CallPermit, ToolLimiter};
+use crate::tool::{NextAttempt, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::types::{FailureKind, Secrets, ToolOutcome, ToolStatus};
+
+/// The wait before the second attempt of a call. It doubles with each further one.
+const FIRST_WAIT: Duration = Duration::from_millis(250);
+/// The longest of these waits.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// The slot in which a call leaves its outcome for the tool supervisor. A message could not be used:
 /// the supervisor receives the end of an actor before the actor's last message.
@@ -58,14 +72,90 @@ impl Actor for ToolActor {
         myself.stop(None);
         Ok(())
     }
+}
 
-    async fn handle_supervisor_evt(
-        &self,
-        _: ActorRef<()>,
-        _: SupervisionEvent,
-        _: &mut Option<Box<ToolSetup>>,
-    ) -> Result<(), ActorProcessingErr> {
-        Ok(())
+/// The attempts of a call.
+pub(super) struct ToolAttempts {
+    pub(super) tool: Arc<dyn Tool>,
+    pub(super) spec: Arc<ToolSpec>,
+    pub(super) context: ToolContext,
+    /// The session, between which the rate of the tool is shared.
+    pub(super) session: ActorId,
+    pub(super) limiter: Option<Arc<ToolLimiter>>,
+    /// The pool whose threads the tool may block, if it does.
+    pub(super) pool: Option<BlockingPool>,
+    /// The permit of its tool, if the tool has limits. It is held until the tool's future is dropped.
+    pub(super) permit: Option<Arc<CallPermit>>,
+}
+
+impl ToolAttempts {
+    /// Runs the call. Returns its result and the number of attempts.
+    async fn run(&self) -> (Result<ToolOutput, ToolError>, u32) {
+        let mut attempts = 0;
+        loop {
+            let result = self.attempt().await;
+            attempts += 1;
+            let Err(error) = result else { return (result, attempts) };
+            let Some(wait) = self.wait_before_next(&error, attempts) else {
+                let note = |message| match attempts {
+                    1 => message,
+                    _ => format!("{message} (after {attempts} attempts)"),
+                };
+                return (Err(error.map_message(note)), attempts);
+            };
+            let next = async {
+                tokio::time::sleep(wait).await;
+                if let Some(limiter) = &self.limiter {
+                    limiter.wait_for_rate(self.session).await;
+                }
+            };
+            tokio::select! {
+                () = next => self.context.begin_again(),
+                () = self.context.cancelled() => return (Err(error), attempts),
+            }
+        }
+    }
+
+    async fn attempt(&self) -> Result<ToolOutput, ToolError> {
+        let passed = match &self.limiter {
+            Some(limiter) => limiter.pass_breaker(&self.context)?,
+            None => None,
+        };
+        let (tool, context) = (Arc::clone(&self.tool), self.context.clone());
+        let permit = self.permit.clone();
+        let run = async move {
+            let _permit = permit;
+            // `tool.run` would call the implementation for `Arc`, which boxes a second future.
+            (*tool).run(context).await
+        };
+        let result = match &self.pool {
+            None => run.await,
+            Some(pool) => {
+                let ended = || Err(ToolError::new("the host is shutting down").permanent());
+                pool.clone().run(run).await.unwrap_or_else(ended)
+            }
+        };
+        if let Some(passed) = passed {
+            passed.report(result.as_ref().err());
+        }
+        result
+    }
+
+    /// Returns the wait before the next attempt, if there is one.
+    fn wait_before_next(&self, error: &ToolError, attempts: u32) -> Option<Duration> {
+        let may_repeat = !self.spec.has_effects() || self.spec.idempotent || error.is_unsent();
+        if attempts > self.spec.retries || !may_repeat || self.context.is_cancelled() {
+            return None;
+        }
+        let doublings = attempts.saturating_sub(1).min(16);
+        let wait = match error.next_attempt() {
+            NextAttempt::Useless => return None,
+            NextAttempt::After(wait) => wait,
+            NextAttempt::MayHelp => (FIRST_WAIT * 2_u32.pow(doublings)).min(LONGEST_WAIT),
+        };
+        let deadline = self.context.deadline();
+        let is_in_time = |at: Instant| deadline.is_none_or(|deadline| at < deadline);
+        Instant::now().checked_add(wait).filter(|at| is_in_time(*at)).map(|_| wait)
     }
 }
 

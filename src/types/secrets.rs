@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::iter;
 use std::sync::Arc;
 
 use aho_corasick::{AhoCorasick, MatchKind};
@@ -78,6 +79,43 @@ impl Secrets {
         }
     }
 
+    /// Redacts the beginning of a longer text. Also removes the beginning of a secret at its end.
+    #[must_use]
+    pub(crate) fn redact_head(&self, text: &str) -> String {
+        self.redact_part(text, 0, text.len() - self.begun_at_end(text))
+    }
+
+    /// Redacts the end of a longer text. Also removes the end of a secret at its start.
+    #[must_use]
+    pub(crate) fn redact_tail(&self, text: &str) -> String {
+        self.redact_part(text, self.ended_at_start(text), text.len())
+    }
+
+    /// Returns the text between two positions with [`REDACTED`] in place of each secret. A part of a
+    /// secret outside of them is replaced too if it is as long as a secret, and otherwise only removed:
+    /// most texts end with a character with which some secret begins.
+    fn redact_part(&self, text: &str, start: usize, end: usize) -> String {
+        let matches = self.search.iter().flat_map(|search| search.automaton.find_iter(text));
+        let secrets = matches.map(|found| found.range()).take_while(|secret| secret.start < end);
+        let mut redacted = String::with_capacity(text.len());
+        let mut removed = 0..start;
+        for next in secrets.chain(iter::once(end..text.len())) {
+            if next.start < removed.end {
+                removed.end = removed.end.max(next.end);
+                continue;
+            }
+            if removed.len() >= SECRET_BYTES_MIN {
+                redacted.push_str(REDACTED);
+            }
+            redacted.push_str(text.get(removed.end..next.start).unwrap_or_default());
+            removed = next;
+        }
+        if removed.len() >= SECRET_BYTES_MIN {
+            redacted.push_str(REDACTED);
+        }
+        redacted
+    }
+
     /// Replaces each secret in the strings and keys of a JSON value. Returns `None` if there is none.
     #[must_use]
     pub fn redact_json(&self, value: &Value) -> Option<Value> {
@@ -102,6 +140,17 @@ impl Secrets {
                     .any(|form| form.len() > end.len() && form.as_bytes().starts_with(end))
         };
         (tail..bytes.len()).find(begins).map_or(0, |at| bytes.len() - at)
+    }
+
+    /// Returns the length of the longest beginning of a text that may be the end of a secret. A whole
+    /// secret does not count.
+    fn ended_at_start(&self, text: &str) -> usize {
+        let forms = self.search.iter().flat_map(|search| &search.forms);
+        let ended = forms.filter_map(|form| {
+            let mut ends = form.char_indices().skip(1).filter_map(|(at, _)| form.get(at..));
+            ends.find(|end| text.starts_with(end)).map(str::len)
+        });
+        ended.max().unwrap_or_default()
     }
 }
 
@@ -195,6 +244,55 @@ mod tests {
             assert_eq!(secrets.begun_at_end(text), expected, "{text}");
         }
         assert!(Secrets::new([]).is_empty() && Secrets::new(["1234567"]).is_empty());
+    }
+
+    #[test]
+    fn the_beginning_of_a_secret_at_the_end_of_a_head_is_removed() {
+        let secrets = Secrets::new(["secret-keys", "secret-keys-and-more", "\u{e9}t\u{e9}-secret"]);
+        for (text, expected) in [
+            ("", ""),
+            ("nothing", "nothing"),
+            // A short beginning is removed without a mark.
+            ("a s", "a "),
+            ("a secret-", "a [redacted]"),
+            ("a secret-key", "a [redacted]"),
+            // The last letter of the secret also begins one.
+            ("a secret-keys", "a [redacted]"),
+            ("a secret-keys-and", "a [redacted]"),
+            ("a secret-keys b secret-k", "a [redacted] b [redacted]"),
+            ("secret-keys, secret-keys", "[redacted], [redacted]"),
+            ("a \u{e9}t\u{e9}-secre", "a [redacted]"),
+            ("a secret-keys b", "a [redacted] b"),
+        ] {
+            assert_eq!(secrets.redact_head(text), expected, "{text}");
+        }
+        let long = Secrets::new([KEY]);
+        let json = Value::from(KEY).to_string();
+        assert_eq!(long.redact_head(&json[..json.len() - 4]), "\"[redacted]");
+        assert_eq!(Secrets::default().redact_head("secret-key"), "secret-key");
+    }
+
+    #[test]
+    fn the_end_of_a_secret_at_the_start_of_a_tail_is_removed() {
+        let secrets = Secrets::new(["secret-keys", "the-secret-keys", "\u{e9}t\u{e9}-key-\u{e9}"]);
+        for (text, expected) in [
+            ("", ""),
+            ("nothing", "nothing"),
+            ("s is it", " is it"),
+            ("ecret-keys b", "[redacted] b"),
+            ("-secret-keys b", "[redacted] b"),
+            ("secret-keys b", "[redacted] b"),
+            ("a secret-keys b", "a [redacted] b"),
+            ("keys secret-keyssecret-keys", " [redacted][redacted]"),
+            ("t\u{e9}-key-\u{e9}!", "[redacted]!"),
+            ("b secret-key", "b secret-key"),
+        ] {
+            assert_eq!(secrets.redact_tail(text), expected, "{text}");
+        }
+        // The end of the secret that is cut also begins a whole one.
+        let overlapping = Secrets::new(["first-key-abc", "abcdefgh"]);
+        assert_eq!(overlapping.redact_tail("-key-abcdefgh b"), "[redacted] b");
+        assert_eq!(Secrets::default().redact_tail("ecret-keys"), "ecret-keys");
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! The start of a session actor, for a new, stored or forked session.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -8,8 +7,9 @@ use std::time::Duration;
 use ractor::{Actor, ActorCell, ActorRef};
 use tokio::time::Instant;
 
-use super::run::{ActiveRun, RunAgents, RunCaller};
-use super::{SessionActor, SessionActorState};
+use super::run::{ActiveRun, RunAgents, RunCaller, SessionActors};
+use super::summary::AwaitedSummary;
+use super::{Callers, SessionActor, SessionActorState};
 use crate::config::RunOverrides;
 use crate::journal::SessionLog;
 use crate::record::{JournalEntry, Seq};
@@ -74,8 +74,7 @@ impl SessionActorState {
     pub(super) fn new(arguments: SessionArguments) -> Self {
         let SessionArguments { start, link, log, activity } = arguments;
         let SessionStart { id, agent, tools, origin, publisher } = start;
-        let shared = Arc::clone(&link.shared);
-        let awake = shared.gauges.awake.increment();
+        let awake = link.shared.gauges.awake.increment();
         let (session, stored) = match origin {
             // The messages were checked when the session was requested.
             SessionOrigin::New { messages, metadata, parent, client_tools } => {
@@ -96,36 +95,29 @@ impl SessionActorState {
         if let Some(tools) = tools {
             agents.use_tools(tools);
         }
-        agents.read_tool_sources(&id, &shared);
+        agents.read_tool_sources(&id, &link.shared);
         let mut state = Self {
             prompt_cache_key: prompt_cache_key(&id),
             id,
             session,
             agents,
-            shared,
             link,
             publisher,
             log,
             started: Instant::now(),
             run: None,
-            actors: None,
-            callers: HashMap::new(),
+            actors: SessionActors::default(),
+            callers: Callers::default(),
             slot: None,
             stored_turn_after: stored.as_ref().map_or(Seq(0), first_of_turn),
             last_run_end: 0,
-            epoch: 0,
             ended_runs: Vec::new(),
-            lingering: HashMap::new(),
             own_connections: Vec::new(),
             activity,
-            close_replies: Vec::new(),
-            snapshot_replies: Vec::new(),
-            summary: None,
-            summary_requests: 0,
-            compact_replies: Vec::new(),
+            summary: AwaitedSummary::default(),
             _awake: awake,
         };
-        state.activity.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
+        state.activity.touched_ms.store(state.link.shared.clock_ms(), Ordering::Relaxed);
         if let Some((_, entries)) = stored {
             state.log.prepend_recent(entries);
             state.forget_failures();
@@ -149,24 +141,24 @@ impl SessionActorState {
     /// Counts the runs that wait in the queue of a stored session. No caller waits for them.
     fn count_queued(&mut self) {
         let queued = self.session.queue().map(|RunInput { run_id, .. }| {
-            let counted = Some(self.shared.gauges.queued.increment());
+            let counted = Some(self.link.shared.gauges.queued.increment());
             (run_id.clone(), RunCaller { report: None, _counted: counted })
         });
-        self.callers = queued.collect();
+        self.callers.runs = queued.collect();
     }
 
     /// Forgets the failed runs of this session that the journal has as ended, or not at all.
     fn forget_failures(&self) {
         let open = self.session.run().map(|run| &run.id);
-        let mut unrecorded_failures = self.shared.unrecorded_failures.lock();
+        let mut unrecorded_failures = self.link.shared.unrecorded_failures.lock();
         unrecorded_failures.retain(|run, session| *session != self.id || open == Some(run));
     }
 
     /// Continues the run of a session that was resumed, and counts it as a run of the host.
     pub(super) fn resumed(&mut self) {
-        self.shared.suspended.lock().remove(&self.id);
+        self.link.shared.suspended.lock().remove(&self.id);
         // The limit does not apply, because the run was accepted before.
-        let gauges = &self.shared.gauges;
+        let gauges = &self.link.shared.gauges;
         let is_child_run = self.session.run().is_some_and(|run| self.is_child_run(&run.id));
         let runs = if is_child_run { &gauges.child_runs } else { &gauges.runs };
         self.slot = Some(runs.increment());
@@ -176,12 +168,12 @@ impl SessionActorState {
         let elapsed = run.elapsed(now);
         self.agents.use_for(&overrides);
         let trace = self.begin_trace(&id, trace, began, elapsed, None);
-        let has_failed = self.shared.unrecorded_failures.lock().remove(&id).is_some();
-        let extensions = self.shared.extensions.for_run(&self.id, &id);
+        let has_failed = self.link.shared.unrecorded_failures.lock().remove(&id).is_some();
+        let extensions = self.link.shared.extensions.for_run(&self.id, &id);
         let run = ActiveRun::new(id, trace, extensions, self.stored_turn_after, None);
         self.run = Some(Box::new(run));
         self.activity.running.store(true, Ordering::Release);
-        self.shared.update_counts();
+        self.link.shared.update_counts();
         if has_failed {
             self.give_up("journal_failed", "the journal could not be written");
         }

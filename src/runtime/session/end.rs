@@ -20,32 +20,32 @@ impl SessionActorState {
     /// the journal, so the next request reads the session from the journal again.
     pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
         tracing::error!(session = %self.id, %error, "journal_failed");
-        self.shared.telemetry.metrics().journal().session_failed();
+        self.link.shared.telemetry.metrics().journal().session_failed();
         let reason = HostError::Journal(error);
         let durable = self.log.durable_seq();
         // The callers of runs whose ends were lost receive this failure, so the runs must not go on.
         let lost = self.ended_runs.drain(..).filter(|(_, end)| *end > durable);
         let lost = lost.map(|(run, _)| (run, self.id.clone()));
-        self.shared.unrecorded_failures.lock().extend(lost);
+        self.link.shared.unrecorded_failures.lock().extend(lost);
         if let Some(run) = self.run.take() {
-            self.shared.unrecorded_failures.lock().insert(run.id.clone(), self.id.clone());
+            self.link.shared.unrecorded_failures.lock().insert(run.id.clone(), self.id.clone());
             run.fail(reason.clone());
         }
         for cell in self.forget_actors().iter().flat_map(RunActors::cells) {
             cell.kill();
         }
         self.fail_callers(&reason);
-        for reply in self.close_replies.drain(..) {
+        for reply in self.callers.close.drain(..) {
             // The caller may be gone.
             let _ = reply.send(Err(reason.clone()));
         }
         self.activity.leaving.store(true, Ordering::Release);
         self.log.close();
-        self.shared.replace(&self.id, myself.get_id(), None);
+        self.link.shared.replace(&self.id, myself.get_id(), None);
         // The journal has not recorded the end of a run.
         let was_running = self.activity.running.load(Ordering::Acquire);
         let state = if was_running { SessionState::Running } else { SessionState::Hibernated };
-        self.shared.session_states.changed(&self.id, state);
+        self.link.shared.session_states.changed(&self.id, state);
         myself.stop(None);
     }
 
@@ -53,8 +53,12 @@ impl SessionActorState {
     pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
         self.release_actors();
         self.log.close();
-        self.shared.replace(&self.id, myself.get_id(), Some(SessionSlot::Deleting(Vec::new())));
-        let waiting = std::mem::take(&mut self.close_replies);
+        self.link.shared.replace(
+            &self.id,
+            myself.get_id(),
+            Some(SessionSlot::Deleting(Vec::new())),
+        );
+        let waiting = std::mem::take(&mut self.callers.close);
         let (link, id) = (self.link.clone(), self.id.clone());
         let has_children = self.session.has_children();
         task::detach(async move {

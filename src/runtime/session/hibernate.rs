@@ -26,21 +26,21 @@ use crate::types::SessionState;
 impl SessionActorState {
     /// Hibernates, if the last request is at least `idle` old and the other conditions hold.
     pub(super) fn hibernate(&mut self, myself: &ActorRef<SessionMessage>, idle: Duration) {
-        let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+        let idle_ms = crate::types::millis(idle);
         let touched = self.activity.touched_ms.load(Ordering::Relaxed);
-        let is_quiet = self.shared.clock_ms().saturating_sub(touched) >= idle_ms
-            && self.lingering.is_empty()
-            && self.actors.as_ref().is_none_or(RunActors::run_no_tool)
+        let is_quiet = self.link.shared.clock_ms().saturating_sub(touched) >= idle_ms
+            && self.actors.ending.is_empty()
+            && self.actors.current.as_ref().is_none_or(RunActors::run_no_tool)
             && !self.is_recovering()
-            && !self.shared.is_closing();
+            && !self.link.shared.is_closing();
         let is_awaited = self.run.as_deref().is_some_and(ActiveRun::is_awaited)
-            || self.callers.values().any(RunCaller::is_awaited);
+            || self.callers.runs.values().any(RunCaller::is_awaited);
         if !is_quiet || is_awaited || !self.session.may_hibernate() {
             return;
         }
         // Removal from the index and closing are one step for other requests: each request finds
         // this session or its successor.
-        let leaves = self.shared.remove_awake_if(&self.id, myself.get_id(), || {
+        let leaves = self.link.shared.remove_awake_if(&self.id, myself.get_id(), || {
             let leaves = self.publisher.close_if_unwatched();
             if leaves && !self.log.close_if_durable() {
                 self.publisher.reopen();
@@ -51,11 +51,11 @@ impl SessionActorState {
         });
         if leaves {
             if let Some(until) = self.approvals_expire_at() {
-                self.shared.approval_expiries.lock().insert((until, self.id.clone()));
+                self.link.shared.approval_expiries.lock().insert((until, self.id.clone()));
             }
             let is_running = self.session.run().is_some();
             let state = if is_running { SessionState::Running } else { SessionState::Hibernated };
-            self.shared.session_states.changed(&self.id, state);
+            self.link.shared.session_states.changed(&self.id, state);
             // An open run continues from its records when the session wakes.
             myself.stop(None);
         }

@@ -5,7 +5,7 @@
 //! | `begin` | the start of the actor, for a new, stored or forked session |
 //! | `perform` | the effects of the machine: records, turns, reports |
 //! | `run` | the run in progress, the actors of runs, the callers that wait for reports |
-//! | `snapshot` | the public view of the session, approvals |
+//! | `snapshot` | the public view of the session, the sizes of its context, approvals |
 //! | `recovery` | the replacement of an actor of a run that died |
 //! | `hibernate` | hibernation: the end of the actor of an idle session |
 //! | `summary` | summaries of the context, on request or because it is too large |
@@ -13,7 +13,6 @@
 //! | `end` | the end of the actor by deletion of the session or failure of its journal |
 
 mod begin;
-mod context_report;
 mod end;
 mod hibernate;
 mod perform;
@@ -28,9 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ractor::{
-    Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent,
-};
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -38,15 +35,10 @@ use super::awake_session::SessionActivity;
 use super::error::HostError;
 use super::gauge::CountGuard;
 use super::host_ref::HostRef;
-use super::host_state::HostState;
-use super::message::{
-    AccumulatorMessage, AccumulatorRef, CompactReply, DecisionReply, RunAccepted, SessionMessage,
-};
+use super::message::{AccumulatorMessage, DecisionReply, RunAccepted, SessionMessage};
 use super::publish::Publisher;
 use super::request::RunRequest;
-use super::run_actors::RunActors;
 use super::snapshot::SessionSnapshot;
-use super::task::OwnedTask;
 use super::tool_servers::OwnConnection;
 use crate::context::{VARIABLE_NAME_BYTES_MAX, VariableError};
 use crate::journal::SessionLog;
@@ -56,7 +48,8 @@ use crate::turn::{ApprovalError, TurnRecord};
 use crate::types::VariableName;
 use crate::types::{CallKey, Content, RunId, SessionId, child_run_id};
 pub(super) use begin::spawn;
-use run::{ActiveRun, RunAgents, RunCaller};
+use run::{ActiveRun, RunAgents, RunCaller, SessionActors};
+use summary::AwaitedSummary;
 
 /// Runs a session.
 #[derive(Debug)]
@@ -70,7 +63,6 @@ pub(super) struct SessionActorState {
     /// The state machine of the session.
     session: Session,
     agents: RunAgents,
-    shared: Arc<HostState>,
     link: HostRef,
     publisher: Publisher,
     log: Arc<SessionLog>,
@@ -78,39 +70,34 @@ pub(super) struct SessionActorState {
     started: Instant,
     /// The run in progress. `None` while it is suspended.
     run: Option<Box<ActiveRun>>,
-    /// The actors of the run in progress, or those that wait for the next run.
-    actors: Option<RunActors>,
-    /// The callers of runs that have not started, by run.
-    callers: HashMap<RunId, RunCaller>,
+    actors: SessionActors,
+    callers: Callers,
     /// Counts the run as one of the host's runs.
     slot: Option<CountGuard>,
     /// The last record before the turn that was read from the journal.
     stored_turn_after: Seq,
     /// The time of the last record of a run's end: Unix time in milliseconds.
     last_run_end: u64,
-    /// The number of the current set of actors. Messages of earlier sets are ignored.
-    epoch: u64,
     /// The runs that have ended and whose last records may not be durable, with the positions of these records.
     ended_runs: Vec<(RunId, Seq)>,
-    /// Released actors that have not ended: tool supervisors whose last tools still run, each with
-    /// its accumulator, and then the accumulators.
-    lingering: HashMap<ActorId, Option<AccumulatorRef>>,
     /// The connections to servers of tools that sessions do not share.
     own_connections: Vec<OwnConnection>,
     /// The activity of the session, which others read without a message.
     activity: Arc<SessionActivity>,
-    /// The callers that wait for the session to be deleted.
-    close_replies: Vec<RpcReplyPort<Result<(), HostError>>>,
-    /// The callers that wait for a snapshot.
-    snapshot_replies: Vec<RpcReplyPort<SessionSnapshot>>,
-    /// Asks a model for a summary, while the session waits for one.
-    summary: Option<OwnedTask>,
-    /// The number of requests for summaries so far.
-    summary_requests: u64,
-    /// The clients that asked for a smaller context.
-    compact_replies: Vec<CompactReply>,
+    summary: AwaitedSummary,
     /// Counts the session as awake.
     _awake: CountGuard,
+}
+
+/// The callers that wait for a session.
+#[derive(Default)]
+struct Callers {
+    /// Those of runs that have not started, by run.
+    runs: HashMap<RunId, RunCaller>,
+    /// Those that wait for the session to be deleted.
+    close: Vec<RpcReplyPort<Result<(), HostError>>>,
+    /// Those that wait for a snapshot.
+    snapshots: Vec<RpcReplyPort<SessionSnapshot>>,
 }
 
 impl Actor for SessionActor {
@@ -141,9 +128,9 @@ impl Actor for SessionActor {
                 | SessionMessage::ServerToolsChanged { .. }
         );
         if !is_maintenance {
-            state.activity.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
+            state.activity.touched_ms.store(state.link.shared.clock_ms(), Ordering::Relaxed);
         }
-        if state.shared.is_closing() {
+        if state.link.shared.is_closing() {
             state.session.note_shutdown();
         }
         match message {
@@ -181,7 +168,7 @@ impl Actor for SessionActor {
                 return Ok(());
             }
             SessionMessage::Interrupt { now } => state.session.handle_shutdown(now),
-            SessionMessage::Snapshot { reply } => state.snapshot_replies.push(reply),
+            SessionMessage::Snapshot { reply } => state.callers.snapshots.push(reply),
             SessionMessage::Close { reply } => {
                 state.close(reply);
                 state.perform(&myself).await;
@@ -193,7 +180,7 @@ impl Actor for SessionActor {
                 return Ok(());
             }
             SessionMessage::TurnCommitted { epoch, record, seq } => {
-                if epoch == state.epoch && !state.is_recovering() {
+                if epoch == state.actors.epoch && !state.is_recovering() {
                     state.commit(*record, seq);
                 }
             }
@@ -243,7 +230,7 @@ impl Actor for SessionActor {
             }
             SessionMessage::SummaryMade { request, reply } => state.summary_made(request, reply),
             SessionMessage::ContextOverflowed { epoch, model, error } => {
-                if epoch == state.epoch {
+                if epoch == state.actors.epoch {
                     state.context_overflowed(model, &error);
                 }
             }
@@ -254,8 +241,8 @@ impl Actor for SessionActor {
             }
             #[cfg(test)]
             SessionMessage::NameActors { reply } => {
-                let actors = state.actors.as_ref().filter(|_| state.run.is_some());
-                let _ = reply.send(actors.map(RunActors::cells));
+                let actors = state.actors.current.as_ref().filter(|_| state.run.is_some());
+                let _ = reply.send(actors.map(super::run_actors::RunActors::cells));
             }
         }
         state.proceed(&myself).await;
@@ -268,7 +255,7 @@ impl Actor for SessionActor {
         event: SupervisionEvent,
         state: &mut SessionActorState,
     ) -> Result<(), ActorProcessingErr> {
-        if state.shared.is_closing() {
+        if state.link.shared.is_closing() {
             state.session.note_shutdown();
         }
         match event {
@@ -300,7 +287,7 @@ impl SessionActorState {
     async fn proceed(&mut self, myself: &ActorRef<SessionMessage>) {
         self.perform(myself).await;
         self.drop_unneeded_summary();
-        if self.session.is_closed() && self.lingering.is_empty() {
+        if self.session.is_closed() && self.actors.ending.is_empty() {
             myself.stop(None);
         }
         self.send_snapshots();
@@ -323,7 +310,7 @@ impl SessionActorState {
             RunAdmission::Queue => false,
         };
         if starts {
-            self.agents.read_tool_sources(&self.id, &self.shared);
+            self.agents.read_tool_sources(&self.id, &self.link.shared);
         }
         let into = into.map(variable_name).transpose()?;
         self.agents.own().check_client_tools(&overrides, self.session.client_tools())?;
@@ -331,21 +318,22 @@ impl SessionActorState {
         let all = self.session.with_client_tools(&overrides);
         let agent = self.agents.own().with(&all)?;
         let is_child_run = self.is_child_run(&id);
-        let slot = if starts { Some(self.shared.acquire_run_slot(is_child_run)?) } else { None };
+        let slot =
+            if starts { Some(self.link.shared.acquire_run_slot(is_child_run)?) } else { None };
         if starts {
             self.agents.set_current(all, agent);
-            self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
+            self.spawn_actors(myself).await.map_err(|_| self.link.shared.gone())?;
         }
         let run = RunInput { run_id: id.clone(), input, overrides, trace, metadata, into };
         let agents = &self.agents;
         let rules_of = |overrides: &_| agents.rules(overrides);
-        let limits = self.shared.input_limits(&self.log);
+        let limits = self.link.shared.input_limits(&self.log);
         self.session.handle_run_request(run, request, limits, &rules_of)?;
         self.slot = slot.or(self.slot.take());
-        self.shared.extensions.add_to_run(&self.id, &id, extensions);
+        self.link.shared.extensions.add_to_run(&self.id, &id, extensions);
         let (report, receiver) = oneshot::channel();
-        let counted = (!starts).then(|| self.shared.gauges.queued.increment());
-        self.callers.insert(id.clone(), RunCaller { report: Some(report), _counted: counted });
+        let counted = (!starts).then(|| self.link.shared.gauges.queued.increment());
+        self.callers.runs.insert(id.clone(), RunCaller { report: Some(report), _counted: counted });
         let seq = self.perform(myself).await.unwrap_or_else(|| self.log.last_seq());
         Ok(RunAccepted { id, seq, report_receiver: Some(receiver) })
     }
@@ -356,7 +344,7 @@ impl SessionActorState {
         input: Content,
         request: Option<RequestKey>,
     ) -> Result<Seq, HostError> {
-        let limits = self.shared.input_limits(&self.log);
+        let limits = self.link.shared.input_limits(&self.log);
         let known = self.session.handle_steer(input, request, limits)?;
         let recorded = self.perform(myself).await;
         Ok(known.or(recorded).unwrap_or_else(|| self.log.last_seq()))
@@ -365,11 +353,11 @@ impl SessionActorState {
     /// Lets an interrupted run go on, unless it waits for a manual resume.
     fn wake(&mut self) {
         // It goes on when the next host starts.
-        if self.shared.is_closing() {
+        if self.link.shared.is_closing() {
             return;
         }
         // A session that was only asleep is not held.
-        let is_held = self.shared.suspended.lock().contains(&self.id);
+        let is_held = self.link.shared.suspended.lock().contains(&self.id);
         if self.session.handle_wake(self.now(), is_held) {
             self.resumed();
         }
@@ -386,7 +374,7 @@ impl SessionActorState {
 
     /// Resumes the run that a request needs.
     fn resume_if_suspended(&mut self) {
-        if !self.shared.is_closing() && self.session.handle_resume(self.now()).is_ok() {
+        if !self.link.shared.is_closing() && self.session.handle_resume(self.now()).is_ok() {
             self.resumed();
         }
     }
@@ -426,7 +414,7 @@ impl SessionActorState {
             let _ = reply.send(Err(HostError::SessionClosed));
             return;
         }
-        self.close_replies.push(reply);
+        self.callers.close.push(reply);
         self.session.handle_close();
     }
 
@@ -437,13 +425,13 @@ impl SessionActorState {
         cell: &ActorCell,
         reason: String,
     ) {
-        match self.lingering.remove(&cell.get_id()) {
+        match self.actors.ending.remove(&cell.get_id()) {
             None => Box::pin(self.recover(myself, cell.get_id(), &reason)).await,
             Some(None) => {}
             // The message is behind the last outcomes of the supervisor.
             Some(Some(accumulator)) => {
                 if accumulator.cast(AccumulatorMessage::Finish).is_ok() {
-                    self.lingering.insert(accumulator.get_id(), None);
+                    self.actors.ending.insert(accumulator.get_id(), None);
                 }
             }
         }

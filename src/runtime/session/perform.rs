@@ -15,7 +15,7 @@ use crate::record::{Record, Seq};
 use crate::runtime::error::HostError;
 use crate::runtime::hooks::HookQuestion;
 use crate::runtime::ids;
-use crate::runtime::message::{AccumulatorMessage, SessionMessage, TurnStart};
+use crate::runtime::message::{AccumulatorMessage, RunScope, SessionMessage, TurnStart};
 use crate::runtime::model::ModelRequest;
 use crate::runtime::report::{Messages, RunReport};
 use crate::runtime::task;
@@ -33,7 +33,7 @@ impl SessionActorState {
     pub(super) async fn perform(&mut self, myself: &ActorRef<SessionMessage>) -> Option<Seq> {
         let mut first = None;
         if self.run.is_none() {
-            self.agents.read_tool_sources(&self.id, &self.shared);
+            self.agents.read_tool_sources(&self.id, &self.link.shared);
         }
         loop {
             self.give_model_tokens();
@@ -63,10 +63,10 @@ impl SessionActorState {
                 SessionEffect::RunEnded(summary) => {
                     self.end_run(*summary);
                     // A queued run may be next.
-                    self.agents.read_tool_sources(&self.id, &self.shared);
+                    self.agents.read_tool_sources(&self.id, &self.link.shared);
                 }
                 SessionEffect::RunRefused { run_id, reason } => {
-                    if let Some(caller) = self.callers.get_mut(&run_id) {
+                    if let Some(caller) = self.callers.runs.get_mut(&run_id) {
                         caller.fail(reason.into());
                     }
                     self.drop_ended_callers();
@@ -97,8 +97,8 @@ impl SessionActorState {
             // A client that reads the run's end finds the session idle, and room for another run.
             if !self.session.holds_slot() && self.slot.take().is_some() {
                 self.activity.running.store(false, Ordering::Release);
-                self.shared.session_states.changed(&self.id, SessionState::Idle);
-                self.shared.update_counts();
+                self.link.shared.session_states.changed(&self.id, SessionState::Idle);
+                self.link.shared.update_counts();
             }
             self.record_appended(&record, Seq(seq), time, ends);
             let position = SourceRecord { seq: Seq(seq), time, displayed_bytes: 0 };
@@ -116,19 +116,19 @@ impl SessionActorState {
         match record {
             // A turn is never resumed from records before these.
             Record::SessionOpened { .. } => self.log.trim_recent(seq),
-            Record::InputQueued { .. } => self.shared.update_counts(),
+            Record::InputQueued { .. } => self.link.shared.update_counts(),
             Record::RunStarted { input, .. } if !ends => {
                 let Some(run) = self.session.run() else { return };
                 let (id, trace, began) = (run.id.clone(), run.trace.clone(), run.began);
                 self.agents.use_for(&run.overrides);
                 let elapsed = std::time::Duration::ZERO;
                 let trace = self.begin_trace(&id, trace, began, elapsed, Some(input));
-                let report = self.callers.remove(&id).and_then(|caller| caller.report);
-                let extensions = self.shared.extensions.for_run(&self.id, &id);
+                let report = self.callers.runs.remove(&id).and_then(|caller| caller.report);
+                let extensions = self.link.shared.extensions.for_run(&self.id, &id);
                 self.run = Some(Box::new(ActiveRun::new(id, trace, extensions, seq, report)));
                 self.activity.running.store(true, Ordering::Release);
-                self.shared.session_states.changed(&self.id, SessionState::Running);
-                self.shared.update_counts();
+                self.link.shared.session_states.changed(&self.id, SessionState::Running);
+                self.link.shared.update_counts();
             }
             Record::ResponseEnded { .. } => {
                 if let Some(run) = &mut self.run {
@@ -187,22 +187,19 @@ impl SessionActorState {
         spec.new_prompt = self.session.requested_prompt().filter(|hash| known != Some(*hash));
         if origin == TurnOrigin::New {
             let sizes = self.session.part_tokens(&spec.rules);
-            self.shared.telemetry.metrics().context_tokens(sizes);
+            self.link.shared.telemetry.metrics().context_tokens(sizes);
         }
         let Some(run) = &self.run else { return };
-        let agent = Arc::clone(self.agents.current());
-        let start = TurnStart {
-            spec: with_session(spec, &self.id),
+        let scope = RunScope {
             run: run_id,
             run_seq: self.session.run().map_or(Seq(0), |run| run.seq),
+            agent: Arc::clone(self.agents.current()),
             trace: run.trace.clone(),
             extensions: run.extensions.clone(),
-            request,
-            agent,
-            resume,
-            cancel,
         };
-        self.shared.telemetry.traces().request_started(&self.id, &start.request);
+        let (spec, scope) = (with_session(spec, &self.id), Arc::new(scope));
+        let start = TurnStart { spec, scope, request, resume, cancel };
+        self.link.shared.telemetry.traces().request_started(&self.id, &start.request);
         self.send_to_accumulator(AccumulatorMessage::BeginTurn(Box::new(start)));
     }
 
@@ -213,7 +210,7 @@ impl SessionActorState {
         kind: RequestKind,
     ) -> Arc<ModelRequest> {
         let hash = self.agents.current().prompt_hash();
-        let has_sources = !self.shared.tool_sources.0.is_empty();
+        let has_sources = !self.link.shared.tool_sources.0.is_empty();
         let prompt_change = self.session.handle_request(hash, has_sources);
         let has_form = self.agents.note_form(kind);
         let prompt_change = prompt_change.or(has_form.then_some(PromptChange::Output));
@@ -236,8 +233,8 @@ impl SessionActorState {
         // The records of the last turn are not needed any more.
         let last = self.log.last_seq();
         self.log.trim_recent(last);
-        self.shared.update_counts();
-        self.shared.agent_trees.end_run(&self.id, &summary.run_id);
+        self.link.shared.update_counts();
+        self.link.shared.agent_trees.end_run(&self.id, &summary.run_id);
         let durable = self.log.durable_seq();
         self.ended_runs.push((summary.run_id.clone(), last));
         self.ended_runs.retain(|(_, end)| *end > durable);
@@ -296,9 +293,13 @@ impl SessionActorState {
         }
         let position = (&self.id, self.session.turn());
         let parent = self.session.parent().map(|parent| &**parent);
-        let note =
-            HookQuestion::of_run_end(summary, position, (agent, parent), &self.shared.telemetry);
-        let held = self.shared.gauges.hook_notes.increment();
+        let note = HookQuestion::of_run_end(
+            summary,
+            position,
+            (agent, parent),
+            &self.link.shared.telemetry,
+        );
+        let held = self.link.shared.gauges.hook_notes.increment();
         task::detach(async move {
             let _held = held;
             note.ask().await;
@@ -308,17 +309,17 @@ impl SessionActorState {
     /// Drops the callers of runs that have ended.
     fn drop_ended_callers(&mut self) {
         let session = &self.session;
-        self.callers.retain(|id, _| session.has_run(id));
-        self.shared.extensions.retain_runs(&self.id, |id| session.has_run(id));
-        self.shared.update_counts();
+        self.callers.runs.retain(|id, _| session.has_run(id));
+        self.link.shared.extensions.retain_runs(&self.id, |id| session.has_run(id));
+        self.link.shared.update_counts();
     }
 
     /// Sends an error to all callers of queued runs, because these runs do not start.
     pub(super) fn fail_callers(&mut self, reason: &HostError) {
-        for (_, mut caller) in self.callers.drain() {
+        for (_, mut caller) in self.callers.runs.drain() {
             caller.fail(reason.clone());
         }
-        self.shared.update_counts();
+        self.link.shared.update_counts();
     }
 }
 

@@ -36,7 +36,7 @@ impl SessionActorState {
         gone: ActorId,
         why: &str,
     ) {
-        let Some(cells) = self.actors.as_ref().map(RunActors::cells) else { return };
+        let Some(cells) = self.actors.current.as_ref().map(RunActors::cells) else { return };
         if !cells.iter().any(|cell| cell.get_id() == gone) {
             return;
         }

@@ -1,6 +1,6 @@
 //! The run in progress: what only a shell can have of it, and the actors of runs.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::runtime::error::HostError;
 use crate::runtime::gauge::CountGuard;
 use crate::runtime::host_state::{HostState, ToolSources};
 use crate::runtime::message::{
-    AccumulatorMessage, ReportResult, SessionMessage, ToolSupervisorRef,
+    AccumulatorMessage, AccumulatorRef, ReportResult, SessionMessage, ToolSupervisorRef,
 };
 use crate::runtime::report::CallReport;
 use crate::runtime::run_actors::RunActors;
@@ -207,13 +207,25 @@ impl ActiveRun {
     }
 }
 
+/// The actors of a session's runs.
+#[derive(Default)]
+pub(super) struct SessionActors {
+    /// Those of the run in progress, or those that wait for the next run.
+    pub(super) current: Option<RunActors>,
+    /// The number of the current set. Messages of earlier sets are ignored.
+    pub(super) epoch: u64,
+    /// Released actors that have not ended: tool supervisors whose last tools still run, each with its
+    /// accumulator, and then the accumulators.
+    pub(super) ending: HashMap<ActorId, Option<AccumulatorRef>>,
+}
+
 impl SessionActorState {
     /// Spawns the actors of runs if there are none.
     pub(super) async fn spawn_actors(
         &mut self,
         myself: &ActorRef<SessionMessage>,
     ) -> Result<(), SpawnErr> {
-        if self.actors.is_some() {
+        if self.actors.current.is_some() {
             return Ok(());
         }
         self.spawn_actors_with(myself, None).await
@@ -225,12 +237,12 @@ impl SessionActorState {
         myself: &ActorRef<SessionMessage>,
         supervisor: Option<ToolSupervisorRef>,
     ) -> Result<(), SpawnErr> {
-        self.epoch += 1;
-        let Self { epoch, log, publisher, link, .. } = &*self;
+        self.actors.epoch += 1;
+        let Self { actors: SessionActors { epoch, .. }, log, publisher, link, .. } = &*self;
         let parent = self.session.parent();
         let actors =
             RunActors::spawn(myself, *epoch, log, publisher, link, parent, supervisor).await?;
-        self.actors = Some(actors);
+        self.actors.current = Some(actors);
         self.activity.has_actors.store(true, Ordering::Release);
         Ok(())
     }
@@ -240,14 +252,14 @@ impl SessionActorState {
     pub(super) fn release_actors(&mut self) {
         if let Some(actors) = self.forget_actors() {
             let released = actors.finish();
-            self.lingering.extend(released.map(|(id, accumulator)| (id, Some(accumulator))));
+            self.actors.ending.extend(released.map(|(id, accumulator)| (id, Some(accumulator))));
         }
     }
 
     /// Removes the actors of runs. The next run gets new ones.
     pub(super) fn forget_actors(&mut self) -> Option<RunActors> {
         self.activity.has_actors.store(false, Ordering::Release);
-        self.actors.take()
+        self.actors.current.take()
     }
 
     /// Begins the trace of a run that has been in progress for `elapsed`.
@@ -260,7 +272,7 @@ impl SessionActorState {
         input: Option<&Content>,
     ) -> Option<Arc<RunTrace>> {
         let agent = self.agents.current();
-        self.shared.telemetry.traces().begin(TracedRun {
+        self.link.shared.telemetry.traces().begin(TracedRun {
             session: &self.id,
             run: id,
             agent: &agent.name,
@@ -275,7 +287,7 @@ impl SessionActorState {
     /// Sends a message to the accumulator. If it has died, its successor receives the turn in its
     /// present state.
     pub(super) fn send_to_accumulator(&self, message: AccumulatorMessage) {
-        if let Some(actors) = &self.actors {
+        if let Some(actors) = &self.actors.current {
             let _ = actors.accumulator.cast(message);
         }
     }

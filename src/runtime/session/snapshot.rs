@@ -1,13 +1,16 @@
-//! The public view of a session: its snapshot, and the approvals that its turn waits for.
+//! The public view of a session: its snapshot, the sizes of the parts of its context, and the approvals that
+//! its turn waits for.
 
 use std::sync::atomic::Ordering;
 
 use super::SessionActorState;
+use crate::context::tokens::part_of;
 use crate::event::{ApprovalRequest, WaitingFor};
 use crate::journal::unix_ms;
+use crate::message::MessageList;
 use crate::record::{Record, Seq};
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
-use crate::runtime::report::CallReport;
+use crate::runtime::report::{CallReport, ContextPartReport, ContextReport};
 use crate::runtime::snapshot::{
     CurrentRun, PendingApproval, PendingClientCall, QueuedInput, SessionSnapshot,
 };
@@ -15,7 +18,10 @@ use crate::runtime::task;
 use crate::runtime::tool::failed;
 use crate::session::open_approvals;
 use crate::turn::{ApprovalDecision, results_so_far};
-use crate::types::{ApprovalPhase, CallKey, FailureKind, Judgement, RunId, SessionState, Verdict};
+use crate::types::{
+    ApprovalPhase, CallKey, ContextPart, FailureKind, Judgement, RequestKind, RunId, SessionState,
+    Verdict,
+};
 
 impl SessionActorState {
     /// Answers the callers that wait for a snapshot, unless the approvals of a resumed turn are
@@ -24,10 +30,42 @@ impl SessionActorState {
         if self.run.as_ref().is_some_and(|run| run.approvals_unknown) {
             return;
         }
-        for reply in std::mem::take(&mut self.snapshot_replies) {
+        for reply in std::mem::take(&mut self.callers.snapshots) {
             // The caller may be gone.
             let _ = reply.send(self.snapshot());
         }
+    }
+
+    /// Returns the parts of the context. Counts the bytes of the whole history, so it is made on request only.
+    pub(super) fn context_report(&mut self) -> ContextReport {
+        let agent = self.agents.current();
+        let tokens = self.session.part_tokens(&agent.rules);
+        let part = |(part, tokens): (ContextPart, u64)| ContextPartReport {
+            part: part.as_str(),
+            tokens,
+            bytes: 0,
+        };
+        let mut parts: Vec<ContextPartReport> = tokens.iter().map(part).collect();
+        let mut add_bytes = |part: ContextPart, bytes: usize| {
+            if let Some(size) = parts.iter_mut().find(|size| size.part == part.as_str()) {
+                size.bytes += u64::try_from(bytes).unwrap_or(u64::MAX);
+            }
+        };
+        let request = agent.request(MessageList::default(), RequestKind::Ordinary);
+        for tool in &*request.tools {
+            let schema = serde_json::to_string(&tool.schema).unwrap_or_default();
+            let bytes = tool.name.len() + tool.description.len() + schema.len();
+            add_bytes(ContextPart::Tools, bytes);
+        }
+        add_bytes(ContextPart::System, request.system.as_deref().unwrap_or_default().len());
+        for message in self.session.history().messages().iter() {
+            add_bytes(part_of(message), message.approximate_bytes());
+        }
+        let used = self.session.request_tokens(&agent.rules);
+        let window = self.session.window(&agent.rules);
+        let is_configured = agent.rules.models.first().context_window.is_some();
+        let source = window.map(|_| if is_configured { "config" } else { "learnt" });
+        ContextReport { window, source, used, parts }
     }
 
     fn snapshot(&self) -> SessionSnapshot {
@@ -98,7 +136,7 @@ impl SessionActorState {
         requests: Vec<ApprovalRequest>,
         only_waits: bool,
     ) {
-        if epoch != self.epoch || self.is_recovering() {
+        if epoch != self.actors.epoch || self.is_recovering() {
             return;
         }
         let approvals = requests.into_iter().map(|request| {
@@ -135,7 +173,7 @@ impl SessionActorState {
             // whether anything else does.
             Some(parent) => {
                 let (link, root) = (self.link.clone(), parent.root.session.clone());
-                let Some(myself) = self.shared.awake(&self.id) else { return };
+                let Some(myself) = self.link.shared.awake(&self.id) else { return };
                 task::detach(async move {
                     let find = |reply| SessionMessage::FindReader { reply };
                     if matches!(link.request(&root, find).await, Ok((false, _))) {
@@ -155,7 +193,7 @@ impl SessionActorState {
     /// Returns whether something may answer the approvals of the current run: its caller does not only wait for the
     /// end, or something else reads the events.
     pub(super) fn can_answer_approvals(&self) -> bool {
-        self.shared.approvals_are_read.load(Ordering::Relaxed)
+        self.link.shared.approvals_are_read.load(Ordering::Relaxed)
             || self.publisher.is_watched()
             || self.run.as_ref().is_none_or(|run| !run.is_awaited())
     }
@@ -197,7 +235,7 @@ impl SessionActorState {
 
     /// Handles the accumulator's message that it has reported the approvals of a resumed turn.
     pub(super) fn turn_resumed(&mut self, epoch: u64) {
-        if epoch == self.epoch
+        if epoch == self.actors.epoch
             && !self.is_recovering()
             && let Some(run) = &mut self.run
         {

@@ -23,13 +23,24 @@ use crate::session::{SummaryReply, SummaryRequest};
 use crate::turn::{AttemptPlan, RetryPolicy, TurnRecord};
 use crate::types::{ContextOverflow, ProviderError, RunId, Usage};
 
+/// The summary that a session waits for.
+#[derive(Default)]
+pub(super) struct AwaitedSummary {
+    /// Asks a model for it.
+    task: Option<OwnedTask>,
+    /// The number of requests for summaries so far.
+    requests: u64,
+    /// The clients that asked for a smaller context.
+    callers: Vec<CompactReply>,
+}
+
 impl SessionActorState {
     /// Makes the context smaller, on request of a client.
     pub(super) fn compact(&mut self, reply: CompactReply) {
         let agents = &self.agents;
         let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
         match self.session.handle_compact_request(&rules_of) {
-            Ok(()) => self.compact_replies.push(reply),
+            Ok(()) => self.summary.callers.push(reply),
             Err(refusal) => {
                 let _ = reply.send(Err(refusal.into()));
             }
@@ -58,9 +69,9 @@ impl SessionActorState {
             publisher: self.publisher.clone(),
         };
         let myself = myself.clone();
-        self.summary_requests += 1;
-        let request = self.summary_requests;
-        self.summary = Some(OwnedTask::spawn(&self.shared.gauges.tasks, async move {
+        self.summary.requests += 1;
+        let request = self.summary.requests;
+        self.summary.task = Some(OwnedTask::spawn(&self.link.shared.gauges.tasks, async move {
             let reply = summariser.summarise().await;
             // A session that has ended needs no summary.
             let _ = myself.cast(SessionMessage::SummaryMade { request, reply });
@@ -69,14 +80,14 @@ impl SessionActorState {
 
     /// Gives the session the summary that it waits for. The answer to an earlier request is ignored.
     pub(super) fn summary_made(&mut self, request: u64, reply: SummaryReply) {
-        if request != self.summary_requests {
+        if request != self.summary.requests {
             return;
         }
         let agents = &self.agents;
         let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
         let failed = matches!(reply, SummaryReply::Failed { .. });
         self.session.handle_summary(reply, &rules_of);
-        self.summary = None;
+        self.summary.task = None;
         if failed {
             self.fail_compact_callers(|| HostError::SummaryFailed);
         }
@@ -87,7 +98,7 @@ impl SessionActorState {
         if self.session.expects_summary() {
             return;
         }
-        self.summary = None;
+        self.summary.task = None;
         // The summary had no effect, or a run has begun before it was made.
         self.fail_compact_callers(|| HostError::NothingToCompact);
     }
@@ -100,7 +111,7 @@ impl SessionActorState {
             tokens_before: *tokens_before,
             tokens_after: *tokens_after,
         };
-        for reply in self.compact_replies.drain(..) {
+        for reply in self.summary.callers.drain(..) {
             let _ = reply.send(Ok(report));
         }
     }
@@ -137,7 +148,7 @@ impl SessionActorState {
             |overflow: &ContextOverflow| overflow.window.is_some() || !model.has_window();
         if let Some(overflow) = error.overflow.filter(is_of_use) {
             model.learnt.update(|learnt| learnt.handle_overflow(overflow, tokens, counted));
-            model.learnt.store_soon(&self.shared.journal);
+            model.learnt.store_soon(&self.link.shared.journal);
         }
         let agents = &self.agents;
         let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
@@ -156,7 +167,7 @@ impl SessionActorState {
     }
 
     fn fail_compact_callers(&mut self, error: impl Fn() -> HostError) {
-        for reply in self.compact_replies.drain(..) {
+        for reply in self.summary.callers.drain(..) {
             let _ = reply.send(Err(error()));
         }
     }

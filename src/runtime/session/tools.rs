@@ -17,7 +17,7 @@ impl SessionActorState {
     pub(super) fn read_tools(&mut self, myself: &ActorRef<SessionMessage>) {
         self.open_connections(myself);
         let (link, agent) = (self.link.clone(), Arc::clone(self.agents.configured()));
-        let servers = &self.shared.tool_servers;
+        let servers = &self.link.shared.tool_servers;
         let used = servers.used_by(&link, Some(&self.id), |server| agent.names_server(server));
         let starting = servers.starting(&used);
         if let (Some(run), false) = (self.session.run(), starting.is_empty()) {
@@ -75,17 +75,17 @@ impl SessionActorState {
     /// Connects the session to the servers that its agent names and that sessions do not share, unless it is
     /// connected. The connections end with this actor.
     pub(super) fn open_connections(&mut self, myself: &ActorRef<SessionMessage>) {
-        if self.own_connections.is_empty() && !self.shared.is_closing() {
+        if self.own_connections.is_empty() && !self.link.shared.is_closing() {
             let agent = self.agents.configured();
             let session = (&self.id, myself);
-            let opened = self.shared.tool_servers.open_own(&self.link, agent, session);
+            let opened = self.link.shared.tool_servers.open_own(&self.link, agent, session);
             self.own_connections = opened;
         }
     }
 
     fn use_tools(&mut self, tools: Arc<FrozenTools>) {
         self.agents.use_tools(tools);
-        self.agents.read_tool_sources(&self.id, &self.shared);
+        self.agents.read_tool_sources(&self.id, &self.link.shared);
         if let Some(run) = self.session.run() {
             self.agents.use_for(&run.overrides);
         }

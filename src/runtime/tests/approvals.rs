@@ -76,7 +76,7 @@ pub(super) async fn pass(time: Duration) {
 #[tokio::test]
 async fn clocks_stop_while_a_turn_waits_only_for_peoples() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
-    let pay = tool(paying(ApprovalPolicy::BEFORE.and(ApprovalPolicy::AFTER)), |_| async {
+    let pay = tool(paying(ApprovalPolicy::BEFORE.union(ApprovalPolicy::AFTER)), |_| async {
         Ok("paid".into())
     });
     let host = host(&provider, registry([pay]), |_| ()).await;

@@ -8,7 +8,7 @@ use super::recovery::{ACCUMULATOR, STREAM, SUPERVISOR, kill};
 use super::*;
 use crate::config::{AgentConfig, AgentEvents, AgentToolConfig, ApprovalPolicy, ClientTool, Share};
 use crate::event::{Event, PublishedEvent};
-use crate::journal::MemoryJournal;
+use crate::journal::{Batch, JournalEntry, MemoryJournal};
 use crate::record::{Record, StopMode};
 use crate::telemetry::FeedItem;
 use crate::tool::{AgentTool, Hook, HookAnswer, HookError, HookInput, HookRule, RegisteredHook};
@@ -412,6 +412,68 @@ async fn after_a_crash_the_calls_find_their_children() {
         assert_eq!(children(&host).len(), 2);
         nothing_left(&host).await;
     }
+}
+
+/// Stores entries of a session in a journal. They become older by this time.
+fn store_aged(
+    journal: &MemoryJournal,
+    session: &SessionId,
+    entries: impl IntoIterator<Item = JournalEntry>,
+    age: Duration,
+) {
+    let age_ms = u64::try_from(age.as_millis()).unwrap();
+    let aged = |entry: JournalEntry| JournalEntry { time: entry.time - age_ms, ..entry };
+    let entries = entries.into_iter().map(|entry| Arc::new(aged(entry))).collect();
+    journal.append(Batch::new(session.clone(), entries, Arc::default(), Box::new(|_| ())));
+}
+
+#[tokio::test]
+async fn a_child_is_not_deleted_while_the_call_of_its_parent_waits_for_a_manual_resume() {
+    let provider = chain(|_| Reply::Sse(answer_with("helped"))).await;
+    let first = Host::start(family(&provider, [], [], |_| ())).await.unwrap();
+    let session = session(&first).await;
+    timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    // The crash comes before the outcome of the child is recorded.
+    let before = Arc::clone(&first.inner.link.shared.journal);
+    let journal = Arc::new(MemoryJournal::new());
+    let has_no_outcome = |entry: &JournalEntry| !matches!(entry.record, Record::CallEnded { .. });
+    let own = entries(&*before, session.id()).into_iter().take_while(has_no_outcome);
+    store_aged(&journal, session.id(), own, Duration::ZERO);
+    for child in children(&first) {
+        let entries = entries(&*before, child.id());
+        store_aged(&journal, child.id(), entries, Duration::from_secs(3600));
+    }
+    let (id, sent) = (session.id().clone(), provider.count());
+    drop((first, session));
+    let setup = || {
+        family(&provider, [], [], |config| {
+            config.journal.resume = Resume::Manual;
+            config.journal.keep_idle = Some(Duration::from_secs(10));
+            // The host looks for sessions to delete every second.
+            config.host.idle_after = Some(Duration::from_millis(100));
+        })
+    };
+    let host = restart(setup, &journal).await;
+    // The run of the worker has ended, so that nothing needs its helper.
+    until("the helper is deleted", || children(&host).len() == 1).await;
+    assert_eq!(children(&host)[0].agent().await.unwrap(), "worker");
+    let session = host.session(&id);
+    session.resume().await.unwrap();
+    until("the run has ended", || {
+        entries(&*journal, &id).iter().any(|entry| matches!(entry.record, Record::RunEnded { .. }))
+    })
+    .await;
+    let ended = records(&session, |record| matches!(record, Record::CallEnded { .. })).await;
+    let Record::CallEnded { outcome, .. } = &ended[0] else { unreachable!() };
+    assert_eq!(&*outcome.content, "done");
+    assert_eq!(provider.count(), sent + 1, "the child has run again");
+    nothing_left(&host).await;
+    // Now nothing needs it.
+    until("the worker is deleted", || {
+        children(&host).iter().for_each(SessionHandle::hibernate);
+        children(&host).is_empty()
+    })
+    .await;
 }
 
 #[tokio::test]

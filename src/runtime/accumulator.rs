@@ -1,35 +1,38 @@
 //! The actor that owns the turn. It passes messages to the turn's state machine and performs the
 //! effects. Calls run under the tool supervisor, so that they survive this actor.
-
-mod batch;
+//!
+//! The records of the effects are appended as one batch. An event is published after the records that
+//! precede it. Actions are performed at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ractor::rpc::CallResult;
-use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
-use super::agent::Agent;
 use super::gauge::{CountGuard, Gauges};
+use super::hooks::{HookQuestion, changed_request};
 use super::message::{
-    AccumulatorMessage, CompletionQueue, DecisionReply, RequestSent, ResponseEnded, SessionMessage,
-    StreamMessage, ToolCommand, ToolSupervisorMessage, ToolSupervisorRef, TurnStart,
+    AccumulatorMessage, CompletionQueue, DecisionReply, RequestSent, ResponseEnded, RunScope,
+    SessionMessage, StartTool, StreamMessage, ToolCommand, ToolSupervisorMessage,
+    ToolSupervisorRef, TurnStart,
 };
 use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
 use super::publish::Publisher;
 use super::references::SessionReferences;
-use super::task::OwnedTask;
-use super::tool_limiter::CallPermit;
-use super::tool_limiter::ToolLimiters;
-use crate::journal::{PendingRecord, SessionLog, unix_ms};
+use super::task::{self, OwnedTask};
+use super::tool_limiter::{CallPermit, ToolLimiters};
+use crate::event::Event;
+use crate::journal::{AppendStatus, PendingRecord, SessionLog, Urgency, unix_ms};
 use crate::record::Seq;
-use crate::tool::Extensions;
-use crate::turn::{ApprovalError, AttemptPlan, Effect, PermitReply, StartedCalls, Turn};
-use crate::types::{ApprovalPhase, CallKey, ParentCall, RunId, RunTrace};
-use batch::TurnBatch;
+use crate::telemetry::SourceRecord;
+use crate::turn::{
+    ApprovalError, AttemptPlan, Effect, PermitReply, StartedCalls, Turn, TurnAction,
+};
+use crate::types::{ApprovalPhase, CallKey, ParentCall};
 
 /// The actor that owns the current turn of a run. Each turn has a new [`Turn`].
 #[derive(Debug)]
@@ -60,9 +63,6 @@ pub(super) struct AccumulatorState {
     current: Option<CurrentTurn>,
     batch: TurnBatch,
     timer: Option<TurnTimer>,
-    /// Replies to approval decisions. Each is sent when the given number of the turn's records are
-    /// durable.
-    decision_replies: Vec<(u64, DecisionReply)>,
     _held: CountGuard,
 }
 
@@ -70,13 +70,7 @@ pub(super) struct AccumulatorState {
 struct CurrentTurn {
     turn: Turn,
     number: u32,
-    run: RunId,
-    /// The position of the run's first record.
-    run_seq: Seq,
-    /// The agent with the overrides of the run.
-    agent: Arc<Agent>,
-    trace: Option<Arc<RunTrace>>,
-    extensions: Extensions,
+    scope: Arc<RunScope>,
     /// Dropped when the turn is over, so that the session is the only owner of the history again.
     request: Option<Arc<ModelRequest>>,
     /// The request to send after all effects are performed. A task that is aborted immediately
@@ -94,8 +88,6 @@ struct CurrentTurn {
     began: Instant,
     /// Number of records that the turn has produced.
     records: u64,
-    /// Number of these records that are stored.
-    stored: u64,
     /// The position of the last record that the turn has produced.
     last_seq: Seq,
     /// Bytes of text and thinking of the running attempt that were published.
@@ -103,6 +95,28 @@ struct CurrentTurn {
     /// The pending approvals that the session was notified of last, and whether the turn waited for
     /// nothing else.
     notified_approvals: (Vec<(CallKey, ApprovalPhase)>, bool),
+}
+
+/// The records of one poll loop, and the events that follow them. The buffers are reused for the
+/// next batch.
+#[derive(Default)]
+struct TurnBatch {
+    records: Vec<PendingRecord>,
+    /// Events, each with the number of records before it and the number of bytes that were displayed at
+    /// the last of these records.
+    events: Vec<(u64, u64, Event)>,
+}
+
+impl TurnBatch {
+    /// Publishes the event now, or after the records that precede it.
+    fn push_event(&mut self, event: Event, setup: &AccumulatorSetup, current: &mut CurrentTurn) {
+        match self.records.last() {
+            None => setup.publish(event, None, current),
+            Some(PendingRecord { displayed_bytes, .. }) => {
+                self.events.push((self.records.len() as u64, *displayed_bytes, event));
+            }
+        }
+    }
 }
 
 /// The timer of the turn. It may fire too early, which the state machine accepts.
@@ -129,7 +143,6 @@ impl Actor for AccumulatorActor {
             current: None,
             batch: TurnBatch::default(),
             timer: None,
-            decision_replies: Vec::new(),
             _held: held,
         })
     }
@@ -155,21 +168,11 @@ impl Actor for AccumulatorActor {
         state.send_commands();
         Ok(())
     }
-
-    async fn handle_supervisor_evt(
-        &self,
-        _: ActorRef<AccumulatorMessage>,
-        _: SupervisionEvent,
-        _: &mut AccumulatorState,
-    ) -> Result<(), ActorProcessingErr> {
-        Ok(())
-    }
 }
 
 impl CurrentTurn {
     fn begin(start: TurnStart, started: StartedCalls) -> Self {
-        let TurnStart { spec, run, run_seq, agent, trace, extensions, request, resume, cancel } =
-            start;
+        let TurnStart { spec, scope, request, resume, cancel } = start;
         let number = spec.number;
         let turn = match resume {
             None => {
@@ -185,11 +188,7 @@ impl CurrentTurn {
         Self {
             turn,
             number,
-            run,
-            run_seq,
-            agent,
-            trace,
-            extensions,
+            scope,
             request: Some(request),
             next_request: None,
             commands: Vec::new(),
@@ -198,7 +197,6 @@ impl CurrentTurn {
             breaker_permit: None,
             began,
             records: 0,
-            stored: 0,
             last_seq: Seq(0),
             displayed_bytes: 0,
             notified_approvals: Default::default(),
@@ -314,7 +312,6 @@ impl AccumulatorState {
                     return;
                 }
                 current.turn.handle_recorded(now, upto);
-                self.handle_stored(upto);
             }
             AccumulatorMessage::TimerFired => {
                 self.timer = None;
@@ -337,14 +334,12 @@ impl AccumulatorState {
             AccumulatorMessage::Decide { key, decision, reply } => {
                 let Some((current, now)) = self.now() else { return };
                 let accepted = current.turn.handle_approval(now, key, *decision);
-                self.perform_effects(myself);
-                return self.reply_to_decision(reply, accepted);
+                return self.reply_to_decision(reply, accepted, myself);
             }
             AccumulatorMessage::AnswerCall { key, outcome, reply } => {
                 let Some((current, now)) = self.now() else { return };
                 let accepted = current.turn.handle_client_result(now, key, *outcome);
-                self.perform_effects(myself);
-                return self.reply_to_decision(reply, accepted);
+                return self.reply_to_decision(reply, accepted, myself);
             }
             AccumulatorMessage::Finish => return myself.stop(None),
         }
@@ -399,33 +394,22 @@ impl AccumulatorState {
             if batch.records.is_empty() || !self.setup.store(batch, current, myself) {
                 break;
             }
-            current.stored = current.records;
             current.turn.handle_recorded(current.began.elapsed(), current.records);
         }
         self.setup.send_request(current, myself);
         self.set_timer(myself);
     }
 
-    /// Replies to an approval decision. An accepted decision is confirmed after its record is
-    /// durable.
-    fn reply_to_decision(&mut self, reply: DecisionReply, accepted: Result<(), ApprovalError>) {
-        let current = self.current.as_ref().filter(|current| current.stored < current.records);
-        match (accepted, current) {
-            (Ok(()), Some(current)) => self.decision_replies.push((current.records, reply)),
-            (accepted, _) => {
-                // The caller may have dropped the receiver.
-                let _ = reply.send(accepted);
-            }
-        }
-    }
-
-    fn handle_stored(&mut self, upto: u64) {
-        if let Some(current) = self.current.as_mut() {
-            current.stored = upto;
-        }
-        for (_, reply) in self.decision_replies.extract_if(.., |(needs, _)| *needs <= upto) {
-            let _ = reply.send(Ok(()));
-        }
+    /// Performs what follows from a decision, and replies. The caller waits until its record is durable.
+    fn reply_to_decision(
+        &mut self,
+        reply: DecisionReply,
+        accepted: Result<(), ApprovalError>,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) {
+        self.perform_effects(myself);
+        // The caller may have dropped the receiver.
+        let _ = reply.send(accepted);
     }
 
     fn set_timer(&mut self, myself: &ActorRef<AccumulatorMessage>) {
@@ -444,5 +428,183 @@ impl AccumulatorState {
             let _ = accumulator.cast(AccumulatorMessage::TimerFired);
         });
         self.timer = Some(TurnTimer { at, _task: task });
+    }
+}
+
+impl AccumulatorSetup {
+    /// Appends the records as one batch, and publishes the events that follow them. Returns true if
+    /// the turn may continue as if they were durable: they are durable, or the turn may commit
+    /// early.
+    fn store(
+        &self,
+        batch: &mut TurnBatch,
+        current: &mut CurrentTurn,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) -> bool {
+        let TurnBatch { records, events } = batch;
+        let count = records.len() as u64;
+        current.records += count;
+        let (turn, upto) = (current.number, current.records);
+        let accumulator = myself.clone();
+        let may_continue = current.turn.may_commit_early();
+        let waits = current.turn.waits_for_records() && !may_continue;
+        let urgency = if waits { Urgency::Urgent } else { Urgency::Deferrable };
+        let time = unix_ms();
+        let (last, appended) = self.log.append_at(time, records.drain(..), urgency, move || {
+            let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
+        });
+        current.last_seq = last;
+        for (records_before, displayed_bytes, event) in events.drain(..) {
+            let seq = Seq(last.0 - count + records_before);
+            self.publish(event, Some(SourceRecord { seq, time, displayed_bytes }), current);
+        }
+        may_continue || appended == AppendStatus::Durable
+    }
+
+    /// Requests a permit for a tool. If it is granted later, the accumulator receives a message.
+    fn request_tool_permit(
+        &self,
+        key: CallKey,
+        name: &str,
+        current: &mut CurrentTurn,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) -> PermitReply {
+        let accumulator = myself.clone();
+        let tool = current.scope.agent.tools.get(name);
+        let ready = tool.and_then(|registered| registered.tool.ready(self.publisher.session()));
+        let session = self.session.get_id();
+        let (reply, request) = self.tool_limiters.request_permit(name, session, ready, move || {
+            let _ = accumulator.cast(AccumulatorMessage::ToolPermitGranted { key });
+        });
+        if let Some(request) = request {
+            current.permits.insert(key, request);
+        }
+        reply
+    }
+
+    /// Notifies the session of the pending approvals, if they have changed.
+    fn notify_approvals(&self, current: &mut CurrentTurn) {
+        let CurrentTurn { turn, notified_approvals: (notified, only_waited), .. } = current;
+        let only_waits = turn.waits_only_for_people();
+        if *only_waited == only_waits && turn.pending_approvals().eq(notified.iter().copied()) {
+            return;
+        }
+        *notified = turn.pending_approvals().collect();
+        *only_waited = only_waits;
+        let approvals = notified.iter().filter_map(|(key, _)| turn.pending_approval(*key));
+        let (epoch, approvals) = (self.epoch, approvals.collect());
+        let message = SessionMessage::ApprovalsChanged { epoch, approvals, only_waits };
+        let _ = self.session.cast(message);
+    }
+
+    /// Publishes an event of the turn. `record` is the record directly before it.
+    fn publish(&self, event: Event, record: Option<SourceRecord>, current: &mut CurrentTurn) {
+        if let Event::AttemptEnded { error, .. } = &event
+            && let Some(breaker_permit) = current.breaker_permit.take()
+        {
+            breaker_permit.report_result(error.as_deref());
+        }
+        if let Event::AttemptEnded { error: None, .. } = &event {
+            self.publisher.trace_answer(current.turn.response());
+        }
+        self.publisher.publish_after(&current.scope.run, current.number, event, record);
+    }
+
+    /// Performs an action of the turn. If its receiver has ended, the session is notified of that
+    /// and continues from the journal.
+    fn perform(
+        &self,
+        action: TurnAction,
+        current: &mut CurrentTurn,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) {
+        match action {
+            TurnAction::Request(plan) => current.next_request = Some(plan),
+            TurnAction::Disconnect => {
+                current.next_request = None;
+                let _ = self.stream.cast(StreamMessage::Disconnect);
+            }
+            TurnAction::ReduceContext(error) => {
+                let (epoch, model) = (self.epoch, current.turn.model());
+                let overflowed =
+                    SessionMessage::ContextOverflowed { epoch, model, error: Box::new(error) };
+                let _ = self.session.cast(overflowed);
+            }
+            TurnAction::ReadReferences { key, references, bytes_max } => {
+                let (reader, accumulator) = (Arc::clone(&self.references), myself.clone());
+                task::detach(async move {
+                    let values = Box::new(reader.read_all(references, bytes_max).await);
+                    // A turn that is over needs no values.
+                    let _ = accumulator.cast(AccumulatorMessage::ReferencesRead { key, values });
+                });
+            }
+            TurnAction::AskHooks(request) => {
+                let key = request.call.as_ref().map(|call| call.key);
+                let (turn, on, accumulator) = (current.number, request.on, myself.clone());
+                let position = (self.publisher.session(), &current.scope.run, current.number);
+                let telemetry = self.publisher.telemetry();
+                let model_request = current.request.as_deref();
+                let agent = (&current.scope.agent, self.parent.as_deref());
+                let question =
+                    HookQuestion::of_turn(*request, position, model_request, agent, telemetry);
+                let task = OwnedTask::spawn(&self.gauges.tasks, async move {
+                    let decision = Box::new(question.ask().await);
+                    let _ = accumulator.cast(AccumulatorMessage::HooksDecided {
+                        turn,
+                        key,
+                        on,
+                        decision,
+                    });
+                });
+                current.hooks.insert(key, task);
+            }
+            TurnAction::ChangeRequest(decision) => {
+                if let Some(request) = &current.request {
+                    current.request = Some(Arc::new(changed_request(request, &decision)));
+                }
+            }
+            TurnAction::WithdrawHooks(key) => drop(current.hooks.remove(&key)),
+            TurnAction::RequestToolPermit { key, tool } => {
+                let permit = self.request_tool_permit(key, &tool, current, myself);
+                current.turn.handle_tool_permit(current.began.elapsed(), key, permit);
+            }
+            TurnAction::ReleaseToolPermit(key) => drop(current.permits.remove(&key)),
+            TurnAction::Start(start) => {
+                let permit = current.permits.remove(&start.call.key);
+                let scope = Arc::clone(&current.scope);
+                let start = Box::new(StartTool { start, scope, permit });
+                current.commands.push(ToolCommand::Start(start));
+            }
+            TurnAction::Answer { key, number, answer } => {
+                current.commands.push(ToolCommand::Answer { key, number, answer });
+            }
+            TurnAction::Abort(key) => current.commands.push(ToolCommand::Abort(key)),
+            TurnAction::Commit(record) => {
+                current.request = None;
+                // The commit is the turn's last record.
+                let (epoch, seq) = (self.epoch, current.last_seq);
+                let _ = self.session.cast(SessionMessage::TurnCommitted { epoch, record, seq });
+            }
+        }
+    }
+
+    /// Sends the request that the turn planned last, unless the turn has disconnected since.
+    fn send_request(&self, current: &mut CurrentTurn, myself: &ActorRef<AccumulatorMessage>) {
+        // A turn that is over has dropped its request and plans none.
+        let (Some(plan), Some(request)) = (current.next_request.take(), &current.request) else {
+            return;
+        };
+        let _ = self.stream.cast(StreamMessage::Request {
+            turn: current.number,
+            trace: current
+                .scope
+                .trace
+                .as_ref()
+                .map(|t| t.for_attempt(current.number, plan.attempt)),
+            model: Arc::clone(current.scope.agent.models.at(plan.model)),
+            plan,
+            request: Arc::clone(request),
+            to: myself.clone(),
+        });
     }
 }
