@@ -237,6 +237,21 @@ async fn a_program_inherits_only_named_variables() {
 }
 
 #[tokio::test]
+async fn a_cut_output_has_no_part_of_a_secret() {
+    let folder = Folder::new("cut-secret");
+    let secret = std::env::var(SECRET_VARIABLE).unwrap();
+    let keys = format!("secret_env = {{ TOKEN = \"{SECRET_VARIABLE}\" }}\nmax_output_bytes = 40");
+    let output = folder.run("echo -n \"xxxxxxxxxx$TOKEN\"", &keys).await.unwrap();
+    let written = 10 + secret.len();
+    assert_eq!(output, format!("xxxxxxxxxx[redacted]\n[cut: the first 40 of {written} bytes]"));
+    let script = "echo -n \"$TOKEN\" >&2; printf %02000d 0 >&2; exit 1";
+    let error = folder.run(script, &keys).await.unwrap_err();
+    let zeros = "0".repeat(2000);
+    let expected = format!("the program ended with exit status 1; stderr:\n[redacted]{zeros}");
+    assert_eq!(error, expected);
+}
+
+#[tokio::test]
 async fn a_program_has_no_open_file_of_the_host() {
     let folder = Folder::new("streams");
     let _file = std::fs::File::open("/dev/null").unwrap();
@@ -368,6 +383,123 @@ async fn a_sandbox_refuses_files_and_network() {
         assert_eq!(text == "x", level != "none", "{level}");
         assert_eq!(folder.processes(), [""; 0]);
     }
+}
+
+/// Attacks the launcher, which is the parent process. Prints how often each attack succeeded.
+const ATTACK: &str = r#"
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int main(void) {
+  int launcher = getppid(), threads = 0, traced = 0, opened = 0, signalled = 0, limited = 0;
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/task", launcher);
+  /* Many times, because a thread of the launcher may be in the sandbox for a short time. */
+  for (int round = 0; round < 1000; round++) {
+    DIR *tasks = opendir(path);
+    if (!tasks) return 2;
+    for (struct dirent *task; (task = readdir(tasks));) {
+      int thread = atoi(task->d_name);
+      if (!thread) continue;
+      threads++;
+      signalled += !syscall(SYS_tgkill, launcher, thread, 0);
+      char memory[96];
+      snprintf(memory, sizeof memory, "/proc/%d/task/%d/mem", launcher, thread);
+      int file = open(memory, O_RDONLY);
+      if (file >= 0) opened++, close(file);
+      traced += !ptrace(PTRACE_SEIZE, thread, 0, 0);
+    }
+    closedir(tasks);
+  }
+  struct rlimit old, none = {0, 0};
+  limited += !prlimit(launcher, RLIMIT_NOFILE, &none, &old);
+  limited += !prlimit(launcher, RLIMIT_CPU, &none, &old);
+  if (!threads || prlimit(launcher, RLIMIT_NOFILE, 0, &old) || prlimit(0, RLIMIT_CORE, &none, 0))
+    return 3;
+  printf("traced %d opened %d limited %d signalled %d\n", traced, opened, limited, signalled);
+}
+"#;
+
+/// Returns whether the sandbox `read` works here and refuses signals to processes outside of it, which
+/// Landlock does since Linux 6.12. Says so if not. Fails if `CI` is true.
+fn refuses_signals(folder: &Folder) -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+    let is_new = (numbers.next(), numbers.next()) >= (Some(6), Some(12));
+    let refuses = folder.can_sandbox("read") && is_new;
+    if !refuses {
+        let ci = std::env::var("CI").is_ok_and(|value| value == "true");
+        assert!(!ci, "needs Landlock of Linux 6.12, this is {release}");
+        eprintln!("skipped: needs Landlock of Linux 6.12, this is {release}");
+    }
+    refuses
+}
+
+#[tokio::test]
+async fn a_sandboxed_program_cannot_trace_signal_or_limit_its_launcher() {
+    let folder = Folder::new("attack");
+    if !refuses_signals(&folder) {
+        return;
+    }
+    let source = folder.path.join("attack.c");
+    std::fs::write(&source, ATTACK).unwrap();
+    // Rust links with the same compiler.
+    let mut compiler = Command::new("cc");
+    compiler.arg("-o").arg(folder.path.join("attack")).arg(source);
+    assert!(compiler.status().unwrap().success());
+    for level in ["read", "write"] {
+        let output = folder.run("exec ./attack", &format!("sandbox = \"{level}\"")).await.unwrap();
+        assert_eq!(output, "traced 0 opened 0 limited 0 signalled 0\n", "{level}");
+        assert_eq!(folder.processes(), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_sandboxed_program_cannot_outlive_its_call_by_killing_its_launcher() {
+    let folder = Folder::new("kill-launcher");
+    if !refuses_signals(&folder) {
+        return;
+    }
+    let script = "kill -9 $PPID && echo killed; (setsid sleep 60 >/dev/null 2>&1 &); \
+                  sleep 60 & echo done";
+    for level in ["read", "write"] {
+        let output = folder.run(script, &format!("sandbox = \"{level}\"")).await.unwrap();
+        assert_eq!(output, "done\n", "{level}");
+        assert_eq!(folder.processes(), [""; 0], "{level}");
+    }
+}
+
+#[tokio::test]
+async fn a_sandboxed_program_is_started_and_limited_as_every_other() {
+    let folder = Folder::new("sandboxed");
+    if !refuses_signals(&folder) {
+        return;
+    }
+    // The program is the direct child of its launcher, and leads its process group.
+    let script = "set -- $(cat /proc/$$/stat); echo $(($1 == $5)); tr '\\0' ' ' </proc/$4/cmdline";
+    let output = folder.run(script, "sandbox = \"read\"").await.unwrap();
+    assert_eq!(output, "1\ncallsheet callsheet-launcher ");
+    let script = "while [ $(ulimit -d) = unlimited ]; do :; done; ulimit -d; ulimit -c";
+    let output = folder.run(script, "sandbox = \"read\"\nmax_memory = \"64MiB\"").await.unwrap();
+    assert_eq!(output, "65536\n0\n");
+    let program = folder.path.join("program");
+    std::fs::copy("/bin/true", &program).unwrap();
+    let text = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"./program\"]\n\
+                sandbox = \"read\"\n";
+    let mut tool = folder.tool(text);
+    assert_eq!(tool.call(json!({})).await.text(), "(no output)");
+    std::fs::remove_file(program).unwrap();
+    let error = tokio::time::timeout(Duration::from_secs(5), tool.call(json!({}))).await.unwrap();
+    let error = error.error().message();
+    assert!(error.starts_with("the program did not start: No such file or directory"), "{error}");
 }
 
 #[tokio::test]

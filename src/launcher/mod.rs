@@ -6,11 +6,14 @@
 //! program with all its descendants and ends. As a child subreaper it also finds the descendants that
 //! left the process group or the session.
 //!
-//! The launcher restricts the thread that starts the program: `no_new_privs`, and Landlock and
-//! seccomp for a sandbox. The program inherits these restrictions; the thread that kills does not
-//! have them. The level `strict` runs the program in bubblewrap instead.
+//! The program runs with `no_new_privs`. For the sandboxes `read` and `write`, the launcher starts its
+//! own binary once more. That process restricts itself by Landlock and seccomp, and then becomes the
+//! program. The launcher is never restricted itself: a program can trace and kill what is in its own
+//! sandbox. The level `strict` runs the program in bubblewrap instead.
 //!
 //! Limits: a program without a sandbox can kill its launcher by `SIGKILL`. Its descendants then stay.
+//! Before Linux 6.12, Landlock does not restrict signals: a program in `read` or `write` can then do the
+//! same.
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -19,11 +22,14 @@
 //! | `program.rs` | host: a program that was checked and can be started |
 //! | `process.rs` | host: a started program, with its pipes |
 //! | `supervise.rs` | launcher: starts the program, reports its exit, kills it |
+//! | `exec.rs` | launcher: starts the program in a sandbox; the process that enters the sandbox |
 //! | `descendants.rs` | launcher: finds and signals all descendants |
 //! | `sandbox.rs` | the sandboxes, and whether the kernel has them |
 
 #[cfg(target_os = "linux")]
 mod descendants;
+#[cfg(target_os = "linux")]
+mod exec;
 #[cfg(target_os = "linux")]
 mod process;
 #[cfg(target_os = "linux")]
@@ -62,11 +68,16 @@ static BINARY: Mutex<Option<PathBuf>> = Mutex::new(None);
 /// callsheet::launcher::run_if_launched();
 /// ```
 pub fn run_if_launched() {
-    if std::env::args_os().nth(1).is_some_and(|argument| argument == SUBCOMMAND) {
+    let subcommand = std::env::args_os().nth(1);
+    if subcommand.as_ref().is_some_and(|subcommand| subcommand == SUBCOMMAND) {
         #[cfg(target_os = "linux")]
         std::process::exit(supervise::run());
         #[cfg(not(target_os = "linux"))]
         std::process::exit(2);
+    }
+    #[cfg(target_os = "linux")]
+    if subcommand.is_some_and(|subcommand| subcommand == exec::SUBCOMMAND) {
+        std::process::exit(exec::run());
     }
     // This path stays that of the running program when its file is replaced.
     use_binary("/proc/self/exe");

@@ -1,21 +1,19 @@
 //! A program that was started by a launcher, with its pipes.
 
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
 
 use super::SUBCOMMAND;
-use super::protocol::{LaunchRequest, LauncherMessage, TERMINATE};
+use super::protocol::{LaunchRequest, LauncherMessage, TERMINATE, send_streams};
 
 /// Time in which a launcher answers, also on a machine that starts many at once. A binary that does not
 /// answer is not a launcher.
@@ -178,23 +176,6 @@ impl ProcessControl {
         }
         Ok(Some(serde_json::from_slice(&line)?))
     }
-}
-
-/// Sends the length of the request, and with it the standard streams of the program.
-fn send_streams(
-    socket: &StdUnixStream,
-    length: usize,
-    streams: &[std::os::fd::BorrowedFd<'_>; 3],
-) -> io::Result<()> {
-    let length = u32::try_from(length).map_err(io::Error::other)?.to_be_bytes();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !ancillary.push(SendAncillaryMessage::ScmRights(streams)) {
-        return Err(io::ErrorKind::OutOfMemory.into());
-    }
-    let parts = [IoSlice::new(&length)];
-    rustix::net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
-    Ok(())
 }
 
 /// The reason why a program did not start.

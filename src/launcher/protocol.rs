@@ -3,10 +3,21 @@
 //! The host sends the length of a [`LaunchRequest`] together with the three standard streams of the
 //! program, then the request as JSON, then single bytes. The launcher sends [`LauncherMessage`]s, one
 //! a line.
+//!
+//! The launcher sends the same request to the process that enters the sandbox (see `exec.rs`), which
+//! answers with the same messages.
 
 use std::collections::BTreeMap;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxLevel;
@@ -47,4 +58,60 @@ pub(super) enum LauncherMessage {
         /// The number of the signal that ended it.
         signal: Option<i32>,
     },
+}
+
+/// Returns the message that the program did not start because of this error.
+pub(super) fn not_started(error: impl Into<io::Error>) -> LauncherMessage {
+    LauncherMessage::StartFailed(error.into().to_string())
+}
+
+/// Sends the length of the request, and with it the standard streams of the program.
+pub(super) fn send_streams(
+    socket: &UnixStream,
+    length: usize,
+    streams: &[BorrowedFd<'_>; 3],
+) -> io::Result<()> {
+    let length = u32::try_from(length).map_err(io::Error::other)?.to_be_bytes();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(streams)) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    let parts = [IoSlice::new(&length)];
+    rustix::net::sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives the request and the standard streams of the program.
+pub(super) fn receive_request(
+    mut socket: &UnixStream,
+) -> io::Result<(LaunchRequest, [OwnedFd; 3])> {
+    let mut length = [0; 4];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut length)];
+    let received =
+        rustix::net::recvmsg(socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    if received.bytes != 4 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut streams = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            streams.extend(descriptors);
+        }
+    }
+    let streams = streams.try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
+    let length = usize::try_from(u32::from_be_bytes(length)).map_err(io::Error::other)?;
+    let mut request = vec![0; length];
+    socket.read_exact(&mut request)?;
+    Ok((serde_json::from_slice(&request)?, streams))
+}
+
+/// Sends a message. Ignores errors: the receiver may have ended.
+pub(super) fn send_message(mut socket: &UnixStream, message: &LauncherMessage) {
+    if let Ok(mut line) = serde_json::to_vec(message) {
+        line.push(b'\n');
+        let _ = socket.write_all(&line);
+    }
 }

@@ -11,7 +11,10 @@ use landlock::{
     RulesetCreatedAttr, RulesetError, Scope, path_beneath_rules,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
 
 use crate::config::SandboxLevel;
 
@@ -158,8 +161,8 @@ fn program_paths(program: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Refuses new sockets of every family, and for `read` all changes of the attributes of files, which
-/// Landlock does not know.
+/// Refuses new sockets of every family, new limits for other processes, and for `read` all changes of
+/// the attributes of files. Landlock does not restrict these.
 fn refuse_calls(level: SandboxLevel) -> Result<(), SandboxError> {
     let mut calls = SOCKET_CALLS.to_vec();
     if level == SandboxLevel::Read {
@@ -167,15 +170,29 @@ fn refuse_calls(level: SandboxLevel) -> Result<(), SandboxError> {
         #[cfg(target_arch = "x86_64")]
         calls.extend(OLD_ATTRIBUTE_CALLS);
     }
+    // A call without a rule is always refused.
+    let mut rules: BTreeMap<i64, Vec<_>> =
+        calls.into_iter().map(|call| (call, Vec::new())).collect();
+    rules.insert(libc::SYS_prlimit64, vec![limits_another_process()?]);
     #[cfg(target_arch = "x86_64")]
-    let calls = calls.into_iter().flat_map(|call| [call, call | X32_BIT]);
-    let rules: BTreeMap<i64, Vec<_>> = calls.into_iter().map(|call| (call, Vec::new())).collect();
+    rules.extend(rules.clone().into_iter().map(|(call, rule)| (call | X32_BIT, rule)));
     let error = u32::try_from(libc::EACCES).unwrap_or_default();
     let arch = std::env::consts::ARCH.try_into().map_err(SandboxError::new)?;
     let refused = SeccompAction::Errno(error);
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch);
     let filter: BpfProgram = filter.and_then(TryInto::try_into).map_err(SandboxError::new)?;
     seccompiler::apply_filter(&filter).map_err(SandboxError::new)
+}
+
+/// Returns the rule for calls of `prlimit64` that set a limit of a process by its id. They would let a
+/// program take the open files or the processor time from its launcher and from the host.
+fn limits_another_process() -> Result<SeccompRule, SandboxError> {
+    let is_set = |argument, length| {
+        SeccompCondition::new(argument, length, SeccompCmpOp::Ne, 0).map_err(SandboxError::new)
+    };
+    let process_id = is_set(0, SeccompCmpArgLen::Dword)?;
+    let new_limit = is_set(2, SeccompCmpArgLen::Qword)?;
+    SeccompRule::new(vec![process_id, new_limit]).map_err(SandboxError::new)
 }
 
 /// Checks that this system can do a level.

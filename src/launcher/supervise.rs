@@ -1,24 +1,23 @@
 //! The launcher process: starts the program, reports its exit, and kills it with all descendants.
 
-use std::io::{self, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus};
+use rustix::process::{DumpableBehavior, Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus};
 
 use super::descendants;
-use super::protocol::{LaunchRequest, LauncherMessage, TERMINATE};
-use super::sandbox;
+use super::exec;
+use super::protocol::{
+    LaunchRequest, LauncherMessage, TERMINATE, not_started, receive_request, send_message,
+};
 use crate::config::SandboxLevel;
 
 /// Time between two counts of the descendants.
@@ -28,13 +27,13 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(50);
 const WRAPPER_PROCESSES: u32 = 2;
 
 /// The exit status of a launcher that was not started by a host.
-const USAGE: i32 = 2;
+pub(super) const USAGE: i32 = 2;
 
 /// Runs the launcher. Returns its exit status.
 pub(super) fn run() -> i32 {
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned() else { return USAGE };
     let socket = UnixStream::from(socket);
-    match receive(&socket) {
+    match receive_request(&socket) {
         Ok((request, streams)) => {
             supervise(&socket, &request, streams);
             0
@@ -43,47 +42,22 @@ pub(super) fn run() -> i32 {
     }
 }
 
-/// Receives the request and the standard streams of the program.
-fn receive(mut socket: &UnixStream) -> io::Result<(LaunchRequest, [OwnedFd; 3])> {
-    let mut length = [0; 4];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut length)];
-    let received =
-        rustix::net::recvmsg(socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    if received.bytes != 4 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    let mut streams = Vec::new();
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-            streams.extend(descriptors);
-        }
-    }
-    let streams = streams.try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-    let length = usize::try_from(u32::from_be_bytes(length)).map_err(io::Error::other)?;
-    let mut request = vec![0; length];
-    socket.read_exact(&mut request)?;
-    Ok((serde_json::from_slice(&request)?, streams))
-}
-
 /// Starts the program and stays until the host closes the socket.
 fn supervise(socket: &UnixStream, request: &LaunchRequest, streams: [OwnedFd; 3]) {
     let main = Arc::new(OnceLock::new());
-    // These threads start before the sandbox, so that it does not restrict them.
     let threads = start_threads(socket, request, &main);
     let child = match threads.and_then(|()| start(request, streams)) {
         Ok(child) => child,
         Err(message) => {
-            send(socket, &message);
+            send_message(socket, &message);
             wait_for_host();
         }
     };
     let _ = main.set(child);
-    send(socket, &LauncherMessage::Started);
+    send_message(socket, &LauncherMessage::Started);
     loop {
         match rustix::process::wait(WaitOptions::empty()) {
-            Ok(Some((pid, status))) if pid == child => send(socket, &exited(status)),
+            Ok(Some((pid, status))) if pid == child => send_message(socket, &exited(status)),
             Ok(_) | Err(Errno::INTR) => {}
             // There is no descendant any more.
             Err(_) => wait_for_host(),
@@ -109,6 +83,8 @@ fn start_threads(
         let message = "needs /proc with lists of children (CONFIG_PROC_CHILDREN)";
         return Err(LauncherMessage::StartFailed(message.to_owned()));
     }
+    // Without privileges, no other process can trace this one or read its memory.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(not_started)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(not_started)?;
     // A session of its own has no terminal, which programs could read from and write to.
     rustix::process::setsid().map_err(not_started)?;
@@ -147,29 +123,21 @@ fn count_descendants(messages: &UnixStream, max: usize) {
     while descendants::descendants().len() <= max {
         thread::sleep(COUNT_INTERVAL);
     }
-    send(messages, &LauncherMessage::TooManyProcesses);
+    send_message(messages, &LauncherMessage::TooManyProcesses);
     descendants::kill_all();
 }
 
-/// Restricts this thread and starts the program.
+/// Starts the program. Does not restrict a thread of this process to the sandbox: see `exec.rs`.
 fn start(request: &LaunchRequest, streams: [OwnedFd; 3]) -> Result<Pid, LauncherMessage> {
     let no_core = Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(Resource::Core, no_core).map_err(not_started)?;
     rustix::thread::set_no_new_privs(true).map_err(not_started)?;
-    sandbox::restrict_thread(request.sandbox, &request.readable_program, &request.cwd)
-        .map_err(|error| LauncherMessage::SandboxFailed(error.to_string()))?;
-    let [stdin, stdout, stderr] = streams;
-    let child = Command::new(&request.program)
-        .args(&request.arguments)
-        .current_dir(&request.cwd)
-        .env_clear()
-        .envs(&request.env)
-        .stdin(Stdio::from(stdin))
-        .stdout(Stdio::from(stdout))
-        .stderr(Stdio::from(stderr))
-        .process_group(0)
-        .spawn()
-        .map_err(not_started)?;
+    let child = match request.sandbox {
+        SandboxLevel::Read | SandboxLevel::Write => exec::spawn_sandboxed(request, streams)?,
+        SandboxLevel::None | SandboxLevel::Strict => {
+            exec::command(request, streams).process_group(0).spawn().map_err(not_started)?
+        }
+    };
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| LauncherMessage::StartFailed("it has no process id".to_owned()))?;
     if let Some(bytes) = request.max_memory {
@@ -180,18 +148,6 @@ fn start(request: &LaunchRequest, streams: [OwnedFd; 3]) -> Result<Pid, Launcher
     Ok(pid)
 }
 
-fn not_started(error: impl Into<io::Error>) -> LauncherMessage {
-    LauncherMessage::StartFailed(error.into().to_string())
-}
-
 fn exited(status: WaitStatus) -> LauncherMessage {
     LauncherMessage::Exited { code: status.exit_status(), signal: status.terminating_signal() }
-}
-
-/// Sends a message. The host may be gone: then the thread that serves it ends the process.
-fn send(mut socket: &UnixStream, message: &LauncherMessage) {
-    if let Ok(mut line) = serde_json::to_vec(message) {
-        line.push(b'\n');
-        let _ = socket.write_all(&line);
-    }
 }

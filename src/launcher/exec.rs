@@ -1,0 +1,104 @@
+//! Starts a program in the sandbox `read` or `write`, from a process that only enters the sandbox.
+//!
+//! A program may trace and kill every thread that is in its sandbox, and with the thread its whole
+//! process. So no thread of the launcher ever enters the sandbox. The launcher starts its own binary
+//! once more, by a second hidden subcommand. That process receives the request, restricts itself, and
+//! then executes the program in its own place. The program has the process id of that process, and the
+//! launcher is its parent.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use super::protocol::{
+    LaunchRequest, LauncherMessage, not_started, receive_request, send_message, send_streams,
+};
+use super::sandbox;
+use super::supervise::USAGE;
+
+/// The first argument of the process that enters the sandbox.
+pub(super) const SUBCOMMAND: &str = "callsheet-sandboxed";
+
+/// The exit status of that process if it cannot execute the program.
+const NOT_EXECUTED: i32 = 1;
+
+/// Returns the command that starts the program.
+pub(super) fn command(request: &LaunchRequest, streams: [OwnedFd; 3]) -> Command {
+    let [stdin, stdout, stderr] = streams;
+    let mut command = Command::new(&request.program);
+    command
+        .args(&request.arguments)
+        .current_dir(&request.cwd)
+        .env_clear()
+        .envs(&request.env)
+        .stdin(Stdio::from(stdin))
+        .stdout(Stdio::from(stdout))
+        .stderr(Stdio::from(stderr));
+    command
+}
+
+/// Starts the program in its sandbox and in a process group of its own. Returns after its execution
+/// has begun.
+pub(super) fn spawn_sandboxed(
+    request: &LaunchRequest,
+    streams: [OwnedFd; 3],
+) -> Result<Child, LauncherMessage> {
+    let (socket, child_socket) = UnixStream::pair().map_err(not_started)?;
+    let mut child = Command::new("/proc/self/exe")
+        .arg0("callsheet")
+        .arg(SUBCOMMAND)
+        .env_clear()
+        .stdin(Stdio::from(OwnedFd::from(child_socket)))
+        .process_group(0)
+        .spawn()
+        .map_err(not_started)?;
+    let answer = send_request(&socket, request, streams).unwrap_or_else(not_started);
+    if matches!(answer, LauncherMessage::Started) {
+        return Ok(child);
+    }
+    // A child that has ended counts as a descendant until this process has waited for it.
+    let _ = child.kill();
+    let _ = child.wait();
+    Err(answer)
+}
+
+/// Sends the request to the process that enters the sandbox. Returns its last message. The execution of
+/// the program closes the other end of the socket.
+fn send_request(
+    mut socket: &UnixStream,
+    request: &LaunchRequest,
+    streams: [OwnedFd; 3],
+) -> io::Result<LauncherMessage> {
+    let body = serde_json::to_vec(request)?;
+    send_streams(socket, body.len(), &streams.each_ref().map(AsFd::as_fd))?;
+    // The host reads the output until no process holds the streams open.
+    drop(streams);
+    socket.write_all(&body)?;
+    let mut lines = Vec::new();
+    socket.read_to_end(&mut lines)?;
+    let messages = serde_json::Deserializer::from_slice(&lines).into_iter();
+    let last = messages.last().ok_or_else(|| {
+        io::Error::other("the process that enters the sandbox ended without a message")
+    })?;
+    Ok(last?)
+}
+
+/// Runs the process that enters the sandbox. Returns its exit status if it cannot execute the program.
+pub(super) fn run() -> i32 {
+    let Ok(socket) = io::stdin().as_fd().try_clone_to_owned() else { return USAGE };
+    let socket = UnixStream::from(socket);
+    let Ok((request, streams)) = receive_request(&socket) else { return USAGE };
+    let restricted =
+        sandbox::restrict_thread(request.sandbox, &request.readable_program, &request.cwd);
+    if let Err(error) = restricted {
+        send_message(&socket, &LauncherMessage::SandboxFailed(error.to_string()));
+        return NOT_EXECUTED;
+    }
+    // Without this message, the launcher could not tell the execution from a crash before it.
+    send_message(&socket, &LauncherMessage::Started);
+    let error = command(&request, streams).exec();
+    send_message(&socket, &not_started(error));
+    NOT_EXECUTED
+}
