@@ -84,6 +84,22 @@ async fn texts_and_arguments_of_a_response_are_redacted() {
 }
 
 #[tokio::test]
+async fn a_secret_is_redacted_if_each_chunk_has_token_counts() {
+    let event = |(text, tokens): (String, u32)| {
+        let choice = json!({"index": 0, "delta": {"content": text}, "finish_reason": null});
+        let usage = json!({"prompt_tokens": 1, "completion_tokens": tokens});
+        format!("data: {}\n\n", json!({"choices": [choice], "usage": usage}))
+    };
+    let texts = ["It is ".to_owned()].into_iter().chain(KEY.chars().map(String::from));
+    let end =
+        json!({"choices": [{"index": 0, "delta": {"content": "."}, "finish_reason": "stop"}]});
+    let events = texts.zip(1..).map(event).chain([format!("data: {end}\n\ndata: [DONE]\n\n")]);
+    let text =
+        everything(&world_with(vec![Response::raw("text/event-stream", events)]).await).await;
+    assert!(text.contains("It is [redacted]."), "{text}");
+}
+
+#[tokio::test]
 async fn results_progress_and_variables_of_tools_are_redacted() {
     for fails in [false, true] {
         let call = Response::calls([Call::new("leak", json!({"fails": fails}))]);

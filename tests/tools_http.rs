@@ -231,6 +231,39 @@ async fn secrets_go_to_their_origin_only_and_are_in_no_result() {
     assert!(error.contains("refused: 127.0.0.1 is a loopback address"), "{error}");
 }
 
+#[tokio::test]
+async fn a_cut_answer_has_no_part_of_a_secret() {
+    let before = |count: usize| {
+        move |headers: HeaderMap| async move {
+            format!("{}{}", "x".repeat(count), headers["authorization"].to_str().unwrap())
+        }
+    };
+    let there = |headers: HeaderMap| async move {
+        let location = format!("{}{}", "/x".repeat(90), headers["authorization"].to_str().unwrap());
+        (StatusCode::FOUND, [(header::LOCATION, location)])
+    };
+    let routes = Router::new()
+        .route("/error", get(before(1980)))
+        .route("/large", get(before((1 << 20) - 20)))
+        .route("/away", any(there));
+    let server = Server::start(routes).await;
+    let keys = |path: &str| {
+        format!(
+            "url = \"{}{path}\"\nsecret_headers = {{ authorization = \"{SECRET_VARIABLE}\" }}",
+            server.origin
+        )
+    };
+    let error = call(&format!("{}\nok_status = [404]", keys("/error")), json!({})).await;
+    assert_eq!(error.unwrap_err(), format!("HTTP 200 OK\n{}[redacted]", "x".repeat(1980)));
+    let large = call(&keys("/large"), json!({})).await.unwrap();
+    let size = (1 << 20) - 20 + std::env::var(SECRET_VARIABLE).unwrap().len();
+    let cut = format!("x[redacted]\n[cut: these are the first 1048576 of {size} bytes]");
+    assert!(large.as_str().unwrap().ends_with(&cut));
+    let error =
+        call(&format!("method = \"POST\"\n{}", keys("/away")), json!({})).await.unwrap_err();
+    assert!(error.contains("/x[redacted]\n"), "{error}");
+}
+
 #[test]
 fn the_host_knows_the_secrets_of_its_tools() {
     let text = format!(

@@ -173,22 +173,24 @@ impl HttpTool {
         }
     }
 
-    /// Makes the result of a response.
-    async fn result(&self, response: Response) -> Result<ToolOutput, ToolError> {
+    /// Makes the result of a response. Redacts what it cuts, because afterwards a part of a secret would
+    /// not be found.
+    async fn result(&self, response: Response, secrets: &Secrets) -> Result<ToolOutput, ToolError> {
         let status = response.status();
         let wait = {
             let header = |name: &str| response.headers().get(name)?.to_str().ok();
             retry_after(header, SystemTime::now())
         };
         let location = response.headers().get(LOCATION).filter(|_| status.is_redirection());
-        let location = location.map(|to| shorten(&String::from_utf8_lossy(to.as_bytes())));
+        let location =
+            location.map(|to| shorten(&secrets.redact(&String::from_utf8_lossy(to.as_bytes()))));
         let body = LimitedBody::read(response, BODY_BYTES_MAX).await?;
         if !self.is_ok(status.as_u16()) {
             let mut message = format!("HTTP {}", status_line(status));
             if let Some(location) = location {
                 message.push_str(&format!(", redirects to {location}"));
             }
-            let body = excerpt(&body.text(), QUOTED_CHARS_MAX);
+            let body = excerpt(&body.redacted_text(secrets), QUOTED_CHARS_MAX);
             let error = ToolError::new(format!("{message}\n{body}"));
             let error = error.with_kind(FailureKind::HttpStatus);
             return Err(match (status.as_u16(), wait) {
@@ -198,7 +200,9 @@ impl HttpTool {
                 _ => error.permanent(),
             });
         }
-        let Some(pointer) = &self.config.pick else { return Ok(body.text().into()) };
+        let Some(pointer) = &self.config.pick else {
+            return Ok(body.redacted_text(secrets).into());
+        };
         let bytes = match &body {
             LimitedBody::Text { bytes, is_complete: true, .. } => bytes,
             LimitedBody::Text { .. } => {
@@ -247,7 +251,7 @@ impl Tool for HttpTool {
         };
         let exchange = async {
             let sent = self.send(url, body, trace_headers(&context), headers).await;
-            self.result(sent.map_err(failure)?).await
+            self.result(sent.map_err(failure)?, &secrets).await
         };
         let result = tokio::select! {
             result = exchange => result,

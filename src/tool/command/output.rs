@@ -1,6 +1,5 @@
 //! The captured output of a program, and the result or error that it makes.
 
-use std::borrow::Cow;
 use std::num::NonZeroU32;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -9,8 +8,9 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::launcher::ProcessEnd;
+use crate::tool::http::response::without_partial_character;
 use crate::tool::{InputSchema, ToolError};
-use crate::types::FailureKind;
+use crate::types::{FailureKind, Secrets};
 
 /// Maximum number of lines of the standard error that an error quotes.
 const QUOTED_LINES_MAX: usize = 10;
@@ -26,17 +26,20 @@ pub(in crate::tool) struct CapturedOutput {
     written: usize,
     bytes_max: usize,
     keeps_tail: bool,
+    /// The secrets to remove from its text.
+    secrets: Secrets,
 }
 
 impl CapturedOutput {
     /// Keeps the first bytes.
-    pub(super) fn head(bytes_max: usize) -> Self {
-        Self { bytes: Vec::new(), written: 0, bytes_max, keeps_tail: false }
+    pub(super) fn head(bytes_max: usize, secrets: &Secrets) -> Self {
+        let secrets = secrets.clone();
+        Self { bytes: Vec::new(), written: 0, bytes_max, keeps_tail: false, secrets }
     }
 
     /// Keeps the last bytes.
-    pub(super) fn tail(bytes_max: usize) -> Self {
-        Self { keeps_tail: true, ..Self::head(bytes_max) }
+    pub(super) fn tail(bytes_max: usize, secrets: &Secrets) -> Self {
+        Self { keeps_tail: true, ..Self::head(bytes_max, secrets) }
     }
 
     /// Reads a stream to its end. What was read stays if the future is dropped.
@@ -68,16 +71,34 @@ impl CapturedOutput {
         self.written > self.bytes.len()
     }
 
+    /// Returns the kept bytes without those of a character that the cut left incomplete.
+    fn whole_characters(&self) -> &[u8] {
+        match (self.is_cut(), self.keeps_tail) {
+            (false, _) => &self.bytes,
+            (true, false) => without_partial_character(&self.bytes),
+            (true, true) => without_partial_first_character(&self.bytes),
+        }
+    }
+
+    /// Returns the kept text without secrets. Removes the part of a secret at the cut, too.
+    fn redacted_text(&self) -> String {
+        let text = String::from_utf8_lossy(self.whole_characters());
+        match (self.is_cut(), self.keeps_tail) {
+            (false, _) => self.secrets.redact(&text).into_owned(),
+            (true, false) => self.secrets.redact_head(&text),
+            (true, true) => self.secrets.redact_tail(&text),
+        }
+    }
+
     /// Returns the text for the model, with notes about what is not as the program wrote it.
     pub(super) fn text_result(&self, end: ProcessEnd) -> String {
-        let text = String::from_utf8_lossy(&self.bytes);
-        let is_lossy = matches!(text, Cow::Owned(_));
-        let mut text = text.into_owned();
+        let bytes = self.whole_characters();
+        let mut text = self.redacted_text();
         if self.is_cut() {
-            let (kept, written) = (self.bytes.len(), self.written);
+            let (kept, written) = (bytes.len(), self.written);
             text.push_str(&format!("\n[cut: the first {kept} of {written} bytes]"));
         }
-        if is_lossy {
+        if std::str::from_utf8(bytes).is_err() {
             text.push_str("\n[not UTF-8: invalid bytes were replaced]");
         }
         if text.trim().is_empty() {
@@ -118,9 +139,10 @@ impl CapturedOutput {
         }
     }
 
-    /// Returns the last lines.
+    /// Returns the last lines without secrets.
     pub(in crate::tool) fn last_lines(&self) -> String {
-        let text = String::from_utf8_lossy(&self.bytes);
+        // Redacts before it removes the first lines, because a secret may have several lines.
+        let text = self.redacted_text();
         let lines: Vec<&str> = text.trim_end().lines().collect();
         let first = lines.len().saturating_sub(QUOTED_LINES_MAX);
         lines.get(first..).unwrap_or_default().join("\n")
@@ -154,20 +176,34 @@ impl CapturedOutput {
     }
 }
 
+/// Removes the bytes of a first character that the cut left incomplete: at most three.
+fn without_partial_first_character(bytes: &[u8]) -> &[u8] {
+    let is_continuation = |byte: &&u8| matches!(byte, 0x80..=0xbf);
+    let partial = bytes.iter().take(3).take_while(is_continuation).count();
+    bytes.get(partial..).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
 
+    /// A secret that consists of two lines.
+    const SECRET: &str = "sk-live-0123456789\nabcdefghijkl";
+
+    fn secrets() -> Secrets {
+        Secrets::new([SECRET])
+    }
+
     fn head(text: &[u8], bytes_max: usize) -> CapturedOutput {
-        let mut output = CapturedOutput::head(bytes_max);
+        let mut output = CapturedOutput::head(bytes_max, &secrets());
         text.chunks(3).for_each(|chunk| output.push(chunk));
         output
     }
 
     fn tail(text: &str) -> CapturedOutput {
-        let mut output = CapturedOutput::tail(2048);
+        let mut output = CapturedOutput::tail(2048, &secrets());
         text.as_bytes().chunks(7).for_each(|chunk| output.push(chunk));
         output
     }
@@ -183,6 +219,51 @@ mod tests {
         ] {
             assert_eq!(head(bytes, 10).text_result(ProcessEnd::Exited(code)), expected);
         }
+    }
+
+    #[test]
+    fn a_cut_in_a_character_is_no_invalid_byte() {
+        for (bytes_max, expected) in [
+            (8, "ab\u{e9}\u{1f600}\n[cut: the first 8 of 9 bytes]"),
+            (7, "ab\u{e9}\n[cut: the first 4 of 9 bytes]"),
+            (5, "ab\u{e9}\n[cut: the first 4 of 9 bytes]"),
+            (3, "ab\n[cut: the first 2 of 9 bytes]"),
+        ] {
+            let output = head("ab\u{e9}\u{1f600}c".as_bytes(), bytes_max);
+            assert_eq!(output.text_result(ProcessEnd::Exited(0)), expected);
+        }
+        let text = head(b"a\xffb\xc3\xa9", 4).text_result(ProcessEnd::Exited(0));
+        let notes = "[cut: the first 3 of 5 bytes]\n[not UTF-8: invalid bytes were replaced]";
+        assert_eq!(text, format!("a\u{fffd}b\n{notes}"));
+        for character in ["\u{e9}", "\u{20ac}", "\u{1f600}"] {
+            let rest = "x".repeat(2048 - (character.len() - 1));
+            assert_eq!(tail(&format!("{character}{rest}")).last_lines(), rest);
+        }
+    }
+
+    #[test]
+    fn a_cut_output_has_no_part_of_a_secret() {
+        let text = |kept: usize| {
+            let output = head(format!("xxxxxxxxxx{SECRET} y").as_bytes(), 10 + kept);
+            output.text_result(ProcessEnd::Exited(0))
+        };
+        for kept in 8..SECRET.len() {
+            let cut = format!("[cut: the first {} of 43 bytes]", 10 + kept);
+            assert_eq!(text(kept), format!("xxxxxxxxxx[redacted]\n{cut}"));
+        }
+        assert_eq!(text(3), "xxxxxxxxxx\n[cut: the first 13 of 43 bytes]");
+        assert_eq!(text(100), "xxxxxxxxxx[redacted] y");
+        for missing in 0..SECRET.len() - 8 {
+            let rest = "y".repeat(2048 - (SECRET.len() - missing));
+            assert_eq!(tail(&format!("{SECRET}{rest}")).last_lines(), format!("[redacted]{rest}"));
+        }
+        // The first line of the secret is not among the quoted ones.
+        let lines = "\n1\n2\n3\n4\n5\n6\n7\n8\n9";
+        let output = head(format!("{SECRET}{lines}").as_bytes(), 1000);
+        assert_eq!(output.last_lines(), format!("[redacted]{lines}"));
+        let failure = head(SECRET.as_bytes(), 20).failure(ProcessEnd::Exited(1), &tail(""), None);
+        let message = "the program ended with exit status 1; stdout:\n[redacted]";
+        assert_eq!(failure.message(), message);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
 use reqwest::{Response, StatusCode};
 
 use super::HttpError;
-use crate::types::excerpt;
+use crate::types::{Secrets, excerpt};
 
 /// Maximum length of a quoted header or URL.
 const QUOTED_CHARS_MAX: usize = 200;
@@ -41,8 +41,13 @@ impl LimitedBody {
 
     /// Returns the text for the model, with notes about what is missing.
     pub(crate) fn text(&self) -> String {
+        self.redacted_text(&Secrets::default())
+    }
+
+    /// Returns the text for the model without secrets.
+    pub(crate) fn redacted_text(&self, secrets: &Secrets) -> String {
         match self {
-            Self::Text { bytes, is_complete, size } => text(bytes, *is_complete, *size),
+            Self::Text { bytes, is_complete, size } => text(bytes, *is_complete, *size, secrets),
             Self::Other(reason) => format!("[the body is left out: {reason}]"),
         }
     }
@@ -98,14 +103,16 @@ fn is_text(content_type: &str) -> bool {
         || TEXTS.contains(&essence.as_str())
 }
 
-/// Returns the body as text, with notes about a cut and about invalid UTF-8.
-fn text(body: &[u8], complete: bool, size: Option<u64>) -> String {
+/// Returns the body as text without secrets, with notes about a cut and about invalid UTF-8.
+fn text(body: &[u8], complete: bool, size: Option<u64>, secrets: &Secrets) -> String {
     let bytes = if complete { body } else { without_partial_character(body) };
     if memchr::memchr(0, bytes).is_some() {
         return format!("[the body is left out: it is not text, {} bytes or more]", body.len());
     }
-    let mut text = String::from_utf8_lossy(bytes).into_owned();
-    if text.is_empty() {
+    let text = String::from_utf8_lossy(bytes);
+    let mut text =
+        if complete { secrets.redact(&text).into_owned() } else { secrets.redact_head(&text) };
+    if bytes.is_empty() {
         text.push_str("[the body is empty]");
     }
     if std::str::from_utf8(bytes).is_err() {
@@ -119,7 +126,7 @@ fn text(body: &[u8], complete: bool, size: Option<u64>) -> String {
 }
 
 /// Removes the bytes of a last character that the cut left incomplete.
-fn without_partial_character(bytes: &[u8]) -> &[u8] {
+pub(crate) fn without_partial_character(bytes: &[u8]) -> &[u8] {
     let partial = bytes.utf8_chunks().last().map_or(0, |chunk| {
         // `error_len` is `None` only for the beginning of a valid character.
         let invalid = chunk.invalid();
@@ -160,7 +167,26 @@ mod tests {
     }
 
     #[test]
+    fn a_cut_body_has_no_part_of_a_secret() {
+        let secrets = Secrets::new(["sk-web-0123456789", "\u{e9}t\u{e9}-secret-\u{e9}"]);
+        let body = |bytes: &[u8], is_complete| {
+            let body = LimitedBody::Text { bytes: bytes.to_vec(), is_complete, size: None };
+            body.redacted_text(&secrets)
+        };
+        assert_eq!(body(b"a sk-web-0123456789", true), "a [redacted]");
+        assert_eq!(body(b"a sk-web-012345678", true), "a sk-web-012345678");
+        let cut = "a [redacted]\n[cut: these are the first 16 of more bytes]";
+        assert_eq!(body(b"a sk-web-0123456", false), cut);
+        // The cut is in the last character of the secret.
+        let bytes = "a \u{e9}t\u{e9}-secret-\u{e9}".as_bytes();
+        let cut = "a [redacted]\n[cut: these are the first 15 of more bytes]";
+        assert_eq!(body(&bytes[..bytes.len() - 1], false), cut);
+    }
+
+    #[test]
     fn body_text_notes_cuts_and_invalid_bytes() {
+        let text =
+            |body: &[u8], is_complete, size| text(body, is_complete, size, &Secrets::default());
         assert_eq!(text(b"", true, None), "[the body is empty]");
         assert_eq!(text(b"hello", true, Some(5)), "hello");
         assert_eq!(

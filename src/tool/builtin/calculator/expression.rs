@@ -10,6 +10,21 @@ const SUPERSCRIPT_DIGITS_MAX: usize = 9;
 /// Symbols that an expression may contain besides letters, digits and spaces.
 const SYMBOLS: &str = "+-*/^!%.,()_&|°′″‰$€£¥×÷−✕∕≠";
 
+/// Superscript digits.
+const SUPERSCRIPTS: &str = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+
+/// Symbols that are a unit or a constant by themselves.
+const SYMBOL_NAMES: &str = "°′″‰$€£¥π";
+
+/// Words that are operators.
+const OPERATORS: &[&str] = &[
+    "AND", "OR", "XOR", "and", "as", "choose", "in", "mod", "nCr", "nPr", "of", "or", "per",
+    "permute", "to", "xor",
+];
+
+/// Functions that also stand before a unit, as in `square feet`.
+const UNIT_FUNCTIONS: &[&str] = &["cubic", "square"];
+
 /// Functions whose argument is in brackets.
 const FUNCTIONS: &[&str] = &[
     "abs",
@@ -108,6 +123,10 @@ pub(super) enum InvalidExpression {
         "an exponent in superscript digits has at most {SUPERSCRIPT_DIGITS_MAX}; write it with ^"
     )]
     Superscript,
+    #[error("an operator directly before \"/\" has no meaning; integer division is floor(a/b)")]
+    OperatorBeforeDivision,
+    #[error("the argument of {0} must be in brackets if it is not a single number: {0}(...)")]
+    UnbracketedArgument(String),
 }
 
 /// Replaces full-width symbols by their ASCII form and refuses unknown symbols.
@@ -142,11 +161,10 @@ fn to_half_width(symbol: char) -> char {
     }
 }
 
-/// Refuses notation that fend would misread: dice, `1,5` as fifteen, and superscripts so long that
-/// they overflow.
+/// Refuses notation that fend would misread: dice, `1,5` as fifteen, superscripts so long that they
+/// overflow, `7//2` as `7/(1/2)`, and `sin 30°` as `sin(30) °`.
 fn check_misreadings(expression: &str) -> Result<(), InvalidExpression> {
-    let superscripts = |c: char| "⁰¹²³⁴⁵⁶⁷⁸⁹".contains(c);
-    let mut powers = expression.split(|c: char| !superscripts(c));
+    let mut powers = expression.split(|c: char| !SUPERSCRIPTS.contains(c));
     if powers.any(|power| power.chars().count() > SUPERSCRIPT_DIGITS_MAX) {
         return Err(InvalidExpression::Superscript);
     }
@@ -158,7 +176,98 @@ fn check_misreadings(expression: &str) -> Result<(), InvalidExpression> {
             return Err(InvalidExpression::Comma(word.to_owned()));
         }
     }
-    Ok(())
+    if has_operator_before_division(expression) {
+        return Err(InvalidExpression::OperatorBeforeDivision);
+    }
+    match ambiguous_call(expression) {
+        Some(name) => Err(InvalidExpression::UnbracketedArgument(name.to_owned())),
+        None => Ok(()),
+    }
+}
+
+/// Returns true if a division sign follows another operator. fend would read `/2` as one half.
+fn has_operator_before_division(expression: &str) -> bool {
+    let mut symbols = expression.chars().filter(|symbol| *symbol != ' ').peekable();
+    let mut is_doubled = false;
+    while let Some(symbol) = symbols.next() {
+        let is_operator = "+-*/^×÷−✕∕".contains(symbol);
+        is_doubled |= is_operator && symbols.peek().is_some_and(|next| "/÷∕".contains(*next));
+    }
+    is_doubled
+}
+
+/// Returns the first function whose argument has no brackets and is followed by another factor, as in
+/// `sin 30°` or `log 2 pi`. fend would not apply the function to that factor.
+fn ambiguous_call(expression: &str) -> Option<&str> {
+    let mut rest = expression;
+    loop {
+        rest = rest.trim_start_matches(|c| !in_name(c));
+        let behind = rest.trim_start_matches(in_name);
+        let word = rest.get(..rest.len() - behind.len()).filter(|word| !word.is_empty())?;
+        let name = function_name(word).filter(|name| !is_one_of(name, UNIT_FUNCTIONS));
+        if name.is_some() && behind_argument(behind).is_some_and(begins_with_factor) {
+            return name;
+        }
+        rest = behind;
+    }
+}
+
+/// Returns the text behind the argument of a function: a number or a name, with its exponent. Returns
+/// `None` for any other argument, such as one in brackets.
+fn behind_argument(text: &str) -> Option<&str> {
+    let mut rest = behind_operand(text)?;
+    loop {
+        rest = rest.trim_start_matches(|c| c == ' ' || c == '!' || SUPERSCRIPTS.contains(c));
+        let power = rest.strip_prefix("**").or_else(|| rest.strip_prefix('^'));
+        let Some(exponent) = power else { return Some(rest) };
+        rest = behind_operand(exponent.trim_start_matches([' ', '+', '-', '−']))?;
+    }
+}
+
+/// Returns the text behind a number or a name that is neither an operator nor a function.
+fn behind_operand(text: &str) -> Option<&str> {
+    let text = text.trim_start();
+    if text.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
+        return Some(behind_number(text));
+    }
+    let name = first_name(text);
+    let is_operand =
+        !name.is_empty() && !OPERATORS.contains(&name) && function_name(name).is_none();
+    is_operand.then(|| text.strip_prefix(name)).flatten()
+}
+
+/// Returns the text behind a number, which may have a base or an exponent (`0xff`, `1e-5`).
+fn behind_number(text: &str) -> &str {
+    if ["0x", "0b", "0o"].iter().any(|base| text.starts_with(base)) {
+        return text.trim_start_matches(in_name);
+    }
+    let in_number = |c: char| c.is_ascii_digit() || matches!(c, '.' | ',' | '_');
+    let rest = text.trim_start_matches(in_number);
+    let exponent = rest.strip_prefix(['e', 'E']).map(|text| text.trim_start_matches(['+', '-']));
+    let exponent = exponent.filter(|text| text.starts_with(|c: char| c.is_ascii_digit()));
+    exponent.map_or(rest, |text| text.trim_start_matches(in_number))
+}
+
+/// Returns true if the text begins with a factor and not with an operator.
+fn begins_with_factor(text: &str) -> bool {
+    let text = text.trim_start();
+    if let Some(behind) = text.strip_prefix('%') {
+        // Before an operand, the sign means the remainder.
+        return !begins_with_factor(behind);
+    }
+    let name = first_name(text);
+    text.starts_with(['(', '.']) || (!name.is_empty() && !OPERATORS.contains(&name))
+}
+
+/// Returns the letters and digits at the start of the text, or the one symbol that is a name by itself.
+fn first_name(text: &str) -> &str {
+    let symbol = text.chars().next().filter(|c| SYMBOL_NAMES.contains(*c));
+    let behind_name = text.len() - text.trim_start_matches(in_name).len();
+    text.get(..symbol.map_or(behind_name, char::len_utf8)).unwrap_or_default()
+}
+
+fn in_name(symbol: char) -> bool {
+    symbol.is_alphanumeric() || symbol == '_'
 }
 
 /// Returns true if a `d` before a digit means dice: at the start of the word or after a digit, but
@@ -211,12 +320,18 @@ fn bracket_calls(expression: &str) -> String {
 /// Returns the start of a function name at the end of the text, if there is one.
 fn function_start(text: &str) -> Option<usize> {
     let text = text.trim_end();
-    let in_name = |c: char| c.is_alphanumeric() || c == '_';
     let word = text.get(text.trim_end_matches(in_name).len()..)?;
-    // A factor may directly precede the name, as in `2ln(3)`.
+    function_name(word).map(|name| text.len() - name.len())
+}
+
+/// Returns the function that the word names. A factor may directly precede the name, as in `2ln(3)`.
+fn function_name(word: &str) -> Option<&str> {
     let name = word.trim_start_matches(|c: char| c.is_ascii_digit());
-    let at = text.len() - name.len();
-    FUNCTIONS.iter().any(|function| name.eq_ignore_ascii_case(function)).then_some(at)
+    is_one_of(name, FUNCTIONS).then_some(name)
+}
+
+fn is_one_of(name: &str, names: &[&str]) -> bool {
+    names.iter().any(|other| name.eq_ignore_ascii_case(other))
 }
 
 #[cfg(test)]
@@ -259,6 +374,69 @@ mod tests {
         }
         for word in ["0xd6", "0x1d6", "mod5", "d", "day", "2d"] {
             assert!(!has_dice(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn recognises_an_operator_before_a_division_sign() {
+        for text in ["7//2", "7 / / 2", "6*/2", "6 × ÷ 2", "2**/2", "7÷÷2", "1+/2", "2^∕2"] {
+            assert!(has_operator_before_division(text), "{text}");
+        }
+        for text in ["7/2", "17%/2", "3!/2", "7/-2", "(1)/2", "2 m / 3 s", "/2", "(/2)", "2**3/4"] {
+            assert!(!has_operator_before_division(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn recognises_calls_whose_argument_has_no_end() {
+        for (text, name) in [
+            ("sin 30°", "sin"),
+            ("2 + 3COS 60 degrees", "COS"),
+            ("sin 2pi", "sin"),
+            ("sin 2(pi)", "sin"),
+            ("sin pi rad", "sin"),
+            ("sin πr", "sin"),
+            ("log 2 x + 1", "log"),
+            ("log10 1.5e-3 m", "log10"),
+            ("sqrt 0x10 m", "sqrt"),
+            ("sqrt 2e", "sqrt"),
+            ("sqrt 30^-2 °", "sqrt"),
+            ("sqrt 3²!m", "sqrt"),
+            ("sqrt 16%", "sqrt"),
+            ("sqrt 16 % to 2 dp", "sqrt"),
+            ("abs(sqrt abs 4 m)", "abs"),
+            ("log 100 base 10", "log"),
+        ] {
+            assert_eq!(ambiguous_call(text), Some(name), "{text}");
+        }
+        for text in [
+            "sqrt 2",
+            "sqrt 1,000.5",
+            "2 sqrt 1e-5 * 3",
+            "sqrt .25 / 2",
+            "sqrt pi",
+            "ln e",
+            "sin π/6",
+            "sqrt sqrt 16",
+            "sqrt abs(-16)",
+            "sin -30°",
+            "sin(30)°",
+            "sin (30 degrees)",
+            "sqrt(2) m to cm",
+            "sqrt 16 % 3",
+            "sqrt 16 mod 3",
+            "sqrt 2 to 5 dp",
+            "sqrt 16 per 2",
+            "sqrt 3^2 + 1",
+            "sqrt 3!",
+            "sqrt 2^(3) m",
+            "(sin 1) m",
+            "5 square feet to square meters",
+            "3 cubic meters per hour",
+            "2 m / 3 s",
+            "sine 30 m",
+        ] {
+            assert_eq!(ambiguous_call(text), None, "{text}");
         }
     }
 

@@ -88,6 +88,10 @@ enum EvaluationError {
     ResultTooLong(usize),
     #[error("the result is too large for these functions, which are precise to 15 digits")]
     Imprecise,
+    #[error(
+        "the result is a function, not a number: write the argument of each function in brackets"
+    )]
+    FunctionResult,
     #[error("cannot evaluate {expression:?}: {reason}")]
     Rejected { expression: String, reason: String },
     #[error("the evaluation failed: {0}")]
@@ -120,6 +124,10 @@ fn evaluate_in_thread(
         false => EvaluationError::Rejected { expression: source.trim().to_owned(), reason },
     })?;
     let text = text.ok_or(EvaluationError::Imprecise)?;
+    // fend writes a function that it could not apply as `\x.(10*(log10 x))`.
+    if text.contains('\\') {
+        return Err(EvaluationError::FunctionResult);
+    }
     if is_beyond_precision(&expression, &text) {
         return Err(EvaluationError::Imprecise);
     }
@@ -328,6 +336,27 @@ mod tests {
         check_error("roll d6", "dice");
         check_error("300d300", "dice");
         check_error("2⁰¹²³⁴⁵⁶⁷⁸⁹", "superscript");
+        for expression in ["7//2", "100 // 7", "6*/2"] {
+            check_error(expression, "floor(a/b)");
+        }
+        check("floor(100/7)", "14");
+    }
+
+    #[test]
+    fn refuses_a_function_that_would_apply_to_a_part_of_its_argument() {
+        for expression in ["sin 30°", "sin 30 degrees", "sin 2pi", "sqrt 16%", "sqrt 4 m"] {
+            check_error(expression, "in brackets");
+        }
+        for expression in ["10 log 100", "10 log 100 + 1", "3 sqrt"] {
+            check_error(expression, "the result is a function");
+        }
+        check("sin(30°)", "0.5");
+        check("10 log(100)", "approx. 20");
+        check("sin -30°", "-0.5");
+        check("sqrt 16 % 3", "1");
+        check("sqrt sqrt 16 / 2", "1");
+        check("ln e + sqrt abs(-4)", "approx. 3");
+        check("5 square feet to square meters", "0.4645152 meters^2");
     }
 
     #[test]
