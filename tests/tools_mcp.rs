@@ -37,6 +37,11 @@ fn server_process() {
         eprintln!("no\n\u{1b}[31mdatabase");
         std::process::exit(3);
     }
+    if mode == "leaks" {
+        // Of what the host keeps, the beginning is the end of the secret.
+        eprint!("{}{}", std::env::var("TOKEN").unwrap(), "x".repeat(2_048 - 20));
+        std::process::exit(3);
+    }
     let child = (mode == "stubborn")
         .then(|| std::process::Command::new("sleep").arg("600").spawn().unwrap());
     let (mut mode, mut subscription) = (mode, Value::Null);
@@ -449,6 +454,23 @@ async fn servers_that_do_not_start_are_left_out_and_end() {
         let listed = String::from_utf8(listed.stdout).unwrap();
         assert!(listed.contains("server test is down") && listed.contains(expected), "{listed}");
     }
+}
+
+#[test]
+fn the_end_of_a_secret_where_the_standard_error_is_cut_is_not_shown() {
+    let folder = Folder::new("leaks");
+    let text = folder.text("leaks", "") + "[agents.default]\ntools = [\"*\"]\n";
+    std::fs::write(folder.path.join("callsheet.toml"), text).unwrap();
+    let listed = std::process::Command::new(env!("CARGO_BIN_EXE_callsheet"))
+        .args(["tools", "list"])
+        .current_dir(&folder.path)
+        .output()
+        .unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let secret = std::env::var(SECRET_VARIABLE).unwrap();
+    let end = &secret[secret.len() - 10..];
+    assert!(listed.contains("exit status 3; it wrote: ") && listed.contains("xxx"), "{listed}");
+    assert!(!listed.contains(end), "{listed}");
 }
 
 #[tokio::test]

@@ -25,25 +25,44 @@ use folder::{Folder, calling, result, wait_until};
 use futures::{StreamExt as _, stream};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 /// The process of a server, if the variable `MCP_MODE` is set.
 #[test]
 fn server_process() {
     let Ok(mode) = std::env::var("MCP_MODE") else { return };
-    let mut lists = 0;
+    let (mut lists, mut asking) = (0, Value::Null);
     for line in std::io::stdin().lock().lines() {
-        let message: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        let line = line.unwrap();
+        let message: Value = serde_json::from_str(&line).unwrap();
         let id = &message["id"];
         match message["method"].as_str().unwrap_or_default() {
             "server/discover" if mode == "empty" => write(id, "result", json!({})),
             "initialize" => write(id, "result", initialized()),
             "tools/list" => {
-                write(id, "result", listed(&mode, lists, &message["params"]["cursor"]));
+                if mode != "silent list" || lists == 0 {
+                    write(id, "result", listed(&mode, lists, &message["params"]["cursor"]));
+                }
                 lists += 1;
                 let folder = std::env::var("TEST_FOLDER").unwrap();
                 std::fs::write(format!("{folder}/lists"), lists.to_string()).unwrap();
+                match &*mode {
+                    "restless" => report_change(),
+                    "pings" => ping_without_end(&folder),
+                    _ => {}
+                }
             }
             "tools/call" if mode == "deaf" => read_nothing(),
+            "tools/call" if mode == "long method" => {
+                asking = id.clone();
+                let method = "x".repeat(1_000_000);
+                println!("{}", json!({"jsonrpc": "2.0", "id": "asked", "method": method}));
+            }
+            "" if mode == "long method" => {
+                let text = line.len().to_string();
+                let result = json!({"content": [{"type": "text", "text": text}]});
+                write(&asking, "result", result);
+            }
             "tools/call" => called(id, &message["params"]["arguments"]),
             _ if id.is_null() => {}
             _ => write(id, "error", json!({"code": -32601, "message": "no"})),
@@ -62,6 +81,18 @@ fn read_nothing() {
         std::thread::sleep(Duration::from_millis(5));
     }
     std::process::exit(1);
+}
+
+/// Sends requests with long ids and reads nothing. Adds a byte to a file for each of them.
+fn ping_without_end(folder: &str) {
+    let path = format!("{folder}/pings");
+    let mut pings = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+    let mut out = std::io::stdout().lock();
+    for number in 0.. {
+        let id = format!("{number:010000}");
+        writeln!(out, "{}", json!({"jsonrpc": "2.0", "id": id, "method": "ping"})).unwrap();
+        pings.write_all(b".").unwrap();
+    }
 }
 
 fn initialized() -> Value {
@@ -116,16 +147,30 @@ fn listed(mode: &str, lists: usize, cursor: &Value) -> Value {
 }
 
 fn called(id: &Value, arguments: &Value) {
+    if let Some(answer) = arguments["answer"].as_str() {
+        println!("{}", answer.replace("ID", &id.to_string()));
+        return;
+    }
     let length = arguments["length"].as_u64().unwrap_or(1);
     let text = "x".repeat(usize::try_from(length).unwrap());
     write(id, "result", json!({"content": [{"type": "text", "text": text}]}));
+    report_change();
+}
+
+fn report_change() {
     let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
     println!("{changed}");
 }
 
 fn write(id: &Value, key: &str, value: Value) {
+    let mut message = json!({"jsonrpc": "2.0", "id": id});
+    if std::env::var("MCP_MODE").unwrap() == "nulls" {
+        message["result"] = Value::Null;
+        message["error"] = Value::Null;
+    }
+    message[key] = value;
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", json!({"jsonrpc": "2.0", "id": id, key: value})).unwrap();
+    writeln!(out, "{message}").unwrap();
     out.flush().unwrap();
 }
 
@@ -155,16 +200,18 @@ async fn five_hundred_tools_are_read_from_all_pages_and_pages_without_end_are_no
 }
 
 #[tokio::test]
-async fn results_of_ten_megabytes_are_read_and_longer_lines_are_skipped() {
+async fn results_of_ten_megabytes_are_read_and_longer_ones_are_unknown_at_once() {
     let folder = Folder::new("long");
     let act = |length: usize| ("test__act", json!({"length": length}));
     let model = calling([act(10_000_000), act(17_000_000), act(1)]);
-    let text = process(&folder, "plain", "") + "timeout = \"5s\"\n";
+    let text = process(&folder, "plain", "");
     let host = folder.host(&text, &model).await;
     let session = host.open_session("one").await.unwrap();
     let report = session.run("go").await.unwrap();
     assert_eq!((result(&report).0, result(&report).1.len()), ("success", 10_000_000));
-    assert_eq!(result(&session.run("go").await.unwrap()).0, "timeout");
+    let report = session.run("go").await.unwrap();
+    let (status, text) = result(&report);
+    assert!(status == "unknown" && text.contains("more than 16 MiB"), "{status}: {text}");
     assert_eq!(result(&session.run("go").await.unwrap()), ("success", "x"));
     // The model reads an excerpt.
     let longest = model.requests().iter().map(|request| format!("{request:?}").len()).max();
@@ -225,6 +272,98 @@ async fn a_list_in_another_order_is_no_change() {
     let offered = |request: &ModelRequest| format!("{:?}", request.tools);
     let lists: Vec<_> = model.requests().iter().map(offered).collect();
     assert!(lists.windows(2).all(|pair| pair[0] == pair[1]), "{lists:?}");
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn a_server_that_reports_a_change_after_each_list_is_not_asked_without_end() {
+    let folder = Folder::new("restless");
+    let host = folder.host(&process(&folder, "restless", ""), &calling([])).await;
+    let lists = || {
+        let lists = std::fs::read_to_string(folder.path.join("lists")).unwrap_or_default();
+        lists.parse::<usize>().unwrap_or_default()
+    };
+    wait_until(|| lists() >= 2).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    // The change during the wait was not lost, and the next wait is longer.
+    wait_until(|| lists() >= 3).await;
+    assert!(lists() <= 6, "{} lists", lists());
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn a_host_ends_at_once_although_a_list_is_not_answered() {
+    let folder = Folder::new("silent");
+    let model = calling([("test__act", json!({}))]);
+    let host = folder.host(&process(&folder, "silent list", ""), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    assert_eq!(result(&session.run("go").await.unwrap()), ("success", "x"));
+    let lists = || std::fs::read_to_string(folder.path.join("lists")).unwrap();
+    wait_until(|| lists() == "2").await;
+    let began = Instant::now();
+    host.shutdown().await;
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn requests_of_a_server_that_reads_no_reply_are_not_read_without_end() {
+    let folder = Folder::new("pings");
+    let host = folder.host(&process(&folder, "pings", ""), &calling([])).await;
+    let pings = || std::fs::metadata(folder.path.join("pings")).map_or(0, |file| file.len());
+    wait_until(|| pings() > 0).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    // Each has 10 kB: 256 KiB of replies wait, and both pipes are full.
+    assert!(pings() < 500, "{} requests", pings());
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn the_reply_to_an_unknown_request_does_not_repeat_its_long_name() {
+    let folder = Folder::new("method");
+    let model = calling([("test__act", json!({}))]);
+    let host = folder.host(&process(&folder, "long method", ""), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    let report = session.run("go").await.unwrap();
+    let (status, length) = result(&report);
+    assert!(status == "success" && length.parse::<usize>().unwrap() < 1_000, "{length}");
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_cannot_be_read_ends_its_call_at_once() {
+    let folder = Folder::new("answers");
+    let (refused, unknown) = ("error", "unknown");
+    let answers = [
+        (r#"{"jsonrpc":"2.0","id":ID,"error":"no disk"}"#, refused),
+        (r#"{"jsonrpc":"2.0","id":ID,"error":{"message":"no disk"}}"#, refused),
+        (r#"{"jsonrpc":"2.0","id":ID}"#, unknown),
+        (r#"{"jsonrpc":"2.0","id":ID,"result":{"number":NaN}}"#, unknown),
+    ];
+    let model = calling(answers.map(|(answer, _)| ("test__act", json!({"answer": answer}))));
+    let host = folder.host(&process(&folder, "plain", ""), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    for (answer, expected) in answers {
+        let report = session.run("go").await.unwrap();
+        let (status, text) = result(&report);
+        assert_eq!(status, expected, "{answer}: {text}");
+        assert!(text.contains("not valid JSON-RPC: {"), "{answer}: {text}");
+    }
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn a_server_whose_answers_have_both_members_is_used() {
+    let folder = Folder::new("nulls");
+    let model = calling([("test__act", json!({}))]);
+    let host = folder.host(&process(&folder, "nulls", ""), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    assert_eq!(result(&session.run("go").await.unwrap()), ("success", "x"));
     host.shutdown().await;
     folder.empty().await;
 }
@@ -302,7 +441,7 @@ async fn answer(State(service): State<Arc<Service>>, Json(message): Json<Value>)
     let json = |key: &str, value: Value| {
         let body = Json(json!({"jsonrpc": "2.0", "id": id, key: value}));
         // The newest protocol has no sessions.
-        match service.mode.starts_with("headers") {
+        match service.mode.starts_with("headers") || service.mode.starts_with("status") {
             true => body.into_response(),
             false => ([("mcp-session-id", "one")], body).into_response(),
         }
@@ -334,6 +473,15 @@ async fn answer(State(service): State<Arc<Service>>, Json(message): Json<Value>)
                 _ => {}
             }
             json("result", answered())
+        }
+        "tools/call" if service.mode.starts_with("status") => {
+            let is_first = service.calls.fetch_add(1, Ordering::SeqCst) == 0;
+            let status = service.mode.trim_start_matches("status ").parse().unwrap();
+            let status = StatusCode::from_u16(status).unwrap();
+            match is_first {
+                true => (status, [("retry-after", "0")], "no such city").into_response(),
+                false => json("result", answered()),
+            }
         }
         "tools/call" => {
             let expired = service.mode == "expired" && service.refused.load(Ordering::SeqCst) == 0;
@@ -487,4 +635,52 @@ async fn a_call_in_a_lost_session_is_not_sent_and_the_next_one_works() {
     assert_eq!(result(&session.run("go").await.unwrap()), ("success", "done"));
     assert_eq!(service.calls.load(Ordering::SeqCst), 1);
     host.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_refusal_of_a_service_is_an_error_and_a_failure_is_unknown() {
+    let repeatable = "idempotent = true\nretries = 2\n";
+    for (mode, keys, calls, status, text) in [
+        ("status 400", repeatable, 1, "error", "test answered HTTP 400 Bad Request: no such city"),
+        ("status 401", repeatable, 1, "error", "test answered HTTP 401 Unauthorized: no such city"),
+        ("status 404", repeatable, 1, "error", "test answered HTTP 404 Not Found: no such city"),
+        ("status 429", repeatable, 2, "success", "done"),
+        ("status 429", "", 1, "error", "test answered HTTP 429 Too Many Requests"),
+        ("status 500", repeatable, 2, "success", "done"),
+        ("status 500", "", 1, "unknown", "test answered HTTP 500 Internal Server Error; the call"),
+        ("status 202", "", 1, "unknown", "HTTP 202 or 204"),
+        ("status 204", "", 1, "unknown", "HTTP 202 or 204"),
+    ] {
+        let (service, address) = Service::start(mode).await;
+        let folder = Folder::new("status");
+        let model = calling([("test__act", json!({}))]);
+        let table = format!("[mcp.test]\nurl = \"http://{address}/mcp\"\n{keys}");
+        let host = folder.host(&table, &model).await;
+        let session = host.open_session("one").await.unwrap();
+        let report = session.run("go").await.unwrap();
+        let (found, answer) = result(&report);
+        assert!(found == status && answer.contains(text), "{mode}: {found}: {answer}");
+        assert_eq!(service.calls.load(Ordering::SeqCst), calls, "{mode}");
+        assert!(!answer.contains("rmcp"), "{answer}");
+        let kind = &report.calls[0].metadata["kind"];
+        match status {
+            "success" => {}
+            _ if text.starts_with("test answered") => assert_eq!(kind, "http_status"),
+            _ => assert_eq!(kind, "tool_error"),
+        }
+        host.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_path_is_named_with_the_status() {
+    let (_service, address) = Service::start("plain").await;
+    let folder = Folder::new("path");
+    let text = format!("[mcp.test]\nurl = \"http://{address}/nowhere?key=hidden\"\n");
+    let list = move || folder.tools(&text, &["list"]);
+    let (_, printed) = tokio::task::spawn_blocking(list).await.unwrap();
+    let expected = format!("http://{address}/nowhere answered HTTP 404 Not Found");
+    let down = printed.lines().find(|line| line.contains("is down")).unwrap();
+    assert!(down.contains(&expected), "{printed}");
+    assert!(!down.contains("rmcp") && !down.contains("hidden"), "{printed}");
 }

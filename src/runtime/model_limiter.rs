@@ -287,7 +287,7 @@ impl ModelLimiter {
             wire: wire.as_str(),
             model: model.to_owned(),
             breaker: self.update_metric().as_str(),
-            retry_in_ms: retry_in.map(|wait| crate::types::millis(wait)),
+            retry_in_ms: retry_in.map(crate::types::millis),
             in_flight: self.in_flight.count(),
             waiting: self.waiting.count(),
             max_concurrent_requests: self.permits_max,

@@ -188,7 +188,7 @@ pub enum FailureKind {
     ExitStatus,
     /// The sandbox of a program could not be set up.
     Sandbox,
-    /// The server of an HTTP tool answered with a status of failure.
+    /// The server of an HTTP tool, or a service of MCP tools, answered with a status of failure.
     HttpStatus,
     /// The call was certainly not sent: no connection was made, or the circuit breaker of the tool is open.
     NotSent,

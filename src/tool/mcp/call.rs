@@ -14,15 +14,18 @@ use rmcp::service::{Peer, PeerRequestOptions, RequestHandle, RoleClient, Service
 use rmcp::transport::streamable_http_client::StreamableHttpError;
 use serde_json::Value;
 
-use super::connection::{error_chain, http_cause};
+use super::http::TOO_MANY_REQUESTS;
 use super::questions::{Asker, InputRequired, ROUNDS_MAX};
 use super::result::output;
 use super::server_call::ServerCall;
 use super::shared::{OpenCalls, OpenConnection, SharedConnection, ToolConnection};
-use super::stdio::SendError;
+use super::stdio::{SendError, is_unreadable};
+use super::transport_error::{
+    HttpFailure, answered_text, error_chain, http_error, is_invalid_answer,
+};
 use crate::tool::redaction::redacted;
 use crate::tool::{InputSchema, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec};
-use crate::types::{FailureKind, SessionId, TRACEPARENT, TRACESTATE, ToolStatus};
+use crate::types::{FailureKind, SessionId, TRACEPARENT, TRACESTATE, ToolStatus, excerpt};
 
 /// The key of the idempotency key in the metadata of a call.
 const IDEMPOTENCY_KEY: &str = "io.callsheet/idempotency-key";
@@ -32,6 +35,12 @@ const CANCEL_WAIT: Duration = Duration::from_secs(1);
 
 /// The first wait before a call is sent again to a server that does not ask for input. It doubles.
 const RETRY_WAIT: Duration = Duration::from_millis(200);
+
+/// The wait before the next attempt if the service is busy and does not say for how long.
+const BUSY_WAIT: Duration = Duration::from_secs(1);
+
+/// Maximum number of characters of a service's refusal that an error quotes.
+const QUOTED_CHARS_MAX: usize = 2_000;
 
 /// A tool of a server.
 pub(super) struct McpTool {
@@ -177,7 +186,7 @@ impl McpTool {
         };
         match answer {
             Ok(answer) => Ok(serde_json::to_value(answer).unwrap_or_default()),
-            Err(error) => Err(self.failure(&error, || call.withdraw(), context)),
+            Err(error) => Err(self.failure(&error, || call.withdraw(), connection, context)),
         }
     }
 
@@ -193,17 +202,35 @@ impl McpTool {
         &self,
         error: &ServiceError,
         is_withdrawn: impl FnOnce() -> bool,
+        connection: &SharedConnection,
         context: &ToolContext,
     ) -> ToolError {
+        let name = &self.server;
         if let ServiceError::McpError(error) = error {
+            if is_unreadable(error) {
+                let problem =
+                    format!("the server {name} answered this call, but {}", error.message);
+                return unanswered(problem, FailureKind::ToolError, context);
+            }
             // The server has refused the request.
-            let message = format!("{} (code {})", error.message, error.code.0);
-            return ToolError::new(message).permanent();
+            return ToolError::new(answered_text(error)).permanent();
         }
+        let reason = error_chain(error);
+        let reason = excerpt(&connection.secrets.lock().redact(&reason), QUOTED_CHARS_MAX);
         if is_unsent(error) || is_withdrawn() {
-            return self.down(&error_chain(error));
+            return self.down(&reason);
         }
-        self.lost(&error_chain(error), context)
+        if let Some(failure) = HttpFailure::of(error) {
+            let problem = format!("the server {name} answered {reason}");
+            return http_failure(failure, problem, context);
+        }
+        if is_invalid_answer(error) {
+            let problem = format!("the server {name} gave this call no valid answer: {reason}");
+            return unanswered(problem, FailureKind::ToolError, context);
+        }
+        let problem =
+            format!("the connection to the server {name} broke during this call ({reason})");
+        unanswered(problem, FailureKind::ServerDown, context)
     }
 
     /// Returns the error of a call without an answer and without progress.
@@ -229,17 +256,32 @@ impl McpTool {
             format!("the server {name} is not connected, and the call was not sent: {reason}");
         ToolError::new(message).with_kind(FailureKind::ServerDown)
     }
+}
 
-    /// Returns the error of a call whose answer was lost.
-    fn lost(&self, reason: &str, context: &ToolContext) -> ToolError {
-        let name = &self.server;
-        let broke =
-            format!("the connection to the server {name} broke during this call ({reason})");
-        match context.effect() {
-            ToolEffect::None => ToolError::new(broke).with_kind(FailureKind::ServerDown),
-            ToolEffect::Some => ToolError::new(format!("{broke}; it may or may not have happened"))
-                .with_kind(FailureKind::ServerDown)
-                .with_status(ToolStatus::Unknown),
+/// Returns the error of a call that a service answered with a status of failure.
+fn http_failure(failure: HttpFailure, problem: String, context: &ToolContext) -> ToolError {
+    let HttpFailure { status, wait } = failure;
+    let error = match status {
+        // The service may have failed after it had acted.
+        500.. => unanswered(problem, FailureKind::HttpStatus, context),
+        _ => ToolError::new(problem).with_kind(FailureKind::HttpStatus),
+    };
+    match (status, wait) {
+        (TOO_MANY_REQUESTS, wait) => error.retry_after(wait.unwrap_or(BUSY_WAIT)),
+        (408 | 500.., None) => error,
+        (408 | 500.., Some(wait)) => error.retry_after(wait),
+        _ => error.permanent(),
+    }
+}
+
+/// Returns the error of a call that the server may have run, but whose result is not known.
+fn unanswered(problem: String, kind: FailureKind, context: &ToolContext) -> ToolError {
+    match context.effect() {
+        ToolEffect::None => ToolError::new(problem).with_kind(kind),
+        ToolEffect::Some => {
+            ToolError::new(format!("{problem}; the call may or may not have happened"))
+                .with_kind(kind)
+                .with_status(ToolStatus::Unknown)
         }
     }
 }
@@ -248,6 +290,8 @@ impl McpTool {
 fn error_type(error: &ToolError) -> &'static str {
     match (error.kind(), error.status()) {
         (FailureKind::ServerDown, _) => "server_down",
+        (FailureKind::HttpStatus, _) => "http_status",
+        (_, ToolStatus::Unknown) => "invalid_answer",
         (_, ToolStatus::TimedOut) => "timeout",
         _ => "refused",
     }
@@ -255,16 +299,12 @@ fn error_type(error: &ToolError) -> &'static str {
 
 /// Returns whether the server certainly did not receive the request.
 fn is_unsent(error: &ServiceError) -> bool {
-    if http_cause(error).is_some_and(reqwest::Error::is_connect) {
-        return true;
+    match http_error(error) {
+        Some(StreamableHttpError::Client(error)) if error.is_connect() => return true,
+        Some(StreamableHttpError::SessionExpired) => return true,
+        Some(_) | None => {}
     }
     let ServiceError::TransportSend(error) = error else { return false };
-    if matches!(
-        error.error.downcast_ref(),
-        Some(StreamableHttpError::<reqwest::Error>::SessionExpired)
-    ) {
-        return true;
-    }
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&*error.error);
     while let Some(error) = cause {
         if matches!(error.downcast_ref(), Some(SendError::NotSent)) {

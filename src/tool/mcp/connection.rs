@@ -1,7 +1,6 @@
 //! One connection to a server: its start, its end, and its list of tools.
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,24 +20,23 @@ use rmcp::service::{
     RequestContext, RoleClient, RunningService, RunningServiceCancellationToken,
     serve_client_with_lifecycle,
 };
+use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::common::client_side_sse::{ExponentialBackoff, SseRetryPolicy};
-use rmcp::transport::streamable_http_client::{
-    StreamableHttpClientTransportConfig, StreamableHttpError,
-};
-use rmcp::transport::{DynamicTransportError, StreamableHttpClientTransport};
+use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::http::ObservedHttpClient;
 use super::questions::{ELICIT, decline};
 use super::shared::{OpenCalls, OpenConnection, SharedConnection};
-use super::stdio::{StdioTransport, keep_tail};
+use super::stdio::{STDERR_BYTES_MAX, StdioTransport, keep_tail};
+use super::transport_error::{HttpFailure, error_chain};
 use crate::config::McpTransport;
 use crate::launcher::{ProcessControl, ProcessEnd, Program};
 use crate::tool::defined_input::DefinitionError;
 use crate::tool::http::HttpClient;
 use crate::tool::http_request::{check_headers, read_secret_headers, service_client};
-use crate::types::excerpt;
+use crate::types::{Secrets, excerpt};
 
 /// Maximum number of tools that are read, and of pages in which they come.
 const TOOLS_MAX: usize = 2_000;
@@ -57,6 +55,9 @@ const STREAM_RETRY_WAIT: Duration = Duration::from_millis(200);
 
 /// Maximum number of characters of the standard error that are quoted.
 const QUOTED_CHARS_MAX: usize = 2_000;
+
+/// Maximum number of characters of a method's name that are sent back.
+const METHOD_CHARS_MAX: usize = 200;
 
 /// The way to reach a server, checked.
 #[derive(Debug)]
@@ -128,13 +129,15 @@ impl Endpoint {
                     .start(arguments.clone())
                     .await
                     .map_err(|error| format!("the program did not start: {error}"))?;
-                *shared.secrets.lock() = secrets;
+                shared.secrets.lock().clone_from(&secrets);
                 let tail = Arc::new(Mutex::new(Vec::new()));
                 let reader = spawn(keep_tail(process.stderr, Arc::clone(&tail)));
                 let noise = Arc::clone(&shared.noise);
+                let pipes = (process.stdout, process.stdin);
                 let transport =
-                    StdioTransport::new(process.stdout, process.stdin, noise, Arc::clone(&calls));
-                let mut process = Process { control: process.control, end: None, tail, reader };
+                    StdioTransport::new(pipes, noise, Arc::clone(&calls), secrets.clone());
+                let control = process.control;
+                let mut process = Process { control, end: None, tail, reader, secrets };
                 match serve_client_with_lifecycle(handler, transport, lifecycle).await {
                     Ok(service) => Ok(Connection::new(service, calls, Some(process))),
                     Err(error) => {
@@ -142,7 +145,10 @@ impl Endpoint {
                             tokio::time::timeout(STATUS_GRACE, process.control.wait()).await;
                         let reason = match ended {
                             Ok(end) => process.describe(end).await,
-                            Err(_) => format!("the handshake failed: {error}{}", process.quote()),
+                            Err(_) => {
+                                let error = error_chain(&error);
+                                format!("the handshake failed: {error}{}", process.quote())
+                            }
                         };
                         Err(ConnectError::new(&error, reason))
                     }
@@ -159,6 +165,7 @@ impl Endpoint {
                     client,
                     shared: Arc::clone(shared),
                     calls: Arc::clone(&calls),
+                    has_no_common_stream: Arc::default(),
                 };
                 let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
                     .custom_headers(headers)
@@ -168,12 +175,26 @@ impl Endpoint {
                 config.retry_config = stream_retry();
                 let transport = StreamableHttpClientTransport::with_client(client, config);
                 let service = serve_client_with_lifecycle(handler, transport, lifecycle).await;
-                let service =
-                    service.map_err(|error| ConnectError::new(&error, error_chain(&error)))?;
+                let service = service.map_err(|error| {
+                    let mut reason = error_chain(&error);
+                    // A wrong path is the most common mistake.
+                    if HttpFailure::of(&error).is_some() {
+                        reason = format!("{} answered {reason}", without_query(url));
+                    }
+                    ConnectError::new(&error, reason)
+                })?;
                 Ok(Connection::new(service, calls, None))
             }
         }
     }
+}
+
+/// Returns a URL without its query, which may have a key.
+fn without_query(url: &Url) -> Url {
+    let mut url = url.clone();
+    url.set_query(None);
+    url.set_fragment(None);
+    url
 }
 
 /// The error of an attempt to connect.
@@ -235,6 +256,8 @@ struct Process {
     /// The end of its standard error, and the task that reads it.
     tail: Arc<Mutex<Vec<u8>>>,
     reader: AbortOnDropHandle<()>,
+    /// The secret values that it was given.
+    secrets: Secrets,
 }
 
 impl Connection {
@@ -426,6 +449,11 @@ impl Process {
     fn quote(&self) -> String {
         let tail = self.tail.lock();
         let text = String::from_utf8_lossy(&tail);
+        // The beginning may be cut within a secret.
+        let text = match tail.len() < STDERR_BYTES_MAX {
+            true => self.secrets.redact(&text).into_owned(),
+            false => self.secrets.redact_tail(text.trim_start_matches(char::REPLACEMENT_CHARACTER)),
+        };
         let text = text.trim();
         if text.is_empty() {
             String::new()
@@ -490,7 +518,8 @@ impl rmcp::ClientHandler for Handler {
         context: RequestContext<RoleClient>,
     ) -> Result<CustomResult, ErrorData> {
         if request.method != ELICIT {
-            return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, request.method, None));
+            let method = excerpt(&request.method, METHOD_CHARS_MAX);
+            return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, method, None));
         }
         let params = request.params.unwrap_or_default();
         self.ask(&params, &context).await.map(CustomResult)
@@ -519,46 +548,6 @@ impl Handler {
             () = context.ct.cancelled() => Err(withdrawn()),
         }
     }
-}
-
-/// Returns the HTTP error that caused an error of the library, which does not pass it on as a source.
-pub(super) fn http_cause<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e reqwest::Error> {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        let transport = match error.downcast_ref() {
-            Some(ClientInitializeError::TransportError { error, .. }) => Some(error),
-            Some(_) | None => error.downcast_ref::<DynamicTransportError>(),
-        };
-        let next = match transport {
-            Some(error) => &*error.error as &(dyn Error + 'static),
-            None => error,
-        };
-        if let Some(StreamableHttpError::Client(error)) =
-            next.downcast_ref::<StreamableHttpError<reqwest::Error>>()
-        {
-            return Some(error);
-        }
-        cause = next.source();
-    }
-    None
-}
-
-/// Returns the texts of an error and of its sources.
-pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
-    let error = match http_cause(error) {
-        Some(cause) => cause,
-        None => error,
-    };
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        source = error.source();
-    }
-    text
 }
 
 #[expect(clippy::disallowed_methods, reason = "the task ends with the connection that owns it")]

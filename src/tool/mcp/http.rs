@@ -1,9 +1,10 @@
-//! The transport to a server at a URL. It wraps the library's HTTP client, to notice three things: that the server may
-//! have lost the MCP session, which tools a list had before the library left some out, and for which call a question
-//! came.
+//! The transport to a server at a URL. It wraps the library's HTTP client, to notice four things: that the server may
+//! have lost the MCP session, which tools a list had before the library left some out, for which call a question
+//! came, and that a request gets no answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
@@ -22,12 +23,15 @@ use serde::Deserialize;
 
 use super::questions::ELICIT;
 use super::shared::{OpenCalls, SharedConnection};
+use super::transport_error::TransportError;
 
 /// The longest time for which the end of a list's event stream is held back.
 const LIST_WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// The status of a service that is busy.
+pub(super) const TOO_MANY_REQUESTS: u16 = 429;
+
 type Headers = HashMap<HeaderName, HeaderValue>;
-type TransportError = StreamableHttpError<reqwest::Error>;
 
 /// The HTTP client of one connection.
 #[derive(Clone)]
@@ -35,16 +39,39 @@ pub(super) struct ObservedHttpClient {
     pub(super) client: reqwest::Client,
     pub(super) shared: Arc<SharedConnection>,
     pub(super) calls: Arc<OpenCalls>,
+    /// True if the server has no event stream apart from those that answer a request.
+    pub(super) has_no_common_stream: Arc<AtomicBool>,
 }
 
 impl ObservedHttpClient {
     /// Returns the result. After an error that is not an answer to a request, the connection is checked, because the
-    /// server may have lost the session.
+    /// server may have lost the session. A service that is busy has not lost it.
     fn check_after_error<T>(&self, result: Result<T, TransportError>) -> Result<T, TransportError> {
-        if !matches!(result, Ok(_) | Err(StreamableHttpError::ServerDoesNotSupportSse)) {
+        let is_suspect = match &result {
+            Ok(_) | Err(StreamableHttpError::ServerDoesNotSupportSse) => false,
+            Err(StreamableHttpError::HttpStatus(error)) => error.status != TOO_MANY_REQUESTS,
+            Err(_) => true,
+        };
+        if is_suspect {
             self.shared.suspect.notify_one();
         }
         result
+    }
+
+    /// Returns an error for a request that the server has accepted without an answer, if none can come later. The
+    /// library would wait for it until the time limit.
+    fn check_answered(
+        &self,
+        response: StreamableHttpPostResponse,
+        has_session: bool,
+    ) -> Result<StreamableHttpPostResponse, TransportError> {
+        // The protocol allows no such answer at all, but some servers send it in the stream of the session.
+        let may_come = has_session && !self.has_no_common_stream.load(Ordering::Relaxed);
+        if matches!(response, StreamableHttpPostResponse::Accepted) && !may_come {
+            let text = "it accepted the request (HTTP 202 or 204) without an answer";
+            return Err(StreamableHttpError::UnexpectedServerResponse(text.into()));
+        }
+        Ok(response)
     }
 }
 
@@ -84,10 +111,14 @@ impl StreamableHttpClient for ObservedHttpClient {
             | ClientJsonRpcMessage::Notification(_)
             | ClientJsonRpcMessage::Error(_) => (None, false),
         };
+        let has_session = session.is_some();
         let post = self
             .client
             .post_message_with_response_limits(uri, message, session, auth, headers, limits);
         let mut response = self.check_after_error(post.await)?;
+        if request.is_some() {
+            response = self.check_answered(response, has_session)?;
+        }
         // A server that has lost the session often answers with an error without an id. The library would not find the
         // request that it answers, which would wait until its time limit.
         if let StreamableHttpPostResponse::Json(ServerJsonRpcMessage::Error(error), _) =
@@ -146,6 +177,7 @@ impl StreamableHttpClient for ObservedHttpClient {
         headers: Headers,
         max_size: usize,
     ) -> Result<BoxedSseResponse, TransportError> {
+        let is_common_stream = last_event_id.is_none();
         let stream = self.client.get_stream_with_max_sse_event_size(
             uri,
             session,
@@ -154,7 +186,11 @@ impl StreamableHttpClient for ObservedHttpClient {
             headers,
             max_size,
         );
-        self.check_after_error(stream.await)
+        let stream = stream.await;
+        if is_common_stream {
+            self.has_no_common_stream.store(stream.is_err(), Ordering::Relaxed);
+        }
+        self.check_after_error(stream)
     }
 }
 

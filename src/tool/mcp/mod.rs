@@ -11,6 +11,7 @@
 //! | `connection.rs` | one connection: its start, its end, the list of tools |
 //! | `http.rs` | the transport to a server at a URL |
 //! | `stdio.rs` | messages over the standard input and output of a process |
+//! | `transport_error.rs` | the errors of the library: their causes and texts |
 //! | `call.rs` | the tool: one call, and its outcome if the connection ends |
 //! | `server_call.rs` | a call whose answer is awaited, and whether it was sent |
 //! | `questions.rs` | questions of a server (elicitation) |
@@ -19,10 +20,12 @@
 //! | `policy.rs` | the policy of a tool, from its annotations |
 //! | `result.rs` | the result of `tools/call` as the output of a tool |
 //! | `reconnect.rs` | the waits between attempts to connect |
+//! | `list_pause.rs` | the waits between readings of a list that changes |
 
 mod call;
 mod connection;
 mod http;
+mod list_pause;
 mod listing;
 mod naming;
 mod policy;
@@ -32,6 +35,7 @@ mod result;
 mod server_call;
 mod shared;
 mod stdio;
+mod transport_error;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,15 +52,19 @@ use super::server::{
 };
 use super::{InputSchema, LOCK_FILE, Tool, ToolLock, ToolSpec};
 use crate::config::{McpConfig, McpPin, McpShare, McpTrust};
-use crate::types::SessionId;
+use crate::types::{SessionId, excerpt};
 use call::McpTool;
 use connection::{Connection, Endpoint, ListedTools, drained, list_tools};
+use list_pause::ListPause;
 use listing::{Pins, ToolFilter, listing, unmatched_patterns, wrong_headers};
 use reconnect::Reconnect;
 use shared::{OpenConnection, SessionConnections, SharedConnection, ToolConnection};
 
 /// The reason of the end of all connections.
 const CLOSING: &str = "the host is shutting down";
+
+/// Maximum number of characters of the reason of the end of a connection.
+const REASON_CHARS_MAX: usize = 4_000;
 
 /// A server of the Model Context Protocol, or one session's connection to it.
 pub(super) struct McpServer {
@@ -217,25 +225,20 @@ impl McpServer {
     }
 
     async fn serve(&self, mut connection: Connection, tools: &ListedTools) -> ConnectionEnd {
-        let list = |tools: &ListedTools| Some(Arc::new(self.listing(tools)));
-        *self.shared.open.lock() = Some(connection.open().clone());
-        self.set(ServerState::Up, list(tools));
-        let changes = connection.follow_list(Arc::clone(&self.shared));
-        tokio::pin!(changes);
-        let failed = loop {
-            tokio::select! {
-                () = self.closing.cancelled() => break None,
-                () = connection.ended() => break None,
-                () = &mut changes => {}
-                () = self.shared.list_changed.notified() => {
-                    if let Ok(tools) = self.list_again(connection.open()).await {
-                        self.set(ServerState::Up, list(&tools));
-                    }
-                }
-                () = self.shared.suspect.notified() => {
-                    if let Err(error) = self.list_again(connection.open()).await {
-                        break Some(error);
-                    }
+        let listing = Arc::new(self.listing(tools));
+        let open = connection.open().clone();
+        *self.shared.open.lock() = Some(open.clone());
+        self.set(ServerState::Up, Some(Arc::clone(&listing)));
+        let failed = {
+            let changes = connection.follow_list(Arc::clone(&self.shared));
+            let listed = self.keep_listed(&open, listing);
+            tokio::pin!(changes, listed);
+            loop {
+                tokio::select! {
+                    () = self.closing.cancelled() => break None,
+                    () = connection.ended() => break None,
+                    () = &mut changes => {}
+                    reason = &mut listed => break Some(reason),
                 }
             }
         };
@@ -248,6 +251,38 @@ impl McpServer {
         }
     }
 
+    /// Reads the list of tools again when it has changed, and when the connection may not work any more. Returns if it
+    /// does not work: the reason, for people.
+    async fn keep_listed(&self, open: &OpenConnection, mut listing: Arc<ServerListing>) -> String {
+        let mut pause = ListPause::default();
+        let mut next = Instant::now();
+        loop {
+            let changed = async move {
+                // A report that comes during the wait is kept.
+                tokio::time::sleep_until(next).await;
+                self.shared.list_changed.notified().await;
+            };
+            tokio::select! {
+                () = changed => {
+                    let quiet = next.elapsed();
+                    let read = self.list_again(open).await;
+                    let read = read.map(|tools| Arc::new(self.listing(&tools)));
+                    let new = read.ok().filter(|read| *read != listing);
+                    next = Instant::now() + pause.handle_list(quiet, new.is_some());
+                    if let Some(new) = new {
+                        self.set(ServerState::Up, Some(Arc::clone(&new)));
+                        listing = new;
+                    }
+                }
+                () = self.shared.suspect.notified() => {
+                    if let Err(reason) = self.list_again(open).await {
+                        return reason;
+                    }
+                }
+            }
+        }
+    }
+
     /// Lists the tools of a server that is connected.
     async fn list_again(&self, connection: &OpenConnection) -> Result<ListedTools, String> {
         let listed = self.list_tools(connection);
@@ -255,10 +290,15 @@ impl McpServer {
         let listed = tokio::time::timeout(limit, listed).await;
         let listed =
             listed.unwrap_or_else(|_| Err("tools/list was not answered in time".to_owned()));
-        if let Err(error) = &listed {
+        listed.inspect_err(|error| {
+            let error = self.redacted_reason(error);
             tracing::warn!(server = self.definition.name, error, "mcp_list_failed");
-        }
-        listed
+        })
+    }
+
+    /// Returns a reason without secrets, and cut.
+    fn redacted_reason(&self, reason: &str) -> String {
+        excerpt(&self.shared.secrets.lock().redact(reason), REASON_CHARS_MAX)
     }
 
     /// Waits until one more session may be connected. A server that sessions share has no limit.
@@ -287,7 +327,7 @@ impl McpServer {
             let mut connected = None;
             let end = self.connect_and_serve(&mut connected).await;
             let wait = reconnect.handle_end(connected.map(|since| since.elapsed()));
-            let reason = self.shared.secrets.lock().redact(&end.reason).into_owned();
+            let reason = self.redacted_reason(&end.reason);
             self.shared.down.lock().clone_from(&reason);
             self.set(ServerState::Down(reason), None);
             draining.retain(|connection| !connection.is_finished());

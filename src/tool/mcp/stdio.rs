@@ -1,30 +1,48 @@
 //! Messages over the standard input and output of a process: one JSON value on each line.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rmcp::RoleClient;
+use rmcp::model::{ClientJsonRpcMessage, ErrorCode, ErrorData, RequestId, ServerJsonRpcMessage};
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
-use serde::de::IgnoredAny;
+use serde::Deserializer as _;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::unix::pipe;
+use tokio::sync::watch;
 
 use super::shared::OpenCalls;
-use crate::types::excerpt;
+use crate::types::{Secrets, excerpt};
 
 /// Maximum size of a line. Longer ones are skipped.
 const LINE_BYTES_MAX: usize = 16 << 20;
+
+/// Number of bytes that are kept of the end of a longer line. The id of an answer may be there.
+const LINE_END_BYTES: usize = 128;
+
+/// Maximum number of bytes of replies to the server that wait to be written. While there are more, nothing is read: a
+/// server that sends requests and reads no replies must not fill the memory.
+const UNWRITTEN_BYTES_MAX: usize = 256 << 10;
+
+/// Number of bytes that a short reply counts as.
+const REPLY_BYTES_MIN: usize = 1 << 10;
+
+/// The data of the error that stands for an answer that cannot be read.
+const UNREADABLE: &str = "io.callsheet/unreadable-answer";
 
 /// Number of lines without a message that are kept, and the characters that are kept of each.
 const NOISE_LINES_KEPT: usize = 5;
 const NOISE_CHARS_MAX: usize = 200;
 
 /// Number of bytes that are kept of the end of the standard error.
-const STDERR_BYTES_MAX: usize = 2 << 10;
+pub(super) const STDERR_BYTES_MAX: usize = 2 << 10;
 
-/// The lines of a process that were no messages.
+/// The lines of a process that were no messages, or answers that cannot be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Noise {
     pub(super) lines: u64,
@@ -33,10 +51,10 @@ pub(super) struct Noise {
 }
 
 impl Noise {
-    fn add(&mut self, line: &str) {
+    fn add(&mut self, excerpt: &str) {
         self.lines += 1;
         if self.first.len() < NOISE_LINES_KEPT {
-            self.first.push(excerpt(line.trim_end(), NOISE_CHARS_MAX));
+            self.first.push(excerpt.to_owned());
         }
     }
 }
@@ -59,45 +77,213 @@ pub(super) struct StdioTransport {
     reader: BufReader<pipe::Receiver>,
     /// The beginning of a line that has not arrived whole.
     line: Vec<u8>,
-    /// The rest of the line is skipped.
-    skips: bool,
+    /// The line whose rest is skipped.
+    skipped: Option<SkippedLine>,
     writer: Arc<tokio::sync::Mutex<Option<pipe::Sender>>>,
+    /// The number of bytes of replies that wait to be written.
+    unwritten: Arc<watch::Sender<usize>>,
     noise: Arc<Mutex<Noise>>,
     calls: Arc<OpenCalls>,
+    /// The secret values that the process was given.
+    secrets: Secrets,
+}
+
+/// A line of the process.
+enum StdioLine {
+    Whole(Vec<u8>),
+    /// A line that is too long, with the id of the request that it answers, if it is such an answer.
+    TooLong(Option<RequestId>),
 }
 
 impl StdioTransport {
+    /// Makes the connection of the output and the input of a process.
     pub(super) fn new(
-        stdout: pipe::Receiver,
-        stdin: pipe::Sender,
+        (stdout, stdin): (pipe::Receiver, pipe::Sender),
         noise: Arc<Mutex<Noise>>,
         calls: Arc<OpenCalls>,
+        secrets: Secrets,
     ) -> Self {
         let writer = Arc::new(tokio::sync::Mutex::new(Some(stdin)));
         let reader = BufReader::new(stdout);
-        Self { reader, line: Vec::new(), skips: false, writer, noise, calls }
+        let unwritten = Arc::new(watch::Sender::new(0));
+        Self { reader, line: Vec::new(), skipped: None, writer, unwritten, noise, calls, secrets }
     }
 
     /// Reads the next line. `None` at the end. May be dropped and called again: what has arrived of a line
     /// is kept.
-    async fn next_line(&mut self) -> Option<Vec<u8>> {
+    async fn next_line(&mut self) -> Option<StdioLine> {
         loop {
             let available = self.reader.fill_buf().await.ok().filter(|bytes| !bytes.is_empty())?;
             let newline = memchr::memchr(b'\n', available);
             let length = newline.map_or(available.len(), |at| at + 1);
-            if !self.skips {
-                self.line.extend(available.iter().take(length));
+            let part = available.get(..length).unwrap_or_default();
+            match &mut self.skipped {
+                Some(skipped) => skipped.add(part),
+                None => self.line.extend_from_slice(part),
             }
             self.reader.consume(length);
             if self.line.len() > LINE_BYTES_MAX {
-                self.line = Vec::new();
-                self.skips = true;
-                self.noise.lock().add("(a line of more than 16 MiB)");
+                self.skipped = Some(SkippedLine::new(&std::mem::take(&mut self.line)));
             }
-            if newline.is_some() && !std::mem::take(&mut self.skips) {
-                return Some(std::mem::take(&mut self.line));
+            if newline.is_some() {
+                return Some(match self.skipped.take() {
+                    Some(skipped) => StdioLine::TooLong(skipped.answered_request()),
+                    None => StdioLine::Whole(std::mem::take(&mut self.line)),
+                });
             }
         }
+    }
+
+    /// Reads a line as a message. `None` if it is none.
+    fn message(&self, line: &[u8]) -> Option<ServerJsonRpcMessage> {
+        if line.trim_ascii().is_empty() {
+            return None;
+        }
+        if let Ok(message) = serde_json::from_slice(line) {
+            return Some(message);
+        }
+        let value = serde_json::from_slice::<Value>(line).ok();
+        if let Some(answer) = value.clone().and_then(without_null) {
+            return Some(answer);
+        }
+        let text = String::from_utf8_lossy(line);
+        let quoted = excerpt(self.secrets.redact(&text).trim_end(), NOISE_CHARS_MAX);
+        let id = match &value {
+            Some(value) => answered_request(value),
+            None => SkippedLine::new(line).answered_request(),
+        };
+        let Some(id) = id else {
+            // A JSON value that is no known message is skipped as well: an error as the answer could make
+            // a server that echoes answer without end.
+            match value {
+                Some(_) => tracing::debug!(line = quoted, "mcp_unknown_message"),
+                None => self.noise.lock().add(&quoted),
+            }
+            return None;
+        };
+        self.noise.lock().add(&quoted);
+        let error = value.as_ref().and_then(|value| value.get("error"));
+        let is_refused = error.is_some_and(|error| !error.is_null());
+        let data = (!is_refused).then(|| UNREADABLE.into());
+        let message = format!("the answer is not valid JSON-RPC: {quoted}");
+        let error = ErrorData::new(ErrorCode::PARSE_ERROR, message, data);
+        Some(ServerJsonRpcMessage::error(error, Some(id)))
+    }
+}
+
+/// Returns whether an error stands for an answer that cannot be read. The server may have done what was requested.
+pub(super) fn is_unreadable(error: &ErrorData) -> bool {
+    error.data.as_ref().and_then(Value::as_str) == Some(UNREADABLE)
+}
+
+/// Reads an answer that has both members `result` and `error`, of which one is null, as in JSON-RPC 1.0.
+fn without_null(mut value: Value) -> Option<ServerJsonRpcMessage> {
+    answered_request(&value)?;
+    let members = value.as_object_mut()?;
+    members.retain(|key, value| !(value.is_null() && matches!(key.as_str(), "result" | "error")));
+    serde_json::from_value(value).ok()
+}
+
+/// Returns the id of the request that a JSON value answers. `None` if it is no answer: a line of a log in JSON may have
+/// an id and an error, too.
+fn answered_request(value: &Value) -> Option<RequestId> {
+    let members = value.as_object()?;
+    if members.contains_key("method") || !members.contains_key("jsonrpc") {
+        return None;
+    }
+    serde_json::from_value(members.get("id")?.clone()).ok()
+}
+
+/// A line that is not parsed as a whole.
+struct SkippedLine {
+    beginning: AnswerBeginning,
+    /// Its last bytes.
+    end: Vec<u8>,
+}
+
+impl SkippedLine {
+    fn new(line: &[u8]) -> Self {
+        let mut beginning = AnswerBeginning::default();
+        let mut deserializer = serde_json::Deserializer::from_slice(line);
+        // The error is that the rest is missing or not valid.
+        let _ = deserializer.deserialize_map(&mut beginning);
+        let mut skipped = Self { beginning, end: Vec::new() };
+        skipped.add(line.get(line.len().saturating_sub(LINE_END_BYTES)..).unwrap_or_default());
+        skipped
+    }
+
+    /// Adds the next part of the line.
+    fn add(&mut self, part: &[u8]) {
+        self.end.extend_from_slice(part);
+        self.end.drain(..self.end.len().saturating_sub(LINE_END_BYTES));
+    }
+
+    /// Returns the id of the request that it answers. `None` if it is no answer, or its id is neither before the
+    /// result nor at the end.
+    fn answered_request(self) -> Option<RequestId> {
+        if !self.beginning.is_answer {
+            return None;
+        }
+        self.beginning.id.or_else(|| {
+            // A member that is followed only by the end of the object is one of the answer itself.
+            let members = self.end.trim_ascii_end().strip_suffix(b"}")?;
+            let key: &[u8] = b"\"id\":";
+            let at = memchr::memmem::rfind(members, key)?;
+            serde_json::from_slice(members.get(at + key.len()..)?).ok()
+        })
+    }
+}
+
+/// The members of a message up to its result.
+#[derive(Default)]
+struct AnswerBeginning {
+    id: Option<RequestId>,
+    /// True if it has a result or an error.
+    is_answer: bool,
+}
+
+impl<'de> Visitor<'de> for &mut AnswerBeginning {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        while let Some(key) = members.next_key::<String>()? {
+            match key.as_str() {
+                "id" => self.id = members.next_value()?,
+                "result" | "error" => {
+                    self.is_answer = true;
+                    break;
+                }
+                "method" => break,
+                _ => {
+                    members.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Counts the bytes of a reply until it is written.
+struct UnwrittenReply {
+    total: Arc<watch::Sender<usize>>,
+    bytes: usize,
+}
+
+impl UnwrittenReply {
+    fn new(total: &Arc<watch::Sender<usize>>, bytes: usize) -> Self {
+        let bytes = bytes.max(REPLY_BYTES_MIN);
+        total.send_modify(|total| *total += bytes);
+        Self { total: Arc::clone(total), bytes }
+    }
+}
+
+impl Drop for UnwrittenReply {
+    fn drop(&mut self) {
+        self.total.send_modify(|total| *total -= self.bytes);
     }
 }
 
@@ -109,8 +295,14 @@ impl Transport<RoleClient> for StdioTransport {
         item: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = Result<(), SendError>> + Send + 'static {
         let (writer, calls) = (Arc::clone(&self.writer), Arc::clone(&self.calls));
+        let message = serde_json::to_vec(&item);
+        let is_reply =
+            matches!(item, ClientJsonRpcMessage::Response(_) | ClientJsonRpcMessage::Error(_));
+        let bytes = message.as_ref().map_or(0, Vec::len);
+        let reply = is_reply.then(|| UnwrittenReply::new(&self.unwritten, bytes));
         async move {
-            let mut message = serde_json::to_vec(&item)?;
+            let _reply = reply;
+            let mut message = message?;
             message.push(b'\n');
             let mut writer = writer.lock().await;
             let Some(pipe) = writer.as_mut() else { return Err(SendError::NotSent) };
@@ -137,21 +329,24 @@ impl Transport<RoleClient> for StdioTransport {
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
         loop {
-            let line = self.next_line().await?;
-            if line.trim_ascii().is_empty() {
-                continue;
-            }
-            if let Ok(message) = serde_json::from_slice(&line) {
-                return Some(message);
-            }
-            // A JSON value that is no known message is skipped as well: an error as the answer could make
-            // a server that echoes answer without end.
-            let text = String::from_utf8_lossy(&line);
-            match serde_json::from_slice::<IgnoredAny>(&line) {
-                Ok(_) => {
-                    tracing::debug!(line = excerpt(&text, NOISE_CHARS_MAX), "mcp_unknown_message")
+            let mut unwritten = self.unwritten.subscribe();
+            // The sender lives as long as this.
+            let _ = unwritten.wait_for(|bytes| *bytes <= UNWRITTEN_BYTES_MAX).await;
+            match self.next_line().await? {
+                StdioLine::Whole(line) => {
+                    if let Some(message) = self.message(&line) {
+                        return Some(message);
+                    }
                 }
-                Err(_) => self.noise.lock().add(&text),
+                StdioLine::TooLong(id) => {
+                    self.noise.lock().add("(a line of more than 16 MiB)");
+                    if let Some(id) = id {
+                        let message = "the answer has more than 16 MiB";
+                        let data = Some(UNREADABLE.into());
+                        let error = ErrorData::new(ErrorCode::PARSE_ERROR, message, data);
+                        return Some(ServerJsonRpcMessage::error(error, Some(id)));
+                    }
+                }
             }
         }
     }
@@ -171,5 +366,54 @@ pub(super) async fn keep_tail(mut stderr: pipe::Receiver, tail: Arc<Mutex<Vec<u8
         tail.extend(buffer.iter().take(length));
         let excess = tail.len().saturating_sub(STDERR_BYTES_MAX);
         tail.drain(..excess);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_request_of_a_line_that_is_not_parsed_is_found() {
+        let answered = |line: &str| SkippedLine::new(line.as_bytes()).answered_request();
+        let long = "x".repeat(2 * LINE_END_BYTES);
+        for line in [
+            format!(r#"{{"jsonrpc":"2.0","id":3,"result":{{"text":"{long}"#),
+            format!(r#"{{"id": 3, "error": NaN, "a": "{long}""#),
+            format!(r#"{{"result":{{"text":"{long}"}},"jsonrpc":"2.0","id":3}}"#) + "\n",
+            format!(r#"{{"jsonrpc": "2.0", "result": {{"text": "{long}"}}, "id": 3}}"#),
+        ] {
+            assert_eq!(answered(&line), Some(RequestId::Number(3)), "{line}");
+        }
+        for line in [
+            format!(r#"{{"jsonrpc":"2.0","id":3,"method":"ping","params":{{"text":"{long}"#),
+            format!(r#"{{"method":"ping","params":{{"text":"{long}"}},"id":3}}"#),
+            // The id of something else, and a text.
+            format!(r#"{{"jsonrpc":"2.0","result":{{"text":"{long}","id":3}}}}"#),
+            format!(r#"{{"jsonrpc":"2.0","result":"{long} \"id\":3}}"#),
+            "[1, 2".to_owned(),
+            "a line of a log".to_owned(),
+        ] {
+            assert_eq!(answered(&line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_null_beside_a_result_or_an_error_is_left_out() {
+        let read = |text: &str| without_null(serde_json::from_str(text).unwrap());
+        let result = r#"{"jsonrpc": "2.0", "id": 3, "result": {"content": []}, "error": null}"#;
+        assert!(matches!(read(result), Some(ServerJsonRpcMessage::Response(answer))
+            if answer.id == RequestId::Number(3)));
+        let error =
+            r#"{"jsonrpc": "2.0", "id": 3, "result": null, "error": {"code": 1, "message": "no"}}"#;
+        assert!(matches!(read(error), Some(ServerJsonRpcMessage::Error(error))
+            if error.error.message == "no"));
+        for text in [
+            r#"{"jsonrpc": "2.0", "id": 3, "result": null, "error": null}"#,
+            r#"{"jsonrpc": "2.0", "id": 3, "error": "text"}"#,
+            r#"{"id": 3, "error": "the log"}"#,
+        ] {
+            assert!(read(text).is_none(), "{text}");
+        }
     }
 }
