@@ -84,6 +84,16 @@ fn without_pieces_the_input_of_the_block_start_counts() {
 }
 
 #[test]
+fn without_message_stop_the_end_of_the_body_ends_the_blocks() {
+    let call = r#"{"type":"tool_use","id":"a","name":"f","input":{"zone":"UTC"}}"#;
+    for (end, is_complete) in [(Some("tool_use"), true), (Some("max_tokens"), false), (None, false)]
+    {
+        let payloads: Vec<_> = [start(0, call)].into_iter().chain(end.map(finish)).collect();
+        check_calls(&payloads, json!([[0, "a", "f", r#"{"zone":"UTC"}"#, is_complete]]));
+    }
+}
+
+#[test]
 fn indexes_may_be_texts_or_missing_or_used_again() {
     let end = [finish("tool_use"), END.to_owned()];
     let without = |payload: String| payload.replace(r#""index":0,"#, "");

@@ -370,6 +370,28 @@ mod tests {
     }
 
     #[test]
+    fn after_complete_arguments_another_name_begins_a_call() {
+        let two = [("", "f", "{}"), ("", "g", r#"{"x":1}"#)];
+        for index in ['0', '-'] {
+            let pieces = [
+                (index, "", "f", ""),
+                (index, "", "", "{}"),
+                (index, "", "g", ""),
+                (index, "", "", r#"{"x""#),
+                (index, "", "", ":1}"),
+            ];
+            check(&pieces, &two);
+            check_changes(&pieces, &[Opened(0), Sealed(0), Opened(1)]);
+        }
+        // The arguments are not complete.
+        let (calls, _, problems) =
+            run(&[('0', "", "f", "{"), ('0', "", "g", ""), ('0', "", "", "}")]);
+        let raw: Vec<_> = calls.as_slice().iter().map(|call| &*call.raw).collect();
+        assert_eq!(raw, ["{}"]);
+        assert_eq!(problems, [Problem { code: "name_changed", detail: "f -> g".into() }]);
+    }
+
+    #[test]
     fn a_call_may_get_its_name_late_but_needs_one() {
         check(&[('0', "a", "", ""), ('0', "", "", "{"), ('0', "", "f", "}")], &[("a", "f", "{}")]);
         check_changes(&[('0', "a", "", "{"), ('0', "", "f", "}")], &[Opened(0)]);

@@ -77,9 +77,10 @@ impl PartialCall {
 
     /// Returns whether a piece that would belong to this call begins another call instead.
     ///
-    /// A new id together with a name begins another call. A name together with an object does too
-    /// if the arguments so far are a complete object, because no text continues one. Services that
-    /// send complete calls without index and id, or all calls under the same index, need this rule.
+    /// A new id together with a name begins another call. If the arguments so far are a complete
+    /// object, no text continues them. Another name then begins a call too, and so does the same
+    /// name together with an object. Services that send calls without index and id, or all calls
+    /// under the same index, need this rule.
     pub(super) fn is_followed_by(&mut self, piece: &CallDelta) -> bool {
         let has_other_id = match (&piece.id, &self.provider_id) {
             (Some(new), Some(old)) => **new != **old,
@@ -95,7 +96,7 @@ impl PartialCall {
             return has_other_id;
         }
         if **name != *self.name {
-            return begins_value(piece) && (!self.has_arguments() || self.is_closed());
+            return self.is_closed() || (begins_value(piece) && !self.has_arguments());
         }
         match (&piece.id, &self.provider_id) {
             // The id may come late, but not after the arguments.

@@ -1,7 +1,11 @@
 //! Replaces the host's secrets in the deltas of a response.
 //!
 //! A secret may be cut at any place into several deltas. The end of a text that may be the beginning of
-//! a secret is therefore held back until the next delta decides.
+//! a secret is therefore held back until more of the text decides. Deltas whose order relative to the
+//! text does not matter, such as token counts, pass it. The end of a part of the text is held back with
+//! it. Every other delta releases it.
+
+use std::borrow::Cow;
 
 use crate::types::{ProviderError, Secrets};
 use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
@@ -10,8 +14,16 @@ use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 #[derive(Clone, Debug)]
 pub struct DeltaRedactor {
     secrets: Secrets,
-    /// The text that is held back, and where it belongs.
-    held: Option<(HeldChannel, String)>,
+    held: Option<HeldText>,
+}
+
+/// The text that is held back. It is not empty.
+#[derive(Clone, Debug)]
+struct HeldText {
+    channel: HeldChannel,
+    text: String,
+    /// The ends of parts: the positions in the text, in ascending order, and the metadata.
+    part_ends: Vec<(usize, Delta)>,
 }
 
 /// The text of a response to which a delta adds.
@@ -44,11 +56,12 @@ impl DeltaRedactor {
         redacted
     }
 
-    /// Returns what was held back. Called at the end of the response.
+    /// Returns the text that was held back. Called at the end of the response. A response that ends in
+    /// a text, without a finish reason or an end mark, is incomplete: the ends of its parts are dropped.
     #[must_use]
     pub fn finish(&mut self) -> Option<Delta> {
-        let (channel, text) = self.held.take()?;
-        Some(channel.delta(self.secrets.redact(&text).into_owned()))
+        let HeldText { channel, text, part_ends: _ } = self.held.take()?;
+        Some(channel.delta(text))
     }
 
     /// Replaces secrets in an error.
@@ -71,37 +84,70 @@ impl DeltaRedactor {
             }
             // A piece with a name or an id is not divided, because both may begin another call.
             Delta::Call(mut piece) => {
-                out.extend(self.finish());
+                self.release(out);
                 self.redact_labels(&mut piece);
                 let channel = HeldChannel::Arguments { index: piece.index, kind: piece.kind };
                 piece.arguments = piece.arguments.map(|text| self.hold_end(channel, text));
                 out.push(Delta::Call(piece));
             }
-            mut whole @ (Delta::Seal { .. }
-            | Delta::Metadata(_)
-            | Delta::Finish(_)
-            | Delta::Usage { .. }
-            | Delta::Error(_)
+            mut unordered @ (Delta::Usage { .. }
             | Delta::Problem(_)
+            | Delta::Metadata(
+                ProviderMetadata::Call { .. } | ProviderMetadata::LastCall { .. },
+            )) => {
+                self.redact_whole(&mut unordered);
+                out.push(unordered);
+            }
+            mut whole @ (Delta::Seal { .. }
+            | Delta::Metadata(
+                ProviderMetadata::Text { .. }
+                | ProviderMetadata::Reasoning { .. }
+                | ProviderMetadata::Part(_),
+            )
+            | Delta::Finish(_)
+            | Delta::Error(_)
             | Delta::Done) => {
-                out.extend(self.finish());
                 self.redact_whole(&mut whole);
-                out.push(whole);
+                match self.held.as_mut().filter(|held| held.channel.is_part_end(&whole)) {
+                    Some(held) => held.part_ends.push((held.text.len(), whole)),
+                    None => {
+                        self.release(out);
+                        out.push(whole);
+                    }
+                }
             }
         }
     }
 
     fn push_text(&mut self, channel: HeldChannel, text: String, out: &mut Vec<Delta>) {
-        if self.held.as_ref().is_some_and(|(held, _)| *held != channel) {
-            out.extend(self.finish());
+        if self.held.as_ref().is_some_and(|held| held.channel != channel) {
+            self.release(out);
         }
-        let text = match self.held.take() {
-            Some((_, held)) => held + &text,
-            None => text,
+        let mut held = match self.held.take() {
+            Some(mut held) => {
+                held.text.push_str(&text);
+                held
+            }
+            None if text.is_empty() => {
+                out.push(channel.delta(text));
+                return;
+            }
+            None => HeldText { channel, text, part_ends: Vec::new() },
         };
-        let text = self.hold_end(channel, text);
-        if !text.is_empty() || self.held.is_none() {
-            out.push(channel.delta(text));
+        if let Cow::Owned(redacted) = self.secrets.redact(&held.text) {
+            held.text = redacted;
+            // The end of a part may have divided the secret. The text goes to the part behind it.
+            held.part_ends.iter_mut().for_each(|(position, _)| *position = 0);
+        }
+        let end = held.text.len() - self.secrets.begun_at_end(&held.text);
+        held.release_up_to(end, out);
+        self.held = Some(held).filter(|held| !held.text.is_empty());
+    }
+
+    /// Releases the whole text that is held back.
+    fn release(&mut self, out: &mut Vec<Delta>) {
+        if let Some(mut held) = self.held.take() {
+            held.release_up_to(held.text.len(), out);
         }
     }
 
@@ -110,7 +156,8 @@ impl DeltaRedactor {
         self.secrets.redact_in_place(&mut text);
         let begun = self.secrets.begun_at_end(&text);
         if begun > 0 {
-            self.held = Some((channel, text.split_off(text.len() - begun)));
+            let text = text.split_off(text.len() - begun);
+            self.held = Some(HeldText { channel, text, part_ends: Vec::new() });
         }
         text
     }
@@ -150,7 +197,39 @@ impl DeltaRedactor {
     }
 }
 
+impl HeldText {
+    /// Moves the text before a position to `out`, with the ends of its parts.
+    fn release_up_to(&mut self, end: usize, out: &mut Vec<Delta>) {
+        let held = self.text.split_off(end);
+        let mut rest = std::mem::replace(&mut self.text, held);
+        let count = self.part_ends.partition_point(|(position, _)| *position <= end);
+        let mut start = 0;
+        for (position, part_end) in self.part_ends.drain(..count) {
+            let following = rest.split_off(position - start);
+            start = position;
+            out.extend(self.channel.some_delta(std::mem::replace(&mut rest, following)));
+            out.push(part_end);
+        }
+        out.extend(self.channel.some_delta(rest));
+        self.part_ends.iter_mut().for_each(|(position, _)| *position -= end);
+    }
+}
+
 impl HeldChannel {
+    /// Returns whether a delta ends a part of this text.
+    fn is_part_end(self, delta: &Delta) -> bool {
+        match self {
+            Self::Text => matches!(delta, Delta::Metadata(ProviderMetadata::Text { .. })),
+            Self::Reasoning => matches!(delta, Delta::Metadata(ProviderMetadata::Reasoning { .. })),
+            Self::Refusal | Self::Arguments { .. } => false,
+        }
+    }
+
+    /// Returns the delta of a text that is not empty.
+    fn some_delta(self, text: String) -> Option<Delta> {
+        (!text.is_empty()).then(|| self.delta(text))
+    }
+
     fn delta(self, text: String) -> Delta {
         match self {
             Self::Text => Delta::Text(text),
@@ -170,7 +249,8 @@ impl HeldChannel {
 mod tests {
     use super::*;
     use crate::response::{ResponseAssembler, ResponseLimits};
-    use crate::types::{FinishKind, FinishReason, ProviderErrorKind};
+    use crate::types::{FinishKind, FinishReason, ProviderErrorKind, Usage};
+    use crate::wire::Problem;
 
     const KEY: &str = "sk-live-0123456789";
 
@@ -203,27 +283,127 @@ mod tests {
         deltas
     }
 
+    /// Checks that no secret is left in the response of [`deltas`]. Returns its deltas.
+    #[track_caller]
+    fn check(deltas: Vec<Delta>) -> Vec<Delta> {
+        let mut redactor = DeltaRedactor::new(&Secrets::new([KEY])).unwrap();
+        let mut redacted: Vec<_> =
+            deltas.into_iter().flat_map(|delta| redactor.redact(vec![delta])).collect();
+        redacted.extend(redactor.finish());
+        let mut response = ResponseAssembler::new(ResponseLimits::default());
+        for delta in &redacted {
+            assert!(!format!("{delta:?}").contains(KEY), "{delta:?}");
+            response.push(delta);
+        }
+        response.end(true);
+        assert_eq!(response.text(), "a [redacted] b sk-live-x [redacted][redacted]");
+        assert_eq!(response.reasoning(), "hm [redacted]");
+        let calls: Vec<_> = response.calls().iter().map(|call| call.raw.as_str()).collect();
+        assert_eq!(calls, ["{\"key\":\"[redacted]\"}"; 2]);
+        redacted
+    }
+
+    fn usage() -> Delta {
+        Delta::Usage { usage: Usage::default(), raw: "{}".into() }
+    }
+
+    fn part_end(members: &str) -> Delta {
+        Delta::Metadata(ProviderMetadata::Text { members: Some(members.into()) })
+    }
+
+    fn text(text: &str) -> Delta {
+        Delta::Text(text.into())
+    }
+
+    /// Redacts the deltas of a whole response.
+    fn redact(deltas: impl Into<Vec<Delta>>) -> Vec<Delta> {
+        let mut redactor = DeltaRedactor::new(&Secrets::new([KEY])).unwrap();
+        let mut redacted = redactor.redact(deltas.into());
+        redacted.extend(redactor.finish());
+        redacted
+    }
+
     #[test]
     fn a_secret_is_replaced_however_it_is_cut() {
         for size in 1..KEY.len() + 2 {
-            let mut redactor = DeltaRedactor::new(&Secrets::new([KEY])).unwrap();
-            let mut response = ResponseAssembler::new(ResponseLimits::default());
-            let mut push = |batch: Vec<Delta>| {
-                for delta in &batch {
-                    assert!(!format!("{delta:?}").contains(KEY), "{delta:?}");
-                    response.push(delta);
-                }
-            };
-            for delta in deltas(size) {
-                push(redactor.redact(vec![delta]));
-            }
-            push(redactor.finish().into_iter().collect());
-            response.end(true);
-            assert_eq!(response.text(), "a [redacted] b sk-live-x [redacted][redacted]", "{size}");
-            assert_eq!(response.reasoning(), "hm [redacted]");
-            let calls: Vec<_> = response.calls().iter().map(|call| call.raw.as_str()).collect();
-            assert_eq!(calls, ["{\"key\":\"[redacted]\"}"; 2], "{size}");
+            check(deltas(size));
         }
+    }
+
+    #[test]
+    fn a_secret_is_replaced_if_other_deltas_come_between_its_pieces() {
+        let problem = Delta::Problem(Problem { code: "not_json", detail: "x".into() });
+        let last_call = Delta::Metadata(ProviderMetadata::LastCall { members: "{}".into() });
+        let thinking_end = Delta::Metadata(ProviderMetadata::Reasoning { members: None });
+        for size in 1..KEY.len() + 2 {
+            for between in [usage(), problem.clone(), last_call.clone()] {
+                let all: Vec<_> =
+                    deltas(size).into_iter().flat_map(|delta| [delta, between.clone()]).collect();
+                let count = all.iter().filter(|delta| **delta == between).count();
+                let redacted = check(all);
+                assert_eq!(redacted.iter().filter(|delta| **delta == between).count(), count);
+            }
+            // Each piece is a part of its own.
+            let mut all = Vec::new();
+            for delta in deltas(size) {
+                let is_text = matches!(delta, Delta::Text(_));
+                let is_reasoning = matches!(delta, Delta::Reasoning(_));
+                all.push(delta);
+                all.extend(is_text.then(|| part_end("{}")));
+                all.extend(is_reasoning.then(|| thinking_end.clone()));
+            }
+            let ends = |deltas: &[Delta]| -> Vec<Delta> {
+                let is_end = |delta: &&Delta| matches!(delta, Delta::Metadata(_));
+                deltas.iter().filter(is_end).cloned().collect()
+            };
+            let expected = ends(&all);
+            assert_eq!(ends(&check(all)), expected);
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_part_keeps_its_position() {
+        let (one, two) = (part_end("{1}"), part_end("{2}"));
+        let whole = [text("class"), one.clone(), text("ic sk-"), two.clone(), text("x")];
+        let redacted = redact(whole);
+        let expected = [
+            text("clas"),
+            text("s"),
+            one.clone(),
+            text("ic "),
+            text("sk-"),
+            two.clone(),
+            text("x"),
+        ];
+        assert_eq!(redacted, expected);
+        // No part holds enough to decide.
+        let undecided = [text("sk-"), one.clone(), text("li"), two.clone(), text("x")];
+        assert_eq!(redact(undecided.clone()), undecided);
+        // The secret goes to the part behind the end that divides it.
+        let divided = [text("a sk-live"), one.clone(), text("-0123456789!"), two.clone()];
+        assert_eq!(redact(divided), [text("a "), one, text("[redacted]!"), two]);
+    }
+
+    #[test]
+    fn text_that_is_held_back_comes_before_what_must_follow_it() {
+        let call = CallDelta { name: Some("f".into()), ..CallDelta::default() };
+        let reason = FinishReason { kind: FinishKind::Stop, raw: "stop".into() };
+        for next in [
+            Delta::Reasoning("hm".into()),
+            Delta::Refusal("no".into()),
+            Delta::Call(call),
+            Delta::Seal { index: 0, arguments: None },
+            Delta::Metadata(ProviderMetadata::Reasoning { members: None }),
+            Delta::Metadata(ProviderMetadata::Part("{}".into())),
+            Delta::Finish(reason),
+            Delta::Error(ProviderError::new(ProviderErrorKind::InStream, "m")),
+            Delta::Done,
+        ] {
+            let end = part_end("{}");
+            let redacted = redact([text("sk-"), usage(), end.clone(), next.clone()]);
+            assert_eq!(redacted, [usage(), text("sk-"), end, next]);
+        }
+        assert_eq!(redact([text("sk-"), usage()]), [usage(), text("sk-")]);
     }
 
     #[test]

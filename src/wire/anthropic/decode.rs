@@ -73,6 +73,11 @@ impl PayloadDecoder for AnthropicDialect {
             (_, None) => {}
         }
     }
+
+    /// Ends the open blocks, because some relays leave out `message_stop` too.
+    fn end_of_body(&mut self, out: &mut Vec<Delta>) {
+        self.close(out);
+    }
 }
 
 impl AnthropicDialect {

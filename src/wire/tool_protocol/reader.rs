@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::arrow::ARROW;
-use super::read_call::{BodyText, ReadCall, ReadStep, from};
+use super::read_call::{BodyText, ReadCall, ReadStep, from, up_to};
 use super::text_context::TextContext;
 use super::trigger::{CallBody, Position, Trigger, find_trigger};
 use crate::types::{FinishKind, ToolProtocol, excerpt};
@@ -27,6 +27,8 @@ pub struct CallReader {
     tools: Arc<[ToolDefinition]>,
     /// The text that is held back.
     buffer: String,
+    /// Number of bytes at the buffer's start that were read and not removed yet. 0 between two deltas.
+    read_bytes: usize,
     place: Place,
     context: TextContext,
     /// White space before the first text, or after a call. It is text only if text follows.
@@ -43,7 +45,7 @@ pub struct CallReader {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
     Text,
-    /// Behind a trigger, which is still in the buffer with this many bytes.
+    /// Behind a trigger, of which this many bytes are not read yet.
     Call {
         body: CallBody,
         trigger_bytes: usize,
@@ -74,6 +76,7 @@ impl CallReader {
             protocol,
             tools,
             buffer: String::new(),
+            read_bytes: 0,
             place: Place::Text,
             context: TextContext::default(),
             blanks: String::new(),
@@ -127,12 +130,20 @@ impl CallReader {
     }
 
     fn advance(&mut self, end: TextEnd, out: &mut Vec<Delta>) {
+        self.read_buffer(end, out);
+        // Once for all steps, because each removal moves the rest of the text.
+        self.buffer.drain(..self.read_bytes);
+        self.read_bytes = 0;
+    }
+
+    /// Reads the buffer until more text is needed.
+    fn read_buffer(&mut self, end: TextEnd, out: &mut Vec<Delta>) {
         loop {
             if self.is_over {
-                self.buffer.clear();
+                self.read_bytes = self.buffer.len();
                 return;
             }
-            let is_too_long = self.buffer.len() > CALL_BYTES_MAX;
+            let is_too_long = self.buffer.len() - self.read_bytes > CALL_BYTES_MAX;
             let goes_on = match &self.place {
                 Place::Text => self.advance_text(end, out),
                 Place::Call { .. } if is_too_long => self.advance_call(TextEnd::Cut, out),
@@ -146,7 +157,7 @@ impl CallReader {
 
     /// Emits the text up to the next trigger. Returns false if more text is needed.
     fn advance_text(&mut self, end: TextEnd, out: &mut Vec<Delta>) -> bool {
-        let mut at = 0;
+        let mut at = self.read_bytes;
         let mut begun = None;
         while let Some(c) = from(&self.buffer, at).chars().next() {
             match self.find_trigger(at, c, end) {
@@ -169,7 +180,7 @@ impl CallReader {
             }
             at += c.len_utf8();
         }
-        self.buffer.drain(..at);
+        self.read_bytes = at;
         if let Some(place) = begun {
             self.place = place;
             return true;
@@ -198,7 +209,7 @@ impl CallReader {
 
     /// Handles the end of the text behind the last trigger.
     fn end_text(&mut self, end: TextEnd, out: &mut Vec<Delta>) {
-        let held = std::mem::take(&mut self.buffer);
+        let held = self.buffer.split_off(self.read_bytes);
         if end == TextEnd::Cut && held.len() > 1 {
             let detail = excerpt(&held, 200);
             out.push(Delta::Problem(Problem { code: "call_cut_off", detail }));
@@ -226,15 +237,17 @@ impl CallReader {
     /// Reads behind a trigger. Returns false if more text is needed.
     fn advance_call(&mut self, end: TextEnd, out: &mut Vec<Delta>) -> bool {
         let Place::Call { body, trigger_bytes } = &mut self.place else { return true };
-        let start = *trigger_bytes;
+        let start = self.read_bytes + *trigger_bytes;
         let text = from(&self.buffer, start);
         let (is_end, is_cut) = (end != TextEnd::Open, end == TextEnd::Cut);
         let step = body.step(BodyText { text, is_end, is_cut, tools: &self.tools });
         let bytes = match step {
             ReadStep::More => return false,
             ReadStep::NotACall => {
-                let first = self.buffer.chars().next().map_or(0, char::len_utf8);
-                let trigger: String = self.buffer.drain(..start.max(first)).collect();
+                let rest = from(&self.buffer, self.read_bytes);
+                let first = rest.chars().next().map_or(0, char::len_utf8);
+                let trigger = up_to(rest, first.max(*trigger_bytes)).to_owned();
+                self.read_bytes += trigger.len();
                 self.place = Place::Text;
                 trigger.chars().for_each(|c| self.add_text(c, out));
                 return true;
@@ -264,7 +277,7 @@ impl CallReader {
         if let Place::Call { trigger_bytes, .. } = &mut self.place {
             *trigger_bytes = 0;
         }
-        self.buffer.drain(..start + bytes);
+        self.read_bytes = start + bytes;
         true
     }
 

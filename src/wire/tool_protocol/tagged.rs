@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 use super::bracket_scan::{BracketScan, ScanEnd};
 use super::parameter_type::typed_value;
 use super::read_call::{BodyText, NAME_BYTES_MAX, ReadCall, ReadStep, from, read_objects, up_to};
+use crate::types::floor_char_boundary;
 
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
@@ -232,8 +233,9 @@ enum TagName {
 }
 
 fn tag_name(body: BodyText<'_>) -> TagName {
-    match body.text.find(['>', '\n']) {
-        Some(end) if end > NAME_BYTES_MAX => TagName::None,
+    // Text behind the longest name is not searched, because a response may have many such tags.
+    let longest = up_to(body.text, floor_char_boundary(body.text, NAME_BYTES_MAX + 1));
+    match longest.find(['>', '\n']) {
         Some(end) if from(body.text, end).starts_with('>') => {
             let name = up_to(body.text, end).trim().trim_matches(['"', '\'']).to_owned();
             TagName::Read { name, bytes: end + 1 }

@@ -446,6 +446,24 @@ fn a_call_is_sealed_at_its_end_and_text_is_held_back_no_longer_than_it_may_begin
     assert_eq!(read("Done"), ["\nDone"]);
 }
 
+/// If a step read or moved all of the text behind it, this test would take minutes.
+#[test]
+fn a_long_text_takes_linear_time() {
+    let call = "<tool_call>{\"name\": \"f\"}";
+    for (protocol, begin, repeated, calls) in [
+        (Hermes, call, "}", 1),
+        (Hermes, "", "<tool_call>x", 0),
+        (Xml, "<function=f><parameter=a>1</parameter>", "x", 1),
+        (Xml, "", "<function=", 0),
+        (Pythonic, "", "[f(a=1)x", 0),
+    ] {
+        let text = format!("{begin}{}\n.", repeated.repeat((1 << 19) / repeated.len()));
+        let read = read(protocol, &[&text], Some(FinishKind::Stop));
+        assert_eq!(read.calls.len(), calls, "{begin}{repeated}");
+        assert!(calls > 0 || read.text == text, "{begin}{repeated}");
+    }
+}
+
 #[test]
 fn without_tools_or_with_native_calls_there_is_no_reader() {
     let none: Arc<[ToolDefinition]> = Arc::new([]);
