@@ -181,6 +181,33 @@ async fn a_pure_result_of_the_first_model_is_reused_by_the_fallback() {
 }
 
 #[tokio::test]
+async fn each_model_gets_its_own_call_ids_unchanged_and_short_ids_for_other_calls() {
+    let first =
+        [Response::calls([call("quick", "a")]), Response::status(401), Response::text("Yes.")];
+    let second = [Response::text("Done.")];
+    let two = two(first, second, registry(&CallControl::new()), |_| ()).await;
+    assert_eq!(two.run("go").await.0.text, "Done.");
+    assert_eq!(two.run("and now?").await.0.text, "Yes.");
+    let ids = |messages: &Value| {
+        let messages = messages.as_array().expect("a list");
+        let called = messages.iter().find_map(|message| message["tool_calls"][0]["id"].as_str());
+        let answered = messages.iter().find_map(|message| message["tool_call_id"].as_str());
+        let id = called.expect("a call");
+        assert_eq!(answered, Some(id));
+        id.to_owned()
+    };
+    // Mistral refuses every other form.
+    let short = ids(&two.backup.requests()[0].body["messages"]);
+    assert!(short.len() == 9 && short.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{short}");
+    let requests = two.world.requests();
+    for request in &requests[1..] {
+        assert_eq!(ids(&request.body["messages"]), "call-a");
+    }
+    assert_eq!(two.received(), (3, 1));
+    two.world.assert_paired();
+}
+
+#[tokio::test]
 async fn after_a_started_effect_the_turn_has_no_fallback() {
     let control = CallControl::new();
     let calls = [call("writes", "a"), call("quick", "b")];

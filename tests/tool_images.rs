@@ -140,16 +140,14 @@ async fn a_structured_value_is_read_only_without_content() {
 }
 
 #[tokio::test]
-async fn an_error_keeps_its_parts() {
+async fn an_error_keeps_its_parts_and_anthropics_service_gets_its_text() {
     let world = world_with(Wire::AnthropicMessages, chart().into_error()).await;
     let report = run(&world, "draw").await;
     let call = &report.calls[0];
     assert_eq!((call.status.as_str(), &*call.result, call.content.len()), ("error", TEXT, 3));
+    // The service refuses images in the result of a failed call.
     let result = &world.requests()[1].body["messages"][2]["content"][0];
-    assert_eq!(
-        (&result["is_error"], &result["content"][1]["type"]),
-        (&json!(true), &json!("image"))
-    );
+    assert_eq!((&result["is_error"], &result["content"]), (&json!(true), &json!(TEXT)));
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 
 mod support;
 
-use callsheet::rehearsal::{Call, Response, Script};
+use callsheet::rehearsal::{Call, Finish, Response, Script};
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
@@ -38,6 +38,24 @@ async fn reasoning_goes_back_with_its_calls() {
         assert_eq!(asking["reasoning_content"], "hm");
         assert_eq!(asking["tool_calls"].as_array().unwrap().len(), 2);
     }
+}
+
+#[tokio::test]
+async fn a_response_that_geminis_endpoint_filters_is_no_answer() {
+    let filtered = |reason: &str| Response {
+        finish_reason: Finish::Word(reason.into()),
+        ..Response::text("Half an")
+    };
+    let script = Script::new([
+        filtered("function_call_filter: MALFORMED_FUNCTION_CALL"),
+        Response::text("Whole."),
+        filtered("content_filter: PROHIBITED_CONTENT"),
+    ]);
+    let world = world(script, registry(&CallControl::new()), |_| ()).await;
+    let report = world.run("go").await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Whole."));
+    assert_eq!(world.run("and now?").await.run_end, RunEnd::Refused);
+    assert_eq!(world.requests().len(), 3);
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Ids of calls and names of tools in the form that a service accepts.
 //!
-//! An id goes back unchanged to the wire that it came from. Another service may refuse it, so it
-//! is mapped: always to the same text, and different ids to different texts.
+//! An id goes back unchanged to the model that made it. Another service may refuse it. Then it is
+//! mapped: always to the same text, and different ids to different texts.
 
 use std::borrow::Cow;
 
@@ -43,13 +43,20 @@ pub(super) fn sanitized_tool_name(name: &str) -> Cow<'_, str> {
     sanitized(name, |c| c.is_ascii_alphanumeric() || c == '_' || c == '-', NAME_CHARS_MAX)
 }
 
-/// Returns nine letters and digits of a hash of the id. Every service accepts these, also Mistral,
-/// whose error message requires `a-z, A-Z, 0-9, with a length of 9`.
-pub(super) fn nine_char_id(id: &str) -> String {
+/// Length of an id that Mistral accepts.
+const SHORT_ID_CHARS: usize = 9;
+
+/// Returns the id itself if it has nine letters and digits, otherwise nine letters and digits of a
+/// hash of it. Every service accepts these, also Mistral, whose error message requires
+/// `a-z, A-Z, 0-9, with a length of 9`.
+pub(super) fn nine_char_id(id: &str) -> Cow<'_, str> {
     const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    if id.len() == SHORT_ID_CHARS && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return Cow::Borrowed(id);
+    }
     let hash = Sha256::digest(id);
     let digit = |byte: &u8| DIGITS.get(usize::from(*byte) % DIGITS.len()).copied();
-    hash.iter().filter_map(digit).take(9).map(char::from).collect()
+    Cow::Owned(hash.iter().filter_map(digit).take(SHORT_ID_CHARS).map(char::from).collect())
 }
 
 #[cfg(test)]
@@ -89,6 +96,14 @@ mod tests {
         for (at, id) in ids.iter().enumerate() {
             assert!(id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()), "{id}");
             assert!(!ids[..at].contains(id));
+        }
+    }
+
+    #[test]
+    fn an_id_of_nine_letters_and_digits_is_unchanged() {
+        assert_eq!(nine_char_id("D681PevKs"), "D681PevKs");
+        for id in ["D681PevK", "D681PevKsx", "D681_evKs", "D681Pev\u{e9}"] {
+            assert_ne!(nine_char_id(id), id);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The request to a model, independent of the wire.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -229,10 +230,75 @@ impl ToolDefinition {
 /// Returns tools in the form of Chat Completions, which Ollama's chat shares.
 pub(super) fn function_tools(tools: &[ToolDefinition]) -> Vec<Value> {
     let function = |ToolDefinition { name, description, schema }: &ToolDefinition| {
-        let function = json!({"name": name, "description": description, "parameters": schema});
+        let parameters = object_schema(schema);
+        let function = json!({"name": name, "description": description, "parameters": parameters});
         json!({"type": "function", "function": function})
     };
     tools.iter().map(function).collect()
 }
 
+/// Returns a schema of arguments in the form that services accept: of an object with properties, without a
+/// reference or alternatives at the top level. Error messages of services: "input_schema does not support oneOf,
+/// allOf, or anyOf at the top level" (<https://github.com/anthropics/claude-code/issues/5973>), "schema must have
+/// type 'object' and not have 'oneOf'/'anyOf'/'allOf'/'enum'/'not' at the top level"
+/// (<https://github.com/langchain-ai/langchainjs/issues/9804>). The host checks the arguments of a call against
+/// the original schema.
+pub(super) fn object_schema(schema: &Value) -> Cow<'_, Value> {
+    const REFUSED: [&str; 6] = ["$ref", "oneOf", "anyOf", "allOf", "enum", "not"];
+    let Value::Object(members) = schema else {
+        return Cow::Owned(json!({"type": "object", "properties": {}}));
+    };
+    let fits = members.get("type").is_some_and(|kind| kind == "object")
+        && members.contains_key("properties")
+        && !REFUSED.iter().any(|key| members.contains_key(*key));
+    if fits {
+        return Cow::Borrowed(schema);
+    }
+    let mut members = members.clone();
+    if let Some(Value::String(reference)) = members.remove("$ref")
+        && let Some(Value::Object(target)) =
+            reference.strip_prefix('#').and_then(|path| schema.pointer(path))
+    {
+        // The other members, such as `$defs`, stay.
+        members =
+            target.iter().map(|(key, value)| (key.clone(), value.clone())).chain(members).collect();
+    }
+    members.retain(|key, _| !REFUSED.contains(&key.as_str()));
+    members.insert("type".to_owned(), Value::from("object"));
+    members.entry("properties").or_insert_with(|| json!({}));
+    Cow::Owned(Value::Object(members))
+}
+
 crate::types::impl_with!(ModelRequest);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schema_of_arguments_is_one_of_an_object() {
+        let fitting = json!({"type": "object", "properties": {"a": {"anyOf": [{}]}}});
+        assert!(matches!(object_schema(&fitting), Cow::Borrowed(_)));
+        let empty = json!({"type": "object", "properties": {}});
+        for schema in [
+            json!(true),
+            json!({}),
+            json!({"type": "object"}),
+            json!({"allOf": [{"type": "object"}]}),
+            json!({"type": ["object", "null"], "not": {"required": ["a"]}}),
+        ] {
+            assert_eq!(*object_schema(&schema), empty, "{schema}");
+        }
+        let definition = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+        let referring = json!({"$ref": "#/$defs/Input", "$defs": {"Input": definition}});
+        let expected = json!({
+            "type": "object",
+            "properties": {"a": {"type": "string"}},
+            "$defs": {"Input": definition},
+        });
+        assert_eq!(*object_schema(&referring), expected);
+        let dangling = json!({"$ref": "other.json", "description": "d"});
+        let expected = json!({"type": "object", "properties": {}, "description": "d"});
+        assert_eq!(*object_schema(&dangling), expected);
+    }
+}

@@ -519,10 +519,16 @@ impl Serialize for BlockParam<'_> {
                 map.serialize_entry("thinking", text)?;
                 write_members(&mut map, Some(members))?;
             }
-            Self::Image(image) => {
-                map.serialize_entry("type", "image")?;
-                map.serialize_entry("source", &source(image))?;
-            }
+            Self::Image(image) => match source(image) {
+                Some(source) => {
+                    map.serialize_entry("type", "image")?;
+                    map.serialize_entry("source", &source)?;
+                }
+                None => {
+                    map.serialize_entry("type", "text")?;
+                    map.serialize_entry("text", &image.model_text())?;
+                }
+            },
             Self::Call { id, call, members } => {
                 map.serialize_entry("type", "tool_use")?;
                 map.serialize_entry("id", id)?;
@@ -533,11 +539,14 @@ impl Serialize for BlockParam<'_> {
             Self::Result { id, content, is_error } => {
                 map.serialize_entry("type", "tool_result")?;
                 map.serialize_entry("tool_use_id", id)?;
-                if let Some(parts) = content.parts() {
+                // The service refuses images here if the call failed: "all content must be type `text` if
+                // `is_error` is true". The text has a line for each image.
+                let text: &str = content;
+                if let Some(parts) = content.parts().filter(|_| !*is_error) {
                     let blocks: Vec<_> = parts.parts().iter().filter_map(content_block).collect();
                     map.serialize_entry("content", &blocks)?;
-                } else if !content.trim().is_empty() {
-                    map.serialize_entry("content", &**content)?;
+                } else if !text.trim().is_empty() {
+                    map.serialize_entry("content", text)?;
                 }
                 if *is_error {
                     map.serialize_entry("is_error", &true)?;
@@ -552,11 +561,25 @@ impl Serialize for BlockParam<'_> {
     }
 }
 
-fn source(image: &Image) -> Value {
+/// Returns the source of an image, or `None` if the service does not accept the image's media type.
+fn source(image: &Image) -> Option<Value> {
     match image {
-        Image::Url(url) => json!({"type": "url", "url": &**url}),
+        Image::Url(url) => Some(json!({"type": "url", "url": &**url})),
         Image::Base64 { media_type, data } => {
-            json!({"type": "base64", "media_type": &**media_type, "data": &**data})
+            let media_type = accepted_media_type(media_type)?;
+            Some(json!({"type": "base64", "media_type": media_type, "data": &**data}))
         }
+    }
+}
+
+/// Returns the service's name of a media type, or `None` if the service refuses images of that type
+/// (<https://docs.anthropic.com/en/docs/build-with-claude/vision>).
+fn accepted_media_type(media_type: &str) -> Option<&'static str> {
+    match media_type.to_ascii_lowercase().as_str() {
+        "image/jpeg" | "image/jpg" => Some("image/jpeg"),
+        "image/png" => Some("image/png"),
+        "image/gif" => Some("image/gif"),
+        "image/webp" => Some("image/webp"),
+        _ => None,
     }
 }

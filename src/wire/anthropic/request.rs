@@ -1,14 +1,13 @@
 //! The members of the body other than the messages, as in Anthropic's API reference,
 //! <https://docs.anthropic.com/en/api/messages>.
 
-use std::borrow::Cow;
-
 use serde_json::{Map, Value, json};
 
 use super::{AnthropicDialect, messages};
 use crate::wire::answer_schema::closed_schema;
 use crate::wire::dialect::{KeyHeader, RequestFormat, has_version};
 use crate::wire::extra_members::present_members;
+use crate::wire::request::object_schema;
 use crate::wire::request_cache::HistoryWriter;
 use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
@@ -124,24 +123,6 @@ fn tool(tool: &ToolDefinition) -> Map<String, Value> {
     present_members(json!({"name": name, "description": description, "input_schema": input_schema}))
 }
 
-/// Returns a schema in the form that the service accepts: of an object, without alternatives at the
-/// top level (its error message: "input_schema does not support oneOf, allOf, or anyOf at the top
-/// level", <https://github.com/anthropics/claude-code/issues/5973>). The host checks the arguments
-/// of a call against the original schema.
-fn object_schema(schema: &Value) -> Cow<'_, Value> {
-    const ALTERNATIVES: [&str; 3] = ["oneOf", "anyOf", "allOf"];
-    let Value::Object(members) = schema else { return Cow::Owned(json!({"type": "object"})) };
-    let fits = members.get("type").is_some_and(|kind| kind == "object")
-        && !ALTERNATIVES.iter().any(|key| members.contains_key(*key));
-    if fits {
-        return Cow::Borrowed(schema);
-    }
-    let mut members = members.clone();
-    members.retain(|key, _| !ALTERNATIVES.contains(&key.as_str()));
-    members.insert("type".to_owned(), Value::from("object"));
-    Cow::Owned(Value::Object(members))
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -151,7 +132,7 @@ mod tests {
 
     use super::super::messages::is_allowed;
     use super::*;
-    use crate::message::{Message, ResponseMessage};
+    use crate::message::{Message, ResponseMessage, ResultContent};
     use crate::types::{
         CallKey, Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall, Wire,
     };
@@ -339,6 +320,66 @@ mod tests {
             Message::Assistant(model_message("B. \n", []).into()),
         ];
         insta::assert_json_snapshot!(sent_messages(history));
+    }
+
+    #[test]
+    fn images_of_other_media_types_are_text() {
+        let image = |url: &str| ContentPart::Image(Image::parse(url).unwrap());
+        let parts: Content = ["svg+xml", "bmp", "PNG", "jpg", "jpeg", "gif", "webp"]
+            .map(|kind| image(&format!("data:image/{kind};base64,AAAA")))
+            .to_vec()
+            .into();
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let image = |media_type: &str| {
+            let source = json!({"type": "base64", "media_type": media_type, "data": "AAAA"});
+            json!({"type": "image", "source": source})
+        };
+        let expected = json!([
+            text("[image image/svg+xml, 3 bytes]"),
+            text("[image image/bmp, 3 bytes]"),
+            image("image/png"),
+            image("image/jpeg"),
+            image("image/jpeg"),
+            image("image/gif"),
+            image("image/webp"),
+        ]);
+        let result = Message::Tool {
+            call_id: "a".into(),
+            name: "add".into(),
+            content: ResultContent::from_parts(parts.clone()),
+            metadata: json!({}),
+        };
+        let calls = model_message("", [call(0, "a", json!({}))]);
+        let sent = sent_messages([
+            Message::User { content: parts },
+            Message::Assistant(calls.into()),
+            result,
+        ]);
+        assert_eq!(sent[0]["content"], expected);
+        assert_eq!(sent[2]["content"][0]["content"], expected);
+    }
+
+    #[test]
+    fn the_result_of_a_failed_call_is_text() {
+        let image = ContentPart::Image(Image::parse("data:image/png;base64,AAAA").unwrap());
+        let parts = vec![ContentPart::Text("It failed:".into()), image];
+        let result = |metadata: Value| Message::Tool {
+            call_id: "a".into(),
+            name: "add".into(),
+            content: ResultContent::from_parts(parts.clone().into()),
+            metadata,
+        };
+        let sent = |metadata: Value| {
+            let calls = model_message("", [call(0, "a", json!({}))]);
+            let history = [user("go"), Message::Assistant(calls.into()), result(metadata)];
+            sent_messages(history)[2]["content"][0].clone()
+        };
+        assert_eq!(
+            sent(json!({"error": true})),
+            json!({"type": "tool_result", "tool_use_id": "a", "is_error": true,
+                "content": "It failed:\n[image image/png, 3 bytes]"})
+        );
+        assert_eq!(sent(json!({}))["content"][1]["type"], "image");
     }
 
     #[test]

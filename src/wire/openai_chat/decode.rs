@@ -202,7 +202,11 @@ impl OpenaiChatDialect {
 
 /// Returns the meaning of a finish reason: the words of services of this family, and words of
 /// other APIs that gateways pass on unchanged.
-fn finish_kind(word: &str) -> FinishKind {
+///
+/// Gemini's endpoint adds the word of its own API: `content_filter: PROHIBITED_CONTENT`,
+/// `function_call_filter: MALFORMED_FUNCTION_CALL`.
+fn finish_kind(reason: &str) -> FinishKind {
+    let word = reason.split_once(':').map_or(reason, |(word, _)| word).trim_end();
     match word.to_ascii_lowercase().replace('-', "_").as_str() {
         "stop" | "eos" | "eos_token" | "end_turn" | "stop_sequence" | "complete" | "completed" => {
             FinishKind::Stop
@@ -220,11 +224,15 @@ fn finish_kind(word: &str) -> FinishKind {
         | "refusal"
         | "safety"
         | "recitation"
+        | "language"
         | "prohibited_content"
         | "blocklist"
         | "spii"
+        | "model_armor"
         | "guardrail_intervened"
         | "image_safety"
+        | "image_prohibited_content"
+        | "image_recitation"
         | "error_toxic" => FinishKind::ContentFilter,
         "pause_turn" => FinishKind::Pause,
         "error"
@@ -232,7 +240,12 @@ fn finish_kind(word: &str) -> FinishKind {
         | "insufficient_system_resource"
         | "aborted"
         | "abort"
-        | "malformed_function_call" => FinishKind::Error,
+        | "function_call_filter"
+        | "malformed_function_call"
+        | "unexpected_tool_call"
+        | "too_many_tool_calls"
+        | "malformed_response"
+        | "missing_thought_signature" => FinishKind::Error,
         _ => FinishKind::Other,
     }
 }

@@ -18,12 +18,6 @@ use crate::wire::request_cache::HistoryWriter;
 use crate::wire::tool_images::images_after;
 use crate::wire::{ModelRequest, call_ids};
 
-/// Maximum length of a call id from another model. OpenAI's API has refused longer ids ("string too
-/// long. Expected a string with maximum length 40",
-/// <https://github.com/agno-agi/agno/issues/5382>), though a recent test was not refused
-/// (<https://github.com/vercel/ai/pull/17233>).
-const ID_CHARS_MAX: usize = 40;
-
 /// Writes the messages of a request, system prompt first.
 ///
 /// A message of a model and a tool result do not depend on later messages. Consecutive messages of
@@ -142,16 +136,28 @@ struct CallIdMap<'a> {
 }
 
 impl CallIdMap<'_> {
-    /// Returns the id unchanged if it came from this wire or with the session's opening messages.
-    /// An id of another wire is mapped, and so is one that is too long unless the model itself made
-    /// it.
+    /// Returns the id in the form in which it is sent. The form depends only on the model and on the
+    /// message with the call, so that it is the same in each request to the model.
+    ///
+    /// An id that the model itself made is unchanged. An id of another model is mapped, even if that
+    /// model has the same wire: Mistral refuses the ids of OpenAI, and OpenAI has refused ids of more
+    /// than 40 characters (<https://github.com/agno-agi/agno/issues/5382>). The service that made an
+    /// id of the opening messages is not known. Most services accept it, so it is mapped only for
+    /// Mistral.
     fn map<'i>(&self, id: &'i str) -> Cow<'i, str> {
-        let is_foreign = self.last_author.is_some_and(|origin| {
-            let is_too_long = || id.chars().nth(ID_CHARS_MAX).is_some();
-            origin.wire != self.origin.wire || (origin != self.origin && is_too_long())
-        });
-        if is_foreign { Cow::Owned(call_ids::nine_char_id(id)) } else { Cow::Borrowed(id) }
+        let is_foreign = match self.last_author {
+            Some(author) => author != self.origin,
+            None => is_mistral(&self.origin.model),
+        };
+        if is_foreign { call_ids::nine_char_id(id) } else { Cow::Borrowed(id) }
     }
+}
+
+/// Returns whether a model is Mistral's, by its name: Mistral, Ministral, Magistral, Codestral,
+/// Devstral, Mixtral, Pixtral, Voxtral.
+fn is_mistral(model: &str) -> bool {
+    let name = model.to_ascii_lowercase();
+    name.contains("stral") || name.contains("xtral")
 }
 
 /// A message of a model.
@@ -464,25 +470,49 @@ mod tests {
         insta::assert_json_snapshot!("other_model", sent_to("other", history));
     }
 
+    /// Checks the ids that a model gets for a call of a message with this origin, and for its result.
+    #[track_caller]
+    fn check_sent_id(from: Option<Arc<ModelOrigin>>, model: &str, id: &str, expected: &str) {
+        let calls = vec![call(0, id)];
+        let message = ResponseMessage { calls, origin: from, ..ResponseMessage::default() };
+        let sent = sent_to(model, vec![Message::Assistant(message.into()), result(id)]);
+        let sent_ids = (&sent[0]["tool_calls"][0]["id"], &sent[1]["tool_call_id"]);
+        assert_eq!(sent_ids, (&json!(expected), &json!(expected)), "{id} to {model}");
+    }
+
     #[test]
-    fn only_ids_of_other_wires_are_mapped_and_results_like_their_calls() {
+    fn ids_of_other_models_are_mapped_and_results_like_their_calls() {
         let long = "c".repeat(41);
-        let fits = "c".repeat(40);
-        for (from, id, is_kept) in [
-            (origin(Wire::AnthropicMessages, "m"), "toolu_1", false),
-            (origin(Wire::GeminiGenerate, "other"), "call_0_0", false),
-            (origin(Wire::OpenaiChat, "other"), &*fits, true),
-            (origin(Wire::OpenaiChat, "other"), &*long, false),
-            (origin(Wire::OpenaiChat, "m"), &*long, true),
-            (origin(Wire::OpenaiChat, "m"), "functions.add:0", true),
-            (None, &*long, true),
+        for (from, id) in [
+            (origin(Wire::AnthropicMessages, "m"), "toolu_1"),
+            (origin(Wire::GeminiGenerate, "other"), "call_0_0"),
+            (origin(Wire::OpenaiChat, "other"), "call_PTLP8xhu3uwZk4l3nlnrrJha"),
+            (origin(Wire::OpenaiChat, "other"), "call_1_0"),
+            (origin(Wire::OpenaiChat, "other"), &*long),
         ] {
-            let calls = vec![call(0, id)];
-            let message = ResponseMessage { calls, origin: from, ..ResponseMessage::default() };
-            let sent = sent_to("m", vec![Message::Assistant(message.into()), result(id)]);
-            let expected = if is_kept { id.to_owned() } else { call_ids::nine_char_id(id) };
-            assert_eq!(sent[0]["tool_calls"][0]["id"], expected);
-            assert_eq!(sent[1]["tool_call_id"], expected);
+            let mapped = call_ids::nine_char_id(id);
+            assert_ne!(mapped, id);
+            check_sent_id(from, "m", id, &mapped);
+        }
+        for (from, id) in [
+            (origin(Wire::OpenaiChat, "other"), "D681PevKs"),
+            (origin(Wire::OpenaiChat, "m"), "call_1_0"),
+            (origin(Wire::OpenaiChat, "m"), "functions.add:0"),
+            (origin(Wire::OpenaiChat, "m"), &*long),
+        ] {
+            check_sent_id(from, "m", id, id);
+        }
+    }
+
+    #[test]
+    fn ids_of_opening_messages_are_mapped_for_mistral_alone() {
+        for model in ["mistral-large-latest", "mistralai/Mixtral-8x7B", "Codestral-2501"] {
+            check_sent_id(None, model, "call_a", &call_ids::nine_char_id("call_a"));
+            check_sent_id(None, model, "D681PevKs", "D681PevKs");
+            check_sent_id(origin(Wire::OpenaiChat, model), model, "call_a", "call_a");
+        }
+        for model in ["gpt-5", "moonshotai/kimi-k2", "deepseek-chat", "m"] {
+            check_sent_id(None, model, "call_a", "call_a");
         }
     }
 

@@ -370,8 +370,19 @@ fn finish_reasons_have_a_kind_and_keep_their_text() {
         ("content-filter", FinishKind::ContentFilter),
         ("model_context_window_exceeded", FinishKind::Length),
         ("MALFORMED_FUNCTION_CALL", FinishKind::Error),
+        ("UNEXPECTED_TOOL_CALL", FinishKind::Error),
+        ("TOO_MANY_TOOL_CALLS", FinishKind::Error),
+        ("LANGUAGE", FinishKind::ContentFilter),
+        ("MODEL_ARMOR", FinishKind::ContentFilter),
+        ("IMAGE_PROHIBITED_CONTENT", FinishKind::ContentFilter),
+        ("function_call_filter: MALFORMED_FUNCTION_CALL", FinishKind::Error),
+        ("function_call_filter: UNEXPECTED_TOOL_CALL", FinishKind::Error),
+        ("content_filter: PROHIBITED_CONTENT", FinishKind::ContentFilter),
+        ("content_filter: RECITATION", FinishKind::ContentFilter),
+        ("content_filter : a_new_word", FinishKind::ContentFilter),
         ("pause_turn", FinishKind::Pause),
         ("anything", FinishKind::Other),
+        ("anything: SAFETY", FinishKind::Other),
     ] {
         let chunk = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{word}"}}]}}"#);
         assert_eq!(deltas(&[&chunk]), [finish(word, kind)]);

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use super::{OpenaiResponsesDialect, messages};
 use crate::wire::answer_schema::named_format;
 use crate::wire::dialect::{KeyHeader, RequestFormat};
+use crate::wire::request::object_schema;
 use crate::wire::request_cache::HistoryWriter;
 use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
@@ -88,7 +89,7 @@ fn tool(tool: &ToolDefinition) -> Value {
         "type": "function",
         "name": name,
         "description": description,
-        "parameters": schema,
+        "parameters": object_schema(schema),
         // The service's default, true, refuses schemas that it can only partly enforce.
         "strict": false,
     })
