@@ -44,6 +44,7 @@ impl RunFeed {
     }
 
     /// Returns whether no event follows.
+    #[cfg(feature = "cli")]
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended
     }
