@@ -203,8 +203,10 @@ async fn fifty_facts(history: HistoryForm) {
         session.compact().await.unwrap();
         assert_eq!(changes(&session).await.1, times);
         check_reach(&session, &notes, &format!("after {times} summaries")).await;
-        // More messages, so that there is something to summarise.
-        run(&session, "Note 0 again").await;
+        // More messages, so that the next summary saves a third.
+        for _ in 0..4 {
+            run(&session, "Note 0 again").await;
+        }
     }
     host.shutdown().await;
 }

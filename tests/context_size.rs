@@ -5,11 +5,14 @@
 mod support;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use callsheet::config::{BaseUrl, Config, HistoryForm, RunOverrides, Share, ToolPattern, Wire};
+use callsheet::config::{
+    AgentConfig, BaseUrl, Config, HistoryForm, RunOverrides, Share, ToolPattern, Wire,
+};
 use callsheet::journal::{Journal as _, MemoryJournal, verify};
 use callsheet::record::{Seq, StopMode};
-use callsheet::rehearsal::{At, Call, Rehearsal, Response, Script};
+use callsheet::rehearsal::{At, Call, Finish, Rehearsal, Response, Script};
 use callsheet::runtime::{AgentRules, Host, HostError, OpenSession, RunReport, RunRequest};
 use callsheet::session::replay;
 use callsheet::tool::{ToolRegistry, ToolSpec};
@@ -82,27 +85,46 @@ async fn check_records(world: &World) {
     let entries = world.session.records(Seq(0)).await.unwrap();
     let text: String = callsheet::journal::export::text(&entries).collect();
     assert!(text.contains("  compacted  ") && !text.contains("misplaced"), "{text}");
+    check_replay(world, |_| ()).await;
+}
+
+/// Checks that a replay of the session with this change of its agent makes the same records.
+async fn check_replay(world: &World, change: impl FnOnce(&mut AgentConfig)) {
+    let entries = world.session.records(Seq(0)).await.unwrap();
     let mut config = Config::default();
     config.set_rehearsal(BaseUrl::parse(&world.model.base_url()).unwrap());
     let agent = config.agents.get_mut("default").unwrap();
     agent.tools = ["long", "kept"].map(ToolPattern::new).into();
     agent.limits.max_turns = None;
     agent.limits.repeat_limit = None;
+    change(agent);
     let rules = AgentRules::new(&config, tools()).unwrap();
     let rules_of = |agent: &str, overrides: &RunOverrides, frozen: Option<&str>| {
         rules.rules(agent, overrides, frozen).map_err(|error| error.to_string())
     };
     if let Err(difference) = replay(&entries, rules_of) {
+        let text: String = callsheet::journal::export::text(&entries).collect();
         panic!("{difference}\n{text}");
     }
 }
 
 async fn run(world: &World) -> (RunReport, Vec<Value>) {
-    let started = world.session.start_run("go").await.expect("a run");
-    let events = events(started.events).await;
-    let report = within(started.report).await.expect("a report");
+    let (report, events) = run_with_events(world).await;
     let changes = events.into_iter().filter(|event| event["type"] == "context_compacted");
     (report, changes.collect())
+}
+
+async fn run_with_events(world: &World) -> (RunReport, Vec<Value>) {
+    let started = world.session.start_run("go").await.expect("a run");
+    let events = events(started.events).await;
+    (within(started.report).await.expect("a report"), events)
+}
+
+/// Returns `limit action` of each limit that was reached.
+fn limits(events: &[Value]) -> Vec<String> {
+    let limits = events.iter().filter(|event| event["type"] == "limit_reached");
+    let word = |event: &Value, member: &str| event[member].as_str().unwrap().to_owned();
+    limits.map(|event| format!("{} {}", word(event, "limit"), word(event, "action"))).collect()
 }
 
 #[tokio::test]
@@ -243,15 +265,10 @@ async fn two_summaries_without_effect_are_told_and_the_run_goes_on() {
         config.agents.get_mut("default").unwrap().context.keep_turns = 0;
     })
     .await;
-    let started = world.session.start_run("go").await.expect("a run");
-    let events = events(started.events).await;
-    let report = within(started.report).await.expect("a report");
+    let (report, events) = run_with_events(&world).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
-    let limits = events.iter().filter(|event| event["type"] == "limit_reached");
-    let actions: Vec<_> =
-        limits.map(|event| (event["limit"].clone(), event["action"].clone())).collect();
-    let of = |action: &str| (json!("compact_at"), json!(action));
-    assert_eq!(actions, [of("summary_has_no_effect"), of("summary_failed")]);
+    let expected = ["compact_at summary_has_no_effect", "compact_at summary_failed"];
+    assert_eq!(limits(&events), expected);
     // The tokens of a summary without effect count, too.
     assert_eq!(report.stats.input_tokens, 120 + 550 + 530 + 560);
     assert_eq!(world.session.snapshot().await.unwrap().usage.input_tokens, 120 + 550 + 530 + 560);
@@ -290,10 +307,7 @@ async fn a_failed_summary_is_asked_for_again_before_the_first_turn_of_the_next_i
 
 #[tokio::test]
 async fn a_request_above_the_window_that_is_not_refused_is_made_smaller_once_in_a_turn() {
-    let cut_off = Response {
-        finish_reason: callsheet::rehearsal::Finish::Word("length".into()),
-        ..Response::text("")
-    };
+    let cut_off = Response { finish_reason: Finish::Word("length".into()), ..Response::text("") };
     let silent = [of_tokens(Response::text("junk"), 2_100), of_tokens(cut_off, 1_985)];
     for silent in silent {
         let responses = [
@@ -335,7 +349,7 @@ async fn a_request_above_the_window_that_is_not_refused_is_made_smaller_once_in_
 
 #[tokio::test]
 async fn an_empty_response_of_maximum_length_far_from_the_window_is_no_overflow() {
-    let finish_reason = callsheet::rehearsal::Finish::Word("length".into());
+    let finish_reason = Finish::Word("length".into());
     let cut_off = Response { finish_reason, ..Response::text("") };
     let responses = [of_tokens(cut_off, 1_900), of_tokens(Response::text("Done."), 1_950)];
     let world = host(responses, 2_000, |_| ()).await;
@@ -389,6 +403,109 @@ async fn a_run_that_waits_for_a_summary_stops() {
 }
 
 #[tokio::test]
+async fn a_run_that_waits_for_a_summary_ends_when_its_time_is_over() {
+    let responses = [
+        of_tokens(calls("kept"), 120),
+        of_tokens(Response::text("## Goal").hold(At::Headers, "summary"), 550),
+        of_tokens(Response::text("## Goal\ngo"), 560),
+        of_tokens(Response::text("Done."), 200),
+    ];
+    let world = host(responses, 600, |config| {
+        let agent = config.agents.get_mut("default").unwrap();
+        agent.context.keep_turns = 0;
+        agent.limits.run_timeout = Some(Duration::from_secs(1));
+    })
+    .await;
+    let (report, events) = run_with_events(&world).await;
+    assert_eq!(report.run_end, RunEnd::TimedOut);
+    assert_eq!(limits(&events), ["run_timeout ended"]);
+    assert_eq!(world.requests().len(), 2, "nothing is asked after the end");
+    world.model.release("summary");
+    check_valid(&world).await;
+    check_replay(&world, |_| ()).await;
+    // The next run asks for a summary again.
+    let (report, changes) = run(&world).await;
+    assert_eq!((report.run_end, changes.len()), (RunEnd::Answered, 1));
+    world.assert_paired();
+    world.until_idle().await;
+}
+
+#[tokio::test]
+async fn a_summary_that_uses_up_the_tokens_of_its_run_ends_it() {
+    let long = "as long as before ".repeat(300);
+    for (summary, effect) in [("## Goal\ngo", None), (&*long, Some("summary_has_no_effect"))] {
+        let responses = [of_tokens(calls("kept"), 120), of_tokens(Response::text(summary), 550)];
+        let world = host(responses, 600, |config| {
+            let agent = config.agents.get_mut("default").unwrap();
+            agent.context.keep_turns = 0;
+            agent.limits.max_tokens_per_run = Some(600);
+        })
+        .await;
+        let (report, events) = run_with_events(&world).await;
+        assert_eq!(report.run_end, RunEnd::Budget);
+        let summary = effect.map(|effect| format!("compact_at {effect}"));
+        let reached = ["max_tokens_per_run ended".to_owned()];
+        assert_eq!(limits(&events), summary.into_iter().chain(reached).collect::<Vec<_>>());
+        let last = events.iter().rev().find(|event| event["type"] == "limit_reached").unwrap();
+        // Five tokens are those of each response.
+        assert_eq!((&last["value"], &last["maximum"]), (&json!(680), &json!(600)));
+        assert_eq!(report.stats.input_tokens, 120 + 550);
+        assert_eq!(world.requests().len(), 2, "no further request is made");
+        check_valid(&world).await;
+        check_replay(&world, |agent| agent.limits.max_tokens_per_run = Some(600)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_summary_that_is_cut_off_or_filtered_replaces_nothing() {
+    for word in ["length", "content_filter"] {
+        let finish_reason = Finish::Word(word.to_owned());
+        let part = Response { finish_reason, ..Response::text("## Goal\na part of") };
+        let responses = [calls("long"), Response::text("First."), part];
+        let world = host(responses, 0, |config| {
+            config.agents.get_mut("default").unwrap().context.keep_turns = 0;
+        })
+        .await;
+        world.run("one").await;
+        let compacted = within(world.session.compact()).await;
+        assert_eq!(compacted.unwrap_err(), HostError::SummaryFailed, "{word}");
+        assert_eq!(world.requests().len(), 3);
+        assert_eq!(world.session.snapshot().await.unwrap().history.len(), 4, "{word}");
+        check_valid(&world).await;
+    }
+}
+
+#[tokio::test]
+async fn a_summary_must_save_a_third_of_the_request_as_it_is_counted_afterwards() {
+    // What is new counts three times its estimate, because that was so for the result. The messages that a summary
+    // replaces count as many tokens for their estimate as the whole request.
+    for (words, saves) in [(1, true), (200, false)] {
+        let summary = "word ".repeat(words);
+        let responses = [
+            of_tokens(calls("long"), 100),
+            of_tokens(Response::text("First."), 1_500),
+            Response::text(&summary),
+        ];
+        let world = host(responses, 0, |config| {
+            config.agents.get_mut("default").unwrap().context.keep_turns = 0;
+        })
+        .await;
+        world.run("one").await;
+        let compacted = within(world.session.compact()).await;
+        let used = world.session.context().await.unwrap().used;
+        if saves {
+            let report = compacted.unwrap();
+            assert_eq!(report.tokens_after, used, "{report:?}");
+            assert!((1_500..1_600).contains(&report.tokens_before), "{report:?}");
+            assert!(used > 100, "the tools are part of each request: {report:?}");
+        } else {
+            assert_eq!(compacted.unwrap_err(), HostError::NothingToCompact);
+            assert!(used >= 1_500, "{used}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_client_may_ask_for_a_smaller_context() {
     let responses = [calls("long"), Response::text("First."), Response::text("so far")];
     let world = host(responses, 0, |config| {
@@ -425,8 +542,10 @@ async fn a_stored_session_has_the_same_context() {
         let history = session.snapshot().await.unwrap().history;
         history.iter().map(|message| serde_json::to_string(message).unwrap()).collect::<Vec<_>>()
     };
+    // Two calls, so that the summary saves a third of the log that they leave.
     let responses = vec![
         calls("long"),
+        calls("kept"),
         Response::text("First."),
         Response::text("sum"),
         Response::text("Second."),
@@ -468,6 +587,25 @@ async fn a_client_sees_what_fills_the_window() {
     assert!(tools.0 > 0 && user.0 > 0 && assistant.0 > 0, "{report}");
     assert!(results.0 > user.0 + assistant.0 && results.1 >= 2_000, "{report}");
     assert_eq!(summary, (0, 0));
+}
+
+#[tokio::test]
+async fn the_context_of_an_idle_session_is_that_of_a_run_without_changes() {
+    let world = host([Response::text("Done.")], 10_000, |_| ()).await;
+    let sizes = async || {
+        let report = json!(world.session.context().await.unwrap());
+        let parts = report["parts"].as_array().unwrap().clone();
+        let bytes = |part: &str| {
+            let found = parts.iter().find(|found| found["part"] == part).unwrap();
+            found["bytes"].as_u64().unwrap()
+        };
+        ["tools", "system"].map(bytes)
+    };
+    let before = sizes().await;
+    let mut request = RunRequest::from("go");
+    request.overrides.tools = Some(vec!["long".to_owned()]);
+    within(world.session.start_run(request).await.unwrap().report).await.unwrap();
+    assert_eq!(sizes().await, before);
 }
 
 #[tokio::test]

@@ -81,8 +81,10 @@ pub enum HostError {
     /// The context has nothing that a summary could replace, or a summary would not be shorter.
     #[error("nothing to compact: the history is short, or a summary would not be a third shorter")]
     NothingToCompact,
-    /// No model has answered the request for a summary.
-    #[error("no model has answered the request for a summary; the log says why")]
+    /// No model has given a summary: none has answered, or the answer did not end well.
+    #[error(
+        "no model has given a summary: none has answered, or the answer was cut off; the log says why"
+    )]
     SummaryFailed,
     /// The session has a run already.
     #[error("run in progress")]

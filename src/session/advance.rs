@@ -31,6 +31,12 @@ impl Session {
             RunStage::Ready(plan) => {
                 let (plan, rules) = (*plan, rules_of(&run.overrides));
                 let is_cancelled = run.cancel.is_some();
+                // The time of a replayed run ends by its record.
+                let timed_out = run.run_timeout_reached(now).filter(|_| !self.context.is_replayed);
+                // A summary may have used up the tokens.
+                if let Some(hit) = timed_out.or_else(|| run.max_tokens_reached()) {
+                    return self.record_limit(hit);
+                }
                 if self.needs_tools(&rules) {
                     return self.request_tools();
                 }
@@ -176,6 +182,17 @@ impl Session {
         self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
     }
 
+    /// Returns the deadline, on the session's clock, of a run that waits for a summary or for the tools that servers
+    /// offer before its next turn begins. [`poll`](Self::poll) ends the run at that time. A turn in progress counts
+    /// its time itself.
+    #[must_use]
+    pub fn deadline_before_turn(&self) -> Option<Duration> {
+        let waits = |run: &&super::OpenRun| {
+            run.cancel.is_none() && matches!(run.stage, RunStage::Ready(_)) && !self.suspended
+        };
+        self.run.as_deref().filter(waits)?.deadline()
+    }
+
     /// Returns true if the next turn cannot begin before the tools that servers offer are read. A run that
     /// is cancelled does not wait for them.
     fn needs_tools(&self, rules: &TurnRules) -> bool {
@@ -254,20 +271,14 @@ impl Session {
         rules: Arc<TurnRules>,
     ) -> Option<TurnSpec> {
         let run = self.run.as_deref()?;
-        let elapsed = run.elapsed(now);
-        let working = elapsed.saturating_sub(run.people);
         Some(TurnSpec {
             number: self.turn,
             turns_with_calls: self.history.turns_with_calls(),
             used_call_ids: self.history.used_call_ids(),
             request: plan,
             budget: run.machine.budget(),
-            began: elapsed,
-            run_time_left: run
-                .terms
-                .limits
-                .run_timeout
-                .map(|timeout| timeout.saturating_sub(working)),
+            began: run.elapsed(now),
+            run_time_left: run.time_left(now),
             // The records of a replayed turn hold the changes that its window led to.
             window: self.window(&rules).filter(|_| !self.context.is_replayed),
             new_prompt: None,
@@ -276,6 +287,12 @@ impl Session {
             run: run.id.clone(),
             rules,
         })
+    }
+
+    /// Records a limit that ends the run before its next turn. The record cancels that turn.
+    fn record_limit(&mut self, hit: LimitHit) {
+        let record = self.limit_record(&run_id(self), hit);
+        self.record(vec![record]);
     }
 
     fn limit_record(&self, run: &RunId, hit: LimitHit) -> SessionRecord {

@@ -8,7 +8,7 @@ use super::context_state::EndedRun;
 use super::effect::{SessionEffect, SessionRecord, SessionRefusal, SummaryReply, SummaryRequest};
 use super::machine::Session;
 use super::open_run::{Overflow, RunStage};
-use crate::config::{ContextPolicy, HistoryForm, RunOverrides, Share};
+use crate::config::{ContextPolicy, HistoryForm, Share};
 use crate::context::compaction::{self, AppliedChange, SummaryLimits, SummaryPlan};
 use crate::context::tokens::{ModelTokens, TokenMeter};
 use crate::event::Event;
@@ -99,7 +99,8 @@ impl Session {
         if self.summary_plan(&rules).is_none() || self.context.ended_run.is_none() {
             return Err(SessionRefusal::NothingToCompact);
         }
-        self.context.is_requested = true;
+        // A summary that is already awaited answers this request too.
+        self.context.is_requested = self.context.pending_summary.is_none();
         Ok(())
     }
 
@@ -302,7 +303,7 @@ impl Session {
         if let Some(run) = unformatted {
             run.is_formatted = true;
             let first = run.first_message;
-            let rules = rules_of(&RunOverrides::default());
+            let rules = rules_of(&self.current_overrides());
             let policy = &rules.context;
             let messages = self.history.messages().get(first..).unwrap_or_default();
             if policy.history == HistoryForm::Compact
@@ -313,7 +314,7 @@ impl Session {
             }
         }
         if std::mem::take(&mut self.context.is_requested) {
-            let rules = rules_of(&RunOverrides::default());
+            let rules = rules_of(&self.current_overrides());
             if let Some(plan) = self.summary_plan(&rules) {
                 self.request_summary(&rules, plan);
                 return true;
@@ -458,12 +459,15 @@ impl Session {
         compaction::apply(change, self.history.messages(), self.first_of_last_run())
     }
 
-    /// Returns the sizes of the next request in tokens before and after a change, by estimate.
+    /// Returns the sizes of the next request in tokens before and after a change, by estimate. The size after it is
+    /// the one that [`request_tokens`](Self::request_tokens) returns once the change is applied.
     fn sizes(&mut self, rules: &TurnRules, applied: &AppliedChange) -> (u64, u64) {
         let (before, estimated) = (self.request_tokens(rules), self.history.estimated_tokens());
-        let (meter, left) = (self.meter(), applied.tokens.total());
-        let saved = meter.part(estimated.saturating_sub(left));
-        (before, before.saturating_sub(saved) + meter.part(left.saturating_sub(estimated)))
+        let left = applied.tokens.total();
+        let mut meter = self.context.meter;
+        meter.handle_removal(estimated.saturating_sub(left));
+        let meter = meter.with_ratio_of(&self.context.model);
+        (before, meter.tokens(rules.fixed_tokens + left))
     }
 
     /// Returns the index of the first message of the run in progress, or of the last one.

@@ -145,7 +145,7 @@ pub enum SummaryReply {
         /// The usage of the request.
         usage: Usage,
     },
-    /// No model has answered, or the answer was blank.
+    /// No model has answered, the answer was blank, or it did not end well.
     Failed {
         /// The usage of the requests.
         usage: Usage,

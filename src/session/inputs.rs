@@ -11,7 +11,7 @@ use super::machine::{Lifecycle, Session};
 use super::open_run::RunStage;
 use super::run::RunAnswer;
 use crate::event::Event;
-use crate::message::content_bytes;
+use crate::message::{Message, content_bytes};
 use crate::record::{Record, RequestKey, Seq, StopMode};
 use crate::turn::{CancelReason, TurnRecord};
 use crate::types::{CallKey, Content, RunError, RunId};
@@ -299,8 +299,19 @@ impl Session {
     }
 
     fn check_room(&self, inputs_max: usize) -> Result<(), SessionRefusal> {
-        let waiting = self.queue.len() + self.history.pending_inputs();
+        let steered = self.history.pending_inputs() + self.inputs_before_turn();
+        let waiting = self.queue.len() + steered;
         if waiting < inputs_max { Ok(()) } else { Err(SessionRefusal::QueueFull(inputs_max)) }
+    }
+
+    /// Returns the number of inputs at the end of the history that wait for the next turn, because the run waits for
+    /// tools or for a summary. The input of the run itself is not counted.
+    fn inputs_before_turn(&self) -> usize {
+        let is_ready = |run: &&super::OpenRun| matches!(run.stage, RunStage::Ready(_));
+        let Some(run) = self.run.as_deref().filter(is_ready) else { return 0 };
+        let behind = self.history.messages().get(run.first_message + 1..).unwrap_or_default();
+        let is_input = |message: &&Arc<Message>| matches!(***message, Message::User { .. });
+        behind.iter().rev().take_while(is_input).count()
     }
 
     pub(super) fn run_record(

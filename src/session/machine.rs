@@ -157,7 +157,8 @@ impl Session {
     }
 
     /// Returns the overrides of the current run, or those of a run without changes.
-    pub(super) fn current_overrides(&self) -> Arc<RunOverrides> {
+    #[must_use]
+    pub fn current_overrides(&self) -> Arc<RunOverrides> {
         match &self.run {
             Some(run) => Arc::clone(&run.overrides),
             None => self.with_client_tools(&Arc::default()),
@@ -323,8 +324,9 @@ impl Session {
                 self.history.steer(*after_turn, input.clone());
             }
             Record::StopAsked { mode } => self.open_run()?.stop(*mode),
-            Record::LimitReached { limit, note, usage, .. } => {
+            Record::LimitReached { limit, action, note, usage, .. } => {
                 let run = self.open_run()?;
+                run.cancel_next_turn(limit, action);
                 run.limit_recorded(limit);
                 run.add_usage(*usage);
                 self.usage += *usage;

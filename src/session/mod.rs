@@ -15,7 +15,8 @@
 //! | size of the context: clearing of results, compact history, summary, overflow, learnt window | `context` |
 //! | use of a limit, and the note when half of it is used | `meter` |
 //! | loop detection (`repeat_limit`) | `loop_detection` |
-//! | stage, usage and time of the current run, `run_timeout` | `open_run` |
+//! | stage, usage and time of the current run | `open_run` |
+//! | limits that end a run before its next turn: `run_timeout`, tokens that a summary has used up | `open_run` |
 //! | open approvals of a turn, from its records | `approvals` |
 //! | the state of a session, and the records that change it | `machine` |
 //! | inputs and effects of the machine | `effect` |

@@ -8,8 +8,15 @@ use super::run::{FollowUp, Run, RunNext};
 use crate::config::{Limits, RunOverrides};
 use crate::event::RunStats;
 use crate::record::{Seq, StopMode};
-use crate::turn::{CancelReason, OutputRules, TurnRecord, TurnRules};
-use crate::types::{Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName};
+use crate::turn::{CancelReason, LimitHit, MAX_TOKENS, OutputRules, TurnRecord, TurnRules};
+use crate::types::{
+    Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName, millis,
+};
+
+/// The configuration key of the limit of a run's time.
+pub(super) const RUN_TIMEOUT: &str = "run_timeout";
+/// The action of a limit that ends the run.
+const ENDED: &str = "ended";
 
 /// A run that has not ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -194,6 +201,48 @@ impl OpenRun {
     #[must_use]
     pub fn elapsed(&self, now: Duration) -> Duration {
         self.clock.elapsed + now.saturating_sub(self.clock.set_at)
+    }
+
+    /// Returns the rest of the run's time. Time in which it waits only for people does not count. `None` means no limit.
+    pub(super) fn time_left(&self, now: Duration) -> Option<Duration> {
+        let working = self.elapsed(now).saturating_sub(self.people);
+        self.terms.limits.run_timeout.map(|timeout| timeout.saturating_sub(working))
+    }
+
+    /// Returns the time on the session's clock at which no time is left, if the run does not wait for people until
+    /// then. `None` means no limit.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        let timeout = self.terms.limits.run_timeout?.checked_add(self.people)?;
+        self.clock.set_at.checked_add(timeout.saturating_sub(self.clock.elapsed))
+    }
+
+    /// Returns the limit of the run's time if none is left for the next turn. A run that is cancelled ends anyway.
+    pub(super) fn run_timeout_reached(&self, now: Duration) -> Option<LimitHit> {
+        let timeout = self.terms.limits.run_timeout?;
+        let is_over = self.cancel.is_none() && self.time_left(now)? == Duration::ZERO;
+        let maximum = millis(timeout);
+        let hit =
+            LimitHit { limit: RUN_TIMEOUT, value: maximum, maximum, action: ENDED, note: None };
+        is_over.then_some(hit)
+    }
+
+    /// Returns the limit of the run's tokens if none are left for the next turn. A run that is cancelled makes no
+    /// further request.
+    pub(super) fn max_tokens_reached(&self) -> Option<LimitHit> {
+        self.machine.used_up_tokens(ENDED).filter(|_| self.cancel.is_none())
+    }
+
+    /// Cancels the next turn if the recorded limit ends the run before it. Limits that are reached within a turn, or
+    /// by a turn, end the run by the end of that turn.
+    pub(super) fn cancel_next_turn(&mut self, limit: &str, action: &str) {
+        let reason = match limit {
+            RUN_TIMEOUT => CancelReason::RunTimeout,
+            MAX_TOKENS => CancelReason::Budget,
+            _ => return,
+        };
+        if action == ENDED && matches!(self.stage, RunStage::Ready(_)) {
+            self.cancel.get_or_insert(reason);
+        }
     }
 
     /// Returns the turn in progress.

@@ -200,6 +200,12 @@ impl Run {
         self.tokens.add(usage.total());
     }
 
+    /// Returns the limit of tokens if none are left for a further request. `action` names what is done about it.
+    #[must_use]
+    pub fn used_up_tokens(&self, action: &'static str) -> Option<LimitHit> {
+        self.tokens.used_up(action)
+    }
+
     /// Returns the budget that is left for the next turn.
     #[must_use]
     pub fn budget(&self) -> Budget {

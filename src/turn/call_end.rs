@@ -1,6 +1,5 @@
 //! The end of a call: its outcome, its writes, its record and its event.
 
-
 use super::Turn;
 use super::call::{CallPhase, TurnCall};
 use crate::event::{CallLabel, Event};

@@ -224,7 +224,6 @@ impl Actor for SessionActor {
                 state.compact(reply);
             }
             SessionMessage::ReportContext { reply } => {
-                state.give_model_tokens();
                 let _ = reply.send(state.context_report());
                 return Ok(());
             }
@@ -287,6 +286,7 @@ impl SessionActorState {
     async fn proceed(&mut self, myself: &ActorRef<SessionMessage>) {
         self.perform(myself).await;
         self.drop_unneeded_summary();
+        self.set_run_timer(myself);
         if self.session.is_closed() && self.actors.ending.is_empty() {
             myself.stop(None);
         }

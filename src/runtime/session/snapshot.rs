@@ -36,8 +36,11 @@ impl SessionActorState {
         }
     }
 
-    /// Returns the parts of the context. Counts the bytes of the whole history, so it is made on request only.
+    /// Returns the parts of the context: that of the current run, or of a run without changes. Counts the bytes of the
+    /// whole history, so it is made on request only.
     pub(super) fn context_report(&mut self) -> ContextReport {
+        self.agents.use_for(&self.session.current_overrides());
+        self.give_model_tokens();
         let agent = self.agents.current();
         let tokens = self.session.part_tokens(&agent.rules);
         let part = |(part, tokens): (ContextPart, u64)| ContextPartReport {

@@ -1,6 +1,7 @@
 //! Summaries of the context: the request to the model, and the client that asked for one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ractor::{ActorId, ActorRef};
 use tokio::time::Instant;
@@ -8,7 +9,7 @@ use tokio::time::Instant;
 use super::SessionActorState;
 use crate::config::RunOverrides;
 use crate::event::Event;
-use crate::record::Record;
+use crate::record::{Record, ResponseDisposition};
 use crate::response::{ExchangeEnd, ResponseAssembler, ResponseLimits, classify_ending};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
@@ -32,6 +33,9 @@ pub(super) struct AwaitedSummary {
     requests: u64,
     /// The clients that asked for a smaller context.
     callers: Vec<CompactReply>,
+    /// The deadline, on the machine's clock, of the run that waits for the summary or for the tools of servers, and the
+    /// timer of it.
+    timer: Option<(Duration, OwnedTask)>,
 }
 
 impl SessionActorState {
@@ -101,6 +105,24 @@ impl SessionActorState {
         self.summary.task = None;
         // The summary had no effect, or a run has begun before it was made.
         self.fail_compact_callers(|| HostError::NothingToCompact);
+    }
+
+    /// Sets the timer of a run that waits for a summary, or for the tools of servers, before its next turn.
+    pub(super) fn set_run_timer(&mut self, myself: &ActorRef<SessionMessage>) {
+        let deadline = self.session.deadline_before_turn();
+        if self.summary.timer.as_ref().map(|(deadline, _)| *deadline) == deadline {
+            return;
+        }
+        self.summary.timer = deadline.and_then(|deadline| {
+            let (myself, at) = (myself.clone(), self.started.checked_add(deadline)?);
+            let timer = OwnedTask::spawn(&self.link.shared.gauges.tasks, async move {
+                tokio::time::sleep_until(at).await;
+                // The machine looks at its clock after each message. This one changes nothing else in a run that goes
+                // on. A session that has ended needs no timer.
+                let _ = myself.cast(SessionMessage::ContinueRun);
+            });
+            Some((deadline, timer))
+        });
     }
 
     /// Tells the clients that asked for a smaller context that it is smaller.
@@ -206,6 +228,7 @@ impl Summariser {
         }
     }
 
+    /// Returns the summary, which is empty if the response did not end well.
     async fn attempt(
         &self,
         plan: &AttemptPlan,
@@ -245,7 +268,15 @@ impl Summariser {
             };
             self.publisher.publish(run, self.turn, event);
         }
-        ended.map(|_| response.text().to_owned())
+        ended.map(|ending| match ending {
+            ResponseDisposition::Well => response.text().to_owned(),
+            // A part of a summary would replace more than it says.
+            ResponseDisposition::Length
+            | ResponseDisposition::Refused
+            | ResponseDisposition::BrokeKept
+            | ResponseDisposition::Excess
+            | ResponseDisposition::Cancelled => String::new(),
+        })
     }
 
     fn exchange(

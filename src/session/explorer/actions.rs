@@ -11,6 +11,7 @@ use crate::record::{
 };
 use crate::session::machine::Lifecycle;
 use crate::session::{InputLimits, RunAdmission, RunInput, SessionRefusal, SummaryReply};
+use crate::turn::CancelReason;
 use crate::types::{
     ApprovalPhase, CallKey, Content, ResultNotes, RunId, SessionId, ToolCall, ToolOutcome,
     ToolResult, TraceContext, Usage, Verdict, WriteSet,
@@ -56,6 +57,8 @@ pub(super) enum Action {
     Summarise(bool),
     /// A client asks for a smaller context.
     Compact,
+    /// The time of a run that waits before its next turn is over.
+    TimeOut,
 }
 
 impl World {
@@ -84,6 +87,8 @@ impl World {
         let awaits = u32::from(session.expects_summary());
         may(awaits, &[Action::Summarise(true), Action::Summarise(false)]);
         may(left.compactions, &[Action::Compact]);
+        let has_deadline = session.deadline_before_turn().is_some();
+        may(if has_deadline { left.timeouts } else { 0 }, &[Action::TimeOut]);
         if left.crashes > 0 {
             let prefixes = (self.batch_from + 1).min(self.log.len())..=self.log.len();
             actions.extend(prefixes.map(Action::Crash));
@@ -287,6 +292,13 @@ impl World {
                 let rules = self.rules();
                 let compacted = self.session.handle_compact_request(&|_| Arc::clone(&rules));
                 assert!(compacted.is_err() || is_idle, "{compacted:?}");
+            }
+            Action::TimeOut => {
+                self.left.timeouts -= 1;
+                let deadline = self.session.deadline_before_turn().unwrap();
+                self.perform_at(deadline);
+                let cancel = self.turn.as_ref().and_then(|turn| turn.cancel);
+                assert_eq!(cancel, Some(CancelReason::RunTimeout), "the run ends");
             }
             Action::Close => {
                 self.left.closes -= 1;

@@ -72,6 +72,7 @@ impl World {
                         RunEnd::Budget => {
                             &[("max_tokens_per_run", "ended"), ("max_tool_calls_per_run", "ended")]
                         }
+                        RunEnd::TimedOut => &[("run_timeout", "ended")],
                         RunEnd::Failed if is_invalid => &[("output_retries", "ended")],
                         _ => &[],
                     };

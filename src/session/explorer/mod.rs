@@ -141,6 +141,11 @@ fn tools_of_servers() {
     explore("tools of servers, a crash, a shutdown", &scenario);
     let scenario = Scenario { initial_call: true, shutdowns: 0, closes: 1, ..scenario };
     explore("tools of servers, initial calls, a crash, deletion", &scenario);
+    let scenario = Scenario { stops: 0, closes: 0, timeouts: 1, ..scenario };
+    explore("tools of servers that come too late, initial calls, a crash", &scenario);
+    let scenario = Scenario { initial_call: false, steers: 0, refreshes: 0, ..scenario };
+    let scenario = Scenario { stops: 1, shutdowns: 1, ..scenario };
+    explore("tools of servers that come too late, a stop, a crash, a shutdown", &scenario);
 }
 
 #[test]
@@ -179,4 +184,10 @@ fn small_windows() {
     let scenario = Scenario { compactions: 1, crashes: 1, hibernations: 1, ..two };
     explore("a small window, a request to compact, a crash, hibernation", &scenario);
     explore("a small window, a fork, deletion", &Scenario { forks: 1, closes: 1, ..two });
+    let scenario = Scenario { timeouts: 1, stops: 1, crashes: 1, ..one };
+    explore("a small window, a summary that comes too late, a stop, a crash", &scenario);
+    let scenario = Scenario { max_tokens: Some(6), max_turns: 3, crashes: 1, ..one };
+    explore("a small window, few tokens, a crash", &scenario);
+    let scenario = Scenario { crashes: 0, steers: 1, losses: 1, timeouts: 1, ..scenario };
+    explore("a small window, few tokens, steering, a lost turn, a timeout", &scenario);
 }

@@ -17,7 +17,7 @@ use crate::turn::fixtures::{model, rules};
 use crate::turn::{CancelReason, ModelPlan, ModelPlans, OutputRules, TurnRecord, TurnRules};
 use crate::types::{Execution, OutputMode, RunId, ToolCall};
 
-/// The budget of a run, which no run of a scenario uses half of.
+/// The budget of a run, which no run uses half of, unless its scenario has fewer tokens.
 const CALLS_MAX: u32 = 100;
 const TOKENS_MAX: u64 = 100;
 
@@ -49,8 +49,18 @@ pub(super) struct Scenario {
     /// Interrupted runs wait for a manual resume.
     pub(super) manual: bool,
     pub(super) max_turns: u32,
+    /// The tokens of each run, if they are fewer than usual. A turn has three, and so has a summary.
+    pub(super) max_tokens: Option<u64>,
+    /// The time of a run may end so many times while it waits before a turn.
+    pub(super) timeouts: u32,
     /// The answer must match a schema that no answer matches.
     pub(super) output: bool,
+}
+
+impl Scenario {
+    fn max_tokens(&self) -> u64 {
+        self.max_tokens.unwrap_or(TOKENS_MAX)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -124,7 +134,7 @@ pub(super) fn record_turn(record: &Record) -> Option<u32> {
 }
 
 /// The values that the rules of a scenario depend on.
-type RulesKey = (u32, bool, u64, bool);
+type RulesKey = (u32, bool, u64, bool, u64);
 
 /// Returns the rules of all runs. They are made once, because tools are costly to make.
 pub(super) fn rules_with(scenario: &Scenario) -> Arc<TurnRules> {
@@ -132,13 +142,14 @@ pub(super) fn rules_with(scenario: &Scenario) -> Arc<TurnRules> {
         static RULES: RefCell<HashMap<RulesKey, Arc<TurnRules>>> = RefCell::default();
     }
     let Scenario { max_turns, servers: has_servers, window, output, .. } = *scenario;
+    let max_tokens = scenario.max_tokens();
     let make = || {
         let max_turns = Some(max_turns);
         let limits = Limits {
             max_turns,
             max_failed_turns: None,
             max_tool_calls_per_run: Some(CALLS_MAX),
-            max_tokens_per_run: Some(TOKENS_MAX),
+            max_tokens_per_run: Some(max_tokens),
             ..Limits::default()
         };
         let history = if window > 0 { HistoryForm::Compact } else { HistoryForm::Full };
@@ -155,7 +166,8 @@ pub(super) fn rules_with(scenario: &Scenario) -> Arc<TurnRules> {
         })
     };
     RULES.with_borrow_mut(|rules| {
-        Arc::clone(rules.entry((max_turns, has_servers, window, output)).or_insert_with(make))
+        let key = (max_turns, has_servers, window, output, max_tokens);
+        Arc::clone(rules.entry(key).or_insert_with(make))
     })
 }
 
@@ -275,11 +287,16 @@ impl World {
     }
 
     pub(super) fn perform(&mut self) {
+        self.perform_at(Duration::ZERO);
+    }
+
+    /// Performs the effects of the session at this time of its clock.
+    pub(super) fn perform_at(&mut self, now: Duration) {
         let rules = self.rules();
         let rules_of = |_: &RunOverrides| Arc::clone(&rules);
         for step in 0.. {
             assert!(step < 50, "the effects have no end");
-            let Some(effect) = self.session.poll(Duration::ZERO, &rules_of) else { return };
+            let Some(effect) = self.session.poll(now, &rules_of) else { return };
             assert!(!self.deleted, "{effect:?} after the session was closed");
             match effect {
                 SessionEffect::Record(batch) => self.append(batch, &(&*rules).into()),
@@ -374,7 +391,9 @@ impl World {
             _ => (calls, tokens),
         });
         assert_eq!(spec.budget.calls_left, Some(CALLS_MAX - calls as u32), "the calls left");
-        assert_eq!(spec.budget.tokens_left, Some(TOKENS_MAX - tokens), "the tokens left");
+        let left = self.left.max_tokens().saturating_sub(tokens);
+        assert_eq!(spec.budget.tokens_left, Some(left), "the tokens left");
+        assert!(left > 0 || cancel.is_some(), "a turn begins without tokens");
         assert_eq!(spec.variables, self.session.variables);
         let since_commit = self.log.iter().rev().take_while(|record| {
             !matches!(record, Record::TurnCommitted { .. } | Record::RunStarted { .. })

@@ -8,12 +8,13 @@ use std::time::Duration;
 use super::Replayed;
 use crate::config::RunOverrides;
 use crate::record::Record;
+use crate::session::open_run::RUN_TIMEOUT;
 use crate::session::{
-    InputLimits, RecordedAt, RunInput, RunTerms, Session, SessionEffect, TurnBegin,
+    InputLimits, RecordedAt, RunInput, RunStage, RunTerms, Session, SessionEffect, TurnBegin,
 };
 use crate::turn::replay::{Difference, Mismatch, Recording, ReplayEnd, TurnReplay, same};
 use crate::turn::{TurnRecord, TurnRules};
-use crate::types::RunEnd;
+use crate::types::{COMPACT_AT, RunEnd};
 
 type ReplayRulesOf<'t> =
     &'t dyn Fn(&str, &RunOverrides, Option<&str>) -> std::result::Result<Arc<TurnRules>, String>;
@@ -165,7 +166,14 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
 
     /// Performs the effects of the machine, up to the next turn or to the end of the recording.
     fn perform(&mut self) -> Result<NextTurn> {
-        while self.recording.record(self.at).is_some() {
+        while let Some(record) = self.recording.record(self.at) {
+            if self.is_before_turn(record) {
+                if self.recording.is_input(self.at) {
+                    return self.handle_input(record);
+                }
+                self.apply(record)?;
+                continue;
+            }
             self.session.shutting_down = self.is_shut_down();
             let queued = self.session.queue.front().map(|queued| &queued.overrides);
             let queued = queued.map(|overrides| self.session.with_client_tools(overrides));
@@ -309,6 +317,29 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             self.session.handle_run_failed(Duration::ZERO, committed, error.clone());
         }
         self.perform()
+    }
+
+    /// Returns true if the machine waits to begin a turn, and the next record was made before that turn: the end of the
+    /// run's time, a change of the context, or an input before one of these. The machine does not wait for them in a
+    /// replay, because they depend on the clock and on services.
+    fn is_before_turn(&self, record: &Record) -> bool {
+        let run = self.session.run.as_deref();
+        let is_ready = run.is_some_and(|run| matches!(run.stage, RunStage::Ready(_)));
+        // The machine first asks for the tools.
+        let reads_tools = matches!(record, Record::ToolsFrozen { .. });
+        if !is_ready || reads_tools || !self.session.outbox.is_empty() {
+            return false;
+        }
+        let next = self.recording.next_made(self.at);
+        let is_limit = |at: usize, of: &str| {
+            let record = self.recording.record(at);
+            matches!(record, Some(Record::LimitReached { limit, .. }) if limit == of)
+        };
+        let is_change = |at: usize| {
+            matches!(self.recording.record(at), Some(Record::Compacted { .. }))
+                || is_limit(at, COMPACT_AT)
+        };
+        is_limit(next, RUN_TIMEOUT) || (self.at..next).any(is_change)
     }
 
     /// Returns true if the next queued run is interrupted before its first turn. The records do

@@ -1,43 +1,82 @@
-//! Requests that no state of the explorer has: a full queue, and the time of a run.
+//! Requests that no state of the explorer has: a full queue, the time of a run, and two requests for a smaller context.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{Limits, RunOverrides};
+use crate::config::{ClientTool, ContextPolicy, Limits, RunOverrides};
 use crate::event::{TurnSummary, TurnTimes};
 use crate::record::{JournalEntry, Record, ResponseMessage, Seq, StopMode, TurnEnd};
 use crate::session::{
     InputLimits, RecordedAt, RunInput, Session, SessionEffect, SessionRefusal, StoredSession,
-    TurnBegin,
+    SummaryReply, TurnBegin,
 };
 use crate::turn::fixtures::rules;
 use crate::turn::{CancelReason, TurnRecord, TurnRules};
-use crate::types::{Execution, RequestKind, RunId};
+use crate::types::{Execution, RequestKind, RunId, Usage};
 use crate::wire::PromptChange;
 
 /// A session whose runs may take ten seconds, with its journal.
 struct Recorded {
     session: Session,
+    rules: Arc<TurnRules>,
     log: Vec<JournalEntry>,
     began: Option<TurnBegin>,
     cancels: Vec<CancelReason>,
+    /// The number of requests for a summary.
+    summaries: usize,
+    /// The overrides whose rules the session has asked for.
+    asked: RefCell<Vec<RunOverrides>>,
 }
 
 fn limits() -> Limits {
     Limits { run_timeout: Some(Duration::from_secs(10)), ..Limits::default() }
 }
 
-fn turn_rules(_: &RunOverrides) -> Arc<TurnRules> {
-    Arc::new(TurnRules { limits: limits(), ..rules(Execution::Sequential) })
+fn turn_rules() -> TurnRules {
+    TurnRules { limits: limits(), ..rules(Execution::Sequential) }
 }
 
 impl Recorded {
     fn open() -> Self {
-        let session = Session::open("a", Vec::new(), crate::types::Metadata::default(), None, None);
-        let (log, cancels) = (Vec::new(), Vec::new());
-        let mut recorded = Self { session, log, began: None, cancels };
+        Self::with(turn_rules(), None)
+    }
+
+    fn with(rules: TurnRules, client_tools: Option<Arc<[ClientTool]>>) -> Self {
+        let metadata = crate::types::Metadata::default();
+        let mut recorded = Self {
+            session: Session::open("a", Vec::new(), metadata, None, client_tools),
+            rules: Arc::new(rules),
+            log: Vec::new(),
+            began: None,
+            cancels: Vec::new(),
+            summaries: 0,
+            asked: RefCell::default(),
+        };
         recorded.perform(Duration::ZERO);
         recorded
+    }
+
+    /// Opens a session whose only run has ended with an answer.
+    fn answered(client_tools: Option<Arc<[ClientTool]>>) -> Self {
+        let context = ContextPolicy { keep_turns: 0, ..ContextPolicy::default() };
+        let mut recorded = Self::with(TurnRules { context, ..turn_rules() }, client_tools);
+        recorded.start("go", 2).unwrap();
+        let answer = ResponseMessage { text: "Noon.".into(), ..ResponseMessage::default() };
+        recorded.commit(Some(Arc::new(answer)), Duration::ZERO);
+        recorded.perform(Duration::ZERO);
+        assert!(recorded.session.run().is_none());
+        recorded
+    }
+
+    /// Requests a smaller context.
+    fn compact(&mut self) {
+        let rules_of = |overrides: &RunOverrides| {
+            self.asked.borrow_mut().push(overrides.clone());
+            Arc::clone(&self.rules)
+        };
+        self.session.handle_compact_request(&rules_of).unwrap();
+        self.perform(Duration::ZERO);
     }
 
     fn start(&mut self, id: &str, inputs_max: usize) -> Result<(), SessionRefusal> {
@@ -49,7 +88,8 @@ impl Recorded {
             metadata: crate::types::Metadata::default(),
             into: None,
         };
-        self.session.handle_run_request(run, None, InputLimits::inputs(inputs_max), &turn_rules)?;
+        let rules_of = |_: &RunOverrides| Arc::clone(&self.rules);
+        self.session.handle_run_request(run, None, InputLimits::inputs(inputs_max), &rules_of)?;
         self.perform(Duration::ZERO);
         Ok(())
     }
@@ -63,16 +103,21 @@ impl Recorded {
     }
 
     fn perform(&mut self, now: Duration) {
-        while let Some(effect) = self.session.poll(now, &turn_rules) {
+        loop {
+            let rules_of = |overrides: &RunOverrides| {
+                self.asked.borrow_mut().push(overrides.clone());
+                Arc::clone(&self.rules)
+            };
+            let Some(effect) = self.session.poll(now, &rules_of) else { return };
             match effect {
                 SessionEffect::Record(batch) => {
                     batch.iter().for_each(|made| self.append(now, &made.record));
                 }
                 SessionEffect::BeginTurn(begin) => self.began = Some(*begin),
                 SessionEffect::CancelTurn(reason) => self.cancels.push(reason),
+                SessionEffect::RequestSummary(_) => self.summaries += 1,
                 SessionEffect::RunEnded(_)
                 | SessionEffect::ReadTools
-                | SessionEffect::RequestSummary(_)
                 | SessionEffect::ContextReduced { .. }
                 | SessionEffect::RunRefused { .. }
                 | SessionEffect::Close => {}
@@ -133,6 +178,82 @@ fn queued_and_steered_inputs_share_a_maximum() {
 }
 
 #[test]
+fn inputs_that_wait_for_the_next_turn_count_while_it_waits_for_tools() {
+    let mut recorded = Recorded::with(TurnRules { has_servers: true, ..turn_rules() }, None);
+    recorded.start("first", 2).unwrap();
+    assert!(recorded.session.waits_for_tools());
+    let steer = |recorded: &mut Recorded| {
+        let steered = recorded.session.handle_steer("more".into(), None, InputLimits::inputs(2));
+        recorded.perform(Duration::ZERO);
+        steered
+    };
+    // The input of the run itself does not wait.
+    assert_eq!((steer(&mut recorded), steer(&mut recorded)), (Ok(None), Ok(None)));
+    let full = SessionRefusal::QueueFull(2);
+    assert_eq!(steer(&mut recorded), Err(full));
+    assert_eq!(recorded.start("second", 2), Err(full));
+    // The next request has them.
+    assert!(recorded.session.handle_tools_read("list".into()));
+    recorded.perform(Duration::ZERO);
+    assert!(recorded.began.is_some());
+    assert_eq!(steer(&mut recorded), Ok(None));
+}
+
+#[test]
+fn a_run_that_waits_for_tools_ends_when_its_time_is_over() {
+    let seconds = Duration::from_secs;
+    let mut recorded = Recorded::with(TurnRules { has_servers: true, ..turn_rules() }, None);
+    recorded.start("go", 2).unwrap();
+    assert_eq!(recorded.session.deadline_before_turn(), Some(seconds(10)));
+    recorded.perform(seconds(10) - Duration::from_millis(1));
+    assert!(recorded.began.is_none() && recorded.session.waits_for_tools());
+    recorded.perform(seconds(10));
+    let begin = recorded.began.take().unwrap();
+    assert_eq!(begin.cancel, Some(CancelReason::RunTimeout), "the turn makes no request");
+    assert!(!recorded.session.waits_for_tools());
+    assert_eq!(recorded.session.deadline_before_turn(), None);
+    let is_limit = |entry: &&JournalEntry| {
+        matches!(&entry.record, Record::LimitReached { limit, value: 10_000, maximum: 10_000, action, .. }
+            if limit == "run_timeout" && action == "ended")
+    };
+    assert_eq!(recorded.log.iter().filter(is_limit).count(), 1);
+    // The run ends too if the host stops before the turn has a record.
+    let stored = StoredSession::read(&recorded.log, &|_| limits().into()).unwrap();
+    recorded.session = stored.session;
+    recorded.session.handle_wake(seconds(20), false);
+    recorded.perform(seconds(20));
+    assert_eq!(recorded.began.unwrap().cancel, Some(CancelReason::RunTimeout));
+    assert_eq!(recorded.log.iter().filter(is_limit).count(), 1);
+}
+
+#[test]
+fn two_requests_for_a_smaller_context_ask_for_one_summary() {
+    let mut recorded = Recorded::answered(None);
+    recorded.compact();
+    recorded.compact();
+    assert_eq!(recorded.summaries, 1);
+    let rules = Arc::clone(&recorded.rules);
+    let failed = SummaryReply::Failed { usage: Usage::default() };
+    recorded.session.handle_summary(failed, &|_| Arc::clone(&rules));
+    recorded.perform(Duration::ZERO);
+    assert_eq!(recorded.summaries, 1, "nothing else asks for one");
+    recorded.compact();
+    assert_eq!(recorded.summaries, 2);
+}
+
+#[test]
+fn the_context_of_an_idle_session_has_the_tools_that_its_client_runs() {
+    let schema = serde_json::json!({"type": "object", "properties": {}});
+    let tools = [ClientTool::new("open_file", "Opens a file.", schema)];
+    let mut recorded = Recorded::answered(Some(tools.into()));
+    recorded.compact();
+    assert_eq!(recorded.summaries, 1);
+    let asked = recorded.asked.borrow();
+    assert!(asked.len() > 2, "{asked:?}");
+    assert!(asked.iter().all(|overrides| overrides.client_tools.is_some()), "{asked:?}");
+}
+
+#[test]
 fn the_reason_of_a_changed_prompt_is_kept_until_a_response_proves_that_a_request_was_sent() {
     let mut recorded = Recorded::open();
     recorded.start("go", 2).unwrap();
@@ -179,18 +300,22 @@ fn the_time_of_a_run_stands_still_while_people_are_waited_for_and_while_no_host_
     assert_eq!(spec(&recorded), (Duration::ZERO, seconds(10)));
     recorded.commit_steered(seconds(3));
     assert_eq!(spec(&recorded), (seconds(3), seconds(9)), "two of the seconds were of people");
+    let deadline = |recorded: &Recorded| recorded.session.run().unwrap().deadline();
+    assert_eq!(deadline(&recorded), Some(seconds(12)));
     // The turn is lost after four seconds, of which it waited for people during one.
     recorded.session.handle_resting(seconds(4), true);
     recorded.session.handle_resting(seconds(5), false);
     recorded.session.handle_turn_lost(seconds(7));
     recorded.perform(seconds(7));
     assert_eq!(spec(&recorded), (seconds(7), seconds(6)));
+    assert_eq!(deadline(&recorded), Some(seconds(13)));
     // Another host knows the times of committed turns only.
     let stored = StoredSession::read(&recorded.log, &|_| limits().into()).unwrap();
     recorded.session = stored.session;
     recorded.session.handle_wake(seconds(100), false);
     recorded.perform(seconds(101));
     assert_eq!(spec(&recorded), (seconds(4), seconds(8)));
+    assert_eq!(deadline(&recorded), Some(seconds(109)));
 }
 
 #[test]
