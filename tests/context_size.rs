@@ -413,7 +413,7 @@ async fn a_run_that_waits_for_a_summary_ends_when_its_time_is_over() {
     let world = host(responses, 600, |config| {
         let agent = config.agents.get_mut("default").unwrap();
         agent.context.keep_turns = 0;
-        agent.limits.run_timeout = Some(Duration::from_secs(1));
+        agent.limits.run_timeout = Some(Duration::from_secs(5));
     })
     .await;
     let (report, events) = run_with_events(&world).await;

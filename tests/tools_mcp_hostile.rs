@@ -641,6 +641,7 @@ async fn a_call_in_a_lost_session_is_not_sent_and_the_next_one_works() {
 async fn a_refusal_of_a_service_is_an_error_and_a_failure_is_unknown() {
     let repeatable = "idempotent = true\nretries = 2\n";
     for (mode, keys, calls, status, text) in [
+        ("status 303", "", 1, "unknown", "test answered HTTP 303 See Other"),
         ("status 400", repeatable, 1, "error", "test answered HTTP 400 Bad Request: no such city"),
         ("status 401", repeatable, 1, "error", "test answered HTTP 401 Unauthorized: no such city"),
         ("status 404", repeatable, 1, "error", "test answered HTTP 404 Not Found: no such city"),
@@ -673,14 +674,22 @@ async fn a_refusal_of_a_service_is_an_error_and_a_failure_is_unknown() {
 }
 
 #[tokio::test]
-async fn a_wrong_path_is_named_with_the_status() {
+async fn a_wrong_path_is_named_with_the_status_and_no_query_is_shown() {
     let (_service, address) = Service::start("plain").await;
-    let folder = Folder::new("path");
-    let text = format!("[mcp.test]\nurl = \"http://{address}/nowhere?key=hidden\"\n");
-    let list = move || folder.tools(&text, &["list"]);
-    let (_, printed) = tokio::task::spawn_blocking(list).await.unwrap();
-    let expected = format!("http://{address}/nowhere answered HTTP 404 Not Found");
-    let down = printed.lines().find(|line| line.contains("is down")).unwrap();
-    assert!(down.contains(&expected), "{printed}");
-    assert!(!down.contains("rmcp") && !down.contains("hidden"), "{printed}");
+    let closed = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+    for (url, expected) in [
+        (
+            format!("http://{address}/nowhere"),
+            format!("http://{address}/nowhere answered HTTP 404 Not Found"),
+        ),
+        (format!("http://{closed}/mcp"), format!("http://{closed}/mcp")),
+    ] {
+        let folder = Folder::new("path");
+        let text = format!("[mcp.test]\nurl = \"{url}?key=hidden\"\n");
+        let list = move || folder.tools(&text, &["list"]);
+        let (_, printed) = tokio::task::spawn_blocking(list).await.unwrap();
+        let down = printed.lines().find(|line| line.contains("is down")).unwrap();
+        assert!(down.contains(&expected), "{printed}");
+        assert!(!down.contains("rmcp") && !down.contains("hidden"), "{printed}");
+    }
 }

@@ -165,7 +165,8 @@ impl RunView {
                     .extend(self.progress.handle_event(self.started.elapsed(), &event.event));
             }
             Ok(None) => {}
-            // The report follows.
+            // The session has ended. The report follows.
+            Err(HostError::SessionClosed | HostError::ShuttingDown) => {}
             Err(_) => self.complete = false,
         }
     }
@@ -243,6 +244,7 @@ fn json_lines(event: &NextEvent) -> String {
             public.map(|event| event.json + "\n").collect()
         }
         Err(HostError::Journal(error)) => journal_failed(error, None).json + "\n",
+        Err(HostError::SessionClosed | HostError::ShuttingDown) => String::new(),
         Err(_) => "{\"type\":\"resync\"}\n".to_owned(),
     }
 }

@@ -186,6 +186,12 @@ impl SessionLog {
         self.state.lock().closed = true;
     }
 
+    /// Returns whether the log is closed.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+
     /// Closes the log if all appended records are durable. Returns whether they are, and does
     /// nothing if they are not.
     #[must_use]

@@ -400,7 +400,8 @@ impl AccumulatorState {
         self.set_timer(myself);
     }
 
-    /// Performs what follows from a decision, and replies. The caller waits until its record is durable.
+    /// Performs what follows from a decision, and replies. The caller waits until its record is durable. Without a
+    /// reply, because the session has hibernated and the record was not appended, the caller sends the decision again.
     fn reply_to_decision(
         &mut self,
         reply: DecisionReply,
@@ -408,8 +409,10 @@ impl AccumulatorState {
         myself: &ActorRef<AccumulatorMessage>,
     ) {
         self.perform_effects(myself);
-        // The caller may have dropped the receiver.
-        let _ = reply.send(accepted);
+        if !self.setup.log.is_closed() {
+            // The caller may have dropped the receiver.
+            let _ = reply.send(accepted);
+        }
     }
 
     fn set_timer(&mut self, myself: &ActorRef<AccumulatorMessage>) {

@@ -595,7 +595,8 @@ impl fmt::Debug for SessionHandle {
     }
 }
 
-/// A run that was started or waits for the run before it.
+/// A run that was started or waits for the run before it. While it exists, the session has a reader: it does not
+/// hibernate, and approvals wait for a decision.
 #[non_exhaustive]
 pub struct StartedRun {
     /// The run's id.

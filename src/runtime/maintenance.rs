@@ -172,7 +172,7 @@ fn remove(shared: &super::host_state::HostState, old: &[SessionId]) -> Result<()
     let deleted: Vec<&SessionId> = old.iter().filter(is_gone).collect();
     if !deleted.is_empty() {
         shared.uncount_sessions(deleted.len());
-        // Told before another session can have the id.
+        // The subscribers are notified before another session can have the id.
         deleted.iter().for_each(|id| shared.session_states.deleted(id));
         tracing::info!(count = deleted.len(), "idle_sessions_deleted");
     }

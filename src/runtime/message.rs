@@ -74,7 +74,8 @@ pub(super) enum SessionMessage {
         request: Option<RequestKey>,
         reply: RpcReplyPort<Result<Seq, HostError>>,
     },
-    /// Continue the run that was open when the session was stored.
+    /// Continue the run that was open when the session was stored. Also sent when the time of a run is over that waits
+    /// before its next turn.
     ContinueRun,
     /// Resume a suspended run on request.
     Resume { reply: RpcReplyPort<Result<Seq, HostError>> },

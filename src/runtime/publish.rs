@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use crate::event::{Event, PublishedEvent};
 use crate::journal::{JournalError, unix_ms};
 use crate::response::ResponseAssembler;
-use crate::telemetry::{Feed, PendingSubscription, SourceRecord, Subscription, Telemetry};
+use crate::telemetry::{Feed, ReaderGuard, SourceRecord, Subscription, Telemetry};
 use crate::types::{RunId, Seq, SessionId};
 
 /// The size of a subscriber's queue. When it is full, the subscriber's stream ends. A full queue costs
@@ -139,7 +139,7 @@ impl FeedAccess {
 
     /// Returns the session's feed, which stays open while the second value exists. `None` if the
     /// session is gone or hibernates.
-    pub(super) fn begin_subscription(&self) -> Option<(Arc<Feed>, PendingSubscription)> {
+    pub(super) fn begin_subscription(&self) -> Option<(Arc<Feed>, ReaderGuard)> {
         let feed = self.feed.upgrade()?;
         let pending = feed.begin_subscription()?;
         Some((feed, pending))

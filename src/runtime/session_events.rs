@@ -26,9 +26,7 @@ use super::publish::SUBSCRIBER_EVENTS_MAX;
 use crate::event::{Event, EventId, PublishedEvent};
 use crate::journal::{JournalEntry, JournalError, SessionSummary};
 use crate::record::{PastEvents, part_after};
-use crate::telemetry::{
-    Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, Subscription,
-};
+use crate::telemetry::{Feed, FeedItem, FeedPosition, FeedSnapshot, ReaderGuard, Subscription};
 use crate::types::{RunId, Seq, SessionId};
 
 /// Number of records of the first read, whose size is unknown.
@@ -231,7 +229,7 @@ impl Default for HistoryLimits {
 struct HistoryReader {
     feed: Weak<Feed>,
     /// Keeps the session in memory while stored events are read. `None` for a session that is not in memory.
-    pending: Option<PendingSubscription>,
+    pending: Option<ReaderGuard>,
     host: HostRef,
     session: SessionId,
     /// The position after which events are returned.

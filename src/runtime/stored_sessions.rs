@@ -245,7 +245,7 @@ pub(super) async fn delete(
     let is_deleted = matches!(deleted, Ok((_, true)));
     if is_deleted {
         link.shared.uncount_sessions(1);
-        // Told before another session can have the id.
+        // The subscribers are notified before another session can have the id.
         link.shared.session_states.deleted(id);
     }
     link.shared.suspended.lock().remove(id);

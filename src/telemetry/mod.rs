@@ -40,7 +40,7 @@ mod traces;
 
 pub use exporter::Telemetry;
 pub use feed::{
-    Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, SourceRecord, Subscription,
+    Feed, FeedItem, FeedPosition, FeedSnapshot, ReaderGuard, SourceRecord, Subscription,
     journal_failed,
 };
 pub use live_hooks::{LiveHook, RegisteredLiveHooks};

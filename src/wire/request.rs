@@ -237,36 +237,77 @@ pub(super) fn function_tools(tools: &[ToolDefinition]) -> Vec<Value> {
     tools.iter().map(function).collect()
 }
 
-/// Returns a schema of arguments in the form that services accept: of an object with properties, without a
-/// reference or alternatives at the top level. Error messages of services: "input_schema does not support oneOf,
-/// allOf, or anyOf at the top level" (<https://github.com/anthropics/claude-code/issues/5973>), "schema must have
-/// type 'object' and not have 'oneOf'/'anyOf'/'allOf'/'enum'/'not' at the top level"
-/// (<https://github.com/langchain-ai/langchainjs/issues/9804>). The host checks the arguments of a call against
-/// the original schema.
+/// Keywords at the top level of a schema that services refuse: "input_schema does not support oneOf, allOf, or anyOf at
+/// the top level" (<https://github.com/anthropics/claude-code/issues/5973>), "schema must have type 'object' and not
+/// have 'oneOf'/'anyOf'/'allOf'/'enum'/'not' at the top level"
+/// (<https://github.com/langchain-ai/langchainjs/issues/9804>).
+const REFUSED_KEYWORDS: [&str; 6] = ["$ref", "oneOf", "anyOf", "allOf", "enum", "not"];
+
+/// Depth to which references and alternatives are followed. Schemas may refer to themselves.
+const PARTS_DEPTH_MAX: u32 = 2;
+
+/// Returns a schema of arguments in the form that services accept: of an object with properties. Those of a reference
+/// and of alternatives at the top level are merged into it. The host checks the arguments of a call against the
+/// original schema.
 pub(super) fn object_schema(schema: &Value) -> Cow<'_, Value> {
-    const REFUSED: [&str; 6] = ["$ref", "oneOf", "anyOf", "allOf", "enum", "not"];
     let Value::Object(members) = schema else {
         return Cow::Owned(json!({"type": "object", "properties": {}}));
     };
     let fits = members.get("type").is_some_and(|kind| kind == "object")
         && members.contains_key("properties")
-        && !REFUSED.iter().any(|key| members.contains_key(*key));
+        && !REFUSED_KEYWORDS.iter().any(|key| members.contains_key(*key));
     if fits {
         return Cow::Borrowed(schema);
     }
-    let mut members = members.clone();
-    if let Some(Value::String(reference)) = members.remove("$ref")
-        && let Some(Value::Object(target)) =
-            reference.strip_prefix('#').and_then(|path| schema.pointer(path))
-    {
-        // The other members, such as `$defs`, stay.
-        members =
-            target.iter().map(|(key, value)| (key.clone(), value.clone())).chain(members).collect();
-    }
-    members.retain(|key, _| !REFUSED.contains(&key.as_str()));
+    let mut members = merged(schema, members, 0);
     members.insert("type".to_owned(), Value::from("object"));
-    members.entry("properties").or_insert_with(|| json!({}));
+    let properties = members.entry("properties").or_insert_with(|| json!({})).clone();
+    if let Some(Value::Array(required)) = members.get_mut("required") {
+        required.retain(|name| name.as_str().is_some_and(|name| properties.get(name).is_some()));
+    }
     Cow::Owned(Value::Object(members))
+}
+
+/// Merges what a schema refers to, all of its `allOf`, and the properties of its alternatives into it. Its own
+/// keywords take precedence.
+fn merged(root: &Value, schema: &Map<String, Value>, depth: u32) -> Map<String, Value> {
+    let mut whole = schema.clone();
+    whole.retain(|key, _| !REFUSED_KEYWORDS.contains(&key.as_str()));
+    if depth > PARTS_DEPTH_MAX {
+        return whole;
+    }
+    let reference = schema.get("$ref").and_then(Value::as_str);
+    let target = reference.and_then(|path| root.pointer(path.strip_prefix('#')?));
+    let items = |key: &str| schema.get(key).and_then(Value::as_array).into_iter().flatten();
+    for part in target.into_iter().chain(items("allOf")).filter_map(Value::as_object) {
+        merge(&mut whole, merged(root, part, depth + 1));
+    }
+    for part in items("anyOf").chain(items("oneOf")).filter_map(Value::as_object) {
+        let mut part = merged(root, part, depth + 1);
+        part.retain(|key, _| key == "properties");
+        merge(&mut whole, part);
+    }
+    whole
+}
+
+fn merge(whole: &mut Map<String, Value>, part: Map<String, Value>) {
+    for (key, value) in part {
+        match (whole.get_mut(&key), value) {
+            (Some(Value::Object(own)), Value::Object(more)) => {
+                for (name, value) in more {
+                    own.entry(name).or_insert(value);
+                }
+            }
+            (Some(Value::Array(own)), Value::Array(more)) if key == "required" => {
+                own.extend(more);
+                own.dedup();
+            }
+            (Some(_), _) => {}
+            (None, value) => {
+                whole.insert(key, value);
+            }
+        }
+    }
 }
 
 crate::types::impl_with!(ModelRequest);
@@ -297,6 +338,25 @@ mod tests {
             "$defs": {"Input": definition},
         });
         assert_eq!(*object_schema(&referring), expected);
+        let alternatives = json!({
+            "type": "object",
+            "required": ["b"],
+            "oneOf": [
+                {"properties": {"a": {"type": "string"}}, "required": ["a"]},
+                {"properties": {"c": {"type": "integer"}}},
+            ],
+            "allOf": [
+                {"$ref": "#/$defs/Base"},
+                {"properties": {"d": {"type": "null"}}, "required": ["d", "e"]},
+            ],
+            "$defs": {"Base": {"$ref": "#/$defs/Other"}, "Other": {"properties": {"b": {}}}},
+        });
+        let sent = object_schema(&alternatives).into_owned();
+        let names: Vec<_> = sent["properties"].as_object().unwrap().keys().collect();
+        assert_eq!(names, ["a", "b", "c", "d"]);
+        assert_eq!(sent["required"], json!(["b", "d"]));
+        let own = json!({"$ref": "#", "properties": {"a": {"type": "string"}}});
+        assert_eq!(object_schema(&own)["properties"], json!({"a": {"type": "string"}}));
         let dangling = json!({"$ref": "other.json", "description": "d"});
         let expected = json!({"type": "object", "properties": {}, "description": "d"});
         assert_eq!(*object_schema(&dangling), expected);

@@ -51,16 +51,17 @@ struct FeedState {
     catch_up: CatchUpState,
     /// The journal's failure, after which nothing is delivered.
     failed: Option<JournalError>,
-    /// Counts the subscribers that are about to join: each holds a reference.
-    subscriptions: Arc<()>,
+    /// Counts the readers, present and future: each has a [`ReaderGuard`] with a reference.
+    readers: Arc<()>,
     /// True if the feed accepts no subscribers, because the session is being unloaded.
     closed: bool,
 }
 
-/// Keeps the feed open until the subscriber has joined.
+/// Counts as a reader of the feed: keeps the feed open, and approvals wait. A subscription has one; a subscriber that
+/// has yet to join may hold one before.
 #[derive(Clone, Debug)]
 #[must_use = "the feed stays open only while this value exists"]
-pub struct PendingSubscription(#[expect(dead_code, reason = "its references are counted")] Arc<()>);
+pub struct ReaderGuard(#[expect(dead_code, reason = "its references are counted")] Arc<()>);
 
 /// The record that an event shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +115,7 @@ impl Feed {
             waiting: VecDeque::new(),
             catch_up: CatchUpState::new(published),
             failed: None,
-            subscriptions: Arc::default(),
+            readers: Arc::default(),
             closed: false,
         };
         Self { telemetry, state: Mutex::new(state), ring: Arc::default() }
@@ -217,23 +218,23 @@ impl Feed {
     /// Announces a subscriber: the feed stays open while the returned value exists. Returns `None` if the feed is
     /// closed.
     #[must_use]
-    pub fn begin_subscription(&self) -> Option<PendingSubscription> {
+    pub fn begin_subscription(&self) -> Option<ReaderGuard> {
         let state = self.state.lock();
-        (!state.closed).then(|| PendingSubscription(Arc::clone(&state.subscriptions)))
+        (!state.closed).then(|| ReaderGuard(Arc::clone(&state.readers)))
     }
 
     /// Closes the feed if it has no subscribers and none is announced. Returns whether it is closed.
     #[must_use]
     pub fn close_if_unwatched(&self) -> bool {
         let mut state = self.state.lock();
-        state.closed = Arc::strong_count(&state.subscriptions) == 1;
+        state.closed = Arc::strong_count(&state.readers) == 1;
         state.closed
     }
 
     /// Returns whether there are subscribers, or one is announced.
     #[must_use]
     pub fn is_watched(&self) -> bool {
-        Arc::strong_count(&self.state.lock().subscriptions) > 1
+        Arc::strong_count(&self.state.lock().readers) > 1
     }
 
     /// Reopens the feed.
@@ -253,8 +254,8 @@ impl Feed {
             self.ring.fail(error);
         }
         let count = SubscriberCount::new(&self.telemetry);
-        let counted = PendingSubscription(Arc::clone(&state.subscriptions));
-        Subscription::new(reader, state.catch_up.delivered, count, counted)
+        let guard = ReaderGuard(Arc::clone(&state.readers));
+        Subscription::new(reader, state.catch_up.delivered, count, guard)
     }
 
     fn count_lagged(&self, lagged: usize) {

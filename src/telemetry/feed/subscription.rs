@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use futures::Stream;
 use serde_json::json;
 
-use super::PendingSubscription;
+use super::ReaderGuard;
 use super::ring::RingReader;
 use crate::event::{EventId, PublicEvent, PublishedEvent};
 use crate::journal::JournalError;
@@ -53,7 +53,7 @@ pub struct Subscription {
     reader: RingReader,
     start: EventId,
     _count: SubscriberCount,
-    _counted: PendingSubscription,
+    _guard: ReaderGuard,
 }
 
 /// Counts a subscriber in the metrics.
@@ -78,9 +78,9 @@ impl Subscription {
         reader: RingReader,
         start: EventId,
         count: SubscriberCount,
-        counted: PendingSubscription,
+        guard: ReaderGuard,
     ) -> Self {
-        Self { reader, start, _count: count, _counted: counted }
+        Self { reader, start, _count: count, _guard: guard }
     }
 
     /// Returns the position before the first event.

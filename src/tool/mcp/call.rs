@@ -262,9 +262,9 @@ impl McpTool {
 fn http_failure(failure: HttpFailure, problem: String, context: &ToolContext) -> ToolError {
     let HttpFailure { status, wait } = failure;
     let error = match status {
-        // The service may have failed after it had acted.
-        500.. => unanswered(problem, FailureKind::HttpStatus, context),
-        _ => ToolError::new(problem).with_kind(FailureKind::HttpStatus),
+        400..=499 => ToolError::new(problem).with_kind(FailureKind::HttpStatus),
+        // The service may have failed after it had acted. A redirection may lead to the result.
+        _ => unanswered(problem, FailureKind::HttpStatus, context),
     };
     match (status, wait) {
         (TOO_MANY_REQUESTS, wait) => error.retry_after(wait.unwrap_or(BUSY_WAIT)),

@@ -30,7 +30,7 @@ use super::http::ObservedHttpClient;
 use super::questions::{ELICIT, decline};
 use super::shared::{OpenCalls, OpenConnection, SharedConnection};
 use super::stdio::{STDERR_BYTES_MAX, StdioTransport, keep_tail};
-use super::transport_error::{HttpFailure, error_chain};
+use super::transport_error::{HttpFailure, error_chain, without_query};
 use crate::config::McpTransport;
 use crate::launcher::{ProcessControl, ProcessEnd, Program};
 use crate::tool::defined_input::DefinitionError;
@@ -187,14 +187,6 @@ impl Endpoint {
             }
         }
     }
-}
-
-/// Returns a URL without its query, which may have a key.
-fn without_query(url: &Url) -> Url {
-    let mut url = url.clone();
-    url.set_query(None);
-    url.set_fragment(None);
-    url
 }
 
 /// The error of an attempt to connect.

@@ -266,6 +266,10 @@ impl McpServer {
                 () = changed => {
                     let quiet = next.elapsed();
                     let read = self.list_again(open).await;
+                    if read.is_err() {
+                        // The change has yet to be read.
+                        self.shared.list_changed.notify_one();
+                    }
                     let read = read.map(|tools| Arc::new(self.listing(&tools)));
                     let new = read.ok().filter(|read| *read != listing);
                     next = Instant::now() + pause.handle_list(quiet, new.is_some());

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::{Duration, SystemTime};
 
-use reqwest::StatusCode;
+use reqwest::{StatusCode, Url};
 use rmcp::model::ErrorData;
 use rmcp::service::{ClientInitializeError, ServiceError};
 use rmcp::transport::DynamicTransportError;
@@ -101,9 +101,28 @@ pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
         Some(StreamableHttpError::InsufficientScope(error)) => {
             return format!("{}: {}", status_text(403), error.www_authenticate_header);
         }
-        Some(StreamableHttpError::Client(error)) => error as &(dyn Error + 'static),
+        Some(StreamableHttpError::Client(error)) => {
+            let text = source_chain(error);
+            return match error.url() {
+                Some(url) => text.replace(url.as_str(), without_query(url).as_str()),
+                None => text,
+            };
+        }
         Some(_) | None => cause,
     };
+    source_chain(cause)
+}
+
+/// Returns a URL without its query, which may have a key.
+pub(super) fn without_query(url: &Url) -> Url {
+    let mut url = url.clone();
+    url.set_query(None);
+    url.set_fragment(None);
+    url
+}
+
+/// Returns the texts of an error and of its sources.
+fn source_chain(cause: &(dyn Error + 'static)) -> String {
     let mut text = cause.to_string();
     let mut source = cause.source();
     while let Some(error) = source {
