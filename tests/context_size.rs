@@ -477,8 +477,8 @@ async fn a_summary_that_is_cut_off_or_filtered_replaces_nothing() {
 
 #[tokio::test]
 async fn a_summary_must_save_a_third_of_the_request_as_it_is_counted_afterwards() {
-    // What is new counts three times its estimate, because that was so for the result. The messages that a summary
-    // replaces count as many tokens for their estimate as the whole request.
+    // When the result was added, the service's count grew by three times the estimate. So the host counts new messages,
+    // such as a summary, as three times their estimate, and the replaced messages at the average of the whole request.
     for (words, saves) in [(1, true), (200, false)] {
         let summary = "word ".repeat(words);
         let responses = [

@@ -225,7 +225,7 @@ fn store_tool_names_of(
     });
     let end = stream::once(async move {
         let taken = calls.wait_for_taken_names(&request);
-        // If the request was given up, nobody takes the names.
+        // If the caller has cancelled the request, it never reads the names. The wait then ends by its time limit.
         let _ = tokio::time::timeout(LIST_WAIT_MAX, taken).await;
     });
     events.chain(end.filter_map(|()| std::future::ready(None))).boxed()
