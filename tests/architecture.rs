@@ -62,7 +62,7 @@ const CIRCLE_MAX: usize = 3;
 struct Source {
     /// Its path below `src/`.
     path: PathBuf,
-    /// Its module's path, such as `["turn", "step"]`.
+    /// Its module's path, such as `["turn", "call"]`.
     module: Vec<String>,
     /// Its text without test modules.
     code: Vec<String>,
@@ -424,8 +424,8 @@ fn no_large_circle_of_files() {
 #[test]
 fn the_circle_check_reads_imports() {
     let source = Source {
-        path: "turn/step.rs".into(),
-        module: vec!["turn".to_owned(), "step".to_owned()],
+        path: "turn/call.rs".into(),
+        module: vec!["turn".to_owned(), "call".to_owned()],
         code: vec![
             "use super::effect::{Effect, plan::{A, B as C}, Place};".to_owned(),
             "use crate::types::Seq;".to_owned(),

@@ -259,10 +259,13 @@ fn an_approval_may_be_asked_before_and_after_a_call() {
         let expected = before.union(ApprovalPolicy::AFTER);
         assert_eq!(parse(&text(value)).tools["clock"].approval, Some(expected), "{value}");
     }
-    let words = "\"never\", \"destructive\", \"writes\", \"before\" or \"after\"";
+    let words = "\"never\", \"destructive\", \"writes\", \"before\", \"after\", \
+                 \"destructive and after\", \"writes and after\" or \"before and after\"";
     for value in ["never and after", "after and after"] {
         let expected = format!("2: tools.clock.approval: must be {words}, not {value:?}");
         assert_eq!(complaints(&text(value)), [expected]);
+        let error = serde_json::from_value::<ApprovalPolicy>(value.into()).unwrap_err();
+        assert_eq!(error.to_string(), format!("approval is {words}, not {value:?}"));
     }
 }
 

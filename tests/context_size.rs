@@ -461,17 +461,33 @@ async fn a_summary_that_is_cut_off_or_filtered_replaces_nothing() {
     for word in ["length", "content_filter"] {
         let finish_reason = Finish::Word(word.to_owned());
         let part = Response { finish_reason, ..Response::text("## Goal\na part of") };
-        let responses = [calls("long"), Response::text("First."), part];
+        let responses = [
+            calls("long"),
+            Response::text("First."),
+            of_tokens(part, 500),
+            Response::text("Next."),
+        ];
         let world = host(responses, 0, |config| {
             config.agents.get_mut("default").unwrap().context.keep_turns = 0;
         })
         .await;
         world.run("one").await;
+        let before = world.session.snapshot().await.unwrap().usage;
         let compacted = within(world.session.compact()).await;
         assert_eq!(compacted.unwrap_err(), HostError::SummaryFailed, "{word}");
         assert_eq!(world.requests().len(), 3);
-        assert_eq!(world.session.snapshot().await.unwrap().history.len(), 4, "{word}");
+        let snapshot = world.session.snapshot().await.unwrap();
+        assert_eq!(snapshot.history.len(), 4, "{word}");
+        // Its tokens are counted in the session, and not in a run.
+        let input_tokens = snapshot.usage.input_tokens - before.input_tokens;
+        let output_tokens = snapshot.usage.output_tokens - before.output_tokens;
+        assert_eq!((input_tokens, output_tokens), (500, 5), "{word}");
+        world.run("two").await;
+        let entries = world.session.records(Seq(0)).await.unwrap();
+        let text: String = callsheet::journal::export::text(&entries).collect();
+        assert!(text.contains("compact_at: ") && !text.contains("misplaced"), "{text}");
         check_valid(&world).await;
+        check_replay(&world, |_| ()).await;
     }
 }
 

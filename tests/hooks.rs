@@ -419,6 +419,25 @@ async fn a_program_that_is_gone_refuses() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_message_of_a_program_has_no_secret() {
+    for status in [1, 2] {
+        let folder = Folder::new();
+        let services = Services::start(&folder.path).await;
+        folder.script("guard", &format!("echo \"no $TOKEN\" >&2; exit {status}"));
+        let tools = folder.tools(&services.origin, "never");
+        let text = format!(
+            "{tools}{TABLE}kind = \"command\"\ncommand = [\"./guard\"]\ntools = [\"native\"]\n\
+             secret_env = {{ TOKEN = \"{SECRET_VARIABLE}\" }}\n"
+        );
+        let host = folder.host(&text, model(false)).start().await.unwrap();
+        let (report, _) = run(&host).await;
+        let result = &report.calls[0].result;
+        assert!(result.contains("no [redacted]"), "{status}: {result}");
+        host.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn hooks_see_change_and_chain_arguments_and_results() {
     let folder = Folder::new();
     let services = Services::start(&folder.path).await;

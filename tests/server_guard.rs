@@ -95,6 +95,20 @@ async fn bodies_must_be_json_with_known_members_and_limited_size() {
     let unknown = service.post("/v1/sessions", json!({"idd": "x"})).await;
     assert_eq!(unknown.error(), (400, "invalid_request".to_owned()));
     assert!(unknown.body.contains("`idd`"), "{unknown:?}");
+    let body = json!({"input": "go"});
+    for (path, body) in [
+        ("/v1/sessions", json!({"id": "s"})),
+        ("/v1/sessions/s/runs", body.clone()),
+        ("/v1/sessions/s/steer", body),
+        ("/v1/sessions/s/resume", json!({})),
+    ] {
+        let answer = service.post(&format!("{path}?wait=true"), body.clone()).await;
+        assert_eq!(answer.error(), (400, "invalid_request".to_owned()), "{path}");
+        assert!(answer.body.contains("unknown field `wait`"), "{answer:?}");
+        if path == "/v1/sessions" {
+            assert_eq!(service.post(path, body).await.status, 201);
+        }
+    }
 
     let large = json!({"id": "x".repeat(2000)}).to_string();
     let answer = service.send(&post("/v1/sessions", "", &large)).await;

@@ -474,6 +474,13 @@ async fn answer(State(service): State<Arc<Service>>, Json(message): Json<Value>)
             }
             json("result", answered())
         }
+        "tools/call" if service.mode.starts_with("error") => {
+            service.calls.fetch_add(1, Ordering::SeqCst);
+            let code: i32 = service.mode.trim_start_matches("error ").parse().unwrap();
+            let error = json!({"code": code, "message": "no such city"});
+            let body = Json(json!({"jsonrpc": "2.0", "id": null, "error": error}));
+            (StatusCode::INTERNAL_SERVER_ERROR, body).into_response()
+        }
         "tools/call" if service.mode.starts_with("status") => {
             let is_first = service.calls.fetch_add(1, Ordering::SeqCst) == 0;
             let status = service.mode.trim_start_matches("status ").parse().unwrap();
@@ -669,6 +676,31 @@ async fn a_refusal_of_a_service_is_an_error_and_a_failure_is_unknown() {
             _ if text.starts_with("test answered") => assert_eq!(kind, "http_status"),
             _ => assert_eq!(kind, "tool_error"),
         }
+        host.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn an_error_without_an_id_is_a_refusal_only_if_its_code_says_so() {
+    for (mode, status, expected) in [
+        ("error -32700", "error", "no such city (code -32700)"),
+        ("error -32600", "error", "no such city (code -32600)"),
+        ("error -32601", "error", "no such city (code -32601)"),
+        ("error -32602", "error", "no such city (code -32602)"),
+        ("error -32603", "unknown", "no such city (code -32603); the call may or may not have"),
+        ("error -32000", "error", "no such city (code -32000)"),
+        ("error -32050", "unknown", "no such city (code -32050); the call may or may not have"),
+    ] {
+        let (service, address) = Service::start(mode).await;
+        let folder = Folder::new("error");
+        let model = calling([("test__act", json!({}))]);
+        let table = format!("[mcp.test]\nurl = \"http://{address}/mcp\"\n");
+        let host = folder.host(&table, &model).await;
+        let session = host.open_session("one").await.unwrap();
+        let report = session.run("go").await.unwrap();
+        let (found, answer) = result(&report);
+        assert!(found == status && answer.contains(expected), "{mode}: {found}: {answer}");
+        assert_eq!(service.calls.load(Ordering::SeqCst), 1, "{mode}");
         host.shutdown().await;
     }
 }

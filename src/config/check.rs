@@ -53,6 +53,18 @@ impl Config {
                 add_error(format!("agents.{name}.limits.{key}"), message.to_owned());
             }
         }
+        let tools = self.tools.iter().map(|(name, tool)| (format!("tools.{name}"), tool));
+        let servers = self.mcp.iter().map(|(name, of)| (format!("mcp.{name}"), &of.policy));
+        for (table, policy) in tools.chain(servers) {
+            let times = [
+                ("timeout", policy.timeout),
+                ("approval_timeout", policy.approval_timeout),
+                ("breaker_open_for", policy.breaker_open_for),
+            ];
+            for (key, _) in times.into_iter().filter(|(_, time)| *time == Some(Duration::ZERO)) {
+                add_error(format!("{table}.{key}"), ZERO_DURATION.to_owned());
+            }
+        }
         for (name, tool) in &self.tools {
             let Some(ToolKind::Agent(agent)) = tool.definition.as_ref().map(|of| &of.kind) else {
                 continue;
@@ -245,10 +257,12 @@ fn no_tool(pattern: &str, registered: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::config::{
-        AgentConfig, BaseUrl, CommandConfig, ConfiguredTool, DEFAULT_AGENT, ModelConfig, ToolKind,
-        ToolOverride, ToolPattern,
+        AgentConfig, BaseUrl, CommandConfig, ConfiguredTool, DEFAULT_AGENT, McpConfig,
+        McpTransport, ModelConfig, ToolKind, ToolOverride, ToolPattern,
     };
 
     fn config() -> Config {
@@ -308,6 +322,32 @@ mod tests {
             config.models.get_mut("main").unwrap().max_attempts = 0;
         };
         check(attempts, &["models.main.max_attempts: must be at least 1"]);
+        let policy = ToolOverride {
+            timeout: Some(Duration::ZERO),
+            approval_timeout: Some(Duration::ZERO),
+            breaker_open_for: Some(Duration::ZERO),
+            ..ToolOverride::default()
+        };
+        let tool = |config: &mut Config| {
+            config.tools.insert("clock".to_owned(), policy.clone());
+        };
+        check(
+            tool,
+            &[
+                "tools.clock.timeout: must be longer than 0",
+                "tools.clock.approval_timeout: must be longer than 0",
+                "tools.clock.breaker_open_for: must be longer than 0",
+            ],
+        );
+        let server = |config: &mut Config| {
+            let (url, headers) = ("http://127.0.0.1:1/mcp".to_owned(), BTreeMap::new());
+            let (secret_headers, allow) = (BTreeMap::new(), Vec::new());
+            let transport = McpTransport::Http { url, headers, secret_headers, allow };
+            let policy = ToolOverride { timeout: None, breaker_open_for: None, ..policy.clone() };
+            let server = McpConfig { policy, ..McpConfig::new(transport) };
+            config.mcp.insert("files".to_owned(), server);
+        };
+        check(server, &["mcp.files.approval_timeout: must be longer than 0"]);
     }
 
     #[test]

@@ -108,6 +108,15 @@ impl Origins {
     }
 }
 
+/// Lists the words of values, such as `"a", "b" or "c"`.
+pub(super) fn quoted_words<T>(words: &[(&str, T)]) -> String {
+    let words: Vec<String> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
+    match words.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        Some(_) | None => words.join(""),
+    }
+}
+
 /// Returns ` (did you mean NAME?)` for the most similar name, if there is one.
 pub(super) fn did_you_mean<'n>(wrong: &str, names: impl Iterator<Item = &'n str>) -> String {
     let far = (wrong.chars().count() / 3).max(1);

@@ -528,7 +528,7 @@ mod tests {
             (r#"{"limits": {"max_turn": 1}}"#, "unknown field `max_turn`"),
             (r#"{"limits": {"tool_timeout": "soon"}}"#, "soon"),
             (r#"{"limits": {"max_result_bytes": 0}}"#, "expected a nonzero"),
-            (r#"{"approval": "often"}"#, "\"before\" or \"after\", not \"often\""),
+            (r#"{"approval": "often"}"#, "or \"before and after\", not \"often\""),
         ] {
             let error = parsed(json).unwrap_err();
             assert!(error.contains(part), "{json}: {error}");

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::ConfiguredTool;
+use super::error::quoted_words;
 use crate::types::excerpt;
 
 /// The effects of a tool's calls outside the process.
@@ -89,13 +90,16 @@ impl ApprovalPolicy {
     /// Approval is needed before the model sees the result.
     pub const AFTER: Self = Self { before: AskedCalls::None, after: true };
 
-    /// The values in the configuration and in requests, without the unions with [`Self::AFTER`].
-    pub(super) const WORDS: [(&'static str, Self); 5] = [
+    /// The values in the configuration and in requests.
+    pub(super) const WORDS: [(&'static str, Self); 8] = [
         ("never", Self::NEVER),
         ("destructive", Self::DESTRUCTIVE),
         ("writes", Self::WRITES),
         ("before", Self::BEFORE),
         ("after", Self::AFTER),
+        ("destructive and after", Self { after: true, ..Self::DESTRUCTIVE }),
+        ("writes and after", Self { after: true, ..Self::WRITES }),
+        ("before and after", Self { after: true, ..Self::BEFORE }),
     ];
 
     /// Returns whether any approval is needed.
@@ -109,27 +113,12 @@ impl ApprovalPolicy {
     pub fn union(self, other: Self) -> Self {
         Self { before: self.before.max(other.before), after: self.after || other.after }
     }
-
-    /// Parses a value of the configuration or of a request, such as `before` or `before and after`.
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        let find = |text: &str| Self::WORDS.iter().find(|(word, _)| *word == text).map(|of| of.1);
-        let before = text.strip_suffix(" and after").and_then(find);
-        let before = before.filter(|policy| policy.before != AskedCalls::None);
-        find(text).or_else(|| before.map(|before| before.union(Self::AFTER)))
-    }
 }
 
 impl fmt::Display for ApprovalPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let before = match self.before {
-            AskedCalls::None if self.after => return f.write_str("after"),
-            AskedCalls::None => "never",
-            AskedCalls::Destructive => "destructive",
-            AskedCalls::Writes => "writes",
-            AskedCalls::All => "before",
-        };
-        f.write_str(before)?;
-        if self.after { f.write_str(" and after") } else { Ok(()) }
+        let word = Self::WORDS.into_iter().find(|(_, policy)| policy == self);
+        f.write_str(word.map_or("", |(word, _)| word))
     }
 }
 
@@ -142,11 +131,10 @@ impl Serialize for ApprovalPolicy {
 impl<'de> Deserialize<'de> for ApprovalPolicy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        Self::parse(&text).ok_or_else(|| {
-            let text = excerpt(&text, 64);
-            serde::de::Error::custom(format!(
-                "approval is \"never\", \"destructive\", \"writes\", \"before\" or \"after\", not {text:?}"
-            ))
+        let found = Self::WORDS.into_iter().find(|(word, _)| *word == text);
+        found.map(|(_, policy)| policy).ok_or_else(|| {
+            let (words, text) = (quoted_words(&Self::WORDS), excerpt(&text, 64));
+            serde::de::Error::custom(format!("approval is {words}, not {text:?}"))
         })
     }
 }

@@ -29,6 +29,8 @@ pub struct History {
     has_note: bool,
     /// Inputs that arrived during the current turn. They are added after it.
     pending_inputs: Vec<Content>,
+    /// Number of users' inputs behind the last turn, without the first one of the run.
+    inputs_since_turn: usize,
     /// The last of the initial messages, if its calls have no results yet. Its calls are the
     /// session's first turn.
     initial_calls: Option<Arc<ResponseMessage>>,
@@ -80,6 +82,7 @@ impl History {
     /// Starts a run with a user's input. If there are initial calls without results, the input is
     /// added after their results.
     pub fn begin_run(&mut self, input: Content) {
+        self.inputs_since_turn = 0;
         match self.initial_calls {
             Some(_) => self.pending_inputs.push(input),
             None => self.push_user(input),
@@ -96,7 +99,7 @@ impl History {
     /// or when it is. Never before the results of the initial calls.
     pub fn steer(&mut self, after_turn: u32, input: Content) {
         if self.turns >= after_turn && self.initial_calls.is_none() {
-            self.push_user(input);
+            self.push_input(input);
         } else {
             self.pending_inputs.push(input);
         }
@@ -111,6 +114,12 @@ impl History {
     #[must_use]
     pub fn pending_inputs(&self) -> usize {
         self.pending_inputs.len()
+    }
+
+    /// Returns the number of users' inputs that follow the last turn, without the first one of the run.
+    #[must_use]
+    pub fn inputs_since_turn(&self) -> usize {
+        self.inputs_since_turn
     }
 
     /// Ends the run. Pending inputs are added at its end.
@@ -253,6 +262,7 @@ impl History {
         self.turns = self.turns.max(turn);
         self.has_note = false;
         self.initial_calls = None;
+        self.inputs_since_turn = 0;
         if let Some(message) = message.filter(|message| !message.is_blank()) {
             self.push_response(message, cut, result_of);
         }
@@ -295,8 +305,13 @@ impl History {
 
     fn add_pending_inputs(&mut self) {
         for input in std::mem::take(&mut self.pending_inputs) {
-            self.push_user(input);
+            self.push_input(input);
         }
+    }
+
+    fn push_input(&mut self, input: Content) {
+        self.inputs_since_turn += 1;
+        self.push_user(input);
     }
 
     fn push_user(&mut self, content: Content) {

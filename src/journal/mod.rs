@@ -10,10 +10,10 @@
 //! | rule | file |
 //! | --- | --- |
 //! | when a record is durable (`journal.durability`, strict or relaxed), and who is told | `log`, `sqlite/writer` |
-//! | full disk, failed write, failed fsync: what fails, and when it is tried again | `sqlite/writer`, `sqlite/reserve`; the session: `runtime::session::end`; the status 503: `server::error` |
+//! | full disk, failed write, failed fsync: what fails, and when it is tried again | `sqlite/writer`, `sqlite/writer/tasks`, `sqlite/reserve`; the session: `runtime::session::end`; the status 503: `server::error` |
 //! | group commit; limits of the queue of the writer | `sqlite/queue` |
-//! | deletion: hiding, erasing, space on the disk | `sqlite/deletion`, `sqlite/pages` |
-//! | records that a fork shares with its origin | `sqlite/write_connection` |
+//! | deletion: hiding, erasing, space on the disk | `sqlite/writer/tasks`, `sqlite/deletion`, `sqlite/pages` |
+//! | records that a fork shares with its origin | `sqlite/writer` |
 //! | invariants of the records of a session | `verify/` |
 
 #[cfg(feature = "testing")]

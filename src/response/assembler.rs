@@ -1,9 +1,7 @@
 //! Assembles one response from its deltas.
 
-use super::call_assembler::CallAssembler;
-use super::change::{CallChange, CallChanges, ResponseLimits};
+use super::call_assembler::{CallAssembler, CallChange, CallChanges, PartialCall, ResponseLimits};
 use super::content_parts::ContentParts;
-use super::partial_call::PartialCall;
 use crate::types::{FinishReason, MessagePart, ProviderError, ProviderErrorKind, Usage, excerpt};
 use crate::wire::{CallDelta, CallKind, Delta, Problem};
 

@@ -3,9 +3,9 @@
 //! | rule | file |
 //! | --- | --- |
 //! | response accepted or broken: finish reason, no finish reason, end mark, refusal, empty response | `finish_reason` |
-//! | seal of a call; which piece belongs to which call: index, id, name | `call_assembler`, `partial_call` |
+//! | seal of a call; which piece belongs to which call: index, id, name; a call while its pieces arrive | `call_assembler` |
+//! | limits of a response (bytes of arguments and text, number of calls), changes to the calls | `call_assembler` |
 //! | arguments: empty, cut off, encoded twice, not an object | `arguments` |
-//! | limits of a response (bytes of arguments and text, number of calls), changes to the calls | `change` |
 //! | order of the parts of a response, metadata that the service wants back | `content_parts` |
 //! | order in which text and thinking were displayed | `display_order` |
 //! | the response as a whole: applies each delta | `assembler` |
@@ -16,22 +16,19 @@
 mod arguments;
 mod assembler;
 mod call_assembler;
-mod change;
 mod content_parts;
 mod decode_report;
 mod display_order;
 mod finish_reason;
 #[cfg(test)]
 pub(crate) mod fixtures;
-mod partial_call;
 mod redaction;
 
 pub use arguments::{ParsedArguments, parse_arguments};
 pub use assembler::ResponseAssembler;
-pub use change::{CallChange, CallChanges, ResponseLimits};
+pub use call_assembler::{CallChange, CallChanges, PartialCall, ResponseLimits};
 pub use decode_report::{decode_body, decode_body_with, describe_response};
 pub(crate) use display_order::DisplayOrder;
 pub(crate) use finish_reason::classify_ending;
 pub use finish_reason::{ExchangeEnd, ended_well};
-pub use partial_call::PartialCall;
 pub use redaction::DeltaRedactor;

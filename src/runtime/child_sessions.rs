@@ -21,12 +21,11 @@ use tokio::time::timeout;
 
 use super::agent_trees::{self, ChildAdmission};
 use super::error::HostError;
-use super::handle::SessionHandle;
+use super::handle::{RunRequest, SessionHandle};
 use super::host_ref::HostRef;
 use super::message::{RunScope, SessionMessage, ToolSupervisorMessage, ToolSupervisorRef};
 use super::publish::Publisher;
 use super::report::RunReport;
-use super::request::RunRequest;
 use super::session_events::SessionEvents;
 use super::{OpenSession, opening, stored_sessions, task};
 use crate::config::{AgentEvents, AgentToolConfig, LimitOverrides, Limits};
@@ -244,7 +243,7 @@ impl AgentCallRunner {
         request.overrides.limits = self.limits();
         request.trace = context.trace().cloned();
         request.extensions = context.extensions().clone();
-        let (accepted, live) = child.accept(run, &request).await?;
+        let (accepted, live) = child.accept(run, request).await?;
         let zero = ChildUse { session: child.id().clone(), run: run.clone(), tokens: 0, calls: 0 };
         *self.child.lock() = Some(zero);
         if accepted.report_receiver.is_none() {

@@ -4,6 +4,7 @@ use crate::config::OverrideTooHigh;
 use crate::context::InitialHistoryError;
 use crate::event::EventId;
 use crate::journal::JournalError;
+use crate::session::SessionRefusal;
 use crate::turn::ApprovalError;
 use crate::types::{Seq, SessionId};
 
@@ -204,6 +205,24 @@ impl From<JournalError> for HostError {
     /// A journal is closed only by the shutdown of its host.
     fn from(error: JournalError) -> Self {
         if error == JournalError::Closed { Self::ShuttingDown } else { Self::Journal(error) }
+    }
+}
+
+impl From<SessionRefusal> for HostError {
+    fn from(refusal: SessionRefusal) -> Self {
+        match refusal {
+            SessionRefusal::Closed => Self::SessionClosed,
+            SessionRefusal::ShuttingDown => Self::ShuttingDown,
+            SessionRefusal::KeyReused => Self::KeyReused,
+            SessionRefusal::Suspended => Self::Suspended,
+            SessionRefusal::NotSuspended => Self::NotSuspended,
+            SessionRefusal::RunInProgress => Self::RunInProgress,
+            SessionRefusal::NoRun => Self::NoRun,
+            SessionRefusal::EmptyInput => Self::EmptyInput,
+            SessionRefusal::QueueFull(max) => Self::QueueFull(max),
+            SessionRefusal::TooLarge(max) => Self::SessionTooLarge(max),
+            SessionRefusal::NothingToCompact => Self::NothingToCompact,
+        }
     }
 }
 

@@ -8,10 +8,8 @@ use std::time::Duration;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
-use super::awake_session::AwakeSession;
 use super::gauge::Gauge;
-use super::host_ref::HostRef;
-use super::host_state::{HostState, SessionSlot};
+use super::host_ref::{AwakeSession, HostRef, HostState, SessionSlot};
 use super::maintenance;
 use super::message::{HostMessage, ServerAudience, SessionMessage};
 use super::server_connections::{ToolServerActor, ToolServerArguments};

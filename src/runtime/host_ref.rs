@@ -1,28 +1,370 @@
-//! A reference to a host's sessions: finds an awake session, or wakes a hibernating one.
+//! The state that the sessions of a host share, and a reference to it, which finds an awake session or
+//! wakes a hibernating one.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use ractor::rpc::CallResult;
-use ractor::{ActorRef, ActorStatus, RpcReplyPort};
-use tokio::sync::oneshot;
+use ractor::{ActorId, ActorRef, ActorStatus, RpcReplyPort};
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::time::Instant;
 
 use super::agent::Agent;
-use super::awake_session::AwakeSession;
+use super::agent_trees::AgentTrees;
+use super::blocking::BlockingPool;
 use super::error::HostError;
-use super::host_state::{HostState, SessionSlot};
+use super::extensions::ExtensionsBySession;
+use super::gauge::{CountGuard, Gauges};
 use super::message::{HostMessage, SessionMessage};
-use super::publish::Publisher;
+use super::model::StallClock;
+use super::models::Model;
+use super::publish::{FeedAccess, Publisher};
+use super::sent_requests::SentRequests;
+use super::session_events::HistoryLimits;
 use super::session_start::{SessionOrigin, SessionStart};
+use super::session_states::SessionStates;
 use super::task;
-use super::tool_servers::FrozenTools;
+use super::tool_limiter::ToolLimiters;
+use super::tool_servers::{FrozenTools, ToolServers};
+use crate::config::ConsoleConfig;
+use crate::journal::{Journal, SessionLog};
 use crate::record::{Record, Seq};
-use crate::session::{Session, StoredSession};
-use crate::types::{SessionId, SessionState};
+use crate::session::{InputLimits, Session, StoredSession};
+use crate::telemetry::Telemetry;
+use crate::tool::ToolSource;
+use crate::types::{RunId, Secrets, SessionId, SessionState, is_child_session};
 
 /// Maximum number of times that a request is sent. It is sent again if its session hibernates before
 /// it handles the request.
 pub(super) const REQUEST_TRIES_MAX: u32 = 100;
+
+/// The configuration, the journal and the index of sessions of one host.
+#[derive(Debug)]
+pub(super) struct HostState {
+    pub(super) agents: BTreeMap<String, Arc<Agent>>,
+    pub(super) tool_sources: ToolSources,
+    pub(super) tool_servers: Arc<ToolServers>,
+    pub(super) models: Arc<BTreeMap<String, Arc<Model>>>,
+    pub(super) journal: Arc<dyn Journal>,
+    pub(super) telemetry: Telemetry,
+    pub(super) stalls: StallClock,
+    pub(super) secrets: Secrets,
+    pub(super) gauges: Gauges,
+    pub(super) pool: BlockingPool,
+    pub(super) tool_limiters: ToolLimiters,
+    pub(super) runs_max: usize,
+    pub(super) sessions_max: usize,
+    /// The number of inputs that may wait in one session.
+    pub(super) queued_inputs_max: usize,
+    pub(super) session_bytes_max: Option<u64>,
+    /// The idle time after which a session hibernates.
+    pub(super) idle_after: Option<Duration>,
+    /// The idle time after which a session is deleted.
+    pub(super) keep_idle: Option<Duration>,
+    /// The time of the last search for sessions to delete, in milliseconds since the host started.
+    pub(super) last_deletion_search_ms: AtomicU64,
+    /// The time of the next search for lists of tools that no session uses, in milliseconds since the host started.
+    pub(super) next_list_search_ms: AtomicU64,
+    /// Sessions with interrupted runs that wait for a manual resume.
+    pub(super) suspended: Mutex<BTreeSet<SessionId>>,
+    pub(super) started: Instant,
+    pub(super) closing: AtomicBool,
+    /// True after a server or the program has looked for open approvals.
+    pub(super) approvals_are_read: AtomicBool,
+    /// The number of sessions, awake or not.
+    pub(super) sessions: AtomicUsize,
+    /// The sessions that are awake or about to be. Locked for short sections, never across an await.
+    pub(super) index: Mutex<BTreeMap<SessionId, SessionSlot>>,
+    /// Limits the number of concurrent reads of sessions from the journal.
+    pub(super) reads: Semaphore,
+    /// Limits the memory of the readers of stored events.
+    pub(super) history: HistoryLimits,
+    /// Runs that were reported as failed because the journal could not be written. The failure is recorded
+    /// when the journal works again.
+    pub(super) unrecorded_failures: Mutex<BTreeMap<RunId, SessionId>>,
+    /// Hibernating sessions with open approvals, by the expiry of the approval in Unix
+    /// milliseconds.
+    pub(super) approval_expiries: Mutex<BTreeSet<(u64, SessionId)>>,
+    /// The values of the embedding program for tools.
+    pub(super) extensions: ExtensionsBySession,
+    pub(super) console: ConsoleConfig,
+    /// The requests to models that are kept. `None` unless the configuration asks for it.
+    pub(super) sent_requests: Option<Arc<SentRequests>>,
+    /// The changes of the states of sessions, for clients that list them.
+    pub(super) session_states: SessionStates,
+    /// The child sessions of open runs.
+    pub(super) agent_trees: AgentTrees,
+}
+
+/// The sources of tools that are read at each run's start.
+#[derive(Clone, Default)]
+pub(crate) struct ToolSources(pub(crate) Vec<Arc<dyn ToolSource>>);
+
+impl fmt::Debug for ToolSources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tool sources", self.0.len())
+    }
+}
+
+/// A session whose actor is running.
+#[derive(Debug)]
+pub(super) struct AwakeSession {
+    pub(super) agent: String,
+    pub(super) actor: ActorRef<SessionMessage>,
+    pub(super) feed_access: FeedAccess,
+    pub(super) log: Arc<SessionLog>,
+    pub(super) activity: Arc<SessionActivity>,
+}
+
+/// The activity of a session, readable without a message to its actor.
+#[derive(Debug, Default)]
+pub(super) struct SessionActivity {
+    /// True while a run is in progress.
+    pub(super) running: AtomicBool,
+    /// True while the session has the actors of a run.
+    pub(super) has_actors: AtomicBool,
+    /// Set before the session leaves memory. Messages that its actor has not handled by then are sent
+    /// again, to the actor that is started next.
+    pub(super) leaving: AtomicBool,
+    /// The time of the last request, in milliseconds since the host started.
+    pub(super) touched_ms: AtomicU64,
+    /// True while the run of a child session waits only for people. `None` for other sessions.
+    pub(super) waits_for_people: Option<watch::Sender<bool>>,
+}
+
+impl SessionActivity {
+    pub(super) fn of(session: &SessionId) -> Self {
+        let waits_for_people = is_child_session(session).then(|| watch::Sender::new(false));
+        Self { waits_for_people, ..Self::default() }
+    }
+
+    /// Returns true if the session has the actors of a run but no run.
+    pub(super) fn has_unused_actors(&self) -> bool {
+        self.has_actors.load(Ordering::Acquire) && !self.running.load(Ordering::Acquire)
+    }
+}
+
+/// A request that waits for a session to be awake.
+type Waiter = oneshot::Sender<Result<Arc<AwakeSession>, HostError>>;
+
+/// The slot of a session in the index.
+#[derive(Debug)]
+pub(super) enum SessionSlot {
+    /// The session is being deleted. The requests wait until its records are gone.
+    Deleting(Vec<Waiter>),
+    /// The session is about to start, or to be read from the journal.
+    Waking(Vec<Waiter>),
+    /// The session is awake.
+    Awake(Arc<AwakeSession>),
+}
+
+impl HostState {
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
+    }
+
+    /// Returns the error of a request to a session that is gone.
+    pub(super) fn gone(&self) -> HostError {
+        if self.is_closing() { HostError::ShuttingDown } else { HostError::SessionClosed }
+    }
+
+    /// Returns the limits of the next input of the session with this log.
+    pub(super) fn input_limits(&self, log: &SessionLog) -> InputLimits {
+        InputLimits {
+            inputs_max: self.queued_inputs_max,
+            stored_bytes: log.bytes(),
+            stored_bytes_max: self.session_bytes_max,
+        }
+    }
+
+    /// Counts one more run until the guard is dropped, unless `max_concurrent_runs` is reached.
+    /// A child's run does not count towards that limit.
+    pub(super) fn acquire_run_slot(&self, is_child_run: bool) -> Result<CountGuard, HostError> {
+        let slot = match is_child_run {
+            true => Some(self.gauges.child_runs.increment()),
+            false => self.gauges.runs.try_increment(self.runs_max),
+        };
+        // This is checked after the run is counted, so that a concurrent shutdown either is detected here
+        // or waits for the run.
+        if self.is_closing() {
+            return Err(HostError::ShuttingDown);
+        }
+        slot.ok_or(HostError::Full("run"))
+    }
+
+    /// Counts one more session, unless `max_sessions` is reached.
+    pub(super) fn count_session(&self) -> Result<(), HostError> {
+        let more = |count| (count < self.sessions_max).then_some(count + 1);
+        let counted = self.sessions.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        counted.map(drop).map_err(|_| HostError::Full("session"))
+    }
+
+    pub(super) fn uncount_sessions(&self, count: usize) {
+        self.sessions.fetch_sub(count, Ordering::SeqCst);
+    }
+
+    /// Reserves the id of a new session. `waiter` is notified when the session is awake.
+    pub(super) fn reserve_new(&self, id: &SessionId, waiter: Waiter) -> Result<(), HostError> {
+        if self.is_closing() {
+            return Err(HostError::ShuttingDown);
+        }
+        let mut index = self.index.lock();
+        if index.contains_key(id) {
+            return Err(HostError::SessionExists);
+        }
+        self.count_session()?;
+        index.insert(id.clone(), SessionSlot::Waking(vec![waiter]));
+        Ok(())
+    }
+
+    /// Reserves slots for the deletion of those sessions that have no slot. Returns their ids.
+    pub(super) fn reserve_for_deletion(&self, ids: Vec<SessionId>) -> Vec<SessionId> {
+        let mut index = self.index.lock();
+        let sleeping: Vec<_> = ids.into_iter().filter(|id| !index.contains_key(id)).collect();
+        index.extend(sleeping.iter().map(|id| (id.clone(), SessionSlot::Deleting(Vec::new()))));
+        sleeping
+    }
+
+    /// Adds an awake session to the index, and answers the requests that wait for it.
+    pub(super) fn insert_awake(&self, id: &SessionId, live: &Arc<AwakeSession>) {
+        let before = self.index.lock().insert(id.clone(), SessionSlot::Awake(Arc::clone(live)));
+        self.answer(before, &Ok(Arc::clone(live)));
+    }
+
+    /// Removes the slot of a session that could not be woken, and fails the requests that wait for it.
+    pub(super) fn fail_wake(&self, id: &SessionId, error: HostError) {
+        let before = self.index.lock().remove(id);
+        self.answer(before, &Err(error));
+    }
+
+    fn answer(&self, slot: Option<SessionSlot>, woken: &Result<Arc<AwakeSession>, HostError>) {
+        if let Some(SessionSlot::Waking(waiting) | SessionSlot::Deleting(waiting)) = slot {
+            for waiter in waiting {
+                // The waiting request may be gone.
+                let _ = waiter.send(woken.clone());
+            }
+        }
+    }
+
+    /// Replaces the slot of a session, or removes it (`None`), if `actor` still holds it. Returns whether it did.
+    pub(super) fn replace(
+        &self,
+        id: &SessionId,
+        actor: ActorId,
+        slot: Option<SessionSlot>,
+    ) -> bool {
+        let mut index = self.index.lock();
+        let is_current =
+            matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.get_id() == actor);
+        if is_current {
+            match slot {
+                Some(slot) => index.insert(id.clone(), slot),
+                None => index.remove(id),
+            };
+        }
+        is_current
+    }
+
+    /// Removes an awake session from the index if `may_remove` returns true. The index stays locked during the
+    /// call, so no request finds the session.
+    pub(super) fn remove_awake_if(
+        &self,
+        id: &SessionId,
+        actor: ActorId,
+        may_remove: impl FnOnce() -> bool,
+    ) -> bool {
+        let mut index = self.index.lock();
+        let is_current =
+            matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.get_id() == actor);
+        let is_removed = is_current && may_remove();
+        if is_removed {
+            index.remove(id);
+        }
+        is_removed
+    }
+
+    /// Ends the deletion of a session, also one that failed: removes its slot, its extensions and its kept requests.
+    /// The waiting requests look for the session again.
+    pub(super) fn end_deletion(&self, id: &SessionId) {
+        self.extensions.remove_session(id);
+        if let Some(requests) = &self.sent_requests {
+            requests.remove_session(id);
+        }
+        let before = self.index.lock().remove(id);
+        self.answer(before, &Err(HostError::SessionExists));
+    }
+
+    /// Returns the session if it is awake.
+    pub(super) fn awake(&self, id: &SessionId) -> Option<Arc<AwakeSession>> {
+        match self.index.lock().get(id)? {
+            SessionSlot::Awake(live) => Some(Arc::clone(live)),
+            SessionSlot::Deleting(_) | SessionSlot::Waking(_) => None,
+        }
+    }
+
+    /// Returns the awake sessions.
+    pub(super) fn all_awake(&self) -> Vec<(SessionId, Arc<AwakeSession>)> {
+        let index = self.index.lock();
+        let awake = index.iter().filter_map(|(id, slot)| match slot {
+            SessionSlot::Awake(live) => Some((id.clone(), Arc::clone(live))),
+            SessionSlot::Deleting(_) | SessionSlot::Waking(_) => None,
+        });
+        awake.collect()
+    }
+
+    /// Returns the number of unread events of the slowest subscriber.
+    fn longest_watcher_queue(&self) -> usize {
+        let index = self.index.lock();
+        let queues = index.values().map(|slot| match slot {
+            SessionSlot::Awake(live) => live.feed_access.longest_queue(),
+            SessionSlot::Deleting(_) | SessionSlot::Waking(_) => 0,
+        });
+        queues.max().unwrap_or(0)
+    }
+
+    /// Returns the milliseconds since the host started.
+    pub(super) fn clock_ms(&self) -> u64 {
+        crate::types::millis(self.started.elapsed())
+    }
+
+    /// Updates the gauges that are cheap to compute.
+    pub(super) fn update_counts(&self) {
+        let metrics = self.telemetry.metrics();
+        let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
+        let open = runs + self.gauges.child_runs.count();
+        metrics.host().set_limits(self.sessions_max, self.runs_max);
+        metrics.runs_active(runs);
+        metrics.queued_inputs(self.gauges.queued.count());
+        metrics.calls_waiting(self.gauges.waiting.count());
+        metrics.threads_abandoned(self.gauges.abandoned.count());
+        for model in self.models.values() {
+            model.limiter.update_metric();
+        }
+        for (tool, state) in self.tool_limiters.breaker_states() {
+            metrics.tool_breaker(&tool, state);
+        }
+        self.tool_servers.count_connections(|server, state, connections| {
+            metrics.mcp_server(server, state, connections);
+        });
+        let sessions = self.sessions.load(Ordering::SeqCst);
+        metrics.sessions(SessionState::Running, open);
+        metrics.sessions(SessionState::Idle, awake.saturating_sub(open));
+        metrics.sessions(SessionState::Hibernated, sessions.saturating_sub(awake));
+    }
+
+    /// Updates all gauges, also those that need the disk, the system or every awake session.
+    pub(super) fn update_gauges(&self) {
+        self.update_counts();
+        let metrics = self.telemetry.metrics();
+        metrics.host().set_watcher_queue(self.longest_watcher_queue());
+        metrics.host().update();
+        metrics.journal().set_status(self.journal.status());
+    }
+}
 
 /// Access to the sessions of a host.
 #[derive(Clone, Debug)]

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::error::HostError;
-use super::host_ref::HostRef;
-use super::host_state::HostState;
+use super::host_ref::{HostRef, HostState};
 use crate::journal::{JournalError, SessionQuery, SessionSummary};
 use crate::types::SessionState;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::agent_trees;
 use super::error::HostError;
-use super::host_ref::HostRef;
+use super::host_ref::{HostRef, HostState};
 use super::message::SessionMessage;
 use super::task;
 use crate::journal::{JournalError, SessionQuery, unix_ms};
@@ -64,7 +64,7 @@ pub(super) fn run(link: &HostRef) {
 }
 
 /// Releases the memory of idle sessions: first the actors of their runs, later the whole session.
-fn release_idle(shared: &super::host_state::HostState) {
+fn release_idle(shared: &HostState) {
     let now = shared.clock_ms();
     for (_, live) in shared.all_awake() {
         let idle_ms = now.saturating_sub(live.activity.touched_ms.load(Ordering::Relaxed));
@@ -137,7 +137,7 @@ fn delete_unused_lists(link: &HostRef) {
 
 /// Deletes hibernating sessions that were idle for `keep_idle`. A child session is kept until the run of its parent
 /// has ended.
-fn delete(shared: &super::host_state::HostState, kept_ms: u64) -> Result<(), JournalError> {
+fn delete(shared: &HostState, kept_ms: u64) -> Result<(), JournalError> {
     let mut listing = SessionQuery {
         limit: DELETED_MAX,
         state: Some(SessionState::Idle),
@@ -165,7 +165,7 @@ fn delete(shared: &super::host_state::HostState, kept_ms: u64) -> Result<(), Jou
 }
 
 /// Deletes sessions whose slots are reserved for deletion.
-fn remove(shared: &super::host_state::HostState, old: &[SessionId]) -> Result<(), JournalError> {
+fn remove(shared: &HostState, old: &[SessionId]) -> Result<(), JournalError> {
     let removed = shared.journal.remove(old);
     // After an error the records may be deleted, and only be left in the database file.
     let is_gone = |id: &&SessionId| removed.is_ok() || matches!(shared.journal.find(id), Ok(None));

@@ -17,7 +17,6 @@ use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
 use super::models::Model;
 use super::report::{CompactionReport, ContextReport, RunReport};
-use super::request::RunRequest;
 use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
 use super::tool_limiter::CallPermit;
@@ -27,7 +26,7 @@ use crate::event::{ApprovalRequest, ServerToolsChange, ToolListChange};
 use crate::journal::JournalError;
 use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
-use crate::session::{RecordRange, SummaryReply};
+use crate::session::{RecordRange, RunInput, SummaryReply};
 use crate::tool::{Extensions, ToolServer};
 use crate::turn::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, PermitReply,
@@ -64,8 +63,11 @@ pub(super) enum ServerAudience {
 pub(super) enum SessionMessage {
     /// Start a run with a user's input, or queue it.
     StartRun {
-        id: RunId,
-        request: Box<RunRequest>,
+        run: Box<RunInput>,
+        request: Option<RequestKey>,
+        /// True if the input waits for an open run to end. Otherwise it is refused.
+        queue: bool,
+        extensions: Extensions,
         reply: RpcReplyPort<Result<RunAccepted, HostError>>,
     },
     /// Add a user message to the current run.

@@ -33,13 +33,13 @@
 //! | file | content |
 //! | --- | --- |
 //! | `host` | the actor that supervises all sessions |
-//! | `host_state`, `host_ref` | the state that the sessions of a host share; finding and waking a session |
-//! | `session/`, `session_start`, `awake_session` | the session actor; the values that it starts with; a session in memory |
+//! | `host_ref` | the state that the sessions of a host share; finding and waking a session |
+//! | `session/`, `session_start` | the session actor, with the actors of its runs; the values that it starts with |
 //! | `opening`, `child_sessions`, `agent_trees` | opening a session; the calls of agents; the children of sessions and of open runs |
-//! | `handle`, `request`, `report`, `snapshot`, `list`, `extensions` | the public interface of a session, and its parameters and results; values of the embedding program for tools |
+//! | `handle`, `report`, `snapshot`, `list`, `extensions` | the public interface of a session, and its parameters and results; values of the embedding program for tools |
 //! | `session_events`, `run_feed`, `run_events`, `publish` | the events of a session, past and live; those of one run up to its end, and their form for a program; publishing to watchers, metrics and logs |
 //! | `host_events`, `session_states` | the events of many sessions as one stream; the changes of the states of all sessions |
-//! | `run_actors`, `message` | the actors of a run; every message between actors |
+//! | `message` | every message between actors |
 //! | `accumulator`, `stream` | the owner of the turn; the reader of the model's responses |
 //! | `supervisor`, `tool`, `blocking` | the supervisor of tool calls; one call with its attempts; the threads of tools that block |
 //! | `agent`, `models`, `model/` | a configured agent; the configured models; the client of one model |
@@ -55,7 +55,6 @@
 mod accumulator;
 mod agent;
 mod agent_trees;
-mod awake_session;
 mod blocking;
 mod child_sessions;
 mod client_call;
@@ -68,7 +67,6 @@ mod hooks;
 mod host;
 mod host_events;
 mod host_ref;
-mod host_state;
 mod ids;
 mod list;
 mod maintenance;
@@ -82,8 +80,6 @@ mod publish;
 mod recovery;
 mod references;
 mod report;
-mod request;
-mod run_actors;
 mod run_events;
 mod run_feed;
 mod sent_requests;
@@ -123,13 +119,12 @@ pub use crate::turn::BreakerState;
 pub use crate::types::SessionState;
 pub use agent::AgentRules;
 pub use error::{ClientResultError, ErrorKind, HostError};
-pub use handle::{SessionHandle, StartedRun};
+pub use handle::{RunRequest, SessionHandle, StartedRun};
 #[doc(hidden)]
 pub use host_events::HostEvent;
 pub use model_limiter::{ModelReport, ModelStatus};
 pub use references::StoredResult;
 pub use report::{CallReport, RunFailed, RunReport, TypedRun, TypedRunError};
-pub use request::RunRequest;
 pub use run_events::{ApprovalQuestion, ClientCall, RunEvent};
 #[cfg(feature = "cli")]
 pub(crate) use run_feed::RunFeed;
@@ -150,16 +145,15 @@ use crate::record::Seq;
 use crate::telemetry::{Metrics, MetricsOptions, RegisteredLiveHooks, Telemetry, Traces};
 use crate::tool::Extensions;
 use crate::tool::ToolRegistry;
-use crate::types::{Metadata, SessionId};
+use crate::types::Metadata;
 use agent::Agent;
 use agent_trees::AgentTrees;
 use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use extensions::ExtensionsBySession;
 use gauge::Gauges;
 use host::HostActor;
-use host_ref::HostRef;
-use host_state::HostState;
-pub(crate) use host_state::ToolSources;
+pub(crate) use host_ref::ToolSources;
+use host_ref::{HostRef, HostState};
 use message::SessionMessage;
 use model::StallClock;
 use models::Model;
@@ -497,13 +491,6 @@ impl Host {
             }
             (opened, _) => opened,
         }
-    }
-
-    /// Returns a handle of a session. Does not check that the session exists; the first request to it
-    /// does.
-    #[must_use]
-    pub fn session(&self, id: &SessionId) -> SessionHandle {
-        SessionHandle::new(id.clone(), self.inner.link.clone())
     }
 
     /// Opens a session with the first records of another one, up to `at`. A run that is open at that

@@ -19,9 +19,8 @@ use futures::{Stream, StreamExt as _};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 
-use super::awake_session::AwakeSession;
 use super::error::HostError;
-use super::host_ref::HostRef;
+use super::host_ref::{AwakeSession, HostRef};
 use super::publish::SUBSCRIBER_EVENTS_MAX;
 use crate::event::{Event, EventId, PublishedEvent};
 use crate::journal::{JournalEntry, JournalError, SessionSummary};

@@ -55,7 +55,7 @@ pub struct SessionSnapshot {
     pub current_run: Option<CurrentRun>,
     /// The inputs that wait for the run to end, in order.
     pub queued: Vec<QueuedInput>,
-    /// The usage of all runs.
+    /// The usage of all runs, and of summaries between them.
     pub usage: Usage,
 }
 

@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::extract::JsonBody;
-use super::sessions::PathSession;
+use super::extract::{JsonBody, PathSession};
 use crate::runtime::HostError;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, CallKey, Judgement, Verdict};

@@ -8,8 +8,7 @@ use serde::Deserialize;
 
 use super::error::ApiError;
 use super::event_stream::EventStream;
-use super::extract::StrictQuery;
-use super::sessions::PathSession;
+use super::extract::{PathSession, StrictQuery};
 use super::state::AppState;
 use crate::event::EventId;
 use crate::runtime::HostError;

@@ -1,4 +1,5 @@
-//! Strict parsing of paths, request bodies and queries: unknown members are errors.
+//! Extractors of requests: strict parsing of paths, bodies and queries, in which unknown members are
+//! errors, and the session that a path names.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,6 +17,8 @@ use serde::{Deserialize, Deserializer};
 use super::error::ApiError;
 use super::state::AppState;
 use crate::record::RequestKey;
+use crate::runtime::SessionHandle;
+use crate::types::SessionId;
 
 /// Maximum length of an `Idempotency-Key`.
 const KEY_BYTES_MAX: usize = 255;
@@ -42,6 +45,8 @@ impl<T: DeserializeOwned> FromRequest<AppState> for KeyedBody<T> {
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         check_media_type(request.headers())?;
+        // The parameters of a request with a body are members of the body.
+        let EmptyBody {} = parse_query(request.uri())?;
         let keys: Vec<HeaderValue> =
             request.headers().get_all("idempotency-key").iter().cloned().collect();
         let uri = request.uri().clone();
@@ -61,6 +66,7 @@ impl FromRequest<AppState> for EmptyBody {
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         let media_type = check_media_type(request.headers());
+        let Self {} = parse_query(request.uri())?;
         let bytes = read_in_time(request, state).await?;
         if bytes.is_empty() {
             return Ok(Self {});
@@ -169,6 +175,28 @@ impl<S: Send + Sync> FromRequestParts<S> for PathParameters {
     }
 }
 
+/// The session that the path names. Does not check that the session exists; the first request to it
+/// does.
+#[derive(Debug)]
+pub(super) struct PathSession(pub(super) SessionHandle);
+
+impl FromRequestParts<AppState> for PathSession {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
+        // A path may have more parameters than the session's id.
+        let parameters = PathParameters::from_request_parts(parts, state).await?;
+        let Some(text) = parameters.get("id") else {
+            return Err(ApiError::no_such_session(""));
+        };
+        // A text that is not an id cannot name a session.
+        SessionId::parse(text)
+            .ok()
+            .map(|id| Self(state.host.session(&id)))
+            .ok_or_else(|| ApiError::no_such_session(&crate::types::excerpt(text, 64)))
+    }
+}
+
 /// A query without parameters that its type does not have.
 #[derive(Debug)]
 pub(super) struct StrictQuery<T>(pub(super) T);
@@ -177,12 +205,16 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for StrictQuery<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
-        Query::try_from_uri(&parts.uri).map(|Query(query)| Self(query)).map_err(|rejection| {
-            let reason = std::error::Error::source(&rejection)
-                .map_or_else(|| rejection.to_string(), ToString::to_string);
-            ApiError::bad_request("invalid_request", format!("invalid query: {reason}"))
-        })
+        parse_query(&parts.uri).map(Self)
     }
+}
+
+fn parse_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, ApiError> {
+    Query::try_from_uri(uri).map(|Query(query)| query).map_err(|rejection| {
+        let reason = std::error::Error::source(&rejection)
+            .map_or_else(|| rejection.to_string(), ToString::to_string);
+        ApiError::bad_request("invalid_request", format!("invalid query: {reason}"))
+    })
 }
 
 /// A JSON object. serde alone would also accept an array with the values of the fields.

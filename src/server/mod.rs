@@ -16,7 +16,7 @@
 //! | `guard.rs` | access control of every request: `Host`, `Origin`, bearer token |
 //! | `listener.rs` | accepts connections; time limits for clients that do not send or do not read |
 //! | `connections.rs` | `max_connections`, and which connection makes room for another |
-//! | `extract.rs` | strict parsing of paths, queries and JSON bodies; `Idempotency-Key` |
+//! | `extract.rs` | strict parsing of paths, queries and JSON bodies; the session of a path; `Idempotency-Key` |
 //! | `error.rs` | [`HostError`] as a status code and an error body |
 //! | `sessions.rs` | `/v1/sessions`: open, list, show, close, fork |
 //! | `session_page.rs` | a session with its messages, streamed, whole or by page |

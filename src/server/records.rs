@@ -9,9 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::extract::{EmptyBody, PathParameters, StrictQuery};
+use super::extract::{EmptyBody, PathParameters, PathSession, StrictQuery};
 use super::large_answer;
-use super::sessions::PathSession;
 use super::state::AppState;
 use crate::journal::JournalEntry;
 use crate::runtime::{SentRequest, SessionCheck};

@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::extract::{ResultBody, StrictQuery};
-use super::sessions::PathSession;
+use super::extract::{PathSession, ResultBody, StrictQuery};
 use super::state::AppState;
 use crate::runtime::{HostError, StoredResult};
 use crate::tool::ToolOutput;

@@ -1,6 +1,7 @@
 //! Runs of a session: start (and watch it, wait for it, or return at once), steer, stop, resume.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
@@ -8,13 +9,12 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::de::Error as _;
+use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::extract::{EmptyBody, JsonBody, KeyedBody, StrictObject};
-use super::sessions::PathSession;
+use super::extract::{EmptyBody, JsonBody, KeyedBody, PathSession, StrictObject};
 use super::state::AppState;
 use crate::config::{
     ApprovalPolicy, ClientTool, LimitOverrides, OutputRequest, RunOverrides, Temperature,
@@ -198,11 +198,31 @@ fn input<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error
         .map_err(|error| D::Error::custom(format_args!("input: {error}")))
 }
 
-/// Deserialises the client's pairs of strings.
+/// Deserialises the client's pairs of strings. As in the rest of a body, no name may stand there twice.
 pub(super) fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Metadata, D::Error> {
-    let wrong = |error: &dyn std::fmt::Display| D::Error::custom(format_args!("metadata: {error}"));
-    let pairs =
-        BTreeMap::<String, String>::deserialize(deserializer).map_err(|error| wrong(&error))?;
+    struct PairsVisitor;
+
+    impl<'de> Visitor<'de> for PairsVisitor {
+        type Value = BTreeMap<String, String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+            let mut pairs = BTreeMap::new();
+            while let Some((name, value)) = fields.next_entry::<String, String>()? {
+                if pairs.contains_key(&name) {
+                    return Err(A::Error::custom(format_args!("duplicate field {name:?}")));
+                }
+                pairs.insert(name, value);
+            }
+            Ok(pairs)
+        }
+    }
+
+    let wrong = |error: &dyn fmt::Display| D::Error::custom(format_args!("metadata: {error}"));
+    let pairs = deserializer.deserialize_map(PairsVisitor).map_err(|error| wrong(&error))?;
     Metadata::new(pairs).map_err(|error| wrong(&error))
 }
 
@@ -228,6 +248,22 @@ fn accepts_events(headers: &HeaderMap) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_stands_in_metadata_once() {
+        #[derive(Debug, Deserialize)]
+        struct Body {
+            #[serde(deserialize_with = "metadata")]
+            metadata: Metadata,
+        }
+        let parse = |pairs: &str| serde_json::from_str(&format!("{{\"metadata\": {pairs}}}"));
+        let body: Body = parse(r#"{"user": "a", "order": "a"}"#).expect("accept");
+        assert_eq!(body.metadata.iter().count(), 2);
+        for pairs in [r#"{"user": "a", "user": "b"}"#, r#"{"user": "a", "us\u0065r": "a"}"#] {
+            let error = parse(pairs).map(|body: Body| body.metadata).expect_err("refuse");
+            assert!(error.to_string().contains("metadata: duplicate field \"user\""), "{error}");
+        }
+    }
 
     #[test]
     fn events_are_sent_only_if_accept_names_them() {

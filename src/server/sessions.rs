@@ -1,15 +1,14 @@
 //! `/v1/sessions`: open, list, show, close and fork sessions.
 
 use axum::Json;
-use axum::extract::{FromRequestParts, State};
-use axum::http::request::Parts;
+use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::extract::{JsonBody, PathParameters, StrictQuery};
+use super::extract::{JsonBody, PathSession, StrictQuery};
 use super::mount::MountPath;
 use super::session_page::SessionPage;
 use super::state::AppState;
@@ -142,26 +141,4 @@ async fn created(session: &SessionHandle, mount: &MountPath) -> Result<Response,
         response.headers_mut().insert(header::LOCATION, location);
     }
     Ok(response)
-}
-
-/// The session that the path names. Does not check that the session exists; the first request to it
-/// does.
-#[derive(Debug)]
-pub(super) struct PathSession(pub(super) SessionHandle);
-
-impl FromRequestParts<AppState> for PathSession {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        // A path may have more parameters than the session's id.
-        let parameters = PathParameters::from_request_parts(parts, state).await?;
-        let Some(text) = parameters.get("id") else {
-            return Err(ApiError::no_such_session(""));
-        };
-        // A text that is not an id cannot name a session.
-        SessionId::parse(text)
-            .ok()
-            .map(|id| Self(state.host.session(&id)))
-            .ok_or_else(|| ApiError::no_such_session(&crate::types::excerpt(text, 64)))
-    }
 }

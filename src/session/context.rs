@@ -5,8 +5,9 @@
 //! wakes up applies the records and decides nothing again.
 
 use super::context_state::EndedRun;
-use super::effect::{SessionEffect, SessionRecord, SessionRefusal, SummaryReply, SummaryRequest};
-use super::machine::Session;
+use super::machine::{
+    Session, SessionEffect, SessionRecord, SessionRefusal, SummaryReply, SummaryRequest,
+};
 use super::open_run::{Overflow, RunStage};
 use crate::config::{ContextPolicy, HistoryForm, Share};
 use crate::context::compaction::{self, AppliedChange, SummaryLimits, SummaryPlan};
@@ -509,8 +510,7 @@ impl Session {
         self.record(vec![SessionRecord { record, run_id, turn, events: vec![event] }]);
     }
 
-    /// Records that a summary failed or saves too little. Without a run nothing is recorded: the client that asked for
-    /// it gets an error.
+    /// Records that a summary failed or saves too little, with the tokens that it used.
     fn record_failed_summary(
         &mut self,
         rules: &TurnRules,
@@ -518,15 +518,14 @@ impl Session {
         action: &str,
         usage: Usage,
     ) {
-        let Some(run) = self.run.as_ref().map(|run| run.id.clone()) else { return };
         let (limit, action) = (COMPACT_AT.to_owned(), action.to_owned());
         let window = self.window(rules).unwrap_or_default();
         let (value, maximum) = (tokens, rules.context.compact_at.part_of(window));
         let event =
             Event::LimitReached { limit: limit.clone(), value, maximum, action: action.clone() };
         let record = Record::LimitReached { limit, value, maximum, action, note: None, usage };
-        let record = self.run_record(&run, record, vec![event]);
-        self.record(vec![record]);
+        let (run_id, turn) = (self.run_of_context(), self.turn);
+        self.record(vec![SessionRecord { record, run_id, turn, events: vec![event] }]);
     }
 
     /// Returns the run that events about the context belong to.

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::effect::SessionRefusal;
+use super::machine::SessionRefusal;
 use crate::record::{RequestKey, Seq};
 use crate::types::RunId;
 

@@ -1,81 +1,21 @@
-//! Requests to a session: each is checked here, and the records that follow from it are decided.
+//! Requests to a session, except those to start a run: each is checked here, and the records that
+//! follow from it are decided.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::effect::{
-    InputLimits, RunAdmission, RunInput, SessionEffect, SessionRecord, SessionRefusal, TurnOrigin,
-};
 use super::idempotency_keys::RequestEffect;
-use super::machine::{Lifecycle, Session};
-use super::open_run::RunStage;
+use super::machine::{
+    InputLimits, Lifecycle, Session, SessionEffect, SessionRecord, SessionRefusal,
+};
+use super::open_run::{RunInput, RunStage, TurnOrigin};
 use super::run::RunAnswer;
 use crate::event::Event;
-use crate::message::{Message, content_bytes};
 use crate::record::{Record, RequestKey, Seq, StopMode};
 use crate::turn::{CancelReason, TurnRecord};
 use crate::types::{CallKey, Content, RunError, RunId};
 
 impl Session {
-    /// Checks a request to start a run. With `may_queue` the run may wait for the current one.
-    ///
-    /// # Errors
-    /// If the request is refused.
-    pub fn admit_run(
-        &self,
-        input: &Content,
-        request: Option<&RequestKey>,
-        may_queue: bool,
-    ) -> Result<RunAdmission, SessionRefusal> {
-        self.check_open()?;
-        if let Some(seen) = self.keys.find(request)? {
-            let RequestEffect::Run(run_id) = &seen.effect else {
-                return Err(SessionRefusal::KeyReused);
-            };
-            return Ok(RunAdmission::Known { run_id: run_id.clone(), seq: seen.seq });
-        }
-        if self.is_suspended() {
-            return Err(SessionRefusal::Suspended);
-        }
-        let is_busy = self.run.is_some() || !self.queue.is_empty();
-        if is_busy && !may_queue {
-            return Err(SessionRefusal::RunInProgress);
-        }
-        if input.is_blank() {
-            return Err(SessionRefusal::EmptyInput);
-        }
-        Ok(if is_busy { RunAdmission::Queue } else { RunAdmission::Start })
-    }
-
-    /// Starts or queues a run that [`admit_run`](Self::admit_run) has let in.
-    ///
-    /// # Errors
-    /// If the run cannot wait, or the session is too large.
-    pub fn handle_run_request(
-        &mut self,
-        run: RunInput,
-        request: Option<RequestKey>,
-        limits: InputLimits,
-        rules_of: super::RulesOf<'_>,
-    ) -> Result<(), SessionRefusal> {
-        check_size(limits, &run.input)?;
-        if self.shutting_down {
-            return Err(SessionRefusal::ShuttingDown);
-        }
-        if self.run.is_none() && self.queue.is_empty() {
-            self.record_run_start(&run, request, rules_of);
-            return Ok(());
-        }
-        self.check_room(limits.inputs_max)?;
-        let RunInput { run_id, input, overrides, trace, metadata, into } = run;
-        let event = Event::InputQueued { input: input.clone(), waiting: self.queue.len() + 1 };
-        let id = run_id.clone();
-        let record =
-            Record::InputQueued { run_id, input, overrides, request, trace, metadata, into };
-        self.record(vec![self.run_record(&id, record, vec![event])]);
-        Ok(())
-    }
-
     /// Adds an input to the current run. It stands in the history once the current turn is over,
     /// before the next request. Returns the position of the input's record if the same request was
     /// accepted before.
@@ -101,7 +41,7 @@ impl Session {
         }
         let run = self.run.as_ref().ok_or(SessionRefusal::NoRun)?;
         self.check_room(limits.inputs_max)?;
-        check_size(limits, &input)?;
+        limits.check(&input)?;
         let event = Event::RunSteered { input: input.clone() };
         let record = Record::Steered { input, after_turn: self.turn, request };
         let record = self.run_record(&run.id, record, vec![event]);
@@ -276,7 +216,7 @@ impl Session {
         rests && self.lifecycle == Lifecycle::Open && !self.shutting_down
     }
 
-    fn check_open(&self) -> Result<(), SessionRefusal> {
+    pub(super) fn check_open(&self) -> Result<(), SessionRefusal> {
         match self.lifecycle {
             Lifecycle::New | Lifecycle::Open => Ok(()),
             Lifecycle::Closing | Lifecycle::Closed => Err(SessionRefusal::Closed),
@@ -298,20 +238,17 @@ impl Session {
         self.waits_for_tools || (self.expects_summary() && !has_turn)
     }
 
-    fn check_room(&self, inputs_max: usize) -> Result<(), SessionRefusal> {
+    pub(super) fn check_room(&self, inputs_max: usize) -> Result<(), SessionRefusal> {
         let steered = self.history.pending_inputs() + self.inputs_before_turn();
         let waiting = self.queue.len() + steered;
         if waiting < inputs_max { Ok(()) } else { Err(SessionRefusal::QueueFull(inputs_max)) }
     }
 
-    /// Returns the number of inputs at the end of the history that wait for the next turn, because the run waits for
-    /// tools or for a summary. The input of the run itself is not counted.
+    /// Returns the number of inputs in the history that wait for the next turn, because the run waits for tools or for
+    /// a summary. The input of the run itself and messages of the host are not counted.
     fn inputs_before_turn(&self) -> usize {
-        let is_ready = |run: &&super::OpenRun| matches!(run.stage, RunStage::Ready(_));
-        let Some(run) = self.run.as_deref().filter(is_ready) else { return 0 };
-        let behind = self.history.messages().get(run.first_message + 1..).unwrap_or_default();
-        let is_input = |message: &&Arc<Message>| matches!(***message, Message::User { .. });
-        behind.iter().rev().take_while(is_input).count()
+        let is_ready = |run: &super::OpenRun| matches!(run.stage, RunStage::Ready(_));
+        if self.run.as_deref().is_some_and(is_ready) { self.history.inputs_since_turn() } else { 0 }
     }
 
     pub(super) fn run_record(
@@ -321,13 +258,5 @@ impl Session {
         events: Vec<Event>,
     ) -> SessionRecord {
         SessionRecord { record, run_id: Some(run.clone()), turn: self.turn, events }
-    }
-}
-
-fn check_size(limits: InputLimits, input: &Content) -> Result<(), SessionRefusal> {
-    let bytes = limits.stored_bytes.saturating_add(content_bytes(input) as u64);
-    match limits.stored_bytes_max.filter(|maximum| bytes > *maximum) {
-        Some(maximum) => Err(SessionRefusal::TooLarge(maximum)),
-        None => Ok(()),
     }
 }

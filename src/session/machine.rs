@@ -1,4 +1,4 @@
-//! The session machine: its state, and the records that change it.
+//! The session machine: its state, the records that change it, its inputs and its effects.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,15 +6,19 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::context_state::ContextState;
-use super::effect::{RecordedAt, RunInput, SessionEffect, SessionRecord, TurnOrigin};
 use super::idempotency_keys::{IdempotencyKeys, RequestEffect};
-use super::open_run::{OpenRun, OpenTurn, RunStage, RunTerms};
-use super::reference_index::ReferenceIndex;
+use super::open_run::{OpenRun, OpenTurn, RecordedAt, RunInput, RunStage, RunTerms, TurnOrigin};
+use super::reference_index::{RecordRange, ReferenceIndex};
 use crate::config::{ClientTool, RunOverrides};
 use crate::context::{History, InitialHistory, ResultCut, Variables};
-use crate::record::{Record, StopMode};
-use crate::turn::TurnRecord;
-use crate::types::{Metadata, ParentCall, RunId, Usage, VariableName, WriteSet};
+use crate::event::{Event, RunStats};
+use crate::message::{MessageList, content_bytes};
+use crate::record::{Record, Seq, StopMode};
+use crate::turn::{CancelReason, TurnRecord, TurnSpec};
+use crate::types::{
+    COMPACT_AT, Content, Metadata, ParentCall, Reference, ReferenceError, RunEnd, RunError, RunId,
+    Usage, VariableName, WriteSet,
+};
 use crate::wire::PromptChange;
 
 /// Returns the terms of a run with these overrides.
@@ -177,7 +181,7 @@ impl Session {
         &self.variables
     }
 
-    /// Returns the usage of all committed turns.
+    /// Returns the usage of all committed turns and of summaries.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.usage
@@ -325,10 +329,13 @@ impl Session {
             }
             Record::StopAsked { mode } => self.open_run()?.stop(*mode),
             Record::LimitReached { limit, action, note, usage, .. } => {
-                let run = self.open_run()?;
-                run.cancel_next_turn(limit, action);
-                run.limit_recorded(limit);
-                run.add_usage(*usage);
+                // A summary that a client has requested may fail while no run is in progress.
+                if self.run.is_some() || limit != COMPACT_AT {
+                    let run = self.open_run()?;
+                    run.cancel_next_turn(limit, action);
+                    run.limit_recorded(limit);
+                    run.add_usage(*usage);
+                }
                 self.usage += *usage;
                 self.count_failed_summary(limit);
                 note.iter().for_each(|note| self.history.add_note(note));
@@ -415,6 +422,19 @@ impl Session {
         true
     }
 
+    /// Notes the position of the record by which a turn was committed. A stored session reads it itself.
+    pub fn handle_commit_recorded(&mut self, turn: u32, seq: Seq) {
+        self.references.add_commit(turn, seq);
+    }
+
+    /// Returns the records that hold the value of a reference to a result, to arguments or to an answer.
+    ///
+    /// # Errors
+    /// If the session has no such turn, or the run has not ended.
+    pub fn locate(&self, reference: &Reference) -> Result<RecordRange, ReferenceError> {
+        self.references.locate(reference, self.turn)
+    }
+
     /// Pushes an effect that appends these records as one batch.
     pub(super) fn record(&mut self, batch: Vec<SessionRecord>) {
         self.outbox.push_back(SessionEffect::Record(batch));
@@ -455,6 +475,186 @@ impl Session {
             RunStage::Turn(_) | RunStage::FollowUp(_) => Ok(()),
         }
     }
+}
+
+/// The answer to a request to start a run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RunAdmission {
+    /// The run can start now.
+    Start,
+    /// The run can wait for the current one.
+    Queue,
+    /// The same request was accepted before.
+    Known {
+        /// The run that it started or queued.
+        run_id: RunId,
+        /// The record of its input.
+        seq: Seq,
+    },
+}
+
+/// The reason why a request to a session is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SessionRefusal {
+    /// The session is closed, or about to be.
+    Closed,
+    /// The host shuts down.
+    ShuttingDown,
+    /// The idempotency key was used for a different request.
+    KeyReused,
+    /// The current run is suspended.
+    Suspended,
+    /// No run is suspended.
+    NotSuspended,
+    /// A run is in progress.
+    RunInProgress,
+    /// No run is in progress.
+    NoRun,
+    /// The input is empty.
+    EmptyInput,
+    /// The queue holds this maximum of inputs.
+    QueueFull(usize),
+    /// The records of the session would be larger than this maximum of bytes.
+    TooLarge(u64),
+    /// The context has nothing that could be replaced.
+    NothingToCompact,
+}
+
+/// The limits that a session's next input must keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct InputLimits {
+    /// Maximum number of inputs that wait.
+    pub inputs_max: usize,
+    /// Bytes of the session's records.
+    pub stored_bytes: u64,
+    /// Maximum of `stored_bytes`, with the input. `None` means no limit.
+    pub stored_bytes_max: Option<u64>,
+}
+
+impl InputLimits {
+    /// Returns limits of which only the number of waiting inputs can be reached.
+    pub(crate) const fn inputs(inputs_max: usize) -> Self {
+        Self { inputs_max, stored_bytes: 0, stored_bytes_max: None }
+    }
+
+    /// Checks that the session has room for an input.
+    pub(super) fn check(&self, input: &Content) -> Result<(), SessionRefusal> {
+        let bytes = self.stored_bytes.saturating_add(content_bytes(input) as u64);
+        match self.stored_bytes_max.filter(|maximum| bytes > *maximum) {
+            Some(maximum) => Err(SessionRefusal::TooLarge(maximum)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An effect of the session machine, to be performed in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SessionEffect {
+    /// Append these records as one batch and hand each of them to [`Session::apply`] before the next
+    /// effect is polled.
+    Record(Vec<SessionRecord>),
+    /// Read the tools that servers offer, and answer by [`Session::handle_tools_read`]. No turn begins
+    /// before.
+    ReadTools,
+    /// Begin or continue a turn.
+    BeginTurn(Box<TurnBegin>),
+    /// Ask a model for a summary, and answer by [`Session::handle_summary`]. No turn begins before.
+    RequestSummary(Box<SummaryRequest>),
+    /// Hand the turn whose request was too large the context as it is now.
+    ContextReduced {
+        /// True if it is smaller than before.
+        reduced: bool,
+    },
+    /// End the current turn now.
+    CancelTurn(CancelReason),
+    /// A run has ended: send its report to the caller that waits for it.
+    RunEnded(Box<RunSummary>),
+    /// A queued run does not start: send the reason to the caller that waits for it.
+    RunRefused {
+        /// The run.
+        run_id: RunId,
+        /// The reason.
+        reason: SessionRefusal,
+    },
+    /// The session is closed: delete its records.
+    Close,
+}
+
+/// A request for a summary of messages.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SummaryRequest {
+    /// The run that waits for it, or the last one.
+    pub run_id: Option<RunId>,
+    /// The overrides of the run that waits for it.
+    pub overrides: Arc<RunOverrides>,
+    /// The messages. [`SUMMARY_REQUEST`](crate::context::compaction::SUMMARY_REQUEST) follows them.
+    pub messages: MessageList,
+}
+
+/// The answer to a request for a summary.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SummaryReply {
+    /// The summary.
+    Text {
+        /// The text, which is not blank.
+        text: String,
+        /// The usage of the request.
+        usage: Usage,
+    },
+    /// No model has answered, the answer was blank, or it did not end well.
+    Failed {
+        /// The usage of the requests.
+        usage: Usage,
+    },
+}
+
+/// A record of the session machine with its events.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SessionRecord {
+    /// The record.
+    pub record: Record,
+    /// The run that the events belong to.
+    pub run_id: Option<RunId>,
+    /// The turn that the events belong to.
+    pub turn: u32,
+    /// The events to publish behind the record, in order.
+    pub events: Vec<Event>,
+}
+
+/// A turn to begin or to continue.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TurnBegin {
+    /// The run of the turn.
+    pub run_id: RunId,
+    /// The input of the turn machine. Its `seed` and `new_prompt` are left to the shell.
+    pub spec: TurnSpec,
+    /// The origin of the turn.
+    pub origin: TurnOrigin,
+    /// Set if the turn is to be cancelled as soon as it begins.
+    pub cancel: Option<CancelReason>,
+}
+
+/// The result of a run that has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RunSummary {
+    /// The run.
+    pub run_id: RunId,
+    /// The reason of the end.
+    pub end: RunEnd,
+    /// The final answer, or as much of it as there is.
+    pub text: String,
+    /// The error, if the run failed.
+    pub error: Option<RunError>,
+    /// The typed answer.
+    pub output: Option<Arc<Value>>,
+    /// The run's sums.
+    pub stats: RunStats,
+    /// The time of the run's start: Unix time in milliseconds.
+    pub began: u64,
+    /// The index of the run's first message in the history.
+    pub first_message: usize,
+    /// True if some of its messages were replaced. Its records have them all.
+    pub is_compacted: bool,
 }
 
 /// Returns the write of a run's answer to a variable: of its value, or else of its text.

@@ -5,11 +5,12 @@
 //!
 //! | rule | file |
 //! | --- | --- |
-//! | requests: start, queue, steer, stop, resume, shut down, close | `inputs` |
-//! | limits on waiting inputs and on the size of a session | `inputs` |
+//! | requests to start or to queue a run | `runs` |
+//! | other requests: steer, stop, resume, shut down, close | `inputs` |
+//! | limits on waiting inputs and on the size of a session | `inputs`, `machine` |
 //! | conditions of hibernation in the machine (`may_hibernate`) | `inputs` |
 //! | idempotency keys of client requests (`Idempotency-Key`) | `idempotency_keys` |
-//! | the next turn, the records that follow a turn, the next queued run | `advance` |
+//! | the next turn, the records that follow a turn, the next queued run, the end of a run | `runs` |
 //! | end of a run after a turn: `max_turns`, `max_failed_turns`, token budget, request for a final answer | `run` |
 //! | forced call (`tool_choice`), typed answer: requests for it, `output_retries` | `run` |
 //! | size of the context: clearing of results, compact history, summary, overflow, learnt window | `context` |
@@ -18,19 +19,16 @@
 //! | stage, usage and time of the current run | `open_run` |
 //! | limits that end a run before its next turn: `run_timeout`, tokens that a summary has used up | `open_run` |
 //! | open approvals of a turn, from its records | `approvals` |
-//! | the state of a session, and the records that change it | `machine` |
-//! | inputs and effects of the machine | `effect` |
+//! | the state of a session, the records that change it, inputs and effects of the machine | `machine` |
 //! | a session from its journal | `stored` |
 //! | report of a run that has ended, from its records | `past_run` |
 //! | the records that hold the values of references | `reference_index` |
 //! | replay of a session, compared with its records | `replay` |
 #![warn(clippy::indexing_slicing)]
 
-mod advance;
 mod approvals;
 mod context;
 mod context_state;
-mod effect;
 #[cfg(test)]
 mod explorer;
 mod idempotency_keys;
@@ -43,21 +41,21 @@ mod past_run;
 mod reference_index;
 mod replay;
 mod run;
+mod runs;
 mod stored;
 #[cfg(test)]
 mod tests;
 
-pub use advance::RulesOf;
 pub use approvals::{OpenApproval, open_approvals};
-pub use effect::{
-    InputLimits, RecordedAt, RunAdmission, RunInput, RunSummary, SessionEffect, SessionRecord,
-    SessionRefusal, SummaryReply, SummaryRequest, TurnBegin, TurnOrigin,
-};
 pub use idempotency_keys::{IDEMPOTENCY_KEYS_MAX, IdempotencyKeys, RequestEffect, SeenRequest};
-pub use machine::{Session, TermsOf};
-pub use open_run::{OpenRun, OpenTurn, RunStage, RunTerms};
+pub use machine::{
+    InputLimits, RunAdmission, RunSummary, Session, SessionEffect, SessionRecord, SessionRefusal,
+    SummaryReply, SummaryRequest, TermsOf, TurnBegin,
+};
+pub use open_run::{OpenRun, OpenTurn, RecordedAt, RunInput, RunStage, RunTerms, TurnOrigin};
 pub use past_run::{PastRun, past_run};
 pub use reference_index::RecordRange;
 pub use replay::{Replayed, replay};
 pub use run::{FollowUp, Instruction, OUTPUT_INVALID, Run, RunAnswer, RunNext};
+pub use runs::RulesOf;
 pub use stored::{RebuildError, StoredSession};

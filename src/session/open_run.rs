@@ -1,22 +1,49 @@
-//! The current run of a session.
+//! The current run of a session, and the input that it starts with.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::effect::{RecordedAt, RunInput, TurnOrigin};
 use super::run::{FollowUp, Run, RunNext};
 use crate::config::{Limits, RunOverrides};
 use crate::event::RunStats;
 use crate::record::{Seq, StopMode};
 use crate::turn::{CancelReason, LimitHit, MAX_TOKENS, OutputRules, TurnRecord, TurnRules};
 use crate::types::{
-    Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName, millis,
+    Content, Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName, millis,
 };
 
 /// The configuration key of the limit of a run's time.
 pub(super) const RUN_TIMEOUT: &str = "run_timeout";
 /// The action of a limit that ends the run.
 const ENDED: &str = "ended";
+
+/// The input of a run that is to start, now or after the current one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RunInput {
+    /// The id of the run.
+    pub run_id: RunId,
+    /// The user's input.
+    pub input: Content,
+    /// The run's changes to its agent.
+    pub overrides: Arc<RunOverrides>,
+    /// The trace that the run belongs to.
+    pub trace: Option<TraceContext>,
+    /// The client's pairs of strings.
+    pub metadata: Metadata,
+    /// The variable that gets the answer.
+    pub into: Option<VariableName>,
+}
+
+/// The position and the time of a record in the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RecordedAt {
+    /// The record's position.
+    pub seq: Seq,
+    /// The record's time: Unix time in milliseconds.
+    pub time: u64,
+    /// The time on the clock of the session's machine; zero while a journal is folded.
+    pub now: Duration,
+}
 
 /// A run that has not ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -112,6 +139,17 @@ pub struct OpenTurn {
     rests_since: Option<Duration>,
     /// The time that people were all that the turn waited for, before that.
     rested: Duration,
+}
+
+/// The origin of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TurnOrigin {
+    /// The turn has no records yet.
+    New,
+    /// The turn continues from records that were appended in this life of the session.
+    Recorded,
+    /// The turn continues from records that were read from the journal.
+    Stored,
 }
 
 /// A request that was too large for its model. It may be made smaller once in a turn.

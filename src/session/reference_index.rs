@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use super::machine::Session;
 use crate::record::Seq;
 use crate::types::{CallKey, Reference, ReferenceError, RunId};
 
@@ -36,26 +35,24 @@ impl ReferenceIndex {
     pub(super) fn add_run_end(&mut self, run: &RunId, seq: Seq) {
         self.run_ends.insert(run.clone(), seq);
     }
-}
-
-impl Session {
-    /// Notes the position of the record by which a turn was committed. A stored session reads it itself.
-    pub fn handle_commit_recorded(&mut self, turn: u32, seq: Seq) {
-        self.references.add_commit(turn, seq);
-    }
 
     /// Returns the records that hold the value of a reference to a result, to arguments or to an answer.
+    /// `last` is the session's last turn.
     ///
     /// # Errors
     /// If the session has no such turn, or the run has not ended.
-    pub fn locate(&self, reference: &Reference) -> Result<RecordRange, ReferenceError> {
+    pub(super) fn locate(
+        &self,
+        reference: &Reference,
+        last: u32,
+    ) -> Result<RecordRange, ReferenceError> {
         match reference {
             Reference::Result(key) | Reference::Arguments(key) => {
-                let range = self.locate_call(*key);
+                let range = self.locate_call(*key, last);
                 range.ok_or_else(|| ReferenceError::NoSuchResult(reference.clone()))
             }
             Reference::Answer(run) => {
-                let seq = self.references.run_ends.get(run);
+                let seq = self.run_ends.get(run);
                 let seq = seq.ok_or_else(|| ReferenceError::NoSuchRun(reference.clone()))?;
                 Ok(RecordRange { after: Seq(seq.0.saturating_sub(1)), upto: Some(*seq) })
             }
@@ -64,16 +61,15 @@ impl Session {
     }
 
     /// Returns the records that may hold a call: those of its turn, which may be in progress.
-    fn locate_call(&self, key: CallKey) -> Option<RecordRange> {
-        let commits = &self.references.commits;
-        let at = commits.partition_point(|(turn, _)| *turn < key.turn);
-        let before = at.checked_sub(1).and_then(|before| commits.get(before));
+    fn locate_call(&self, key: CallKey, last: u32) -> Option<RecordRange> {
+        let at = self.commits.partition_point(|(turn, _)| *turn < key.turn);
+        let before = at.checked_sub(1).and_then(|before| self.commits.get(before));
         let after = before.map_or(Seq(0), |(_, seq)| *seq);
-        match commits.get(at) {
+        match self.commits.get(at) {
             Some((turn, seq)) => {
                 (*turn == key.turn).then_some(RecordRange { after, upto: Some(*seq) })
             }
-            None => (key.turn == self.turn).then_some(RecordRange { after, upto: None }),
+            None => (key.turn == last).then_some(RecordRange { after, upto: None }),
         }
     }
 }

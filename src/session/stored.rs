@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use super::effect::RecordedAt;
 use super::machine::{Session, TermsOf};
-use super::open_run::{OpenRun, RunStage};
+use super::open_run::{OpenRun, RecordedAt, RunStage};
 use super::run::{FollowUp, RunNext};
 use crate::record::{JournalEntry, Record, Seq, StopMode};
 use crate::transcript::Transcript;

@@ -155,7 +155,7 @@ pub struct RunTranscript<'a> {
     pub instructions: Vec<RecordedInstruction<'a>>,
     /// Requests to stop it.
     pub stops: Vec<StopRequest>,
-    /// Limits that it reached.
+    /// Limits that it reached. Summaries that failed between its end and the next run are among them.
     pub limits: Vec<ReachedLimit<'a>>,
     /// The end. `None` while it is open.
     pub end: Option<RecordedRunEnd<'a>>,

@@ -8,7 +8,7 @@ use super::{
     SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
 };
 use crate::record::{JournalEntry, Record};
-use crate::types::CallKey;
+use crate::types::{COMPACT_AT, CallKey};
 
 /// The longest time by which a clock may be set back, in milliseconds: a day.
 pub const TIME_FALL_MAX_MS: u64 = 24 * 60 * 60 * 1000;
@@ -211,7 +211,12 @@ impl<'a> Transcript<'a> {
             }
             Record::LimitReached { limit, value, maximum, action, note, usage } => {
                 let (value, maximum, note, usage) = (*value, *maximum, note.as_deref(), *usage);
-                if let Some(run) = self.open_run_for(at) {
+                // A summary that a client has requested may fail after the end of its run.
+                let run = match limit == COMPACT_AT && !self.runs.is_empty() {
+                    true => self.runs.last_mut(),
+                    false => self.open_run_for(at),
+                };
+                if let Some(run) = run {
                     let reached = ReachedLimit { at, limit, value, maximum, action, note, usage };
                     run.limits.push(reached);
                 }

@@ -9,12 +9,14 @@
 //! calls. `response::call_assembler` only counts further calls, and the end of the response reports
 //! them as `max_tool_calls_per_turn` too.
 //!
-//! A kept call is admitted when it is sealed ([`admit`]): it runs, it is answered without running
-//! (excess, unknown tool, invalid arguments), or it is a [duplicate](super::identical_calls).
+//! A kept call is admitted when it is sealed and every earlier call is admitted ([`admit`]): it runs,
+//! it is answered without running (excess, unknown tool, invalid arguments), or it is a
+//! [duplicate](super::identical_calls). A pure call that would run gets its result of a void attempt,
+//! if there is one.
 
 use std::sync::Arc;
 
-use super::call::{TurnCall, identity};
+use super::call::{CallPhase, TurnCall, identity};
 use super::identical_calls::find_identical_call;
 use super::spec::{TurnRules, TurnSpec};
 use super::{Turn, model_messages};
@@ -171,7 +173,7 @@ fn resolve_used_tool(
 
 /// The decision about a sealed call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum CallAdmission {
+enum CallAdmission {
     /// The call runs.
     Run,
     /// The call is answered with this outcome and does not run.
@@ -180,8 +182,57 @@ pub(super) enum CallAdmission {
     Copy(CallKey),
 }
 
+impl Turn {
+    /// Admits sealed calls. A call is admitted after every earlier call was.
+    pub(super) fn admit_in_order(&mut self) {
+        for index in 0..self.calls.len() {
+            let Some((earlier, rest)) = self.calls.split_at_checked(index) else { return };
+            let Some(call) = rest.first() else { return };
+            match call.phase {
+                CallPhase::Open | CallPhase::AwaitingReferences | CallPhase::AwaitingHooks => {
+                    return;
+                }
+                CallPhase::Sealed => {}
+                CallPhase::Ready
+                | CallPhase::Duplicate { .. }
+                | CallPhase::AwaitingPermit { .. }
+                | CallPhase::Intended
+                | CallPhase::AwaitingApproval { .. }
+                | CallPhase::AwaitingClient { .. }
+                | CallPhase::Running { .. }
+                | CallPhase::Reported(_)
+                | CallPhase::AwaitingResultHooks { .. }
+                | CallPhase::AwaitingReview { .. }
+                | CallPhase::Ended { .. }
+                | CallPhase::Dropped => continue,
+            }
+            let admission = admit(call, earlier, &self.spec);
+            let earlier_result = self.reusable_results.get(&call.identity).cloned();
+            match admission {
+                CallAdmission::Answer(outcome) => self.end_call(index, outcome),
+                // An approval that a hook asks for was not given to the earlier call.
+                CallAdmission::Run
+                    if earlier_result.is_some()
+                        && !call.has_effects()
+                        && !call.is_start_questioned() =>
+                {
+                    if let Some(call) = self.calls.get_mut(index) {
+                        call.notes.reused = true;
+                    }
+                    self.end_call(index, earlier_result.unwrap_or_else(|| ToolOutcome::ok("")));
+                }
+                CallAdmission::Run => self.set_phase(index, CallPhase::Ready),
+                CallAdmission::Copy(of) => {
+                    self.set_phase(index, CallPhase::Duplicate { of });
+                    self.end_duplicates_of(of);
+                }
+            }
+        }
+    }
+}
+
 /// Decides about a sealed call. Every earlier call is admitted.
-pub(super) fn admit(call: &TurnCall, earlier: &[TurnCall], spec: &TurnSpec) -> CallAdmission {
+fn admit(call: &TurnCall, earlier: &[TurnCall], spec: &TurnSpec) -> CallAdmission {
     if call.is_excess {
         let maximum = spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
         return CallAdmission::Answer(model_messages::over_limit(maximum));

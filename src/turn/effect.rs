@@ -1,4 +1,5 @@
-//! The inputs and effects of a turn.
+//! The inputs and effects of a turn, and the queue of its effects, some of which are deferred until
+//! records are durable.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -6,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::Turn;
 use super::committed::TurnRecord;
 use super::started_calls::CallStartState;
 use crate::context::Variables;
@@ -151,12 +153,12 @@ pub(super) enum DeferredEffect {
 }
 
 impl EffectQueue {
-    pub(super) fn record(&mut self, record: Record) {
+    fn record(&mut self, record: Record) {
         self.records += 1;
         self.ready.push_back(Effect::Record(record));
     }
 
-    pub(super) fn emit(&mut self, event: Event) {
+    fn emit(&mut self, event: Event) {
         self.ready.push_back(Effect::Emit(event));
     }
 
@@ -171,7 +173,7 @@ impl EffectQueue {
 
     /// Queues the next deferred effect whose records are durable. Returns the call if the effect
     /// is its start.
-    pub(super) fn handle_recorded(&mut self, upto: u64) -> Option<CallKey> {
+    fn handle_recorded(&mut self, upto: u64) -> Option<CallKey> {
         while self.deferred.front().is_some_and(|(records, _)| *records <= upto)
             && let Some((_, deferred)) = self.deferred.pop_front()
         {
@@ -183,7 +185,7 @@ impl EffectQueue {
         None
     }
 
-    pub(super) fn poll(&mut self) -> Option<Effect> {
+    fn poll(&mut self) -> Option<Effect> {
         self.ready.pop_front()
     }
 
@@ -196,6 +198,51 @@ impl EffectQueue {
     /// Returns the deferred effects, each with the number of records that it waits for.
     pub(super) fn deferred(&self) -> impl ExactSizeIterator<Item = &(u64, DeferredEffect)> {
         self.deferred.iter()
+    }
+}
+
+impl Turn {
+    pub(super) fn record(&mut self, record: Record) {
+        self.effects.record(record);
+    }
+
+    pub(super) fn emit(&mut self, event: Event) {
+        self.effects.emit(event);
+    }
+
+    /// Returns the next effect, or `None` if there is none.
+    pub fn poll(&mut self) -> Option<Effect> {
+        self.effects.poll()
+    }
+
+    /// Handles that the first `upto` records of this machine are stored, as far as the journal's durability asks. Records from which it was
+    /// resumed do not count.
+    pub fn handle_recorded(&mut self, now: Duration, upto: u64) {
+        self.clock.advance(now);
+        while let Some(key) = self.effects.handle_recorded(upto) {
+            if let Some(index) = self.position(key) {
+                self.start_intended(index);
+            }
+        }
+        self.advance();
+    }
+
+    /// Returns whether an effect waits until records are durable: a start, a result or the commit.
+    #[must_use]
+    pub fn waits_for_records(&self) -> bool {
+        self.effects.deferred().len() > 0
+    }
+
+    /// Returns whether only the commit of a turn without calls waits for its record. Such a turn had
+    /// no external effects, and its end is not published before it is durable. The session may
+    /// therefore continue the run, so that the end of the run is stored in the same batch.
+    #[must_use]
+    pub fn may_commit_early(&self) -> bool {
+        let mut deferred = self.effects.deferred();
+        let is_commit = |(_, deferred): &(u64, DeferredEffect)| {
+            matches!(deferred, DeferredEffect::Queue(Effect::Perform(TurnAction::Commit(_))))
+        };
+        self.calls.is_empty() && deferred.next().is_some_and(is_commit) && deferred.len() == 0
     }
 }
 

@@ -90,14 +90,8 @@ impl Turn {
         self.advance();
     }
 
-    /// Prepares a sealed call for its admission: the values of references are put in, and hooks are asked.
-    pub(super) fn prepare_call(&mut self, index: usize) {
-        self.resolve_references(index);
-        self.check_start(index);
-    }
-
     /// Asks the hooks about a sealed call that would run, or applies their recorded decision.
-    pub(super) fn check_start(&mut self, index: usize) {
+    pub(super) fn ask_hooks_before_start(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
         if !matches!(call.phase, CallPhase::Sealed) {
             return;

@@ -1,5 +1,5 @@
 //! Identical calls of one response: only the first one runs. (Duplicate ids are another rule:
-//! [`call_id`](super::call_id).)
+//! [`assign_call_id`](Turn::assign_call_id).)
 //!
 //! Two calls are identical if they have the same name and the same arguments (as canonical JSON).
 //! The later one is a duplicate and gets a copy of the outcome of the first, with these exceptions:
@@ -12,7 +12,7 @@
 
 use super::Turn;
 use super::call::{CallPhase, TurnCall};
-use super::schedule::StartGate;
+use super::call_start::StartGate;
 use crate::types::{CallKey, ToolOutcome};
 
 /// Returns the earlier call that `call` duplicates.

@@ -13,7 +13,7 @@
 //! applied in call order, so that the last writer in call order wins, whichever tool answered first.
 
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
-use super::schedule::StartGate;
+use super::call_start::StartGate;
 use super::started_calls::LastWriters;
 use super::{Turn, TurnStage, model_messages};
 use crate::context::Variables;

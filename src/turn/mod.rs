@@ -12,9 +12,9 @@
 //! | references in arguments (`$VAR_REF{{..}}`) | `references` |
 //! | hooks: before a call, after a call; the strictest of several verdicts | `hooks`, `hook_chain` |
 //! | hooks: before a request, after a turn | `turn_hooks` |
-//! | call ids: missing, duplicate, reused | `call_id` |
+//! | call ids: missing, duplicate, reused | `deltas` |
 //! | seal, arguments that change after the seal | `deltas` |
-//! | early start (`early_start`, `start_on_seal`), ticket, `exclusive`, sequential execution, `parallel = N` | `schedule` |
+//! | early start (`early_start`, `start_on_seal`), ticket, `exclusive`, sequential execution, `parallel = N` | `call_start` |
 //! | tool timeout (`tool_timeout`), `max_concurrent`, intent before an effect | `call_start` |
 //! | outcome of a call, `max_result_bytes` | `call_end` |
 //! | variables: snapshot, conflict, rerun, two writers of one variable, `max_variables_bytes` | `isolation` |
@@ -28,16 +28,16 @@
 //! | circuit breaker, probe | `breaker` |
 //! | end of a response without a finish reason | `response::finish_reason` |
 //! | calls and text that are kept after each kind of end, cancellation | `response_end` |
-//! | result order | `reassembly` |
+//! | result order, commit | `reassembly` |
 //! | token budget (`max_tokens_per_run`), `max_tool_calls_per_run`, `run_timeout` | `run_limits` |
 //! | texts that the model receives about calls that did not run | `model_messages` |
-//! | order of all decisions after an event, commit | `step` |
+//! | order of all decisions after an event | `mod` (`advance`) |
 //! | host crash (`kill -9`) during a call: outcome unknown, or rerun of an idempotent tool | `resume` |
 //! | running calls that a resumed turn attaches to | `started_calls` |
 //! | unanswered calls of a new session | `initial_calls` |
 //! | typed answer: its value in a response, the messages that ask for it | `output` |
 //! | rules, models and budget of a turn, idempotency key of a tool call | `spec` |
-//! | inputs and effects of a turn | `effect` |
+//! | inputs and effects of a turn, effects that wait until records are durable | `effect` |
 //! | phases and times of a call | `call` |
 //! | committed turn, and how it is read from its records | `committed` |
 //! | replay of the records of a turn | `replay` |
@@ -51,7 +51,6 @@ mod attempt;
 mod breaker;
 mod call;
 mod call_end;
-mod call_id;
 mod call_start;
 mod client_call;
 mod clock;
@@ -78,10 +77,8 @@ mod response_end;
 mod resume;
 mod retry;
 mod run_limits;
-mod schedule;
 mod spec;
 mod started_calls;
-mod step;
 #[cfg(test)]
 mod tests;
 mod turn_hooks;
@@ -124,7 +121,7 @@ use call::{CallPhase, TurnCall};
 #[cfg(test)]
 pub(crate) use call_end::call_ended_record;
 use clock::TurnClock;
-use effect::{DeferredEffect, EffectQueue};
+use effect::EffectQueue;
 use isolation::VisibleVariables;
 use reassembly::Reassembly;
 pub(crate) use retry::RetryPolicy;
@@ -134,7 +131,8 @@ use turn_hooks::TurnHooks;
 ///
 /// After each `handle_*` the owner calls [`poll`](Self::poll) until it returns `None`, appends the
 /// polled records as one batch, and calls [`handle_recorded`](Self::handle_recorded) when they are
-/// durable. Starts of calls with effects, results and the commit wait for that.
+/// durable. Starts of calls with effects, results and the commit wait for that. The functions that
+/// queue, defer and release effects are in `effect`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Turn {
     spec: Arc<TurnSpec>,
@@ -282,18 +280,6 @@ impl Turn {
         }
     }
 
-    /// Handles that the first `upto` records of this machine are stored, as far as the journal's durability asks. Records from which it was
-    /// resumed do not count.
-    pub fn handle_recorded(&mut self, now: Duration, upto: u64) {
-        self.clock.advance(now);
-        while let Some(key) = self.effects.handle_recorded(upto) {
-            if let Some(index) = self.position(key) {
-                self.start_intended(index);
-            }
-        }
-        self.advance();
-    }
-
     /// Handles a decision about a call that waits for approval.
     ///
     /// # Errors
@@ -354,29 +340,6 @@ impl Turn {
         self.advance();
     }
 
-    /// Returns whether an effect waits until records are durable: a start, a result or the commit.
-    #[must_use]
-    pub fn waits_for_records(&self) -> bool {
-        self.effects.deferred().len() > 0
-    }
-
-    /// Returns whether only the commit of a turn without calls waits for its record. Such a turn had
-    /// no external effects, and its end is not published before it is durable. The session may
-    /// therefore continue the run, so that the end of the run is stored in the same batch.
-    #[must_use]
-    pub fn may_commit_early(&self) -> bool {
-        let mut deferred = self.effects.deferred();
-        let is_commit = |(_, deferred): &(u64, DeferredEffect)| {
-            matches!(deferred, DeferredEffect::Queue(Effect::Perform(TurnAction::Commit(_))))
-        };
-        self.calls.is_empty() && deferred.next().is_some_and(is_commit) && deferred.len() == 0
-    }
-
-    /// Returns the next effect, or `None` if there is none.
-    pub fn poll(&mut self) -> Option<Effect> {
-        self.effects.poll()
-    }
-
     /// Returns the time, since the turn began, at which to call
     /// [`handle_timeout`](Self::handle_timeout).
     #[must_use]
@@ -392,6 +355,16 @@ impl Turn {
 }
 
 impl Turn {
+    /// Makes every decision that is possible in the present state.
+    fn advance(&mut self) {
+        self.admit_in_order();
+        self.resolve_reports();
+        self.start_ready_calls();
+        self.release_in_order();
+        self.finish();
+        self.clock.set_waiting_for_people(self.waits_for_people());
+    }
+
     /// Returns a turn that has done nothing yet.
     fn blank(spec: TurnSpec, retry: RetryPolicy) -> Self {
         Self {
@@ -410,5 +383,20 @@ impl Turn {
             effects: EffectQueue::default(),
             spec: Arc::new(spec),
         }
+    }
+
+    fn set_phase(&mut self, index: usize, phase: CallPhase) {
+        if let Some(call) = self.calls.get_mut(index) {
+            call.phase = phase;
+        }
+    }
+
+    fn position(&self, key: CallKey) -> Option<usize> {
+        self.calls.iter().position(|call| call.key() == key)
+    }
+
+    /// Returns the time since the turn began.
+    fn now(&self) -> Duration {
+        self.clock.now()
     }
 }

@@ -63,7 +63,7 @@ impl Turn {
         }
         self.set_phase(index, CallPhase::Sealed);
         self.put_in_values(index, values);
-        self.check_start(index);
+        self.ask_hooks_before_start(index);
         self.advance();
     }
 

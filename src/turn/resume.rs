@@ -122,7 +122,8 @@ impl Turn {
             self.cancel_calls();
         }
         for index in 0..self.calls.len() {
-            self.prepare_call(index);
+            self.resolve_references(index);
+            self.ask_hooks_before_start(index);
         }
     }
 

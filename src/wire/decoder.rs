@@ -1,15 +1,18 @@
 //! The decoder: splits the bytes of a response into payloads and decodes them with its dialect.
+//! Handles everything around the JSON object that a dialect reads.
 
 use memchr::memchr;
+use serde_json::value::RawValue;
 
 use super::anthropic::AnthropicDialect;
 use super::dialect::PayloadDecoder;
-use super::fast_path::{PayloadTemplates, TemplateSet};
-use super::full_parse::parse_in_full;
+use super::error::{malformed, named_error};
+use super::fast_path::{PayloadTemplates, TemplateFields, TemplateSet};
 use super::gemini::GeminiDialect;
 use super::ollama::OllamaDialect;
 use super::openai_chat::OpenaiChatDialect;
 use super::openai_responses::OpenaiResponsesDialect;
+use super::repair::{Repaired, repair};
 use super::sse::{SseDecoder, SseEvent};
 use super::{Delta, Framing, Problem, Wire};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
@@ -114,16 +117,16 @@ impl PayloadReader<'_> {
 
     /// Reads a complete body. If it holds no error, its end completes the response.
     fn read_body(&mut self, bytes: &[u8], out: &mut Vec<Delta>) {
-        let malformed =
+        let malformed_body =
             |message| Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message));
         if bytes.is_empty() {
-            out.push(malformed("the response body is empty"));
+            out.push(malformed_body("the response body is empty"));
             return;
         }
         let mut added = Vec::new();
         self.read_bytes(bytes, &mut added);
         if added.iter().all(|delta| matches!(delta, Delta::Problem(_))) {
-            added.push(malformed("the response body is not an answer in this wire format"));
+            added.push(malformed_body("the response body is not an answer in this wire format"));
         } else if !added.iter().any(|delta| matches!(delta, Delta::Error(_))) {
             added.push(Delta::Done);
         }
@@ -274,6 +277,71 @@ pub(super) fn read_payload(
     }
 }
 
+/// Parses one payload of a stream, or a complete plain body, and appends its deltas to `out`.
+/// `event` is the name of the server-sent event, or empty.
+///
+/// An event named `error` is an error on every wire. So is a payload that cannot be read, because
+/// it may have held part of a call. A JSON array is read as a list of payloads.
+///
+/// Returns the positions of the fields if the payload is a single object that holds one change.
+pub(super) fn parse_in_full<'p>(
+    decoder: &mut dyn PayloadDecoder,
+    event: &str,
+    text: &'p str,
+    out: &mut Vec<Delta>,
+) -> Option<TemplateFields<'p>> {
+    let mut text = text.trim();
+    // Some proxies repeat the field name of server-sent events.
+    while let Some(rest) = text.strip_prefix("data:") {
+        text = rest.trim_start();
+    }
+    match text.as_bytes().first() {
+        _ if text == "[DONE]" => decoder.done_marker(out),
+        _ if event == "error" => out.push(Delta::Error(named_error(text))),
+        None => {}
+        Some(b'{') => return parse_object(decoder, event, text, out),
+        Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {
+            Ok(items) => {
+                for item in items.iter().filter(|item| item.get().starts_with('{')) {
+                    parse_object(decoder, event, item.get(), out);
+                }
+            }
+            Err(error) => out.push(malformed(text, &error)),
+        },
+        Some(_) => {
+            out.push(Delta::Problem(Problem { code: "not_json", detail: excerpt(text, 200) }));
+        }
+    }
+    None
+}
+
+/// Parses an object, after a repair if necessary. A repaired payload never becomes a template.
+fn parse_object<'p>(
+    decoder: &mut dyn PayloadDecoder,
+    event: &str,
+    text: &'p str,
+    out: &mut Vec<Delta>,
+) -> Option<TemplateFields<'p>> {
+    let error = match decoder.parse_payload(event, text, out) {
+        Ok(fields) => return fields,
+        Err(error) => error,
+    };
+    match repair(text) {
+        Some(Repaired::Payload(repaired)) => {
+            if decoder.parse_payload(event, &repaired, out).is_err() {
+                out.push(malformed(text, &error));
+            }
+        }
+        Some(Repaired::Payloads(payloads)) => {
+            for payload in payloads {
+                parse_in_full(decoder, "", payload, out);
+            }
+        }
+        None => out.push(malformed(text, &error)),
+    }
+    None
+}
+
 fn extend(
     buffer: &mut Vec<u8>,
     bytes: &[u8],
@@ -293,4 +361,16 @@ fn too_large(what: &impl std::fmt::Display) -> ProviderError {
 
 fn not_utf8(text: &str) -> Delta {
     Delta::Problem(Problem { code: "not_utf8", detail: excerpt(text, 200) })
+}
+
+/// Decodes the payloads of one complete response, for the tests of the dialects.
+#[cfg(test)]
+pub(super) fn deltas<D: PayloadDecoder + Default>(payloads: &[&str]) -> Vec<Delta> {
+    let mut decoder = D::default();
+    let mut out = Vec::new();
+    for payload in payloads {
+        parse_in_full(&mut decoder, "", payload, &mut out);
+    }
+    decoder.end_of_body(&mut out);
+    out
 }

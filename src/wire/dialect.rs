@@ -48,7 +48,7 @@ pub(super) trait RequestFormat {
 pub(super) trait PayloadDecoder {
     /// Parses one JSON object, either a payload of a stream or a complete plain body, and appends
     /// its deltas to `out`. `event` is the name of the server-sent event, or empty. Events named
-    /// `error` do not come here; [`super::full_parse`] reads them.
+    /// `error` do not come here; [`super::decoder`] reads them.
     ///
     /// If the object holds a single change, it may return the positions of the fields, which must
     /// depend on the text alone and not on the state of the decoder.

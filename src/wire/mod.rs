@@ -13,9 +13,8 @@
 //! | `extra_members` | the members of a body, merged with `extra_body` of the configuration |
 //! | `tool_images` | images of tool results, for wires whose results have only text |
 //! | `call_ids` | call ids and tool names in the form that a service accepts |
-//! | `decoder` | bytes to payloads by framing, payloads to deltas by dialect |
+//! | `decoder` | bytes to payloads by framing, payloads to deltas by dialect; proxy prefixes, lists, `[DONE]`, errors |
 //! | `sse` | server-sent events |
-//! | `full_parse` | one payload: proxy prefixes, lists, `[DONE]`, errors, repair |
 //! | `fast_path` | payloads that match a template and need no parse |
 //! | `lenient` | deserialisation that ignores values of unexpected types |
 //! | `repair` | repair of invalid JSON |
@@ -61,7 +60,6 @@ mod dialect;
 mod error;
 mod extra_members;
 mod fast_path;
-mod full_parse;
 mod gemini;
 mod lenient;
 mod ollama;

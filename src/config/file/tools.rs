@@ -23,7 +23,7 @@ impl ToolOverride {
             idempotent: section.read("idempotent", values::switch),
             repeatable: section.read("repeatable", values::switch),
             keep: section.read("keep", values::switch),
-            approval: section.read("approval", approval),
+            approval: section.read("approval", |value| values::word(value, &ApprovalPolicy::WORDS)),
             approval_timeout: section.read("approval_timeout", values::positive_duration),
             max_concurrent: section.read("max_concurrent", values::count).and_then(NonZeroU32::new),
             retries: section.read("retries", values::number),
@@ -66,12 +66,6 @@ impl ToolOverride {
         section.finish();
         change
     }
-}
-
-/// Parses an approval policy.
-fn approval(value: &DeValue<'_>) -> Parsed<ApprovalPolicy> {
-    let parsed = value.as_str().and_then(ApprovalPolicy::parse);
-    parsed.map_or_else(|| values::word(value, &ApprovalPolicy::WORDS), Ok)
 }
 
 /// Parses a target that tools may reach although it is not public.

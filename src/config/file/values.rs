@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use toml::de::DeValue;
 
+use crate::config::error::quoted_words;
 use crate::config::{Share, parse_duration};
 
 /// A parsed value, or the problem with it.
@@ -117,14 +118,7 @@ pub(super) fn time_limit(value: &DeValue<'_>) -> Parsed<Option<Duration>> {
 /// Parses one of these words.
 pub(super) fn word<T: Copy>(value: &DeValue<'_>, words: &[(&str, T)]) -> Parsed<T> {
     let found = value.as_str().and_then(|text| words.iter().find(|(word, _)| *word == text));
-    found.map(|(_, meaning)| *meaning).ok_or_else(|| {
-        let words: Vec<String> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
-        let wanted = match words.split_last() {
-            Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
-            Some(_) | None => words.join(""),
-        };
-        wrong_type(&wanted, value)
-    })
+    found.map(|(_, meaning)| *meaning).ok_or_else(|| wrong_type(&quoted_words(words), value))
 }
 
 /// Converts a TOML value to JSON.

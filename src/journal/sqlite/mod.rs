@@ -16,8 +16,6 @@ mod queue;
 mod read_connections;
 mod reader;
 mod reserve;
-mod status;
-mod write_connection;
 mod writer;
 
 use std::fmt;
@@ -41,13 +39,11 @@ use crate::config::Durability;
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
 
-use queue::{Opening, QueuedBatch, StoredRow, WriteQueue, WriterTask};
+use queue::{Opening, QueuedBatch, StatusReporter, StoredRow, WriteQueue, WriterTask};
 use read_connections::ReadConnections;
 use reserve::Reserve;
-use status::StatusReporter;
-pub(super) use write_connection::LogPosition;
-use write_connection::WriteConnection;
-use writer::{JournalWriter, WriterParts};
+pub(super) use writer::LogPosition;
+use writer::{JournalWriter, WriteConnection, WriterParts};
 
 /// Maximum number of sessions that one transaction deletes.
 const SESSIONS_PER_REMOVAL_MAX: usize = 64;

@@ -155,7 +155,9 @@ impl<'a> Verifier<'_, 'a> {
         for compaction in compactions.filter(|compaction| is_within(compaction.at)) {
             usage += compaction.usage;
         }
-        run.limits.iter().for_each(|reached| usage += reached.usage);
+        for reached in run.limits.iter().filter(|reached| is_within(reached.at)) {
+            usage += reached.usage;
+        }
         let turns = self.counted_turns(run);
         // A run that the session gave up also counts the turn that had begun or was about to begin.
         let allowed = turns..=turns + u32::from(end.is_given_up());

@@ -6,6 +6,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+/// The configuration keys of the time limits.
+pub(super) const FIRST_EVENT_TIMEOUT: &str = "first_event_timeout";
+pub(super) const IDLE_TIMEOUT: &str = "idle_timeout";
+pub(super) const ANSWER_TIMEOUT: &str = "answer_timeout";
+
 /// The delay of a timer that counts as a stall of the host. A shorter one is usual under load.
 const STALL_MIN: Duration = Duration::from_millis(50);
 

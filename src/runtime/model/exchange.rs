@@ -1,4 +1,5 @@
-//! One exchange with a model: a request and its streamed response.
+//! One exchange with a model: a request and its streamed response. Reads calls in the text of the
+//! response and replaces secrets in it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,13 +10,17 @@ use futures::FutureExt as _;
 use reqwest::header::CONTENT_TYPE;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
-use super::deadline::EventDeadline;
+use super::deadline::{ANSWER_TIMEOUT, EventDeadline, FIRST_EVENT_TIMEOUT, IDLE_TIMEOUT};
 use super::error::RetryHints;
+use super::source::SourceExchange;
 use super::{ClientInner, error};
+use crate::response::DeltaRedactor;
 use crate::types::{
     ProviderError, ProviderErrorKind, TRACEPARENT, TRACESTATE, TraceContext, one_line,
 };
-use crate::wire::{Decoder, DecoderOptions, Delta, Framing, PayloadTemplates, http_error};
+use crate::wire::{
+    CallReader, Decoder, DecoderOptions, Delta, Framing, PayloadTemplates, http_error,
+};
 
 /// Maximum number of bytes that are read of an error's body.
 const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
@@ -26,11 +31,6 @@ const ERROR_BODY_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Maximum number of characters that are quoted from a body that is not a response.
 const QUOTE_CHARS: usize = 100;
 
-/// The configuration keys of the time limits.
-pub(super) const FIRST_EVENT_TIMEOUT: &str = "first_event_timeout";
-pub(super) const IDLE_TIMEOUT: &str = "idle_timeout";
-pub(super) const ANSWER_TIMEOUT: &str = "answer_timeout";
-
 /// Maximum wait for the end of the body after the last relevant delta. A connection can be reused
 /// only if its body was read to the end.
 const BODY_END_WAIT_MAX: Duration = Duration::from_millis(100);
@@ -38,9 +38,120 @@ const BODY_END_WAIT_MAX: Duration = Duration::from_millis(100);
 /// The number of polls after a deadline. One lets the I/O driver run, one the task of the connection.
 const POLLED_AGAIN: u32 = 4;
 
-/// A request and its response. Dropping it closes the connection if the body has not ended.
+/// A request to a model and its response, in which the host's secrets are replaced.
 #[derive(Debug)]
-pub(crate) struct Exchange {
+pub(in crate::runtime) struct ModelExchange {
+    response: ServiceExchange,
+    /// `None` if calls come in the form of the wire format.
+    calls: Option<Box<PromptedCalls>>,
+    /// `None` if the host has no secrets.
+    redactor: Option<DeltaRedactor>,
+}
+
+impl ModelExchange {
+    /// Creates an exchange. `calls` reads the calls in the text of the response.
+    pub(super) fn new(
+        response: ServiceExchange,
+        calls: Option<CallReader>,
+        redactor: Option<DeltaRedactor>,
+    ) -> Self {
+        Self { response, calls: calls.map(PromptedCalls::new), redactor }
+    }
+
+    /// Returns the body of a request that was not sent yet. A model of the program has none.
+    pub(in crate::runtime) fn request_body(&self) -> Option<&Bytes> {
+        match &self.response {
+            ServiceExchange::Http(exchange) => exchange.unsent_body(),
+            ServiceExchange::Source(_) => None,
+        }
+    }
+
+    /// Returns the templates for the next response. A model of the program has none.
+    pub(super) fn into_templates(self) -> Option<PayloadTemplates> {
+        match self.response {
+            ServiceExchange::Http(exchange) => Some(exchange.into_templates()),
+            ServiceExchange::Source(_) => None,
+        }
+    }
+
+    /// Returns the deltas that arrived together. Batches are never empty. After an error, returns
+    /// `None`.
+    pub(in crate::runtime) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
+        loop {
+            if let Some(error) = self.calls.as_mut().and_then(|calls| calls.error.take()) {
+                return Some(Err(error));
+            }
+            let mut batch = match &mut self.response {
+                ServiceExchange::Http(exchange) => exchange.next().await,
+                ServiceExchange::Source(exchange) => exchange.next().await,
+            };
+            if let Some(calls) = &mut self.calls {
+                batch = calls.read(batch);
+                if batch.as_ref().is_some_and(|batch| batch.as_ref().is_ok_and(Vec::is_empty)) {
+                    continue;
+                }
+            }
+            let Some(redactor) = &mut self.redactor else { return batch };
+            match batch {
+                Some(Ok(batch)) => {
+                    let batch = redactor.redact(batch);
+                    if !batch.is_empty() {
+                        return Some(Ok(batch));
+                    }
+                }
+                Some(Err(mut error)) => {
+                    redactor.redact_error(&mut error);
+                    return Some(Err(error));
+                }
+                None => return redactor.finish().map(|delta| Ok(vec![delta])),
+            }
+        }
+    }
+}
+
+/// The calls in the text of a response.
+#[derive(Debug)]
+struct PromptedCalls {
+    reader: CallReader,
+    /// An error that came while text was held back.
+    error: Option<ProviderError>,
+}
+
+impl PromptedCalls {
+    fn new(reader: CallReader) -> Box<Self> {
+        Box::new(Self { reader, error: None })
+    }
+
+    /// Reads calls from what the service has sent. Nothing that was held back is lost at the end.
+    fn read(
+        &mut self,
+        batch: Option<Result<Vec<Delta>, ProviderError>>,
+    ) -> Option<Result<Vec<Delta>, ProviderError>> {
+        let end = match batch {
+            Some(Ok(batch)) => return Some(Ok(self.reader.read(batch))),
+            Some(Err(error)) => Some(error),
+            None => None,
+        };
+        let held = self.reader.finish();
+        if held.is_empty() {
+            return end.map(Err);
+        }
+        self.error = end;
+        Some(Ok(held))
+    }
+}
+
+/// The exchange with an HTTP service, or with a model that the program implements.
+#[derive(Debug)]
+pub(super) enum ServiceExchange {
+    Http(Exchange),
+    Source(Box<SourceExchange>),
+}
+
+/// A request to an HTTP service and its response. Dropping it closes the connection if the body has
+/// not ended.
+#[derive(Debug)]
+pub(super) struct Exchange {
     client: Arc<ClientInner>,
     streamed: bool,
     trace: Option<TraceContext>,
@@ -88,7 +199,7 @@ impl Exchange {
     }
 
     /// Returns the body of a request that was not sent yet.
-    pub(super) fn unsent_body(&self) -> Option<&Bytes> {
+    fn unsent_body(&self) -> Option<&Bytes> {
         match &self.state {
             ExchangeState::Unsent { body } => Some(body),
             ExchangeState::ResponseBody(_) | ExchangeState::Over => None,
@@ -97,18 +208,18 @@ impl Exchange {
 
     /// Returns the templates for the next response. They are empty unless the response was read to
     /// its end.
-    pub(super) fn into_templates(self) -> PayloadTemplates {
+    fn into_templates(self) -> PayloadTemplates {
         self.templates
     }
 
     /// Adds a trace context, which is sent with the request.
-    pub(crate) fn with_trace(self, trace: Option<TraceContext>) -> Self {
+    pub(super) fn with_trace(self, trace: Option<TraceContext>) -> Self {
         Self { trace, ..self }
     }
 
     /// Returns the deltas of the next chunk of the body. Batches are never empty. After an error,
     /// returns `None`.
-    pub(crate) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
+    async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
         let mut reading = match std::mem::replace(&mut self.state, ExchangeState::Over) {
             ExchangeState::Unsent { body } => match self.send(body).await {
                 Ok(reading) => Box::new(reading),

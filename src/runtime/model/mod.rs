@@ -43,7 +43,8 @@ use crate::wire::{
     PromptRenderer, RequestCache, ToolChoice, Wire,
 };
 pub(super) use deadline::StallClock;
-use exchange::Exchange;
+pub(super) use exchange::ModelExchange;
+use exchange::{Exchange, ServiceExchange};
 use source::SourceExchange;
 
 /// Data that a session's exchanges reuse: bytes of the previous request, and templates of
@@ -103,9 +104,8 @@ impl ExchangeCache {
 
     /// Stores the templates of a finished exchange.
     pub(super) fn keep_templates(&mut self, exchange: ModelExchange) {
-        match exchange.response {
-            ServiceExchange::Http(exchange) => self.templates = exchange.into_templates(),
-            ServiceExchange::Source(_) => {}
+        if let Some(templates) = exchange.into_templates() {
+            self.templates = templates;
         }
     }
 }
@@ -148,8 +148,7 @@ impl ModelService {
                 ServiceExchange::Source(Box::new(exchange))
             }
         };
-        let redactor = DeltaRedactor::new(secrets);
-        ModelExchange { response, calls: calls.map(PromptedCalls::new), redactor }
+        ModelExchange::new(response, calls, DeltaRedactor::new(secrets))
     }
 }
 
@@ -158,98 +157,6 @@ impl fmt::Debug for ModelService {
         match self {
             Self::Http(client) => client.fmt(f),
             Self::Source { .. } => f.write_str("ModelSource"),
-        }
-    }
-}
-
-/// A request to a model and its response, in which the host's secrets are replaced.
-#[derive(Debug)]
-pub(super) struct ModelExchange {
-    response: ServiceExchange,
-    /// `None` if calls come in the form of the wire format.
-    calls: Option<Box<PromptedCalls>>,
-    /// `None` if the host has no secrets.
-    redactor: Option<DeltaRedactor>,
-}
-
-/// The calls in the text of a response.
-#[derive(Debug)]
-struct PromptedCalls {
-    reader: CallReader,
-    /// An error that came while text was held back.
-    error: Option<ProviderError>,
-}
-
-impl PromptedCalls {
-    fn new(reader: CallReader) -> Box<Self> {
-        Box::new(Self { reader, error: None })
-    }
-
-    /// Reads calls from what the service has sent. Nothing that was held back is lost at the end.
-    fn read(
-        &mut self,
-        batch: Option<Result<Vec<Delta>, ProviderError>>,
-    ) -> Option<Result<Vec<Delta>, ProviderError>> {
-        let end = match batch {
-            Some(Ok(batch)) => return Some(Ok(self.reader.read(batch))),
-            Some(Err(error)) => Some(error),
-            None => None,
-        };
-        let held = self.reader.finish();
-        if held.is_empty() {
-            return end.map(Err);
-        }
-        self.error = end;
-        Some(Ok(held))
-    }
-}
-
-#[derive(Debug)]
-enum ServiceExchange {
-    Http(Exchange),
-    Source(Box<SourceExchange>),
-}
-
-impl ModelExchange {
-    /// Returns the body of a request that was not sent yet. A model of the program has none.
-    pub(super) fn request_body(&self) -> Option<&Bytes> {
-        match &self.response {
-            ServiceExchange::Http(exchange) => exchange.unsent_body(),
-            ServiceExchange::Source(_) => None,
-        }
-    }
-
-    /// Returns the deltas that arrived together. Batches are never empty. After an error, returns
-    /// `None`.
-    pub(super) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
-        loop {
-            if let Some(error) = self.calls.as_mut().and_then(|calls| calls.error.take()) {
-                return Some(Err(error));
-            }
-            let mut batch = match &mut self.response {
-                ServiceExchange::Http(exchange) => exchange.next().await,
-                ServiceExchange::Source(exchange) => exchange.next().await,
-            };
-            if let Some(calls) = &mut self.calls {
-                batch = calls.read(batch);
-                if batch.as_ref().is_some_and(|batch| batch.as_ref().is_ok_and(Vec::is_empty)) {
-                    continue;
-                }
-            }
-            let Some(redactor) = &mut self.redactor else { return batch };
-            match batch {
-                Some(Ok(batch)) => {
-                    let batch = redactor.redact(batch);
-                    if !batch.is_empty() {
-                        return Some(Ok(batch));
-                    }
-                }
-                Some(Err(mut error)) => {
-                    redactor.redact_error(&mut error);
-                    return Some(Err(error));
-                }
-                None => return redactor.finish().map(|delta| Ok(vec![delta])),
-            }
         }
     }
 }
@@ -404,11 +311,7 @@ impl ModelClient {
     }
 
     /// Returns a session's next exchange. It starts when it is polled.
-    pub(super) fn next_exchange(
-        &self,
-        request: &ModelRequest,
-        cache: &mut ExchangeCache,
-    ) -> Exchange {
+    fn next_exchange(&self, request: &ModelRequest, cache: &mut ExchangeCache) -> Exchange {
         let ClientInner { wire, heads, .. } = &*self.inner;
         let head = |request: &_| heads.lock().head(*wire, request);
         let body = cache.request_cache.body(*wire, request, head);

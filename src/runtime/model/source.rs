@@ -10,7 +10,7 @@ use futures::{FutureExt as _, Stream, StreamExt as _};
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::exchange::{ANSWER_TIMEOUT, FIRST_EVENT_TIMEOUT, IDLE_TIMEOUT};
+use super::deadline::{ANSWER_TIMEOUT, FIRST_EVENT_TIMEOUT, IDLE_TIMEOUT};
 use super::{ModelRequest, error};
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind};
 use crate::wire::{CallDelta, CallKind, Delta};
@@ -184,7 +184,7 @@ fn words(delta: Delta) -> Vec<Delta> {
 }
 
 /// One response of a [`ModelSource`], with the time limits of its model.
-pub(in crate::runtime) struct SourceExchange {
+pub(super) struct SourceExchange {
     source: Arc<dyn ModelSource>,
     state: SourceExchangeState,
     /// The time limit of the next batch.

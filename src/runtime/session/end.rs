@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 use ractor::ActorRef;
 
 use super::SessionActorState;
+use super::run::RunActors;
 use crate::journal::JournalError;
 use crate::runtime::error::HostError;
-use crate::runtime::host_state::SessionSlot;
+use crate::runtime::host_ref::SessionSlot;
 use crate::runtime::message::SessionMessage;
-use crate::runtime::run_actors::RunActors;
 use crate::runtime::stored_sessions;
 use crate::runtime::task;
 use crate::types::SessionState;

@@ -18,9 +18,8 @@ use std::time::Duration;
 use ractor::ActorRef;
 
 use super::SessionActorState;
-use super::run::{ActiveRun, RunCaller};
+use super::run::{ActiveRun, RunActors, RunCaller};
 use crate::runtime::message::SessionMessage;
-use crate::runtime::run_actors::RunActors;
 use crate::types::SessionState;
 
 impl SessionActorState {

@@ -1,10 +1,10 @@
-//! The session actor, which performs the effects of the session machine.
+//! The session actor. It hands messages to the session machine, and performs the machine's effects.
 //!
 //! | file | content |
 //! | --- | --- |
+//! | `mod` | the messages of the session; the effects of the machine: records and turns |
 //! | `begin` | the start of the actor, for a new, stored or forked session |
-//! | `perform` | the effects of the machine: records, turns, reports |
-//! | `run` | the run in progress, the actors of runs, the callers that wait for reports |
+//! | `run` | the run in progress, the actors of runs, the callers that wait for reports, the end of a run |
 //! | `snapshot` | the public view of the session, the sizes of its context, approvals |
 //! | `recovery` | the replacement of an actor of a run that died |
 //! | `hibernate` | hibernation: the end of the actor of an idle session |
@@ -15,7 +15,6 @@
 mod begin;
 mod end;
 mod hibernate;
-mod perform;
 mod recovery;
 mod run;
 mod snapshot;
@@ -27,26 +26,36 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
+use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::awake_session::SessionActivity;
 use super::error::HostError;
 use super::gauge::CountGuard;
-use super::host_ref::HostRef;
-use super::message::{AccumulatorMessage, DecisionReply, RunAccepted, SessionMessage};
+use super::host_ref::{HostRef, SessionActivity};
+use super::ids;
+use super::message::{
+    AccumulatorMessage, DecisionReply, RunAccepted, RunScope, SessionMessage, TurnStart,
+};
+use super::model::ModelRequest;
 use super::publish::Publisher;
-use super::request::RunRequest;
 use super::snapshot::SessionSnapshot;
 use super::tool_servers::OwnConnection;
+use crate::config::RunOverrides;
 use crate::context::{VARIABLE_NAME_BYTES_MAX, VariableError};
-use crate::journal::SessionLog;
-use crate::record::{RequestKey, Seq};
-use crate::session::{RunAdmission, RunInput, Session, SessionRefusal};
-use crate::turn::{ApprovalError, TurnRecord};
-use crate::types::VariableName;
-use crate::types::{CallKey, Content, RunId, SessionId, child_run_id};
+use crate::event::Event;
+use crate::journal::{SessionLog, Urgency, unix_ms};
+use crate::message::MessageList;
+use crate::record::{Record, RequestKey, Seq};
+use crate::session::{
+    RecordedAt, RunAdmission, RunInput, RunTerms, Session, SessionEffect, SessionRecord,
+    SessionRefusal, TurnBegin, TurnOrigin,
+};
+use crate::telemetry::SourceRecord;
+use crate::tool::Extensions;
+use crate::turn::{ApprovalError, TurnRecord, TurnSpec};
+use crate::types::{CallKey, Content, RequestKind, RunId, SessionId, SessionState, child_run_id};
+use crate::wire::PromptChange;
 pub(super) use begin::spawn;
 use run::{ActiveRun, RunAgents, RunCaller, SessionActors};
 use summary::AwaitedSummary;
@@ -134,8 +143,9 @@ impl Actor for SessionActor {
             state.session.note_shutdown();
         }
         match message {
-            SessionMessage::StartRun { id, request, reply } => {
-                let accepted = Box::pin(state.start_run(&myself, id, *request)).await;
+            SessionMessage::StartRun { run, request, queue, extensions, reply } => {
+                let accepted =
+                    Box::pin(state.start_run(&myself, *run, request, queue, extensions)).await;
                 // The run starts even if its caller is gone.
                 let _ = reply.send(accepted);
             }
@@ -241,7 +251,7 @@ impl Actor for SessionActor {
             #[cfg(test)]
             SessionMessage::NameActors { reply } => {
                 let actors = state.actors.current.as_ref().filter(|_| state.run.is_some());
-                let _ = reply.send(actors.map(super::run_actors::RunActors::cells));
+                let _ = reply.send(actors.map(run::RunActors::cells));
             }
         }
         state.proceed(&myself).await;
@@ -297,12 +307,12 @@ impl SessionActorState {
     async fn start_run(
         &mut self,
         myself: &ActorRef<SessionMessage>,
-        id: RunId,
-        request: RunRequest,
+        run: RunInput,
+        request: Option<RequestKey>,
+        queue: bool,
+        extensions: Extensions,
     ) -> Result<RunAccepted, HostError> {
-        let RunRequest { input, overrides, request, trace, queue, extensions, metadata, into } =
-            request;
-        let starts = match self.session.admit_run(&input, request.as_ref(), queue)? {
+        let starts = match self.session.admit_run(&run.input, request.as_ref(), queue)? {
             RunAdmission::Known { run_id, seq } => {
                 return Ok(RunAccepted { id: run_id, seq, report_receiver: None });
             }
@@ -312,11 +322,13 @@ impl SessionActorState {
         if starts {
             self.agents.read_tool_sources(&self.id, &self.link.shared);
         }
-        let into = into.map(variable_name).transpose()?;
-        self.agents.own().check_client_tools(&overrides, self.session.client_tools())?;
-        let overrides = Arc::new(overrides);
-        let all = self.session.with_client_tools(&overrides);
+        if let Some(name) = &run.into {
+            check_variable_name(name)?;
+        }
+        self.agents.own().check_client_tools(&run.overrides, self.session.client_tools())?;
+        let all = self.session.with_client_tools(&run.overrides);
         let agent = self.agents.own().with(&all)?;
+        let id = run.run_id.clone();
         let is_child_run = self.is_child_run(&id);
         let slot =
             if starts { Some(self.link.shared.acquire_run_slot(is_child_run)?) } else { None };
@@ -324,7 +336,6 @@ impl SessionActorState {
             self.agents.set_current(all, agent);
             self.spawn_actors(myself).await.map_err(|_| self.link.shared.gone())?;
         }
-        let run = RunInput { run_id: id.clone(), input, overrides, trace, metadata, into };
         let agents = &self.agents;
         let rules_of = |overrides: &_| agents.rules(overrides);
         let limits = self.link.shared.input_limits(&self.log);
@@ -418,48 +429,213 @@ impl SessionActorState {
         self.session.handle_close();
     }
 
-    /// Handles the end of an actor of this session.
-    async fn handle_actor_end(
-        &mut self,
-        myself: &ActorRef<SessionMessage>,
-        cell: &ActorCell,
-        reason: String,
-    ) {
-        match self.actors.ending.remove(&cell.get_id()) {
-            None => Box::pin(self.recover(myself, cell.get_id(), &reason)).await,
-            Some(None) => {}
-            // The message is behind the last outcomes of the supervisor.
-            Some(Some(accumulator)) => {
-                if accumulator.cast(AccumulatorMessage::Finish).is_ok() {
-                    self.actors.ending.insert(accumulator.get_id(), None);
+    /// Performs the effects of the machine until there are none. Returns the position of the first
+    /// record that was appended.
+    async fn perform(&mut self, myself: &ActorRef<SessionMessage>) -> Option<Seq> {
+        let mut first = None;
+        if self.run.is_none() {
+            self.agents.read_tool_sources(&self.id, &self.link.shared);
+        }
+        loop {
+            self.give_model_tokens();
+            let (now, agents) = (self.now(), &self.agents);
+            let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
+            let Some(effect) = self.session.poll(now, &rules_of) else { break };
+            match effect {
+                SessionEffect::Record(batch) => {
+                    let seq = self.append(batch);
+                    first = first.or(seq);
+                }
+                SessionEffect::BeginTurn(begin) => {
+                    self.open_connections(myself);
+                    if Box::pin(self.spawn_actors(myself)).await.is_err() {
+                        // The session itself is ending.
+                        self.fail_callers(&HostError::SessionClosed);
+                        break;
+                    }
+                    self.begin_turn(*begin);
+                }
+                SessionEffect::ReadTools => self.read_tools(myself),
+                SessionEffect::RequestSummary(request) => self.request_summary(*request, myself),
+                SessionEffect::ContextReduced { reduced } => self.context_reduced(reduced),
+                SessionEffect::CancelTurn(reason) => {
+                    self.send_to_accumulator(AccumulatorMessage::Cancel { reason });
+                }
+                SessionEffect::RunEnded(summary) => {
+                    self.end_run(*summary);
+                    // A queued run may be next.
+                    self.agents.read_tool_sources(&self.id, &self.link.shared);
+                }
+                SessionEffect::RunRefused { run_id, reason } => {
+                    if let Some(caller) = self.callers.runs.get_mut(&run_id) {
+                        caller.fail(reason.into());
+                    }
+                    self.drop_ended_callers();
+                }
+                SessionEffect::Close => self.delete_session(myself),
+            }
+        }
+        first
+    }
+
+    /// Appends records as one batch, applies them and publishes their events. Returns the position
+    /// of the first one.
+    fn append(&mut self, batch: Vec<SessionRecord>) -> Option<Seq> {
+        let count = batch.len() as u64;
+        let records: Vec<_> = batch.iter().map(|record| record.record.clone()).collect();
+        let time = unix_ms();
+        let (last, _) = self.log.append_at(time, records, Urgency::Deferrable, || ());
+        let first = last.0.saturating_sub(count) + 1;
+        let ends = batch.iter().any(|of| matches!(of.record, Record::RunEnded { .. }));
+        for (SessionRecord { record, run_id, turn, events }, seq) in batch.into_iter().zip(first..)
+        {
+            let at = RecordedAt { seq: Seq(seq), time, now: self.now() };
+            let agents = &self.agents;
+            let terms_of = |overrides: &RunOverrides| RunTerms::from(&*agents.rules(overrides));
+            if let Err(error) = self.session.apply(at, &record, &terms_of) {
+                tracing::error!(session = %self.id, seq, error, "session_record_contradicts");
+            }
+            // A client that reads the run's end finds the session idle, and room for another run.
+            if !self.session.holds_slot() && self.slot.take().is_some() {
+                self.activity.running.store(false, Ordering::Release);
+                self.link.shared.session_states.changed(&self.id, SessionState::Idle);
+                self.link.shared.update_counts();
+            }
+            self.record_appended(&record, Seq(seq), time, ends);
+            let position = SourceRecord { seq: Seq(seq), time, displayed_bytes: 0 };
+            for event in events {
+                if let Some(run) = &run_id {
+                    self.publisher.publish_after(run, turn, event, Some(position));
                 }
             }
         }
+        (count > 0).then_some(Seq(first))
+    }
+
+    /// Updates the actor's data of runs and turns. `ends` is true if the same batch ends the run.
+    fn record_appended(&mut self, record: &Record, seq: Seq, time: u64, ends: bool) {
+        match record {
+            // A turn is never resumed from records before these.
+            Record::SessionOpened { .. } => self.log.trim_recent(seq),
+            Record::InputQueued { .. } => self.link.shared.update_counts(),
+            Record::RunStarted { input, .. } if !ends => {
+                let Some(run) = self.session.run() else { return };
+                let (id, trace, began) = (run.id.clone(), run.trace.clone(), run.began);
+                self.agents.use_for(&run.overrides);
+                let elapsed = Duration::ZERO;
+                let trace = self.begin_trace(&id, trace, began, elapsed, Some(input));
+                let report = self.callers.runs.remove(&id).and_then(|caller| caller.report);
+                let extensions = self.link.shared.extensions.for_run(&self.id, &id);
+                self.run = Some(Box::new(ActiveRun::new(id, trace, extensions, seq, report)));
+                self.activity.running.store(true, Ordering::Release);
+                self.link.shared.session_states.changed(&self.id, SessionState::Running);
+                self.link.shared.update_counts();
+            }
+            Record::ResponseEnded { .. } => {
+                if let Some(run) = &mut self.run {
+                    run.turn_after = Seq(seq.0.saturating_sub(1));
+                }
+            }
+            Record::RunEnded { .. } => {
+                self.last_run_end = time;
+                self.drop_ended_callers();
+            }
+            Record::Compacted { .. } => self.context_compacted(record),
+            Record::RunStarted { .. }
+            | Record::SessionForked { .. }
+            | Record::AttemptStarted { .. }
+            | Record::AttemptFailed { .. }
+            | Record::CallIntended { .. }
+            | Record::CallReported { .. }
+            | Record::HooksDecided { .. }
+            | Record::TurnHooksDecided { .. }
+            | Record::CallEnded { .. }
+            | Record::ApprovalAsked { .. }
+            | Record::ApprovalGiven { .. }
+            | Record::TurnCommitted { .. }
+            | Record::Steered { .. }
+            | Record::StopAsked { .. }
+            | Record::LimitReached { .. }
+            | Record::Instructed { .. }
+            | Record::ToolsFrozen { .. }
+            | Record::SessionClosed => {}
+        }
+    }
+
+    /// Sends a turn to the accumulator.
+    fn begin_turn(&mut self, begin: TurnBegin) {
+        let TurnBegin { run_id, mut spec, origin, cancel } = begin;
+        let Some(run) = &mut self.run else { return };
+        let resume = match origin {
+            TurnOrigin::New => {
+                let last = self.log.last_seq();
+                self.log.trim_recent(last);
+                run.turn_after = last;
+                None
+            }
+            TurnOrigin::Recorded => Some(self.log.entries_since(run.turn_after)),
+            TurnOrigin::Stored => {
+                run.approvals_unknown = true;
+                Some(self.log.entries_since(run.turn_after))
+            }
+        };
+        let (messages, repairs) = self.session.history().request_messages();
+        if repairs > 0 {
+            self.publisher.publish(&run_id, spec.number, Event::HistoryRepaired { repairs });
+        }
+        let known = self.session.requested_prompt();
+        let request = self.next_request(messages, spec.request);
+        spec.new_prompt = self.session.requested_prompt().filter(|hash| known != Some(*hash));
+        if origin == TurnOrigin::New {
+            let sizes = self.session.part_tokens(&spec.rules);
+            self.link.shared.telemetry.metrics().context_tokens(sizes);
+        }
+        let Some(run) = &self.run else { return };
+        let scope = RunScope {
+            run: run_id,
+            run_seq: self.session.run().map_or(Seq(0), |run| run.seq),
+            agent: Arc::clone(self.agents.current()),
+            trace: run.trace.clone(),
+            extensions: run.extensions.clone(),
+        };
+        let (spec, scope) = (with_session(spec, &self.id), Arc::new(scope));
+        let start = TurnStart { spec, scope, request, resume, cancel };
+        self.link.shared.telemetry.traces().request_started(&self.id, &start.request);
+        self.send_to_accumulator(AccumulatorMessage::BeginTurn(Box::new(start)));
+    }
+
+    /// Returns the model request of the current turn.
+    fn next_request(&mut self, messages: MessageList, kind: RequestKind) -> Arc<ModelRequest> {
+        let hash = self.agents.current().prompt_hash();
+        let has_sources = !self.link.shared.tool_sources.0.is_empty();
+        let prompt_change = self.session.handle_request(hash, has_sources);
+        let has_form = self.agents.note_form(kind);
+        let prompt_change = prompt_change.or(has_form.then_some(PromptChange::Output));
+        Arc::new(ModelRequest {
+            prompt_cache_key: Some(Arc::clone(&self.prompt_cache_key)),
+            prompt_change,
+            ..self.agents.current().request(messages, kind)
+        })
+    }
+
+    /// Returns the input of the machine of the current turn.
+    fn turn_spec(&self) -> Option<TurnSpec> {
+        let rules_of = |overrides: &RunOverrides| self.agents.rules(overrides);
+        let spec = self.session.current_turn_spec(self.now(), &rules_of)?;
+        Some(with_session(spec, &self.id))
     }
 }
 
-fn variable_name(name: String) -> Result<VariableName, HostError> {
+/// Checks the name of the variable that gets the answer of a run.
+fn check_variable_name(name: &str) -> Result<(), HostError> {
     let bytes = name.len();
     if (1..=VARIABLE_NAME_BYTES_MAX).contains(&bytes) {
-        return Ok(name.into());
+        return Ok(());
     }
     Err(HostError::InvalidVariable(VariableError::Name { bytes }.to_string()))
 }
 
-impl From<SessionRefusal> for HostError {
-    fn from(refusal: SessionRefusal) -> Self {
-        match refusal {
-            SessionRefusal::Closed => Self::SessionClosed,
-            SessionRefusal::ShuttingDown => Self::ShuttingDown,
-            SessionRefusal::KeyReused => Self::KeyReused,
-            SessionRefusal::Suspended => Self::Suspended,
-            SessionRefusal::NotSuspended => Self::NotSuspended,
-            SessionRefusal::RunInProgress => Self::RunInProgress,
-            SessionRefusal::NoRun => Self::NoRun,
-            SessionRefusal::EmptyInput => Self::EmptyInput,
-            SessionRefusal::QueueFull(max) => Self::QueueFull(max),
-            SessionRefusal::TooLarge(max) => Self::SessionTooLarge(max),
-            SessionRefusal::NothingToCompact => Self::NothingToCompact,
-        }
-    }
+/// Sets the seed of a turn, which depends on the session's id.
+fn with_session(spec: TurnSpec, id: &SessionId) -> TurnSpec {
+    TurnSpec { seed: ids::turn_seed(id, spec.number), ..spec }
 }

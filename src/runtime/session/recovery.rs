@@ -9,14 +9,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ractor::{ActorId, ActorRef};
+use ractor::{ActorCell, ActorId, ActorRef};
 
 use super::SessionActorState;
+use super::run::RunActors;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{JournalEntry, Record, Seq};
 use crate::runtime::child_sessions::stop_child;
-use crate::runtime::message::SessionMessage;
-use crate::runtime::run_actors::RunActors;
+use crate::runtime::message::{AccumulatorMessage, SessionMessage};
 use crate::telemetry::SourceRecord;
 use crate::turn::{CancelReason, Effect, ToolCompletion, Turn, TurnAction, TurnRecord, TurnSpec};
 use crate::types::{FailureKind, RunError, RunId, ToolOutcome, ToolStatus, VariablesUse};
@@ -28,21 +28,35 @@ const RECOVERIES_MAX: u32 = 3;
 const DIED: &str = "the run's actors died too often";
 
 impl SessionActorState {
-    /// Handles the death of an actor. If it was one of the run's actors, replaces it and continues the
-    /// run.
-    pub(super) async fn recover(
+    /// Handles the end of an actor of this session.
+    pub(super) async fn handle_actor_end(
         &mut self,
         myself: &ActorRef<SessionMessage>,
-        gone: ActorId,
-        why: &str,
+        cell: &ActorCell,
+        reason: String,
     ) {
+        match self.actors.ending.remove(&cell.get_id()) {
+            None => Box::pin(self.recover(myself, cell.get_id(), &reason)).await,
+            Some(None) => {}
+            // The message is behind the last outcomes of the supervisor.
+            Some(Some(accumulator)) => {
+                if accumulator.cast(AccumulatorMessage::Finish).is_ok() {
+                    self.actors.ending.insert(accumulator.get_id(), None);
+                }
+            }
+        }
+    }
+
+    /// Handles the death of an actor. If it was one of the run's actors, replaces it and continues the
+    /// run.
+    async fn recover(&mut self, myself: &ActorRef<SessionMessage>, gone: ActorId, why: &str) {
         let Some(cells) = self.actors.current.as_ref().map(RunActors::cells) else { return };
         if !cells.iter().any(|cell| cell.get_id() == gone) {
             return;
         }
         let Some(run) = self.run.as_mut() else {
             // The next run has others.
-            cells.iter().for_each(ractor::ActorCell::kill);
+            cells.iter().for_each(ActorCell::kill);
             self.forget_actors();
             return;
         };
@@ -53,7 +67,7 @@ impl SessionActorState {
             let replaced = cells
                 .iter()
                 .filter(|cell| !(calls_survive && cell.get_id() == supervisor.get_id()));
-            replaced.inspect(|cell| cell.kill()).map(ractor::ActorCell::get_id).collect()
+            replaced.inspect(|cell| cell.kill()).map(ActorCell::get_id).collect()
         });
         waiting.remove(&gone);
         if !waiting.is_empty() {

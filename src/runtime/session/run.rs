@@ -1,31 +1,44 @@
-//! The run in progress: what only a shell can have of it, and the actors of runs.
+//! The run in progress: the data of it that the machine does not have, its callers, its end, and the
+//! actors of runs.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ractor::{ActorId, ActorRef, SpawnErr};
+use ractor::{Actor, ActorCell, ActorId, ActorRef, ActorStatus, SpawnErr};
 use tokio::sync::oneshot;
 
 use super::SessionActorState;
 use crate::config::RunOverrides;
+use crate::journal::SessionLog;
 use crate::record::Seq;
+use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
 use crate::runtime::gauge::CountGuard;
-use crate::runtime::host_state::{HostState, ToolSources};
+use crate::runtime::hooks::HookQuestion;
+use crate::runtime::host_ref::{HostRef, HostState, ToolSources};
 use crate::runtime::message::{
-    AccumulatorMessage, AccumulatorRef, ReportResult, SessionMessage, ToolSupervisorRef,
+    AccumulatorMessage, AccumulatorRef, ReportResult, SessionMessage, StreamMessage,
+    ToolSupervisorMessage, ToolSupervisorRef,
 };
-use crate::runtime::report::CallReport;
-use crate::runtime::run_actors::RunActors;
+use crate::runtime::publish::Publisher;
+use crate::runtime::references::SessionReferences;
+use crate::runtime::report::{CallReport, Messages, RunReport};
+use crate::runtime::sent_requests::SessionRequests;
 use crate::runtime::snapshot::PendingApproval;
+use crate::runtime::stream::{StreamActor, StreamSetup};
+use crate::runtime::supervisor::{ToolSupervisor, ToolSupervisorSetup};
+use crate::runtime::task;
 use crate::runtime::tool_servers::FrozenTools;
+use crate::session::RunSummary;
 use crate::telemetry::TracedRun;
 use crate::tool::{Extensions, ToolSourceContext};
 use crate::turn::{TurnRecord, TurnRules};
-use crate::types::{Content, RequestKind, RunId, RunTrace, SessionId, TraceContext};
+use crate::types::{
+    Content, HookPoint, ParentCall, RequestKind, RunId, RunTrace, SessionId, TraceContext,
+};
 
 /// The caller of a run that waits in the queue.
 pub(super) struct RunCaller {
@@ -207,6 +220,100 @@ impl ActiveRun {
     }
 }
 
+/// The actors of a run. They stay for the next run until the session has been idle for some seconds.
+pub(super) struct RunActors {
+    stream: ActorRef<StreamMessage>,
+    accumulator: AccumulatorRef,
+    supervisor: ToolSupervisorRef,
+}
+
+impl RunActors {
+    /// Spawns the actors as children of the session's actor. A given tool supervisor, which has
+    /// survived its accumulator, is used again.
+    async fn spawn(
+        session: &ActorRef<SessionMessage>,
+        epoch: u64,
+        log: &Arc<SessionLog>,
+        publisher: &Publisher,
+        link: &HostRef,
+        parent: Option<&Arc<ParentCall>>,
+        supervisor: Option<ToolSupervisorRef>,
+    ) -> Result<Self, SpawnErr> {
+        let host = &link.shared;
+        let (cell, gauges) = (session.get_cell(), &host.gauges);
+        let references = Arc::new(SessionReferences {
+            id: publisher.session().clone(),
+            session: session.clone(),
+            log: Arc::clone(log),
+            link: link.clone(),
+        });
+        let requests = host.sent_requests.as_ref().map(|all| SessionRequests {
+            session: publisher.session().clone(),
+            all: Arc::clone(all),
+        });
+        let setup = StreamSetup { session: session.get_id(), gauges: gauges.clone(), requests };
+        let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, cell.clone()).await?;
+        let supervisor = match supervisor {
+            Some(supervisor) => supervisor,
+            None => {
+                let setup = ToolSupervisorSetup {
+                    session: publisher.session().clone(),
+                    publisher: publisher.clone(),
+                    pool: host.pool.clone(),
+                    tool_limiters: host.tool_limiters.clone(),
+                    gauges: gauges.clone(),
+                    secrets: host.secrets.clone(),
+                    references: Arc::clone(&references),
+                    link: link.clone(),
+                    parent: parent.cloned(),
+                };
+                Actor::spawn_linked(None, ToolSupervisor, setup, cell.clone()).await?.0
+            }
+        };
+        let setup = AccumulatorSetup {
+            epoch,
+            session: session.clone(),
+            stream: stream.clone(),
+            supervisor: supervisor.clone(),
+            log: Arc::clone(log),
+            references,
+            publisher: publisher.clone(),
+            tool_limiters: host.tool_limiters.clone(),
+            gauges: gauges.clone(),
+            parent: parent.cloned(),
+        };
+        let (accumulator, _) = Actor::spawn_linked(None, AccumulatorActor, setup, cell).await?;
+        Ok(Self { stream, accumulator, supervisor })
+    }
+
+    pub(super) fn cells(&self) -> [ActorCell; 3] {
+        [self.stream.get_cell(), self.accumulator.get_cell(), self.supervisor.get_cell()]
+    }
+
+    /// Returns the tool supervisor if it is alive.
+    pub(super) fn living_supervisor(&self) -> Option<ToolSupervisorRef> {
+        (self.supervisor.get_status() == ActorStatus::Running).then(|| self.supervisor.clone())
+    }
+
+    /// Returns true if no tool runs, also none that was cancelled.
+    pub(super) fn run_no_tool(&self) -> bool {
+        self.supervisor.get_children().is_empty()
+    }
+
+    /// Ends the stream actor, and the tool supervisor after the last call. Calls that still run are
+    /// cancelled and have their grace period. Returns the supervisor and the accumulator, which
+    /// receives late outcomes until the supervisor has ended.
+    fn finish(self) -> Option<(ActorId, AccumulatorRef)> {
+        let Self { stream, accumulator, supervisor } = self;
+        stream.stop(None);
+        if supervisor.cast(ToolSupervisorMessage::Finish).is_err() {
+            accumulator.stop(None);
+            return None;
+        }
+        Some((supervisor.get_id(), accumulator))
+    }
+}
+
 /// The actors of a session's runs.
 #[derive(Default)]
 pub(super) struct SessionActors {
@@ -295,5 +402,99 @@ impl SessionActorState {
     /// Returns true while the actors of the run are being replaced.
     pub(super) fn is_recovering(&self) -> bool {
         self.run.as_ref().is_some_and(|run| run.recovering.is_some())
+    }
+
+    /// Sends the report of a run that has ended.
+    pub(super) fn end_run(&mut self, summary: RunSummary) {
+        // The records of the last turn are not needed any more.
+        let last = self.log.last_seq();
+        self.log.trim_recent(last);
+        self.link.shared.update_counts();
+        self.link.shared.agent_trees.end_run(&self.id, &summary.run_id);
+        let durable = self.log.durable_seq();
+        self.ended_runs.push((summary.run_id.clone(), last));
+        self.ended_runs.retain(|(_, end)| *end > durable);
+        let Some(run) = self.run.take() else { return };
+        self.tell_hooks(&summary);
+        if !run.is_awaited() {
+            return;
+        }
+        let ActiveRun { calls, report, .. } = *run;
+        let RunSummary {
+            run_id,
+            end,
+            text,
+            output,
+            error,
+            stats,
+            began,
+            first_message,
+            is_compacted,
+        } = summary;
+        if is_compacted {
+            // The caller reads the report from the journal, which has all messages.
+            if let Some(report) = report {
+                let _ = report.send(Ok((None, last)));
+            }
+            return;
+        }
+        let report_of_run = RunReport {
+            run_id,
+            run_end: end,
+            text,
+            output,
+            error,
+            started_at: began,
+            ended_at: self.last_run_end,
+            turns: stats.turns,
+            calls,
+            stats: (&stats).into(),
+            exact: stats,
+            messages: Messages {
+                all: self.session.history().messages().clone(),
+                first_of_run: first_message,
+            },
+        };
+        if let Some(report) = report {
+            // The caller may be gone.
+            let _ = report.send(Ok((Some(report_of_run), last)));
+        }
+    }
+
+    /// Tells hooks that a run has ended. Nothing waits for them but the shutdown of the host.
+    fn tell_hooks(&self, summary: &RunSummary) {
+        let agent = self.agents.current();
+        if !agent.hooks.iter().any(|hook| hook.rule.on == HookPoint::RunEnd) {
+            return;
+        }
+        let position = (&self.id, self.session.turn());
+        let parent = self.session.parent().map(|parent| &**parent);
+        let note = HookQuestion::of_run_end(
+            summary,
+            position,
+            (agent, parent),
+            &self.link.shared.telemetry,
+        );
+        let held = self.link.shared.gauges.hook_notes.increment();
+        task::detach(async move {
+            let _held = held;
+            note.ask().await;
+        });
+    }
+
+    /// Drops the callers of runs that have ended.
+    pub(super) fn drop_ended_callers(&mut self) {
+        let session = &self.session;
+        self.callers.runs.retain(|id, _| session.has_run(id));
+        self.link.shared.extensions.retain_runs(&self.id, |id| session.has_run(id));
+        self.link.shared.update_counts();
+    }
+
+    /// Sends an error to all callers of queued runs, because these runs do not start.
+    pub(super) fn fail_callers(&mut self, reason: &HostError) {
+        for (_, mut caller) in self.callers.runs.drain() {
+            caller.fail(reason.clone());
+        }
+        self.link.shared.update_counts();
     }
 }

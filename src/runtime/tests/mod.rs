@@ -44,6 +44,7 @@ use crate::journal::export::ChildSessions;
 use crate::journal::{SessionQuery, unfinished, verify, verify_children};
 use crate::record::Seq;
 use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use crate::types::SessionId;
 use provider::Provider;
 
 /// Time limit for an expected event.

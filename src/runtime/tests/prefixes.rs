@@ -25,7 +25,7 @@ use crate::config::{AgentConfig, HistoryForm, RunOverrides, Share};
 use crate::journal::{AppendStatus, MemoryJournal};
 use crate::record::{Record, StopMode};
 use crate::rehearsal::{Call, Ended, Finish, ReceivedRequest, Rehearsal, Response, Script};
-use crate::runtime::host_state::ToolSources;
+use crate::runtime::host_ref::ToolSources;
 use crate::tool::{ToolSource, ToolSourceContext};
 use crate::types::{ContentPart, Execution, Image, SessionState, Wire};
 use crate::wire::PromptChange;

@@ -11,9 +11,9 @@ use crate::session::{
     InputLimits, RecordedAt, RunInput, Session, SessionEffect, SessionRefusal, StoredSession,
     SummaryReply, TurnBegin,
 };
-use crate::turn::fixtures::rules;
-use crate::turn::{CancelReason, TurnRecord, TurnRules};
-use crate::types::{Execution, RequestKind, RunId, Usage};
+use crate::turn::fixtures::{model, rules};
+use crate::turn::{CancelReason, ModelPlan, ModelPlans, TurnRecord, TurnRules};
+use crate::types::{Execution, RequestKind, RunId, ToolChoice, Usage};
 use crate::wire::PromptChange;
 
 /// A session whose runs may take ten seconds, with its journal.
@@ -99,7 +99,7 @@ impl Recorded {
         let entry = JournalEntry { seq, time: 0, displayed_bytes: 0, record: record.clone() };
         self.log.push(entry);
         let at = RecordedAt { seq, time: 0, now };
-        self.session.apply(at, record, &|_| limits().into()).unwrap();
+        self.session.apply(at, record, &|_| (&*self.rules).into()).unwrap();
     }
 
     fn perform(&mut self, now: Duration) {
@@ -200,6 +200,32 @@ fn inputs_that_wait_for_the_next_turn_count_while_it_waits_for_tools() {
 }
 
 #[test]
+fn a_message_of_the_host_does_not_count_among_the_inputs_that_wait() {
+    let models = ModelPlan { context_window: Some(50), ..model("m", 3) };
+    let rules = TurnRules {
+        context: ContextPolicy { keep_turns: 0, ..ContextPolicy::default() },
+        models: Arc::new(ModelPlans::new(models, Vec::new())),
+        tool_choice: ToolChoice::Required,
+        ..turn_rules()
+    };
+    let mut recorded = Recorded::with(rules, None);
+    recorded.start("go", 1).unwrap();
+    // The model must call a tool, and does not. Before it is asked again, a summary is needed.
+    let answer = ResponseMessage { text: "word ".repeat(100), ..ResponseMessage::default() };
+    recorded.commit(Some(Arc::new(answer)), Duration::ZERO);
+    recorded.perform(Duration::ZERO);
+    let last = recorded.log.last().map(|entry| &entry.record);
+    assert!(matches!(last, Some(Record::Instructed { .. })), "{last:?}");
+    assert_eq!(recorded.summaries, 1);
+    let mut steer = || {
+        let steered = recorded.session.handle_steer("more".into(), None, InputLimits::inputs(1));
+        recorded.perform(Duration::ZERO);
+        steered
+    };
+    assert_eq!((steer(), steer()), (Ok(None), Err(SessionRefusal::QueueFull(1))));
+}
+
+#[test]
 fn a_run_that_waits_for_tools_ends_when_its_time_is_over() {
     let seconds = Duration::from_secs;
     let mut recorded = Recorded::with(TurnRules { has_servers: true, ..turn_rules() }, None);
@@ -233,10 +259,13 @@ fn two_requests_for_a_smaller_context_ask_for_one_summary() {
     recorded.compact();
     assert_eq!(recorded.summaries, 1);
     let rules = Arc::clone(&recorded.rules);
-    let failed = SummaryReply::Failed { usage: Usage::default() };
-    recorded.session.handle_summary(failed, &|_| Arc::clone(&rules));
+    let usage = Usage { input_tokens: 7, ..Usage::default() };
+    recorded.session.handle_summary(SummaryReply::Failed { usage }, &|_| Arc::clone(&rules));
     recorded.perform(Duration::ZERO);
     assert_eq!(recorded.summaries, 1, "nothing else asks for one");
+    // The tokens of the failed summary are those of the session, also of the stored one.
+    let stored = StoredSession::read(&recorded.log, &|_| limits().into()).unwrap();
+    assert_eq!((recorded.session.usage(), stored.session.usage()), (usage, usage));
     recorded.compact();
     assert_eq!(recorded.summaries, 2);
 }

@@ -56,7 +56,7 @@ impl Hook for ProgramHook {
             std::future::pending(),
         );
         let started = run.await;
-        let ProgramRun { end, stdout, stderr, secrets } =
+        let ProgramRun { end, stdout, stderr, .. } =
             started.map_err(|error| HookError::new(format!("it did not start: {error}")))?;
         match end {
             ProcessEnd::Exited(0) => match stdout.whole() {
@@ -66,7 +66,7 @@ impl Hook for ProgramHook {
                 ))),
             },
             ProcessEnd::Exited(REFUSED) => {
-                let message = secrets.redact(&stderr.last_lines()).trim().to_owned();
+                let message = stderr.last_lines().trim().to_owned();
                 let message = Some(message).filter(|message| !message.is_empty());
                 Ok(HookAnswer { message, ..HookAnswer::refuse("") })
             }
@@ -75,7 +75,7 @@ impl Hook for ProgramHook {
             | ProcessEnd::TooManyProcesses
             | ProcessEnd::LauncherDied => {
                 let failure = stdout.failure(end, &stderr, self.process.max_processes);
-                Err(HookError::new(secrets.redact(failure.message())))
+                Err(HookError::new(failure.message()))
             }
         }
     }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use futures::{StreamExt as _, stream};
 use http::{HeaderName, HeaderValue};
 use rmcp::model::{
-    ClientJsonRpcMessage, ClientRequest, JsonRpcRequest, RequestId, ServerJsonRpcMessage,
-    ServerResult,
+    ClientJsonRpcMessage, ClientRequest, ErrorCode, JsonRpcRequest, RequestId,
+    ServerJsonRpcMessage, ServerResult,
 };
 use rmcp::transport::common::client_side_sse::BoxedSseResponse;
 use rmcp::transport::streamable_http_client::{
@@ -23,7 +23,7 @@ use serde::Deserialize;
 
 use super::questions::ELICIT;
 use super::shared::{OpenCalls, SharedConnection};
-use super::transport_error::TransportError;
+use super::transport_error::{TransportError, answered_text};
 
 /// The longest time for which the end of a list's event stream is held back.
 const LIST_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -103,13 +103,15 @@ impl StreamableHttpClient for ObservedHttpClient {
             // The call was withdrawn before it was sent, so its caller does not wait for the result.
             return Err(StreamableHttpError::TransportChannelClosed);
         }
-        let (request, is_list_request) = match &message {
-            ClientJsonRpcMessage::Request(JsonRpcRequest { id, request, .. }) => {
-                (Some(id.clone()), matches!(request, ClientRequest::ListToolsRequest(_)))
-            }
+        let (request, is_list_request, is_call) = match &message {
+            ClientJsonRpcMessage::Request(JsonRpcRequest { id, request, .. }) => (
+                Some(id.clone()),
+                matches!(request, ClientRequest::ListToolsRequest(_)),
+                matches!(request, ClientRequest::CallToolRequest(_)),
+            ),
             ClientJsonRpcMessage::Response(_)
             | ClientJsonRpcMessage::Notification(_)
-            | ClientJsonRpcMessage::Error(_) => (None, false),
+            | ClientJsonRpcMessage::Error(_) => (None, false, false),
         };
         let has_session = session.is_some();
         let post = self
@@ -125,8 +127,12 @@ impl StreamableHttpClient for ObservedHttpClient {
             &mut response
             && error.id.is_none()
         {
-            error.id.clone_from(&request);
             self.shared.suspect.notify_one();
+            if is_call && !is_refusal(error.error.code) {
+                let text = format!("an error without an id: {}", answered_text(&error.error));
+                return Err(StreamableHttpError::UnexpectedServerResponse(text.into()));
+            }
+            error.id.clone_from(&request);
         }
         Ok(match (response, request) {
             (StreamableHttpPostResponse::Json(answer, session), Some(_)) if is_list_request => {
@@ -192,6 +198,23 @@ impl StreamableHttpClient for ObservedHttpClient {
         }
         self.check_after_error(stream)
     }
+}
+
+/// The codes with which the protocol's TypeScript library refuses a request that belongs to no session, before
+/// it reads the request.
+const NO_SESSION: [i32; 2] = [-32000, -32001];
+
+/// Returns whether a server with this error has not run the call, although the error does not name the call. Other
+/// errors may come from a server that failed after it had acted. The library does not tell the HTTP status.
+fn is_refusal(code: ErrorCode) -> bool {
+    let of_the_protocol = matches!(
+        code,
+        ErrorCode::PARSE_ERROR
+            | ErrorCode::INVALID_REQUEST
+            | ErrorCode::METHOD_NOT_FOUND
+            | ErrorCode::INVALID_PARAMS
+    );
+    of_the_protocol || NO_SESSION.contains(&code.0)
 }
 
 /// Stores the names of all tools of an answer to `tools/list`, because the library then leaves out those with a wrong

@@ -6,7 +6,7 @@ use crate::wire::dialect::RequestFormat;
 use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
-    crate::wire::full_parse::deltas::<AnthropicDialect>(payloads)
+    crate::wire::decoder::deltas::<AnthropicDialect>(payloads)
 }
 
 fn start(index: u64, block: &str) -> String {
@@ -97,12 +97,7 @@ fn finish_reasons_have_a_kind_and_keep_their_text() {
 #[track_caller]
 fn check_error(event: &str, payload: &str, message: &str, status: Option<u16>, code: Option<&str>) {
     let mut out = Vec::new();
-    crate::wire::full_parse::parse_in_full(
-        &mut AnthropicDialect::default(),
-        event,
-        payload,
-        &mut out,
-    );
+    crate::wire::decoder::parse_in_full(&mut AnthropicDialect::default(), event, payload, &mut out);
     let expected = Delta::Error(ProviderError {
         kind: ProviderErrorKind::InStream,
         status,
@@ -165,8 +160,8 @@ fn the_event_name_counts_if_the_payload_has_no_type() {
     let mut out = Vec::new();
     let mut dialect = AnthropicDialect::default();
     let piece = r#"{"index":0,"delta":{"type":"text_delta","text":"a"}}"#;
-    crate::wire::full_parse::parse_in_full(&mut dialect, "content_block_delta", piece, &mut out);
-    crate::wire::full_parse::parse_in_full(&mut dialect, "message_stop", "{}", &mut out);
+    crate::wire::decoder::parse_in_full(&mut dialect, "content_block_delta", piece, &mut out);
+    crate::wire::decoder::parse_in_full(&mut dialect, "message_stop", "{}", &mut out);
     assert_eq!(out, [Delta::Text("a".into()), Delta::Done]);
 }
 
@@ -219,7 +214,7 @@ fn a_kept_block_has_a_size_limit() {
     let mut dialect = AnthropicDialect::default();
     let mut out = Vec::new();
     calls.iter().for_each(|call| {
-        drop(crate::wire::full_parse::parse_in_full(&mut dialect, "", call, &mut out))
+        drop(crate::wire::decoder::parse_in_full(&mut dialect, "", call, &mut out))
     });
     assert_eq!(out.len(), 100_000 + 100_000 - 64);
     let service = r#"{"type":"server_tool_use","id":"s","name":"g","input":{}}"#;
@@ -230,7 +225,7 @@ fn a_kept_block_has_a_size_limit() {
     let mut dialect = AnthropicDialect::default();
     let mut out = Vec::new();
     payloads.iter().for_each(|payload| {
-        crate::wire::full_parse::parse_in_full(&mut dialect, "", payload, &mut out);
+        crate::wire::decoder::parse_in_full(&mut dialect, "", payload, &mut out);
     });
     assert!(!out.iter().any(|delta| matches!(delta, Delta::Metadata(_))));
 }

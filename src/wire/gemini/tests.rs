@@ -3,7 +3,7 @@ use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, U
 use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
-    crate::wire::full_parse::deltas::<GeminiDialect>(payloads)
+    crate::wire::decoder::deltas::<GeminiDialect>(payloads)
 }
 
 fn text(text: &str) -> Delta {
@@ -345,7 +345,7 @@ fn errors_are_found_in_every_position() {
     let bare = deltas(&[r#"{"code":"x","message":"m"}"#]);
     assert!(matches!(&bare[..], [Delta::Error(e)] if e.message == "m"), "{bare:?}");
     let mut out = Vec::new();
-    crate::wire::full_parse::parse_in_full(
+    crate::wire::decoder::parse_in_full(
         &mut GeminiDialect::default(),
         "error",
         r#"{"message":"m"}"#,

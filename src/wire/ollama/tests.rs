@@ -4,7 +4,7 @@ use crate::wire::dialect::RequestFormat;
 use crate::wire::{CallDelta, Delta};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
-    crate::wire::full_parse::deltas::<OllamaDialect>(payloads)
+    crate::wire::decoder::deltas::<OllamaDialect>(payloads)
 }
 
 fn text(text: &str) -> Delta {
@@ -176,7 +176,7 @@ fn errors_are_found_in_every_position() {
         assert_eq!(deltas(&[none]), [], "{none}");
     }
     let mut out = Vec::new();
-    crate::wire::full_parse::parse_in_full(&mut OllamaDialect::default(), "error", "m", &mut out);
+    crate::wire::decoder::parse_in_full(&mut OllamaDialect::default(), "error", "m", &mut out);
     assert!(matches!(&out[..], [Delta::Error(error)] if error.message == "m"), "{out:?}");
 }
 

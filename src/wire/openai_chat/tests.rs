@@ -6,7 +6,7 @@ use crate::wire::dialect::PayloadDecoder;
 use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
-    crate::wire::full_parse::deltas::<OpenaiChatDialect>(payloads)
+    crate::wire::decoder::deltas::<OpenaiChatDialect>(payloads)
 }
 
 fn text(text: &str) -> Delta {
@@ -252,8 +252,8 @@ fn reasoning_details_are_kept_once_they_are_complete() {
     );
     let mut dialect = OpenaiChatDialect::default();
     let mut out = Vec::new();
-    crate::wire::full_parse::parse_in_full(&mut dialect, "", &thinking("a"), &mut out);
-    crate::wire::full_parse::parse_in_full(&mut dialect, "", &call, &mut out);
+    crate::wire::decoder::parse_in_full(&mut dialect, "", &thinking("a"), &mut out);
+    crate::wire::decoder::parse_in_full(&mut dialect, "", &call, &mut out);
     assert_eq!(out.len(), 2);
     dialect.end_of_body(&mut out);
     assert!(matches!(out[2..], [Delta::Metadata(_)]), "{out:?}");
@@ -477,7 +477,7 @@ fn an_event_named_error_is_an_error() {
         ("", "the service reported an error"),
     ] {
         let mut out = Vec::new();
-        crate::wire::full_parse::parse_in_full(
+        crate::wire::decoder::parse_in_full(
             &mut OpenaiChatDialect::default(),
             "error",
             data,

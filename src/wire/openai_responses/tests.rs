@@ -5,7 +5,7 @@ use crate::types::{FinishKind, FinishReason, ProviderErrorKind, Usage};
 use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
-    crate::wire::full_parse::deltas::<OpenaiResponsesDialect>(payloads)
+    crate::wire::decoder::deltas::<OpenaiResponsesDialect>(payloads)
 }
 
 /// Returns an event of a type with these members.
@@ -483,7 +483,7 @@ fn the_status_decides_the_finish_kind() {
     }
     let named = r#"{"response":{"status":"completed"}}"#;
     let mut out = Vec::new();
-    crate::wire::full_parse::parse_in_full(
+    crate::wire::decoder::parse_in_full(
         &mut OpenaiResponsesDialect::default(),
         "response.completed",
         named,
@@ -556,7 +556,7 @@ fn errors_are_found_in_every_position() {
         [(r#"{"message":"m"}"#, "m"), ("m", "m"), ("", "the service reported an error")]
     {
         let mut out = Vec::new();
-        crate::wire::full_parse::parse_in_full(
+        crate::wire::decoder::parse_in_full(
             &mut OpenaiResponsesDialect::default(),
             "error",
             data,
@@ -717,7 +717,7 @@ fn many_items_take_bounded_time_and_memory() {
         let item =
             format!(r#"{{"type":"function_call","call_id":"c{index}","name":"f","arguments":""}}"#);
         let added = event("output_item.added", &format!(r#""output_index":{index},"item":{item}"#));
-        crate::wire::full_parse::parse_in_full(&mut dialect, "", &added, &mut out);
+        crate::wire::decoder::parse_in_full(&mut dialect, "", &added, &mut out);
     }
     assert_eq!((out.len(), dialect.items.all().len()), (20_000, 2048));
     let list = vec![r#"{"type":"message","content":"a"}"#; 20_000].join(",");

@@ -1,22 +1,84 @@
-//! The next step of a session: a turn, the records that follow a turn, or a queued run.
+//! The runs of a session: admission, start, turns and end. [`Session::poll`] decides the next step.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::effect::{RunInput, RunSummary, SessionEffect, SessionRecord, TurnBegin, TurnOrigin};
-use super::machine::{Lifecycle, Session, answer_write};
-use super::open_run::{OpenTurn, RunStage};
+use super::idempotency_keys::RequestEffect;
+use super::machine::{
+    InputLimits, Lifecycle, RunAdmission, RunSummary, Session, SessionEffect, SessionRecord,
+    SessionRefusal, TurnBegin, answer_write,
+};
+use super::open_run::{OpenTurn, RunInput, RunStage, TurnOrigin};
 use super::run::{FollowUp, Instruction, RunAnswer, RunNext};
 use crate::config::RunOverrides;
 use crate::event::{CallLabel, Event, RunStats};
 use crate::record::{Record, RequestKey};
 use crate::turn::{InitialCallsStart, LimitHit, TurnRules, TurnSpec};
-use crate::types::{RequestKind, RunEnd, RunError, RunId, Usage, VariableName};
+use crate::types::{Content, RequestKind, RunEnd, RunError, RunId, Usage, VariableName};
 
 /// Returns the rules of a run with these overrides.
 pub type RulesOf<'a> = &'a dyn Fn(&RunOverrides) -> Arc<TurnRules>;
 
 impl Session {
+    /// Checks a request to start a run. With `may_queue` the run may wait for the current one.
+    ///
+    /// # Errors
+    /// If the request is refused.
+    pub fn admit_run(
+        &self,
+        input: &Content,
+        request: Option<&RequestKey>,
+        may_queue: bool,
+    ) -> Result<RunAdmission, SessionRefusal> {
+        self.check_open()?;
+        if let Some(seen) = self.keys.find(request)? {
+            let RequestEffect::Run(run_id) = &seen.effect else {
+                return Err(SessionRefusal::KeyReused);
+            };
+            return Ok(RunAdmission::Known { run_id: run_id.clone(), seq: seen.seq });
+        }
+        if self.is_suspended() {
+            return Err(SessionRefusal::Suspended);
+        }
+        let is_busy = self.run.is_some() || !self.queue.is_empty();
+        if is_busy && !may_queue {
+            return Err(SessionRefusal::RunInProgress);
+        }
+        if input.is_blank() {
+            return Err(SessionRefusal::EmptyInput);
+        }
+        Ok(if is_busy { RunAdmission::Queue } else { RunAdmission::Start })
+    }
+
+    /// Starts or queues a run that [`admit_run`](Self::admit_run) has let in.
+    ///
+    /// # Errors
+    /// If the run cannot wait, or the session is too large.
+    pub fn handle_run_request(
+        &mut self,
+        run: RunInput,
+        request: Option<RequestKey>,
+        limits: InputLimits,
+        rules_of: RulesOf<'_>,
+    ) -> Result<(), SessionRefusal> {
+        limits.check(&run.input)?;
+        if self.shutting_down {
+            return Err(SessionRefusal::ShuttingDown);
+        }
+        if self.run.is_none() && self.queue.is_empty() {
+            self.record_run_start(&run, request, rules_of);
+            return Ok(());
+        }
+        self.check_room(limits.inputs_max)?;
+        let RunInput { run_id, input, overrides, trace, metadata, into } = run;
+        let event = Event::InputQueued { input: input.clone(), waiting: self.queue.len() + 1 };
+        let id = run_id.clone();
+        let record =
+            Record::InputQueued { run_id, input, overrides, request, trace, metadata, into };
+        self.record(vec![self.run_record(&id, record, vec![event])]);
+        Ok(())
+    }
+
     /// Returns the next effect. After each `handle_*` it is called until it returns `None`.
     pub fn poll(&mut self, now: Duration, rules_of: RulesOf<'_>) -> Option<SessionEffect> {
         if self.outbox.is_empty() && !self.suspended {
@@ -113,7 +175,7 @@ impl Session {
     }
 
     /// Records the start of a run, with the turn of the session's initial calls if they are open.
-    pub(super) fn record_run_start(
+    fn record_run_start(
         &mut self,
         run: &RunInput,
         request: Option<RequestKey>,
@@ -178,7 +240,7 @@ impl Session {
         );
         let ended = self.run_record(&queued.run_id, record, vec![event]);
         self.record(vec![started, ended]);
-        let (run_id, reason) = (queued.run_id.clone(), super::SessionRefusal::ShuttingDown);
+        let (run_id, reason) = (queued.run_id.clone(), SessionRefusal::ShuttingDown);
         self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
     }
 

@@ -1,12 +1,16 @@
-//! The writer thread: stores many batches in one transaction, with one fsync for all of them.
+//! The writer thread: stores many batches in one transaction, with one fsync for all of them, and reports
+//! their status. Its other work is in `tasks`.
 
+mod tasks;
+
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior};
 use tokio::time::Instant;
 
 use super::super::{BatchStatus, EngineLogState, GroupCommit, JournalError, JournalObserver};
@@ -14,29 +18,16 @@ use super::SharedFailure;
 use super::data_directory::{self, DirectoryLock};
 use super::database;
 use super::errors;
-use super::pages;
+use super::kill_point::KillPoint;
 use super::query;
-use super::queue::{QueuedBatch, WriteQueue, WriterTask};
+use super::queue::{QueuedBatch, SharedCallback, StatusReport, StatusReporter, WriteQueue};
 use super::read_connections::ReadConnections;
 use super::reserve::Reserve;
-use super::status::{SharedCallback, StatusReport, StatusReporter};
-use super::write_connection::{BatchOutcome, WriteConnection};
 use crate::config::Durability;
+use crate::types::{SessionId, SessionState};
 
 /// Maximum delay of the fsync with [`Durability::Relaxed`].
 const SYNC_WAIT: Duration = Duration::from_millis(100);
-
-/// Number of pages of the write-ahead log from which the writer checkpoints it: with an empty
-/// queue, and always.
-const LOG_PAGES_SOFT: i64 = 2_000;
-const LOG_PAGES_HARD: i64 = 8_000;
-
-/// Number of pages of the log from which it is checkpointed while the disk has little space or sessions are
-/// deleted: the database can then take them in the space of the reserve.
-const LOG_PAGES_SHORT_OF_SPACE: i64 = 500;
-
-/// Free bytes of the disk below which it has little space: twice the longest log.
-const LITTLE_SPACE_BYTES: u64 = 64 << 20;
 
 /// Interval of the attempts to write after a failure.
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
@@ -219,65 +210,6 @@ impl JournalWriter {
         self.retry_at = Some(Instant::now() + RETRY_PERIOD);
     }
 
-    /// Tries to write after a failure, and to fill the reserve.
-    fn retry(&mut self) {
-        if self.broken.is_some() {
-            if let Ok(()) = self.reopen() {
-                self.broken = None;
-                self.set_failure(None);
-            }
-        } else if self.failure.lock().is_some() {
-            let probe = self.store.probe();
-            self.set_failure(probe.err().map(|error| errors::write_error(&error)));
-        }
-        let works = self.failure.lock().is_none();
-        let is_done = works && (!self.reserve.is_missing() || self.reserve.fill().is_ok());
-        self.retry_at = (!is_done).then(|| Instant::now() + RETRY_PERIOD);
-    }
-
-    /// Opens the database again after a failed fsync.
-    ///
-    /// The system may have dropped what it could not write, and reports the error only once. So the log cannot
-    /// be continued (<https://wiki.postgresql.org/wiki/Fsync_Errors>). A new connection reads the log up to
-    /// the first wrong checksum, which are at least all records that were reported as durable. A checkpoint
-    /// then writes these pages to the database, syncs it and empties the log. While another program reads the database,
-    /// its state of the log is used without reading the log again.
-    fn reopen(&mut self) -> Result<(), JournalError> {
-        let readers = Arc::clone(&self.readers);
-        readers.while_closed(|| {
-            let write_error = |error: rusqlite::Error| errors::write_error(&error);
-            let connection = &self.store.connection;
-            connection
-                .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
-                .and_then(|_| self.store.close())
-                .map_err(write_error)?;
-            let connection = database::open(&self.file)?;
-            let stored = query::count(&connection).map_err(|error| error.open_error(&self.file))?;
-            self.store.connection = connection;
-            let io_error = |error: std::io::Error| JournalError::Write(error.to_string());
-            self.log = File::open(&self.log_path).map_err(io_error)?;
-            self.empty_log()?;
-            sync_parent(&self.file).map_err(io_error)?;
-            self.sessions.store(stored, Ordering::Release);
-            Ok(())
-        })
-    }
-
-    /// Performs a write that makes room. On a full disk it uses the reserve.
-    fn make_room<T>(
-        &mut self,
-        write: impl Fn(&mut WriteConnection) -> rusqlite::Result<T>,
-    ) -> Result<T, JournalError> {
-        let mut written = write(&mut self.store);
-        if written.as_ref().is_err_and(errors::may_lack_space) && self.reserve.release().is_ok() {
-            self.retry_at.get_or_insert_with(|| Instant::now() + RETRY_PERIOD);
-            // It fails if the log is in use, and the write is tried anyway.
-            let _ = self.empty_log();
-            written = write(&mut self.store);
-        }
-        written.map_err(|error| errors::write_error(&error))
-    }
-
     fn stored(&mut self, batches: Vec<QueuedBatch>, outcomes: Vec<BatchOutcome>, took: Duration) {
         self.set_failure(None);
         let mut group = GroupCommit { batches: 0, records: 0, took };
@@ -365,96 +297,211 @@ impl JournalWriter {
         self.broken = Some(error.clone());
         Err(error)
     }
-
-    /// Performs a task. Returns true if it is to be repeated.
-    fn perform(&mut self, task: WriterTask) -> Result<bool, JournalError> {
-        if let Some(error) = &self.broken {
-            return Err(error.clone());
-        }
-        match task {
-            WriterTask::PutDocument(key, text) => {
-                let written = self.store.put_document(&key, &text);
-                written.map_err(|error| errors::write_error(&error))?;
-                self.sync_log()?;
-            }
-            WriterTask::RemoveDocuments(prefix, stored_before) => {
-                self.make_room(|store| store.remove_unused_documents(&prefix, stored_before))?;
-            }
-            WriterTask::Hide(sessions) => {
-                let hidden = self.make_room(|store| store.hide(&sessions))?;
-                self.sessions.fetch_sub(hidden, Ordering::AcqRel);
-                self.sync_log()?;
-            }
-            WriterTask::RemoveHidden => {
-                let more = self.make_room(WriteConnection::remove_hidden)?;
-                self.checkpoint_from(LOG_PAGES_SHORT_OF_SPACE);
-                return Ok(more);
-            }
-            WriterTask::EmptyLog => self.empty_log()?,
-            WriterTask::Erase(pages) => self.erase(&pages)?,
-        }
-        Ok(false)
-    }
-
-    /// Erases copies of deleted rows in the file, which the empty log leaves to this thread alone.
-    fn erase(&self, pages: &[u64]) -> Result<(), JournalError> {
-        self.empty_log()?;
-        let connection = &self.store.connection;
-        let page_size = database::page_size(connection);
-        // The cached pages would be written with the copies.
-        let shrunk = connection.execute_batch("PRAGMA shrink_memory");
-        let page_size = shrunk.and(page_size).map_err(|error| errors::write_error(&error))?;
-        pages::erase_unused(&mut self.lock.database().lock(), page_size, pages)
-            .map_err(|error| JournalError::Write(format!("erase deleted rows: {error}")))
-    }
-
-    /// Empties the write-ahead log, which still contains the deleted rows.
-    fn empty_log(&self) -> Result<(), JournalError> {
-        let busy: bool = self
-            .store
-            .connection
-            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
-            .map_err(|error| errors::write_error(&error))?;
-        if busy {
-            let reason = "sessions are deleted, but the write-ahead log still holds them, since another \
-                       program reads the database: end that one and delete them again";
-            return Err(JournalError::Write(reason.to_owned()));
-        }
-        self.log.sync_all().map_err(|error| JournalError::Write(error.to_string()))
-    }
-
-    /// Checkpoints the write-ahead log if it is long and the queue is empty, or if it is very long. If the
-    /// disk has little space, the log stays short, because a checkpoint needs as much space in the
-    /// database.
-    fn checkpoint(&self) {
-        self.checkpoint_from(if self.has_little_space() {
-            LOG_PAGES_SHORT_OF_SPACE
-        } else if self.queue.len() == 0 {
-            LOG_PAGES_SOFT
-        } else {
-            LOG_PAGES_HARD
-        });
-    }
-
-    fn has_little_space(&self) -> bool {
-        let found = rustix::fs::fstatvfs(&self.log);
-        found.is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < LITTLE_SPACE_BYTES)
-    }
-
-    /// Checkpoints the write-ahead log if it has at least `allowed` pages.
-    fn checkpoint_from(&self, allowed: i64) {
-        let connection = &self.store.connection;
-        let pages = connection
-            .prepare_cached("PRAGMA wal_checkpoint(NOOP)")
-            .and_then(|mut pragma| pragma.query_row([], |row| row.get::<_, i64>(1)));
-        if pages.is_ok_and(|pages| pages >= allowed) {
-            // It is tried again after the next transaction. The records in the log are durable.
-            let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
-        }
-    }
 }
 
 /// Makes the entries of a file's directory durable.
 fn sync_parent(file: &Path) -> std::io::Result<()> {
     file.parent().map_or(Ok(()), data_directory::sync_directory)
+}
+
+/// The outcome of a batch in a committed transaction.
+enum BatchOutcome {
+    /// The batch is stored, and ends at this position. `new` is true if the batch created the session.
+    Stored { position: LogPosition, new: bool },
+    /// The batch does not continue the stored records.
+    Refused(JournalError),
+}
+
+/// The end of a session's log in the database.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::journal) struct LogPosition {
+    /// The number of the session.
+    number: i64,
+    /// The sequence number of its last stored record.
+    last: u64,
+    /// The epoch of the writer at that time.
+    epoch: u64,
+}
+
+/// The connection of the writer.
+#[derive(Debug)]
+pub(super) struct WriteConnection {
+    connection: Connection,
+    state: WriteState,
+    kill: KillPoint,
+}
+
+/// The state of the writer beside the database.
+#[derive(Debug)]
+struct WriteState {
+    /// The number of the next new session. Numbers of removed sessions are not reused, because
+    /// their logs may still use them.
+    next_number: i64,
+    /// The numbers of the sessions that were hidden. Their logs may still append.
+    hidden: HashSet<i64>,
+    /// Increases when sessions are deleted, and when the database is opened again. Positions of earlier epochs
+    /// must be read from the database.
+    epoch: u64,
+}
+
+impl WriteConnection {
+    pub(super) fn new(connection: Connection) -> rusqlite::Result<Self> {
+        let numbers = "SELECT coalesce(max(number), 0) + 1 FROM sessions";
+        let next_number = connection.query_row(numbers, [], |row| row.get(0))?;
+        let state = WriteState { next_number, hidden: HashSet::new(), epoch: 0 };
+        Ok(Self { connection, state, kill: KillPoint::from_env() })
+    }
+
+    /// Stores batches in one transaction. Batches that do not continue the stored records are
+    /// refused.
+    fn store(&mut self, batches: &[QueuedBatch]) -> rusqlite::Result<Vec<BatchOutcome>> {
+        let transaction = immediate(&mut self.connection)?;
+        let mut records = 0;
+        let mut outcomes = Vec::with_capacity(batches.len());
+        // The last records of the sessions in this transaction, by number.
+        let mut last_seqs = HashMap::new();
+        for batch in batches {
+            let outcome = insert_batch(&transaction, &mut self.state, &last_seqs, batch)?;
+            if let BatchOutcome::Stored { position, .. } = &outcome {
+                last_seqs.insert(position.number, position.last);
+                records += batch.records();
+            }
+            outcomes.push(outcome);
+        }
+        self.kill.before_commit(records);
+        transaction.commit()?;
+        self.kill.after_commit(records);
+        Ok(outcomes)
+    }
+}
+
+fn immediate(connection: &mut Connection) -> rusqlite::Result<Transaction<'_>> {
+    connection.transaction_with_behavior(TransactionBehavior::Immediate)
+}
+
+fn insert_batch(
+    transaction: &Transaction<'_>,
+    state: &mut WriteState,
+    last_seqs: &HashMap<i64, u64>,
+    batch: &QueuedBatch,
+) -> rusqlite::Result<BatchOutcome> {
+    let id = &batch.session;
+    let refused = |reason: String| Ok(BatchOutcome::Refused(JournalError::Write(reason)));
+    let first = *batch.seqs.start();
+    if batch.engine_state.has_failed(first) {
+        return refused(format!("a record of session {id} before {first} was not stored"));
+    }
+    let known = *batch.engine_state.position.lock();
+    let number = match known {
+        Some(known) => Some(known.number),
+        None => query::session_row(transaction, id)?.map(|row| row.number),
+    };
+    if number.is_some_and(|number| state.hidden.contains(&number)) {
+        return refused(format!("session {id} has been removed"));
+    }
+    let new = number.is_none();
+    let number = match (number, &batch.opening) {
+        (Some(number), _) => {
+            let known = known.filter(|known| known.epoch == state.epoch);
+            let last = match (last_seqs.get(&number), known) {
+                (Some(last), _) => Some(*last),
+                (None, Some(known)) => Some(known.last),
+                (None, None) => last_seq(transaction, number)?,
+            };
+            match last {
+                Some(last) if last.checked_add(1) == Some(first) => number,
+                Some(last) => {
+                    return refused(format!(
+                        "record {first} of session {id} does not follow the last one, {last}"
+                    ));
+                }
+                None => return refused(format!("session {id} has been removed")),
+            }
+        }
+        (None, Some(opening)) if first == 1 => {
+            let origin = match &opening.fork {
+                None => None,
+                Some((from, prefix)) => match origin(transaction, from, *prefix)? {
+                    None => {
+                        return refused(format!(
+                            "session {from}, of which it is a fork, has been removed"
+                        ));
+                    }
+                    origin => origin,
+                },
+            };
+            let number = state.next_number;
+            state.next_number += 1;
+            let insert = "INSERT INTO sessions(number, id, agent, running, opened, origin, prefix)
+                          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+            let running = batch.state == Some(SessionState::Running);
+            let (origin, prefix) = origin.unzip();
+            transaction.prepare_cached(insert)?.execute((
+                number,
+                id.as_str(),
+                &opening.agent,
+                running,
+                opening.time,
+                origin,
+                prefix.unwrap_or(0),
+            ))?;
+            if let Some(metadata) = &opening.metadata {
+                if !query::has_metadata_column(transaction)? {
+                    transaction.execute_batch("ALTER TABLE sessions ADD COLUMN metadata TEXT")?;
+                }
+                transaction
+                    .prepare_cached("UPDATE sessions SET metadata = ?2 WHERE number = ?1")?
+                    .execute((number, metadata))?;
+            }
+            number
+        }
+        (None, Some(_) | None) => return refused(format!("there is no session {id}")),
+    };
+    let mut insert = transaction
+        .prepare_cached("INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)")?;
+    for row in &batch.rows {
+        insert.execute((number, row.last_seq, row.time, &row.bodies))?;
+    }
+    if !batch.documents.is_empty() {
+        database::create_document_tables(transaction)?;
+        let name = "INSERT OR IGNORE INTO document_uses(session, key) VALUES (?1, ?2)";
+        let mut name = transaction.prepare_cached(name)?;
+        for key in &batch.documents {
+            name.execute((number, key))?;
+        }
+    }
+    if let (false, Some(state)) = (new, batch.state) {
+        transaction
+            .prepare_cached("UPDATE sessions SET running = ?2 WHERE number = ?1 AND running <> ?2")?
+            .execute((number, state == SessionState::Running))?;
+    }
+    let position = LogPosition { number, last: *batch.seqs.end(), epoch: state.epoch };
+    Ok(BatchOutcome::Stored { position, new })
+}
+
+/// Returns the sequence number of a session's last record.
+fn last_seq(transaction: &Transaction<'_>, number: i64) -> rusqlite::Result<Option<u64>> {
+    transaction
+        .prepare_cached("SELECT seq FROM records WHERE session = ?1 ORDER BY seq DESC LIMIT 1")?
+        .query_row([number], |row| row.get(0))
+        .optional()
+}
+
+/// Returns the session whose own records end with the record `prefix` of a session or follow it, and `prefix`.
+/// `None` if they do not exist.
+fn origin(
+    transaction: &Transaction<'_>,
+    from: &SessionId,
+    prefix: u64,
+) -> rusqlite::Result<Option<(i64, u64)>> {
+    let Some(mut row) = query::session_row(transaction, from)? else { return Ok(None) };
+    // A fork of a fork that shares only what that one shares.
+    while let Some((origin, shared)) = row.origin
+        && prefix <= shared
+    {
+        let Some(next) = query::numbered_session_row(transaction, origin)? else { return Ok(None) };
+        row = next;
+    }
+    let last = last_seq(transaction, row.number)?;
+    Ok(last.filter(|last| prefix <= *last).map(|_| (row.number, prefix)))
 }

@@ -1,0 +1,245 @@
+//! The work of the writer besides storing batches: its tasks, checkpoints of the write-ahead log, and attempts
+//! to write after a failure.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rusqlite::Connection;
+use rusqlite::config::DbConfig;
+use tokio::time::Instant;
+
+use super::super::deletion::{self, DeletionStep};
+use super::super::queue::WriterTask;
+use super::super::{database, errors, pages, query};
+use super::{JournalWriter, RETRY_PERIOD, WriteConnection, immediate, sync_parent};
+use crate::journal::{JournalError, unix_ms};
+use crate::types::SessionId;
+
+/// Number of pages of the write-ahead log from which the writer checkpoints it: with an empty
+/// queue, and always.
+const LOG_PAGES_SOFT: i64 = 2_000;
+const LOG_PAGES_HARD: i64 = 8_000;
+
+/// Number of pages of the log from which it is checkpointed while the disk has little space or sessions are
+/// deleted: the database can then take them in the space of the reserve.
+const LOG_PAGES_SHORT_OF_SPACE: i64 = 500;
+
+/// Free bytes of the disk below which it has little space: twice the longest log.
+const LITTLE_SPACE_BYTES: u64 = 64 << 20;
+
+impl JournalWriter {
+    /// Performs a task. Returns true if it is to be repeated.
+    pub(super) fn perform(&mut self, task: WriterTask) -> Result<bool, JournalError> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        match task {
+            WriterTask::PutDocument(key, text) => {
+                let written = self.store.put_document(&key, &text);
+                written.map_err(|error| errors::write_error(&error))?;
+                self.sync_log()?;
+            }
+            WriterTask::RemoveDocuments(prefix, stored_before) => {
+                self.make_room(|store| store.remove_unused_documents(&prefix, stored_before))?;
+            }
+            WriterTask::Hide(sessions) => {
+                let hidden = self.make_room(|store| store.hide(&sessions))?;
+                self.sessions.fetch_sub(hidden, Ordering::AcqRel);
+                self.sync_log()?;
+            }
+            WriterTask::RemoveHidden => {
+                let more = self.make_room(WriteConnection::remove_hidden)?;
+                self.checkpoint_from(LOG_PAGES_SHORT_OF_SPACE);
+                return Ok(more);
+            }
+            WriterTask::EmptyLog => self.empty_log()?,
+            WriterTask::Erase(pages) => self.erase(&pages)?,
+        }
+        Ok(false)
+    }
+
+    /// Performs a write that makes room. On a full disk it uses the reserve.
+    fn make_room<T>(
+        &mut self,
+        write: impl Fn(&mut WriteConnection) -> rusqlite::Result<T>,
+    ) -> Result<T, JournalError> {
+        let mut written = write(&mut self.store);
+        if written.as_ref().is_err_and(errors::may_lack_space) && self.reserve.release().is_ok() {
+            self.retry_at.get_or_insert_with(|| Instant::now() + RETRY_PERIOD);
+            // It fails if the log is in use, and the write is tried anyway.
+            let _ = self.empty_log();
+            written = write(&mut self.store);
+        }
+        written.map_err(|error| errors::write_error(&error))
+    }
+
+    /// Erases copies of deleted rows in the file, which the empty log leaves to this thread alone.
+    fn erase(&self, pages: &[u64]) -> Result<(), JournalError> {
+        self.empty_log()?;
+        let connection = &self.store.connection;
+        let page_size = database::page_size(connection);
+        // The cached pages would be written with the copies.
+        let shrunk = connection.execute_batch("PRAGMA shrink_memory");
+        let page_size = shrunk.and(page_size).map_err(|error| errors::write_error(&error))?;
+        pages::erase_unused(&mut self.lock.database().lock(), page_size, pages)
+            .map_err(|error| JournalError::Write(format!("erase deleted rows: {error}")))
+    }
+
+    /// Empties the write-ahead log, which still contains the deleted rows.
+    pub(super) fn empty_log(&self) -> Result<(), JournalError> {
+        let busy: bool = self
+            .store
+            .connection
+            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
+            .map_err(|error| errors::write_error(&error))?;
+        if busy {
+            let reason = "sessions are deleted, but the write-ahead log still holds them, since another \
+                       program reads the database: end that one and delete them again";
+            return Err(JournalError::Write(reason.to_owned()));
+        }
+        self.log.sync_all().map_err(|error| JournalError::Write(error.to_string()))
+    }
+
+    /// Checkpoints the write-ahead log if it is long and the queue is empty, or if it is very long. If the
+    /// disk has little space, the log stays short, because a checkpoint needs as much space in the
+    /// database.
+    pub(super) fn checkpoint(&self) {
+        self.checkpoint_from(if self.has_little_space() {
+            LOG_PAGES_SHORT_OF_SPACE
+        } else if self.queue.len() == 0 {
+            LOG_PAGES_SOFT
+        } else {
+            LOG_PAGES_HARD
+        });
+    }
+
+    fn has_little_space(&self) -> bool {
+        let found = rustix::fs::fstatvfs(&self.log);
+        found.is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < LITTLE_SPACE_BYTES)
+    }
+
+    /// Checkpoints the write-ahead log if it has at least `allowed` pages.
+    fn checkpoint_from(&self, allowed: i64) {
+        let connection = &self.store.connection;
+        let pages = connection
+            .prepare_cached("PRAGMA wal_checkpoint(NOOP)")
+            .and_then(|mut pragma| pragma.query_row([], |row| row.get::<_, i64>(1)));
+        if pages.is_ok_and(|pages| pages >= allowed) {
+            // It is tried again after the next transaction. The records in the log are durable.
+            let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+        }
+    }
+
+    /// Tries to write after a failure, and to fill the reserve.
+    pub(super) fn retry(&mut self) {
+        if self.broken.is_some() {
+            if let Ok(()) = self.reopen() {
+                self.broken = None;
+                self.set_failure(None);
+            }
+        } else if self.failure.lock().is_some() {
+            let probe = self.store.probe();
+            self.set_failure(probe.err().map(|error| errors::write_error(&error)));
+        }
+        let works = self.failure.lock().is_none();
+        let is_done = works && (!self.reserve.is_missing() || self.reserve.fill().is_ok());
+        self.retry_at = (!is_done).then(|| Instant::now() + RETRY_PERIOD);
+    }
+
+    /// Opens the database again after a failed fsync.
+    ///
+    /// The system may have dropped what it could not write, and reports the error only once. So the log cannot
+    /// be continued (<https://wiki.postgresql.org/wiki/Fsync_Errors>). A new connection reads the log up to
+    /// the first wrong checksum, which are at least all records that were reported as durable. A checkpoint
+    /// then writes these pages to the database, syncs it and empties the log. While another program reads the database,
+    /// its state of the log is used without reading the log again.
+    fn reopen(&mut self) -> Result<(), JournalError> {
+        let readers = Arc::clone(&self.readers);
+        readers.while_closed(|| {
+            let write_error = |error: rusqlite::Error| errors::write_error(&error);
+            let connection = &self.store.connection;
+            connection
+                .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
+                .and_then(|_| self.store.close())
+                .map_err(write_error)?;
+            let connection = database::open(&self.file)?;
+            let stored = query::count(&connection).map_err(|error| error.open_error(&self.file))?;
+            self.store.connection = connection;
+            let io_error = |error: std::io::Error| JournalError::Write(error.to_string());
+            self.log = File::open(&self.log_path).map_err(io_error)?;
+            self.empty_log()?;
+            sync_parent(&self.file).map_err(io_error)?;
+            self.sessions.store(stored, Ordering::Release);
+            Ok(())
+        })
+    }
+}
+
+impl WriteConnection {
+    /// Stores a document, or replaces it. Databases of earlier programs have no table for it.
+    fn put_document(&mut self, key: &str, text: &str) -> rusqlite::Result<()> {
+        let transaction = immediate(&mut self.connection)?;
+        database::create_document_tables(&transaction)?;
+        let insert = "INSERT OR REPLACE INTO documents(key, text, stored) VALUES (?1, ?2, ?3)";
+        transaction.execute(insert, (key, text, unix_ms()))?;
+        transaction.commit()
+    }
+
+    /// Deletes the documents that no session uses, among those with this beginning of the key that were stored
+    /// before a time.
+    fn remove_unused_documents(
+        &mut self,
+        prefix: &str,
+        stored_before: u64,
+    ) -> rusqlite::Result<()> {
+        let transaction = immediate(&mut self.connection)?;
+        if !database::has_document_tables(&transaction)? {
+            return Ok(());
+        }
+        let delete = "DELETE FROM documents
+                      WHERE substr(key, 1, length(?1)) = ?1 AND stored < ?2
+                      AND NOT EXISTS (SELECT 1 FROM document_uses u WHERE u.key = documents.key)";
+        // A time that SQLite cannot express is after all others.
+        let stored_before = i64::try_from(stored_before).unwrap_or(i64::MAX);
+        transaction.execute(delete, (prefix, stored_before))?;
+        transaction.commit()
+    }
+
+    /// Hides sessions, so that they do not exist any more. Returns how many existed.
+    fn hide(&mut self, sessions: &[SessionId]) -> rusqlite::Result<usize> {
+        let transaction = immediate(&mut self.connection)?;
+        let hidden = deletion::hide(&transaction, sessions)?;
+        transaction.commit()?;
+        let removed = hidden.len();
+        self.state.hidden.extend(hidden);
+        self.state.epoch += 1;
+        Ok(removed)
+    }
+
+    /// Deletes a part of a hidden session. Returns false if there is nothing left to delete.
+    pub(super) fn remove_hidden(&mut self) -> rusqlite::Result<bool> {
+        let transaction = immediate(&mut self.connection)?;
+        let step = deletion::delete_part(&transaction)?;
+        transaction.commit()?;
+        if let DeletionStep::Session(number) = step {
+            // Without its row the session refuses records anyway.
+            self.state.hidden.remove(&number);
+        }
+        Ok(!matches!(step, DeletionStep::Nothing))
+    }
+
+    /// Closes the database.
+    fn close(&mut self) -> rusqlite::Result<()> {
+        self.state.epoch += 1;
+        let placeholder = Connection::open_in_memory()?;
+        std::mem::replace(&mut self.connection, placeholder).close().map_err(|(_, error)| error)
+    }
+
+    /// Writes one page, to try whether the database can be written.
+    fn probe(&mut self) -> rusqlite::Result<()> {
+        let version: i32 =
+            self.connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        self.connection.pragma_update(None, "user_version", version)
+    }
+}
