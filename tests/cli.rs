@@ -117,7 +117,12 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
     let folder = Folder::new("usage")
         .with("key.toml", "[models.m]\nbase_url='http://h/v1'\nmodel='x'\napi_key_env='NO_KEY'\n")
         .with("root.toml", "[tools.read_file]\nroot = 'no-such-folder'\n")
-        .with("typo.toml", "\n[agents.default.limits]\nmax_turn = 3\n");
+        .with("typo.toml", "\n[agents.default.limits]\nmax_turn = 3\n")
+        .with("agent.toml", "[tools.x]\nkind='agent'\ndescription='d'\nagent='nope'\n")
+        .with("schema.toml", "[agents.default]\noutput_schema = 'list.json'\n")
+        // Valid, but not as the schema of a member, which the start needs.
+        .with("list.json", "{\"type\": \"array\", \"items\": {\"$ref\": \"#/x\"}, \"x\": {}}");
+    let no_agent = "agent.toml:4: tools.x.agent: no agent is called \"nope\" (known: default)";
     std::fs::write(folder.0.join("latin.toml"), b"# \xe9\n").unwrap();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let used = other.local_addr().unwrap().to_string();
@@ -151,6 +156,10 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
             vec!["--config", "root.toml", "--check"],
             "root.toml:2: tools.read_file.root: open no-such-folder: No such file",
         ),
+        (vec!["serve", "--config", "agent.toml", "--check"], no_agent),
+        (vec!["serve", "--config", "agent.toml"], no_agent),
+        (vec!["run", "--config", "agent.toml", "x"], no_agent),
+        (vec!["serve", "--config", "schema.toml", "--check"], "agent \"default\": output_schema: "),
         (vec!["--listen", "0.0.0.0:0"], "is not loopback and needs a token"),
         (vec!["--listen", "nowhere"], "must be an address with a port"),
         (vec!["--listen", &used], "another program uses this address"),
@@ -200,6 +209,17 @@ fn help_exits_with_success() {
 }
 
 #[test]
+fn a_command_without_its_subcommand_prints_its_help() {
+    let folder = Folder::new("bare");
+    for (name, subcommand) in [("sessions", "verify"), ("tools", "import")] {
+        let output = folder.run(&[name]);
+        let err = stderr(&output);
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{err}");
+        assert!(err.contains("Usage: callsheet") && err.contains(subcommand), "{err}");
+    }
+}
+
+#[test]
 fn failed_and_limited_runs_have_their_own_exit_status() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let model = format!("[models.m]\nbase_url='http://{closed}/v1'\nmodel='x'\nmax_attempts=1\n");
@@ -211,13 +231,79 @@ fn failed_and_limited_runs_have_their_own_exit_status() {
     assert!(stderr(&failed).lines().any(|line| line.starts_with("callsheet: ")));
     let turns = folder.run(&["run", "--config", "turns.toml", PROMPT]);
     assert_eq!(turns.status.code(), Some(3), "{}", stderr(&turns));
+    let printed = stderr(&turns);
+    assert!(
+        printed.contains("! 1 of 1 turns are used (max_turns): the model is asked"),
+        "{printed}"
+    );
+    assert!(printed.contains("ended (max_turns): 1 turn, 3 calls, "), "{printed}");
+}
+
+/// Runs a prompt with a model that answers by a script. Returns the output of `callsheet run`.
+async fn run_with(name: &str, responses: Value) -> Output {
+    let script: Script = serde_json::from_value(json!({ "responses": responses })).unwrap();
+    let model = Rehearsal::with_script(script).await.unwrap();
+    let url = model.base_url();
+    Folder::new(name).run(&["run", "--base-url", &url, "--model", "m", "x"])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_error_of_a_service_is_printed_as_one_harmless_line() {
+    let message = "bad \u{202e}\u{200b}\u{1b}[31m thing\nline two";
+    let error = json!([{"status": 400, "error": {"error": {"message": message}}}]);
+    let output = run_with("hostile", error).await;
+    let printed = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    let line = printed.lines().find(|line| line.starts_with("callsheet: ")).unwrap();
+    assert!(line.ends_with("bad \\u{202e}\\u{200b} [31m thing line two"), "{printed}");
+    assert!(!printed.contains(['\u{1b}', '\u{202e}']), "{printed:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_is_not_complete_is_named_as_such() {
+    for (finish, status, note, end) in [
+        ("length", 0, "! the answer was cut off at its maximum length", "answered: 1 turn, "),
+        ("content_filter", 1, "! the service's content filter ended the answer", "refused: "),
+    ] {
+        let response = json!([{"text": ["It ", "is"], "finish_reason": finish}]);
+        let output = run_with(finish, response).await;
+        let printed = stderr(&output);
+        assert_eq!(output.status.code(), Some(status), "{printed}");
+        let mut lines = printed.lines();
+        assert_eq!(lines.next(), Some(note), "{printed}");
+        assert!(lines.next().is_some_and(|line| line.starts_with(end)), "{printed}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fallback_is_named_as_the_configuration_names_it() {
+    let script: Script = serde_json::from_value(json!({"responses": [
+        {"status": 401, "error": {"error": {"message": "boom"}}},
+        {"text": ["Here."]},
+    ]}))
+    .unwrap();
+    let model = Rehearsal::with_script(script).await.unwrap();
+    let url = model.base_url();
+    let config = format!(
+        "[models.main]\nbase_url = \"{url}\"\nmodel = \"m\"\n\
+         [models.backup]\nbase_url = \"{url}\"\nmodel = \"m\"\n\
+         [agents.default]\nmodel = \"main\"\nfallback_models = [\"backup\"]\n"
+    );
+    let output = Folder::new("fallback").with("callsheet.toml", &config).run(&["run", "x"]);
+    let printed = stderr(&output);
+    assert_eq!(stdout(&output), "Here.\n", "{printed}");
+    let line = printed.lines().next().unwrap();
+    assert!(line.starts_with("! attempt 1 with main failed: "), "{printed}");
+    assert!(line.contains(": boom (see "), "{printed}");
+    assert!(line.ends_with("; attempt 2 asks the fallback model backup"), "{printed}");
 }
 
 #[test]
 fn without_a_terminal_calls_are_rejected_unless_approve_is_given() {
     let config = "[tools.calculator]\napproval = 'before'\n";
     let folder = Folder::new("approve").with("callsheet.toml", config);
-    let reason = "not approved: no terminal (--approve, tools.NAME.approval)";
+    let reason = "nobody could be asked: there is no terminal (allow calls with --approve, or set \
+                  tools.calculator.approval)";
     let output = folder.run(&["run", PROMPT]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains(reason), "{}", stdout(&output));
@@ -437,19 +523,30 @@ async fn a_stopped_host_reports_its_interrupted_runs() {
 }
 
 #[test]
-fn log_lines_can_be_json() {
+fn each_line_of_a_host_can_be_json() {
     let folder = Folder::new("logs");
-    let ServeProcess { mut child, addr, mut err, .. } = serve(&folder, &["--log-format", "json"]);
+    let mut child = folder.start(&["serve", "--listen", "127.0.0.1:0", "--log-format", "json"]);
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(|line| {
+        let line = line.unwrap();
+        serde_json::from_str::<Value>(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    });
+    let mut start = Vec::new();
+    while start.last().is_none_or(|line: &Value| line["message"] != "listening") {
+        start.push(lines.next().unwrap());
+    }
+    let says_rehearsal =
+        |line: &Value| line["message"] == "agent_uses_model" && line["is_rehearsal"] == true;
+    assert!(start.iter().any(says_rehearsal), "{start:?}");
+    let addr = start.last().unwrap()["address"].as_str().unwrap().parse().unwrap();
     send(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
     let body = format!("{{\"input\":{PROMPT:?},\"wait\":true}}");
     send(addr, &post("/v1/sessions/s/runs", &body));
     signal(&child, "TERM");
-    let mut rest = String::new();
-    err.read_to_string(&mut rest).unwrap();
-    child.wait().unwrap();
-    let lines: Vec<Value> =
-        rest.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    assert!(lines.iter().any(|line| line["message"] == "tool_calls_detected"), "{rest}");
+    let rest: Vec<Value> = lines.collect();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    for message in ["tool_calls_detected", "stopping"] {
+        assert!(rest.iter().any(|line| line["message"] == message), "{message}: {rest:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -536,11 +633,14 @@ fn tools_are_listed_with_the_reason_why_others_are_left_out() {
     assert_eq!(lines[0], ["NAME", "KIND", "EFFECT", "START", "IDEMPOTENT", "APPROVAL", "TOKENS"]);
     assert_eq!(lines[1][..6], ["clock", "native", "none", "on_seal", "no", "never"]);
     assert_eq!(lines[2][..6], ["today", "http", "some", "on_finish", "no", "before"]);
+    assert_eq!(lines[3][..6], ["read_var", "host", "none", "on_seal", "no", "never"]);
+    let tokens: u64 = lines[1..4].iter().map(|line| line[6].parse::<u64>().unwrap()).sum();
     assert!(
         text.contains("left out: calculator, get_variable, http_get, set_variable ("),
         "{text}"
     );
-    assert!(text.contains("\nagent default offers 2 tools, about "), "{text}");
+    let sum = format!("\nagent default offers 3 tools, about {tokens} tokens in each request\n");
+    assert!(text.contains(&sum), "{text}");
     let listed: Value =
         serde_json::from_str(&stdout(&folder.run(&["tools", "list", "--json"]))).unwrap();
     assert_eq!(
@@ -548,7 +648,7 @@ fn tools_are_listed_with_the_reason_why_others_are_left_out() {
         (&json!("default"), &json!("http"))
     );
     assert!(
-        listed["tools"][2]["left_out"].is_string() && listed["tools"][1].get("left_out").is_none()
+        listed["tools"][3]["left_out"].is_string() && listed["tools"][2].get("left_out").is_none()
     );
     let wrong = folder.run(&["tools", "list", "--agent", "x"]);
     assert_eq!(wrong.status.code(), Some(2));
@@ -564,8 +664,10 @@ fn a_tool_is_called_as_a_session_would_call_it() {
         let output = folder.run(&[&["tools", "call"], args].concat());
         (output.status.code().unwrap(), stdout(&output), stderr(&output))
     };
-    let (status, text, _) = call(&["calculator", "expression=2 + 3"]);
+    let (status, text, error) = call(&["calculator", "expression=2 + 3"]);
     assert_eq!((status, text.as_str()), (0, "5\n"));
+    // No model is asked, so no answer is reported.
+    assert!(error.contains("calculator") && !error.contains("answered"), "{error}");
     let (status, text, _) = call(&["calculator", "--input", r#"{"expression": "7 * 6"}"#]);
     assert_eq!((status, text.as_str()), (0, "42\n"));
     let (status, text, _) = call(&["calculator", "expression=2 +"]);
@@ -573,7 +675,7 @@ fn a_tool_is_called_as_a_session_would_call_it() {
     let (status, text, _) = call(&["calculator", "x=1"]);
     assert!(status == 1 && text.starts_with("Error: not run: invalid arguments"), "{text}");
     let (status, text, _) = call(&["http_get", "url=http://127.0.0.1:9/"]);
-    assert!(status == 1 && text.contains("not approved: no terminal"), "{text}");
+    assert!(status == 1 && text.contains("set tools.http_get.approval)"), "{text}");
     let (status, text, _) = call(&["--approve", "http_get", "url=http://127.0.0.1:9/"]);
     assert!(status == 1 && text.contains("127.0.0.1 is a loopback address"), "{text}");
     for (args, expected) in [

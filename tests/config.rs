@@ -292,6 +292,14 @@ fn unknown_keys_are_named_by_file_line_and_key() {
     );
     check("colour = 1\n", &["1: colour: unknown key"]);
     check("[hosts]\n", &["1: hosts: unknown key (did you mean host?)"]);
+    check(
+        "listen = '127.0.0.1:1'\nengine = 'memory'\nrequests = true\n",
+        &[
+            "1: listen: unknown key (did you mean host.listen?)",
+            "2: engine: unknown key (did you mean journal.engine?)",
+            "3: requests: unknown key (did you mean console.requests?)",
+        ],
+    );
     check("[host]\n\nlog_dir = 'x'\n", &["3: host.log_dir: unknown key"]);
     check("[tools.clock]\nroot = 'x'\n", &["2: tools.clock.root: unknown key"]);
     check(
@@ -303,9 +311,20 @@ fn unknown_keys_are_named_by_file_line_and_key() {
 #[test]
 fn broken_toml_names_its_line() {
     let errors = complaints("[host]\nlisten = '127.0.0.1:1'\nlisten = 'x'\n");
-    assert_eq!(errors, ["3: duplicate key"]);
+    assert_eq!(errors, ["3: duplicate key listen"]);
+    assert_eq!(complaints("[host]\n[host]\n"), ["2: duplicate key host"]);
     let errors = complaints("\n[host\n");
     assert!(errors[0].starts_with("2: "), "{errors:?}");
+    for (value, problem) in [
+        ("127.0.0.1:1", "invalid float"),
+        ("30s", "string values must be quoted"),
+        ("True", "invalid boolean"),
+        ("localhost", "string values must be quoted"),
+    ] {
+        let errors = complaints(&format!("[host]\nlisten = {value}\n"));
+        assert!(errors[0].starts_with(&format!("2: {problem}")), "{errors:?}");
+        assert!(errors[0].contains("quote") && !errors[0].contains("nothing"), "{errors:?}");
+    }
 }
 
 #[test]
@@ -606,6 +625,26 @@ fn tools_are_checked_against_the_registered_tools() {
 }
 
 #[test]
+fn agents_as_tools_are_checked_before_the_start() {
+    let tool = |keys: &str| {
+        let tool = "[tools.helper]\nkind = 'agent'\ndescription = 'd'\n";
+        parse(&format!("[agents.a]\n[agents.b]\n{tool}{keys}")).check_tools(&["helper"])
+    };
+    tool("agent = 'b'\n").unwrap();
+    for (keys, expected) in [
+        ("agent = 'c'\n", "6: tools.helper.agent: no agent is called \"c\" (known: a, b)"),
+        (
+            "agent = 'b'\nidempotent = false\n",
+            "7: tools.helper.idempotent: must be true: a call that is sent again finds the run of its \
+             child",
+        ),
+    ] {
+        let error = tool(keys).expect_err("refuse").to_string();
+        assert_eq!(error, format!("callsheet.toml:{expected}"));
+    }
+}
+
+#[test]
 fn another_listen_address_needs_a_token_too() {
     let mut config = Config::default();
     config.set_listen("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -623,6 +662,7 @@ fn addresses_of_services() {
         ("https://h/v1/", Some("https://h/v1")),
         ("https://h", Some("https://h")),
         ("h/v1", None),
+        ("HTTP://h/v1", Some("http://h/v1")),
         ("https://", None),
         ("https://user:secret@h/v1", None),
         ("https://h/v1?key=x", None),
@@ -633,6 +673,15 @@ fn addresses_of_services() {
     }
     let error = BaseUrl::parse("https://user:secret@h").expect_err("refuse").to_string();
     assert!(!error.contains("secret"), "{error}");
+    for (text, reason) in [
+        ("h/v1", "it does not begin with http:// or https://"),
+        ("127.0.0.1:8080/v1", "it does not begin with http:// or https://"),
+        ("http://h:x/v1", "invalid port number"),
+    ] {
+        let error = BaseUrl::parse(text).expect_err("refuse").to_string();
+        let example = "is not a base URL such as \"https://api.example.com/v1\"";
+        assert_eq!(error, format!("{text:?} {example}: {reason}"));
+    }
 }
 
 #[test]

@@ -51,9 +51,27 @@ fn links_lead_to_files_and_headings() {
     }
 }
 
+/// Returns the names of the tools of a host with this configuration, and of two tools of servers that examples
+/// name without their tables.
+fn known_tools(config: &Config) -> Vec<&str> {
+    let mut known = vec!["calculator", "clock", "get_variable", "http_get", "set_variable"];
+    known.extend(["files__read", "git__log"]);
+    let tools = config.tools.iter();
+    let own = tools.filter(|(_, tool)| tool.root.is_some() || tool.definition.is_some());
+    known.extend(own.map(|(name, _)| name.as_str()));
+    known
+}
+
 #[test]
 fn configurations_in_the_documents_are_valid() {
-    for name in ["README.md", "docs/configuration.md"] {
+    for name in [
+        "README.md",
+        "docs/configuration.md",
+        "docs/hooks.md",
+        "docs/providers.md",
+        "docs/sub-agents.md",
+        "docs/tools.md",
+    ] {
         let text = fs::read_to_string(root().join(name)).unwrap();
         let blocks: Vec<&str> = text
             .split("```toml\n")
@@ -62,10 +80,12 @@ fn configurations_in_the_documents_are_valid() {
             .collect();
         assert!(!blocks.is_empty(), "{name} shows no configuration");
         for block in blocks {
-            let parsed = Config::parse(block, name, &|key| {
-                key.ends_with("_KEY").then(|| "secret".to_owned())
-            });
-            assert!(parsed.is_ok(), "{name}: {:?}\n{block}", parsed.err());
+            let is_set = |key: &str| key.ends_with("_KEY") || key.ends_with("_TOKEN");
+            let parsed =
+                Config::parse(block, name, &|key| is_set(key).then(|| "secret".to_owned()));
+            let config = parsed.unwrap_or_else(|error| panic!("{error}\n{block}"));
+            let checked = config.check_tools(&known_tools(&config));
+            assert!(checked.is_ok(), "{:?}\n{block}", checked.err());
         }
     }
 }

@@ -325,15 +325,17 @@ async fn too_few_open_files_are_reported_before_the_load() {
 async fn invalid_options_are_reported_in_one_line() {
     let url = ["--base-url", "http://127.0.0.1:1/v1", "--model", "m"];
     for (arguments, message) in [
-        (&[][..], "required"),
-        (&["--model", "m"], "--base-url <URL>"),
+        (&[][..], "required arguments were not provided: <--base-url <URL>|--rehearsal>"),
+        (&["--model", "m"], "<--base-url <URL>|--rehearsal>"),
         (&["--base-url", "http://127.0.0.1:1/v1"], "--model <MODEL>"),
         (&["--base-url", "ftp://x", "--model", "m"], "--base-url: "),
         (&["--rehearsal", "--base-url", "http://x/v1", "--model", "m"], "--rehearsal"),
-        (&["--rehearsal", "--sessions", "0"], "0 is not in 1..=10000"),
-        (&["--rehearsal", "--sessions", "10001"], "10001 is not in 1..=10000"),
+        (&["--rehearsal", "--sessions", "0"], "must be a whole number from 1 to 10000"),
+        (&["--rehearsal", "--sessions", "10001"], "must be a whole number from 1 to 10000"),
         (&["--rehearsal", "--runs", "0"], "--runs"),
         (&["--rehearsal", "--threads", "0"], "--threads"),
+        (&["--rehearsal", "--calls", "x"], "must be a whole number from 0 to 64"),
+        (&["--rehearsal", "--renew-after", "x"], "must be a whole number"),
         (&["--rehearsal", "--execution", "both"], "execution must be \"sequential\""),
         (&["--rehearsal", "--journal", "disk"], "must be \"strict\", \"relaxed\" or \"memory\""),
         (&["--rehearsal", "--max-time", "5"], "must be a time such as \"30s\""),

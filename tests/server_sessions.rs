@@ -112,8 +112,13 @@ async fn the_tools_of_an_agent_are_listed() {
             tool["name"].is_string() && tool["tokens"].as_u64().is_some_and(|n| n > 0),
             "{tool}"
         );
-        assert_eq!(tool["kind"], "native");
+        let kind = if tool["name"] == "read_var" { "host" } else { "native" };
+        assert_eq!(tool["kind"], kind);
     }
+    let offered = tools.iter().filter(|tool| tool["left_out"].is_null());
+    let tokens: u64 = offered.filter_map(|tool| tool["tokens"].as_u64()).sum();
+    assert_eq!(listed["tokens"], tokens);
+    assert!(tools.iter().any(|tool| tool["name"] == "read_var"), "{listed}");
     assert_eq!(service.get("/v1/tools?agent=nobody").await.error().1, "unknown_agent");
     assert_eq!(service.get("/v1/tools?agnet=x").await.error(), (400, "invalid_request".to_owned()));
 }

@@ -105,6 +105,23 @@ fn answered_run() -> Vec<Value> {
     records.as_array().unwrap().clone()
 }
 
+/// Returns the response of the open run, and the question for an approval of its call.
+fn asked_approval() -> Vec<Value> {
+    let key = json!({"turn": 1, "attempt": 1, "index": 0});
+    let usage = json!({"input_tokens": 9, "output_tokens": 2, "cached_tokens": 0,
+        "reasoning_tokens": 0});
+    let call = json!({"key": key, "id": "c0", "provider_id": null, "name": "p\u{202e}ay",
+        "arguments": {}});
+    let records = json!([
+        {"type": "response_ended", "turn": 1, "attempt": 1, "ending": "well",
+            "message": {"text": "", "calls": [call]}, "finish_reason": null, "usage": usage},
+        {"type": "approval_asked", "asked": {"phase": "before", "arguments": {},
+            "arguments_sha256": "00",
+            "call": {"key": key, "provider_id": null, "name": "p\u{202e}ay"}}},
+    ]);
+    records.as_array().unwrap().clone()
+}
+
 /// Returns stdout of a successful command.
 #[track_caller]
 fn stdout_of(output: &Output) -> String {
@@ -182,6 +199,17 @@ async fn a_session_is_shown_in_every_format() {
 }
 
 #[tokio::test]
+async fn a_timeline_shows_a_person_who_is_waited_for() {
+    let folder = Folder::new("asks");
+    folder.store("asks", Value::Array([open_run(), asked_approval()].concat())).await;
+    let picture = stdout_of(&folder.run(&["show", "asks", "--format", "timeline"]));
+    let row = picture.lines().find(|line| line.contains(r" … p\u{202e}ay ")).unwrap();
+    assert!(row.contains('?') && row.contains(" waits "), "{picture}");
+    let text = stdout_of(&folder.run(&["show", "asks"]));
+    assert!(text.contains(r"p\u{202e}ay") && !text.contains('\u{202e}'), "{text}");
+}
+
+#[tokio::test]
 async fn verify_accepts_an_intact_journal() {
     let folder = Folder::filled("whole").await;
     let all = stdout_of(&folder.run(&["verify"]));
@@ -225,6 +253,12 @@ async fn what_is_not_there_is_one_line_and_status_2() {
         assert_eq!(status, 2);
         assert!(error.contains("./callsheet-data has no session nobody"), "{error}");
     }
+    let mut replay = Command::new(env!("CARGO_BIN_EXE_callsheet"));
+    let replay = replay.args(["replay", "nobody"]).current_dir(&folder.path).output().unwrap();
+    let (status, error) = refused(&replay);
+    assert!(status == 2 && error.contains("./callsheet-data has no session nobody"), "{error}");
+    let (status, error) = refused(&folder.run(&["list", "--limit", "many"]));
+    assert!(status == 2 && error.contains("must be a whole number"), "{error}");
     let nowhere: [&[&str]; 4] = [
         &["list", "--data-dir", "elsewhere"],
         &["verify", "--data-dir", "elsewhere"],

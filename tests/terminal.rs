@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use callsheet::rehearsal::{At, Rehearsal, Response, Script};
+use callsheet::rehearsal::{At, Call, Rehearsal, Response, Script};
 use parking_lot::Mutex;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use serde_json::json;
 use tokio::time::Instant;
 use vt100::Parser;
 
@@ -85,6 +86,17 @@ impl Terminal {
         let began = Instant::now();
         while !self.screen().contains(text) {
             assert!(began.elapsed() < PATIENCE, "no {text:?} on the screen:\n{}", self.screen());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Types a line and waits until the terminal has it, which it then echoes.
+    #[track_caller]
+    fn type_ahead(&self, line: &str) {
+        self.type_in(&format!("{line}\n"));
+        let (began, echo) = (Instant::now(), format!("{line}\r\n"));
+        while !String::from_utf8_lossy(&self.received.lock().1).contains(&echo) {
+            assert!(began.elapsed() < PATIENCE, "no echo:\n{}", self.screen());
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -189,6 +201,47 @@ fn a_question_is_answered_at_the_terminal() {
         assert!(contents.contains("Asia/Tokyo"), "{contents}");
         assert_fits(&screen);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_typed_before_a_question_does_not_answer_it() {
+    let clock = |zone: &str| Call::new("clock", json!({"zone": zone}));
+    let calls = Response::calls([clock("Asia/Tokyo"), clock("Asia/Shanghai")]);
+    let script = Script::new([calls.hold(At::Headers, "start"), Response::text("Done.")]);
+    let model = Rehearsal::with_script(script).await.unwrap();
+    let url = model.base_url();
+    let args = ["run", "--wire", "openai-chat", "--base-url", &url, "--model", "m", "hello"];
+    let config = "[tools.clock]\napproval = \"before\"\n";
+    let terminal = Terminal::start("ahead", &args, 100, "xterm-256color", config);
+    terminal.wait_for("waiting for m");
+    terminal.type_ahead("y");
+    model.release("start");
+    terminal.wait_for("Tokyo\"}: may clock run? [y/N]");
+    // The second line is typed before the second question.
+    terminal.type_in("n\ny\n");
+    terminal.wait_for("Shanghai\"}: may clock run? [y/N]");
+    terminal.type_in("n\n");
+    let (status, screen, _) = tokio::task::block_in_place(|| terminal.finish());
+    let contents = screen.contents();
+    assert!(status.success(), "{contents}");
+    assert_eq!(contents.matches("✗ clock").count(), 2, "{contents}");
+    assert!(!contents.contains('✓'), "a call has run:\n{contents}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_error_of_a_service_is_harmless_and_breaks_between_words() {
+    let message = format!("bad \u{202e}\u{1b}[31m thing\n{}", "and so on ".repeat(12));
+    let error = json!({"error": {"message": message}});
+    let failing = Response::status(400).with(|response| response.error = Some(error));
+    let model = Rehearsal::with_script(Script::new([failing])).await.unwrap();
+    let url = model.base_url();
+    let args = ["run", "--wire", "openai-chat", "--base-url", &url, "--model", "m", "hello"];
+    let terminal = Terminal::start("error", &args, 40, "xterm-256color", "");
+    let (status, screen, written) = tokio::task::block_in_place(|| terminal.finish());
+    assert_eq!(status.code(), Some(1), "{}", screen.contents());
+    assert!(written.contains("\\u{202e}"), "{written:?}");
+    assert!(!written.contains("\u{1b}[31m"), "{written:?}");
+    assert_fits(&screen);
 }
 
 #[tokio::test(flavor = "multi_thread")]

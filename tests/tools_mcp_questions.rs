@@ -371,7 +371,7 @@ fn a_question_without_a_terminal_is_declined_with_the_reason() {
         let (_, printed) =
             folder.tools(&server(&folder, mode), &["call", "--approve", "test__seats"]);
         let expected = r#"[{"action":"decline"}]"#;
-        let reason = "was not answered: no terminal: nobody can be asked]";
+        let reason = "was not answered: nobody could be asked: there is no terminal]";
         assert!(printed.contains(expected) && printed.contains(reason), "{mode}: {printed}");
     }
 }

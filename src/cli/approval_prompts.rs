@@ -2,11 +2,16 @@
 //! by a flag.
 
 use std::collections::VecDeque;
-use std::io::{self, BufRead as _, IsTerminal as _};
+use std::io::{self, IsTerminal as _};
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use rustix::termios::{QueueSelector, tcflush};
 use serde_json::Value;
-use tokio::sync::mpsc::{Receiver, channel};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::form_prompt::FormPrompt;
 use super::output;
@@ -17,6 +22,11 @@ use crate::tool::ToolOutput;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, CallKey, Judgement, QuestionKind, SessionId, Verdict};
 
+// The reasons why nobody can be asked.
+const NO_TERMINAL: &str = "there is no terminal";
+const JSON_OUTPUT: &str = "--json was given";
+const INPUT_ENDED: &str = "standard input has ended";
+
 /// The way in which approvals are decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ApprovalMode {
@@ -24,7 +34,7 @@ pub(super) enum ApprovalMode {
     Approve,
     /// Asks in the terminal.
     Ask,
-    /// Rejects every call. Holds the reason, which the model reads.
+    /// Rejects every call. Holds the reason why nobody can be asked.
     Reject(&'static str),
 }
 
@@ -33,9 +43,9 @@ impl ApprovalMode {
         if approve {
             Self::Approve
         } else if json {
-            Self::Reject("not approved: --json cannot ask (--approve, tools.NAME.approval)")
+            Self::Reject(JSON_OUTPUT)
         } else if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-            Self::Reject("not approved: no terminal (--approve, tools.NAME.approval)")
+            Self::Reject(NO_TERMINAL)
         } else {
             Self::Ask
         }
@@ -45,9 +55,21 @@ impl ApprovalMode {
     pub(super) fn for_questions() -> Self {
         match Self::from_flags(false, false) {
             Self::Ask => Self::Ask,
-            Self::Approve | Self::Reject(_) => Self::Reject("no terminal: nobody can be asked"),
+            Self::Approve | Self::Reject(_) => Self::Reject(NO_TERMINAL),
         }
     }
+}
+
+/// Returns the message of a rejection, which the model reads.
+fn nobody_asked(reason: &str, request: &ApprovalRequest) -> String {
+    let remedy = match request.phase {
+        ApprovalPhase::Before | ApprovalPhase::After => {
+            let name = &request.call.name;
+            format!(" (allow calls with --approve, or set tools.{name}.approval)")
+        }
+        ApprovalPhase::Input | ApprovalPhase::Client => String::new(),
+    };
+    format!("nobody could be asked: {reason}{remedy}")
 }
 
 /// An approval that is not decided.
@@ -155,13 +177,16 @@ impl ApprovalPrompts {
                     continue;
                 }
                 ApprovalMode::Approve => Judgement { verdict: Verdict::Approved, message: None },
-                ApprovalMode::Reject(reason) => rejection(Some(reason.to_owned())),
+                ApprovalMode::Reject(reason) => {
+                    rejection(Some(nobody_asked(reason, &prompt.request)))
+                }
             };
             decide(session, &prompt, judgement, None).await;
         }
     }
 
-    /// Returns the prompt for the next pending approval and starts to read its answer.
+    /// Returns the prompt for the next pending approval. [`request_answer`](Self::request_answer) follows, directly
+    /// before the prompt is printed.
     pub(super) fn next_prompt(&mut self) -> Option<String> {
         let pending = self.pending.front()?;
         let request = &pending.request;
@@ -173,10 +198,14 @@ impl ApprovalPrompts {
             None => approval_question(request) + " [y/N] ",
         };
         self.prompted = Some(pending.id());
-        let lines = self.lines.get_or_insert_with(StdinLines::new);
-        lines.drop_arrived();
-        lines.request_line();
         Some(prompt)
+    }
+
+    /// Drops what was typed before the prompt, which must not answer it, and starts to read its answer.
+    pub(super) fn request_answer(&mut self) {
+        let lines = self.lines.get_or_insert_with(StdinLines::new);
+        lines.drop_typed();
+        lines.request_line();
     }
 
     /// Returns true while a prompt is on the screen.
@@ -200,8 +229,8 @@ impl ApprovalPrompts {
         self.prompted = None;
         let Some(line) = line else {
             output::to_stderr("\n");
-            self.mode = ApprovalMode::Reject("no approval is possible: standard input has ended");
-            self.questions = ApprovalMode::Reject("nobody can be asked: standard input has ended");
+            self.mode = ApprovalMode::Reject(INPUT_ENDED);
+            self.questions = ApprovalMode::Reject(INPUT_ENDED);
             return;
         };
         let Some(asked) = self.pending.pop_front() else { return };
@@ -303,37 +332,46 @@ fn rejection(message: Option<String>) -> Judgement {
     Judgement { verdict: Verdict::Rejected, message }
 }
 
-/// Lines of standard input, read by a thread that the process does not join. The thread reads a line
-/// only on request.
+/// Lines of standard input, read by a thread that the process does not join. The thread reads only while a
+/// line is requested.
 #[derive(Debug)]
 struct StdinLines {
     requests: SyncSender<()>,
     lines: Receiver<Option<String>>,
     /// A line was requested and has not arrived.
     is_requested: bool,
+    /// What was read after the last line. Locked by the thread while it reads and sends, but not while it waits
+    /// for input.
+    unsent: Arc<Mutex<Vec<u8>>>,
+    /// A person types the lines. Otherwise they are answers in order.
+    is_typed: bool,
 }
 
 impl StdinLines {
     fn new() -> Self {
         let (requests, requested) = sync_channel(1);
         let (sender, lines) = channel(1);
+        let unsent = Arc::<Mutex<Vec<u8>>>::default();
+        let buffer = Arc::clone(&unsent);
         std::thread::spawn(move || {
             while requested.recv().is_ok() {
-                let mut line = Vec::new();
-                let count = io::stdin().lock().read_until(b'\n', &mut line).unwrap_or(0);
-                let line = String::from_utf8_lossy(&line).into_owned();
-                let line = Some(line).filter(|_| count > 0);
-                if sender.blocking_send(line).is_err() {
-                    return;
-                }
+                send_line(&buffer, &sender);
             }
         });
-        Self { requests, lines, is_requested: false }
+        let is_typed = io::stdin().is_terminal();
+        Self { requests, lines, is_requested: false, unsent, is_typed }
     }
 
-    /// Drops a line that was typed for a prompt that needs no answer any more. It must not answer another
-    /// prompt.
-    fn drop_arrived(&mut self) {
+    /// Drops what was typed so far: lines that arrived for a prompt that needs no answer any more, what the
+    /// thread has read, and what the terminal holds.
+    fn drop_typed(&mut self) {
+        // While this is locked, the thread can neither read nor send.
+        let mut unsent = self.unsent.lock();
+        if self.is_typed {
+            unsent.clear();
+            // If this fails, the terminal is gone, and there is nothing to read.
+            let _ = tcflush(io::stdin(), QueueSelector::IFlush);
+        }
         while self.lines.try_recv().is_ok() {
             self.is_requested = false;
         }
@@ -346,6 +384,44 @@ impl StdinLines {
             let _ = self.requests.try_send(());
         }
     }
+}
+
+/// Reads the next line of standard input and sends it; `None` at the end of the input.
+fn send_line(unsent: &Mutex<Vec<u8>>, lines: &Sender<Option<String>>) {
+    // Nothing is in the channel, because one line is requested at a time.
+    let send = |line: Option<&[u8]>| {
+        let _ = lines.try_send(line.map(|line| String::from_utf8_lossy(line).into_owned()));
+    };
+    loop {
+        let mut bytes = unsent.lock();
+        if let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = bytes.drain(..=end).collect();
+            return send(Some(&line));
+        }
+        // Does not block while it is locked.
+        if is_stdin_readable(Some(&Timespec::default())) {
+            let mut read = [0_u8; 1024];
+            match retry_on_intr(|| rustix::io::read(io::stdin(), &mut read)) {
+                Ok(count @ 1..) => bytes.extend(read.iter().take(count)),
+                Ok(0) | Err(_) => {
+                    let rest = std::mem::take(&mut *bytes);
+                    return send(Some(&*rest).filter(|rest| !rest.is_empty()));
+                }
+            }
+        } else {
+            drop(bytes);
+            is_stdin_readable(None);
+        }
+    }
+}
+
+/// Waits for this time, or without a limit, until reading standard input would not block.
+fn is_stdin_readable(wait: Option<&Timespec>) -> bool {
+    let stdin = io::stdin();
+    let mut polled = [PollFd::new(&stdin, PollFlags::IN)];
+    let ready = retry_on_intr(|| poll(&mut polled, wait));
+    // After an error, reading fails too.
+    !matches!(ready, Ok(0))
 }
 
 #[cfg(test)]
@@ -393,6 +469,18 @@ mod tests {
     }
 
     #[test]
+    fn a_rejection_because_nobody_is_asked_names_the_tool() {
+        for (phase, remedy) in [
+            (ApprovalPhase::Before, " (allow calls with --approve, or set tools.pay.approval)"),
+            (ApprovalPhase::Input, ""),
+        ] {
+            let Event::ApprovalAsked { request } = request(0, phase) else { unreachable!() };
+            let expected = format!("nobody could be asked: there is no terminal{remedy}");
+            assert_eq!(nobody_asked(NO_TERMINAL, &request), expected);
+        }
+    }
+
+    #[test]
     fn an_approval_that_is_decided_elsewhere_is_not_prompted() {
         let mut prompts = ApprovalPrompts::new(ApprovalMode::Ask, ApprovalMode::Ask);
         prompts.handle_event(&request(0, ApprovalPhase::Before));
@@ -414,14 +502,17 @@ mod tests {
     fn a_line_that_was_typed_for_a_prompt_that_is_over_answers_no_other() {
         let mut prompts = ApprovalPrompts::new(ApprovalMode::Ask, ApprovalMode::Ask);
         let ((requests, requested), (sender, lines)) = (sync_channel(1), channel(1));
-        prompts.lines = Some(StdinLines { requests, lines, is_requested: false });
+        let (unsent, is_typed) = (Arc::default(), false);
+        prompts.lines = Some(StdinLines { requests, lines, is_requested: false, unsent, is_typed });
         prompts.handle_event(&request(0, ApprovalPhase::Before));
         assert!(prompts.next_prompt().is_some());
+        prompts.request_answer();
         requested.try_recv().unwrap();
         prompts.handle_event(&given(0));
         sender.try_send(Some("y\n".to_owned())).unwrap();
         prompts.handle_event(&request(1, ApprovalPhase::Before));
         assert!(prompts.next_prompt().is_some());
+        prompts.request_answer();
         // Another line is read for the second prompt.
         requested.try_recv().unwrap();
         assert!(prompts.lines.as_mut().unwrap().lines.try_recv().is_err());

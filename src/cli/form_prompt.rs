@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::progress::clean;
+use super::output::clean;
 
 /// The form of a question, and what was entered.
 #[derive(Debug)]

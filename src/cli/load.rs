@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::error::CommandError;
 use super::output;
 use super::screen::is_dumb;
+use super::setup::{number_in, whole_number};
 use super::signals::Signals;
 use crate::config::{ApiKey, BaseUrl, REHEARSAL, parse_duration};
 use crate::load::{
@@ -32,9 +33,10 @@ const BAR: u64 = 30;
 
 /// Flags of `callsheet load`.
 #[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("service").required(true).args(["base_url", "rehearsal"])))]
 pub(super) struct LoadArgs {
     /// The address of a service that speaks Chat Completions, such as http://127.0.0.1:8080/v1.
-    #[arg(long, value_name = "URL", requires = "model", required_unless_present = "rehearsal")]
+    #[arg(long, value_name = "URL", requires = "model")]
     base_url: Option<String>,
     /// With --base-url: the service's name of the model.
     #[arg(long, value_name = "MODEL")]
@@ -49,15 +51,13 @@ pub(super) struct LoadArgs {
     #[command(flatten)]
     workload: WorkloadArgs,
     /// Number of sessions that run at once.
-    #[arg(long, value_name = "S", default_value_t = 1,
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(SESSIONS_MAX)))]
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = number_in(1..=SESSIONS_MAX))]
     sessions: u32,
     /// Number of runs of each session, one after the other.
-    #[arg(long, value_name = "N", default_value_t = 10,
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(RUNS_MAX)))]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = number_in(1..=RUNS_MAX))]
     runs: u32,
     /// Number of runs after which a new session replaces the old one; 0: never.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole_number::<u32>)]
     renew_after: u32,
     /// Execution of tool calls: sequential, parallel or parallel:N.
     #[arg(long, value_name = "MODE", default_value_t = Execution::Sequential)]
@@ -80,13 +80,13 @@ pub(super) struct LoadArgs {
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Threads that run tasks [default: one for each processor]
-    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "T", value_parser = number_in(1..=1024_u16))]
     threads: Option<u16>,
     /// Maximum time of the whole test.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     max_time: Duration,
     /// Number of calls that each run has to make.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole_number::<usize>)]
     expect_calls: Option<usize>,
     /// The text that each run has to end with.
     #[arg(long, value_name = "TEXT")]
@@ -101,7 +101,7 @@ pub(super) struct LoadArgs {
 pub(super) struct WorkloadArgs {
     /// With --rehearsal: number of calls of each run.
     #[arg(long, value_name = "N", default_value_t = 4, conflicts_with = "base_url",
-        value_parser = clap::value_parser!(u32).range(0..=64))]
+        value_parser = number_in(0..=64_u32))]
     calls: u32,
     /// With --rehearsal: duration of each call.
     #[arg(long, value_name = "TIME", default_value = "0ms", conflicts_with = "base_url",
@@ -109,7 +109,7 @@ pub(super) struct WorkloadArgs {
     work: Duration,
     /// With --rehearsal: number of text pieces of each answer.
     #[arg(long, value_name = "N", default_value_t = 32, conflicts_with = "base_url",
-        value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        value_parser = number_in(1..=100_000_u32))]
     texts: u32,
     /// With --rehearsal: the pause between two pieces of an answer.
     #[arg(long, value_name = "TIME", default_value = "0ms", conflicts_with = "base_url",

@@ -193,7 +193,8 @@ fn decode(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints help and version on stdout, and any other parse error as one line on stderr.
+/// Prints help and version on stdout, the help of a command without its subcommand on stderr, and any other
+/// parse error as one line on stderr.
 fn report_parse_error(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
@@ -201,7 +202,11 @@ fn report_parse_error(error: &clap::Error) -> ExitCode {
         let _ = output::to_stdout(&text);
         return ExitCode::SUCCESS;
     }
-    output::error(&format!("{} (try --help)", one_line(&text)));
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        output::to_stderr(&text);
+    } else {
+        output::error(&format!("{} (try --help)", one_line(&text)));
+    }
     ExitCode::from(2)
 }
 

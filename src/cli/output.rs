@@ -3,6 +3,8 @@
 use std::io::{self, Write as _};
 
 use super::error::CommandError;
+use super::screen::wrapped_on_stderr;
+use crate::types::harmless;
 
 /// Writes to stdout and flushes.
 pub(super) fn to_stdout(text: &str) -> io::Result<()> {
@@ -17,9 +19,17 @@ pub(super) fn to_stderr(text: &str) {
     let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }
 
-/// Prints an error as one line on stderr.
-pub(super) fn error(line: &str) {
-    to_stderr(&format!("callsheet: {line}\n"));
+/// Prints an error as one line on stderr. A terminal gets it wrapped. The text may come from a service, a
+/// tool or a file.
+pub(super) fn error(text: &str) {
+    let line = format!("callsheet: {}", clean(text.trim_end()));
+    to_stderr(&(wrapped_on_stderr(&line) + "\n"));
+}
+
+/// Returns a text as one line: replaces control characters by spaces and writes invisible characters out
+/// (`\u{202e}`).
+pub(super) fn clean(text: &str) -> String {
+    harmless(&text.replace(char::is_control, " "))
 }
 
 /// Turns an error of writing to stdout into a command error. A closed pipe has no message, because
@@ -35,4 +45,15 @@ pub(super) fn write_error(error: &io::Error) -> CommandError {
 pub(super) fn format_count(count: impl Into<u64>, noun: &str) -> String {
     let count = count.into();
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_from_outside_becomes_one_harmless_line() {
+        let text = "bad \u{202e}\u{200b}\u{1b}[31m thing\nline\ttwo\u{9b}2J";
+        assert_eq!(clean(text), "bad \\u{202e}\\u{200b} [31m thing line two 2J");
+    }
 }

@@ -3,29 +3,25 @@
 
 use std::time::Duration;
 
+use super::output::{clean, format_count};
+use super::screen::ScreenItem;
 use crate::event::ConflictResolution;
 use crate::event::{
     ApprovalRequest, CallLabel, Event, RunStats, ServiceCall, ServiceCallStatus, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, Question, QuestionKind, RunEnd, ToolOutcome, ToolResult, ToolStatus,
-    VariableName, Verdict, excerpt, harmless, printable,
+    ApprovalPhase, CallKey, FinishKind, Question, QuestionKind, RunEnd, ToolOutcome, ToolResult,
+    ToolStatus, VariableName, Verdict, excerpt, printable,
 };
 
 /// Maximum number of characters of a call's name, arguments or result on its line.
 const EXCERPT_CHARS: usize = 60;
 
+/// Maximum number of characters of the reason why a call was not run, on its line.
+const REASON_CHARS: usize = 200;
+
 /// Frames of the spinner.
 const SPINNER: [&str; 8] = ["⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧"];
-
-/// Permanent output on the screen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum ScreenItem {
-    /// A part of the answer.
-    AnswerText(String),
-    /// A line about the run.
-    Line(String),
-}
 
 /// Time after which the wait for a model is shown.
 const MODEL_WAIT_SHOWN: Duration = Duration::from_secs(1);
@@ -37,8 +33,16 @@ const LONG_MODEL_WAIT: Duration = Duration::from_secs(3);
 #[derive(Debug, Default)]
 pub(super) struct RunProgress {
     open: Vec<CallProgress>,
-    /// The model that is asked.
+    /// The configured names of the agent's models, in the order of their use.
+    models: Vec<String>,
+    /// The index of the model that is asked.
+    model_index: usize,
+    /// The name of the model that each turn asks first.
+    first_model: String,
+    /// The name of the model that is asked.
     model: String,
+    /// The number and the start of the attempt that is waited for.
+    retry: Option<(u32, Duration)>,
     /// The servers that the run waits for, in words. Empty if it waits for its model.
     servers: String,
     /// Since when nothing has come from the model, or from the servers.
@@ -48,6 +52,8 @@ pub(super) struct RunProgress {
     is_wait_reported: bool,
     /// The reason of the last attempt's failure.
     last_reason: String,
+    /// The finish reason of the last turn's response.
+    finish: Option<FinishKind>,
 }
 
 #[derive(Debug)]
@@ -71,10 +77,14 @@ enum CallActivity {
 }
 
 impl RunProgress {
+    /// Creates the progress of a run that asks these models, by their configured names.
+    pub(super) fn new(models: Vec<String>) -> Self {
+        Self { models, ..Self::default() }
+    }
+
     /// Updates the open calls from an event at time `now`, and returns the event's permanent output.
     pub(super) fn handle_event(&mut self, now: Duration, event: &Event) -> Option<ScreenItem> {
-        self.follow_model(now, event);
-        match event {
+        let item = match event {
             Event::TextReceived { text } => Some(ScreenItem::AnswerText(text.clone())),
             Event::CallOpened { call } => {
                 self.update(call, "", CallActivity::ReceivingArguments);
@@ -123,26 +133,24 @@ impl RunProgress {
             Event::ServiceCallChanged { call, status } => {
                 service_line(call, *status).map(ScreenItem::Line)
             }
-            Event::AttemptStarted { attempt, reason, model, .. }
-            | Event::AttemptVoided { attempt, reason, model, streamed: _ } => {
-                // All calls of the failed attempt are void.
-                self.open.clear();
-                let because = match *reason == self.last_reason {
-                    true => "the same again".to_owned(),
-                    false => clean(reason),
+            Event::AttemptStarted { attempt, model, reason, wait, rollback, fallback, .. } => {
+                let failed = self.failed_attempt(attempt.saturating_sub(1).max(1), reason);
+                let next = if *fallback {
+                    let fallback_model = self.model_name(self.model_index + 1, model);
+                    format!("asks the fallback model {fallback_model}")
+                } else if wait.is_zero() {
+                    "follows".to_owned()
+                } else {
+                    format!("follows in {}", format_duration(*wait))
                 };
-                reason.clone_into(&mut self.last_reason);
-                Some(ScreenItem::Line(format!("! attempt {attempt} with {model}: {because}")))
+                let form = if *rollback { ", without streaming" } else { "" };
+                Some(ScreenItem::Line(format!("{failed}; attempt {attempt} {next}{form}")))
+            }
+            Event::AttemptVoided { attempt, reason, model: _, streamed: _ } => {
+                Some(ScreenItem::Line(self.failed_attempt(*attempt, reason)))
             }
             Event::LimitReached { limit, value, maximum, action } => {
-                let action = clean(action);
-                if limit.ends_with("_timeout") {
-                    let time = format_duration(Duration::from_millis(*maximum));
-                    return Some(ScreenItem::Line(format!(
-                        "! {limit} of {time} is over: {action}"
-                    )));
-                }
-                Some(ScreenItem::Line(format!("! {limit}: {value} of at most {maximum}: {action}")))
+                Some(ScreenItem::Line(limit_line(limit, *value, *maximum, action)))
             }
             Event::ContextCompacted { kind, tokens_before, tokens_after, upto: _ } => {
                 let kind = kind.as_str();
@@ -150,10 +158,18 @@ impl RunProgress {
                     "- context {kind}: about {tokens_before} tokens, now {tokens_after}"
                 )))
             }
-            Event::RunEnded { end, stats, text, .. } => {
+            Event::TurnEnded { summary } => {
+                self.finish = summary.finish_reason.as_ref().map(|finish| finish.kind);
+                None
+            }
+            Event::RunEnded { end, stats, text, error, .. } => {
                 self.open.clear();
-                let is_empty = *end == RunEnd::Answered && text.is_empty();
-                let note = if is_empty { "! the answer is empty\n" } else { "" };
+                // `callsheet run` prints the error.
+                let note = match error {
+                    None => answer_note(*end, text, self.finish),
+                    Some(_) => None,
+                };
+                let note = note.map(|note| format!("! {note}\n")).unwrap_or_default();
                 Some(ScreenItem::Line(format!("{note}{}", run_end_line(*end, stats))))
             }
             Event::RunStarted { .. }
@@ -169,16 +185,40 @@ impl RunProgress {
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
             | Event::AttemptEnded { .. }
-            | Event::TurnEnded { .. }
             | Event::OfChild { .. }
             | Event::HistoryRepaired { .. } => None,
-        }
+        };
+        self.follow_model(now, event);
+        item
     }
 
-    /// Returns one line for each open call at time `now`, or one for a long wait for the model.
+    /// Removes the calls of an attempt that failed, and returns the beginning of its line.
+    fn failed_attempt(&mut self, attempt: u32, reason: &str) -> String {
+        self.open.clear();
+        let because = match reason == self.last_reason {
+            true => "the same again".to_owned(),
+            false => clean(reason),
+        };
+        reason.clone_into(&mut self.last_reason);
+        format!("! attempt {attempt} with {} failed: {because}", self.model)
+    }
+
+    /// Returns the configured name of a model. A model without one, such as that of flags, has the name that its
+    /// service knows.
+    fn model_name(&self, index: usize, service_name: &str) -> String {
+        let configured = self.models.get(index).filter(|name| !name.starts_with('('));
+        short(configured.map_or(service_name, String::as_str))
+    }
+
+    /// Returns one line for each open call at time `now`, or one for a long wait for the model or for another
+    /// attempt.
     pub(super) fn open_call_lines(&self, now: Duration) -> Vec<String> {
         let frame = usize::try_from(now.as_millis() / 100).unwrap_or_default() % SPINNER.len();
         let spinner = SPINNER.get(frame).copied().unwrap_or_default();
+        if let Some((attempt, start)) = self.retry.filter(|(_, start)| now < *start) {
+            let seconds = start.saturating_sub(now).as_millis().div_ceil(1000);
+            return vec![format!("{spinner} attempt {attempt} starts in {seconds} s")];
+        }
         let silent = self.silent_since.map(|since| now.saturating_sub(since));
         match silent.filter(|silent| self.open.is_empty() && *silent >= MODEL_WAIT_SHOWN) {
             Some(silent) => {
@@ -209,18 +249,26 @@ impl RunProgress {
     /// Notes whether the run waits for its model, or for servers of tools.
     fn follow_model(&mut self, now: Duration, event: &Event) {
         match event {
-            Event::RunStarted { model, .. } => self.model = short(model),
+            Event::RunStarted { model, .. } => {
+                self.first_model = self.model_name(0, model);
+                self.model.clone_from(&self.first_model);
+            }
             Event::RunWaiting { waiting_for: _, servers } => {
                 self.servers = awaited_servers(servers);
                 self.silent_since = Some(now);
             }
             Event::TurnStarted => {
                 self.servers.clear();
+                self.model_index = 0;
+                self.model.clone_from(&self.first_model);
                 (self.silent_since, self.is_thinking) = (Some(now), false);
             }
-            Event::AttemptStarted { model, .. } => {
-                self.model = short(model);
-                (self.silent_since, self.is_thinking) = (Some(now), false);
+            Event::AttemptStarted { attempt, model, wait, fallback, .. } => {
+                self.model_index += usize::from(*fallback);
+                self.model = self.model_name(self.model_index, model);
+                let start = now + *wait;
+                (self.silent_since, self.is_thinking) = (Some(start), false);
+                self.retry = (*wait >= MODEL_WAIT_SHOWN).then_some((*attempt, start));
             }
             // Every turn begins with an empty one.
             Event::ThinkingReceived { text } => self.is_thinking |= !text.is_empty(),
@@ -230,6 +278,7 @@ impl RunProgress {
             | Event::AttemptEnded { .. }
             | Event::RunEnded { .. } => {
                 (self.silent_since, self.is_wait_reported) = (None, false);
+                self.retry = None;
             }
             Event::InputQueued { .. }
             | Event::RunSteered { .. }
@@ -326,11 +375,14 @@ fn service_line(call: &ServiceCall, status: ServiceCallStatus) -> Option<String>
 pub(super) fn approval_question(request: &ApprovalRequest) -> String {
     let name = printable(&request.call.name);
     let input = printable(&request.arguments.to_string());
+    // Long arguments fill the screen, so the last line has the name, too.
     match request.phase {
-        ApprovalPhase::Before => format!("? {name} {input}: may it run?"),
+        ApprovalPhase::Before => format!("? {name} {input}: may {name} run?"),
         ApprovalPhase::After => {
             let output = printable(request.output_summary.as_deref().unwrap_or_default());
-            format!("? {name} {input} answered: {output}\n  may the model see it?")
+            format!(
+                "? {name} {input} answered: {output}\n  may the model see the answer of {name}?"
+            )
         }
         ApprovalPhase::Input => input_question(&name, request.question.as_deref()),
         ApprovalPhase::Client => format!("? {name} {input} is run by the client"),
@@ -344,12 +396,12 @@ fn input_question(name: &str, question: Option<&Question>) -> String {
     match &question.kind {
         QuestionKind::Form(_) => {
             format!(
-                "? {name} asks: {message}\n  answer it (y: field by field, or one JSON object)?"
+                "? {name} asks: {message}\n  answer {name} (y: field by field, or one JSON object)?"
             )
         }
         QuestionKind::Url(url) => {
             let url = printable(url);
-            format!("? {name} asks: {message}\n  open {url} yourself; may the call go on?")
+            format!("? {name} asks: {message}\n  open {url} yourself; may {name} go on?")
         }
     }
 }
@@ -394,8 +446,11 @@ fn result_line(result: &ToolResult) -> String {
     };
     let name = short(&result.call.name);
     let input = short(&result.call.arguments_text());
-    let output = short(&refusal_reason(&result.outcome).unwrap_or_default());
-    let output = if output.is_empty() { short(&result.outcome.content) } else { output };
+    let reason = refusal_reason(&result.outcome).filter(|reason| !reason.is_empty());
+    let output = match reason {
+        Some(reason) => excerpt(&clean(&reason), REASON_CHARS),
+        None => short(&result.outcome.content),
+    };
     let copied = if result.notes.duplicate_of.is_some() { " (copied)" } else { "" };
     format!("{mark} {name} {input}  {}{copied}  {output}", format_duration(result.duration))
 }
@@ -408,13 +463,98 @@ fn refusal_reason(outcome: &ToolOutcome) -> Option<String> {
     content.get("message")?.as_str().map(str::to_owned)
 }
 
+/// Formats a limit that was reached, or half used, as a sentence that names its configuration key.
+fn limit_line(limit: &str, value: u64, maximum: u64, action: &str) -> String {
+    let used = |unit: &str| format!("{value} of {maximum} {unit} are used ({limit})");
+    let longer = |subject: &str| {
+        let time = format_duration(Duration::from_millis(maximum));
+        format!("{subject} than {time} ({limit})")
+    };
+    let state = match (limit, action) {
+        ("max_tool_calls_per_run", "ended") => {
+            format!("the model asks for more than {maximum} calls ({limit})")
+        }
+        ("max_turns", _) => used("turns"),
+        ("max_tool_calls_per_run", _) => used("calls"),
+        ("max_tokens_per_run", _) => used("tokens"),
+        ("max_failed_turns", _) => format!("every call failed in {value} turns in a row ({limit})"),
+        ("repeat_limit", _) => format!("the same calls came {value} times ({limit} = {maximum})"),
+        ("max_tool_calls_per_turn", _) => {
+            format!("a response has more than {maximum} calls ({limit})")
+        }
+        ("max_arguments_bytes", _) => {
+            format!("the arguments of a call have more than {maximum} bytes ({limit})")
+        }
+        ("max_result_bytes", _) => format!("a result has {value} bytes ({limit} = {maximum})"),
+        ("max_variables_bytes", _) => {
+            format!("the variables would have {value} bytes ({limit} = {maximum})")
+        }
+        ("run_timeout", _) => longer("the run takes longer"),
+        ("tool_timeout", _) => longer("a call takes longer"),
+        ("approval_timeout", _) => longer("a call waits for the client longer"),
+        ("output_retries", _) => {
+            format!("the answer does not match its schema after {value} retries ({limit})")
+        }
+        ("compact_at", "summary_failed") => {
+            format!("the context could not be summarised ({limit})")
+        }
+        ("compact_at", _) => format!("a summary makes the context hardly smaller ({limit})"),
+        ("tool_choice", _) => format!("the model does not make the call that {limit} asks for"),
+        (_, _) => format!("{limit}: {value} of {maximum}"),
+    };
+    let consequence = match (limit, action) {
+        (_, "half_used" | "summary_failed" | "no_call") => "",
+        (_, "told") => ": the model is told",
+        (_, "ended") => ": the run ends",
+        (_, "final_answer") => ": the model is asked for an answer without calls",
+        (_, "answer_kept") => ": the answer is kept",
+        (_, "answer_not_stored") => ": the answer is not stored in its variable",
+        (_, "summary_has_no_effect") => ": it is not used",
+        ("max_tool_calls_per_turn", "answered") => ": the others do not run",
+        ("max_tool_calls_per_turn", "truncated") => ": the others are dropped",
+        ("max_tool_calls_per_turn", "failed") => ": none runs, and the run ends",
+        (_, "answered") => ": it does not run",
+        (_, "timed_out") => ": it ends",
+        (_, "shortened") => ": the model receives a part",
+        (_, "writes_dropped") => ": the writes of the call are dropped",
+        (_, other) => return format!("! {}: {}", clean(&state), clean(other)),
+    };
+    format!("! {}{consequence}", clean(&state))
+}
+
+/// Returns a sentence about an answer that is not what it seems, or about a refusal.
+fn answer_note(end: RunEnd, text: &str, finish: Option<FinishKind>) -> Option<&'static str> {
+    let is_answer = matches!(end, RunEnd::Answered | RunEnd::MaxTurns);
+    let is_cut_off = finish == Some(FinishKind::Length);
+    if is_answer && is_cut_off {
+        Some("the answer was cut off at its maximum length")
+    } else if end == RunEnd::Answered && text.is_empty() {
+        Some("the answer is empty")
+    } else if end == RunEnd::Refused && finish == Some(FinishKind::ContentFilter) {
+        Some("the service's content filter ended the answer")
+    } else if end == RunEnd::Refused {
+        Some("the model refused to answer")
+    } else {
+        None
+    }
+}
+
 fn run_end_line(end: RunEnd, stats: &RunStats) -> String {
     let RunStats { turns, tool_calls, duration, .. } = stats;
-    format!(
-        "{}: turns {turns}, tool calls {tool_calls}, {}",
-        end.as_str(),
-        format_duration(*duration)
-    )
+    let (turns, calls) = (format_count(*turns, "turn"), format_count(*tool_calls, "call"));
+    let word = match end {
+        RunEnd::MaxTurns
+        | RunEnd::TimedOut
+        | RunEnd::AllToolsFailed
+        | RunEnd::Budget
+        | RunEnd::LoopDetected => format!("ended ({})", end.as_str()),
+        RunEnd::Answered
+        | RunEnd::Stopped
+        | RunEnd::Refused
+        | RunEnd::Failed
+        | RunEnd::Interrupted => end.as_str().to_owned(),
+    };
+    format!("{word}: {turns}, {calls}, {}", format_duration(*duration))
 }
 
 fn format_duration(duration: Duration) -> String {
@@ -431,18 +571,13 @@ fn short(text: &str) -> String {
     excerpt(&clean(text), EXCERPT_CHARS)
 }
 
-/// Replaces control characters and writes invisible ones out, so that the text is one line that shows what
-/// it holds.
-pub(super) fn clean(text: &str) -> String {
-    harmless(&text.replace(char::is_control, " "))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::types::{FailureKind, ResultNotes, ToolCall};
+    use crate::event::TurnSummary;
+    use crate::types::{Execution, FailureKind, FinishReason, Metadata, ResultNotes, ToolCall};
 
     fn label(index: u32) -> CallLabel {
         let key = CallKey { turn: 1, attempt: 1, index };
@@ -511,11 +646,12 @@ mod tests {
             question: None,
         };
         let text = approval_question(&request);
-        assert!(text.len() > 500 && text.ends_with("\\u{9b}\"}: may it run?"), "{text}");
+        assert!(text.len() > 500 && text.ends_with("\\u{9b}\"}: may clock run?"), "{text}");
         request.phase = ApprovalPhase::After;
         request.output_summary = Some("no\non".to_owned());
         let text = approval_question(&request);
-        assert!(text.ends_with("answered: no\\non\n  may the model see it?"), "{text}");
+        let end = "answered: no\\non\n  may the model see the answer of clock?";
+        assert!(text.ends_with(end), "{text}");
         let line = |event: &Event| match RunProgress::default().handle_event(Duration::ZERO, event)
         {
             Some(ScreenItem::Line(line)) => line,
@@ -558,7 +694,7 @@ mod tests {
     #[test]
     fn a_long_wait_for_the_model_has_a_line_until_something_comes() {
         let at = Duration::from_secs;
-        let mut progress = RunProgress { model: "m".to_owned(), ..RunProgress::default() };
+        let mut progress = asking_models(&[]);
         let lines = |progress: &RunProgress, seconds| progress.open_call_lines(at(seconds));
         progress.handle_event(at(5), &Event::TurnStarted);
         assert!(progress.open_call_lines(Duration::from_millis(5_900)).is_empty());
@@ -595,25 +731,100 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_text_says_so() {
-        let ended = |text: &str| Event::RunEnded {
-            agent: "default".to_owned(),
-            end: RunEnd::Answered,
-            text: text.to_owned(),
-            output: None,
-            error: None,
-            stats: Box::new(RunStats::default()),
+    fn the_end_of_a_run_says_what_is_wrong_with_its_answer() {
+        let line = |end, text: &str, finish: Option<FinishKind>| {
+            let mut progress = RunProgress::default();
+            let finish_reason = finish.map(|kind| FinishReason::new(kind, "word"));
+            let summary = TurnSummary { finish_reason, ..TurnSummary::default() };
+            let turn_ended = Event::TurnEnded { summary: Box::new(summary) };
+            assert_eq!(progress.handle_event(Duration::ZERO, &turn_ended), None);
+            let stats = RunStats { turns: 2, tool_calls: 1, ..RunStats::default() };
+            let ended = Event::RunEnded {
+                agent: "default".to_owned(),
+                end,
+                text: text.to_owned(),
+                output: None,
+                error: None,
+                stats: Box::new(stats),
+            };
+            line_of(progress.handle_event(Duration::ZERO, &ended))
         };
-        let line = |text| RunProgress::default().handle_event(Duration::ZERO, &ended(text));
-        let end = "answered: turns 0, tool calls 0, 0.0 ms";
-        assert_eq!(line("Yes."), Some(ScreenItem::Line(end.to_owned())));
-        let empty = format!("! the answer is empty\n{end}");
-        assert_eq!(line(""), Some(ScreenItem::Line(empty)));
+        let (length, filter) = (Some(FinishKind::Length), Some(FinishKind::ContentFilter));
+        for (end, text, finish, expected) in [
+            (RunEnd::Answered, "Yes.", Some(FinishKind::Stop), "answered"),
+            (RunEnd::Answered, "", None, "! the answer is empty\nanswered"),
+            (
+                RunEnd::Answered,
+                "Ye",
+                length,
+                "! the answer was cut off at its maximum length\nanswered",
+            ),
+            (
+                RunEnd::Refused,
+                "",
+                filter,
+                "! the service's content filter ended the answer\nrefused",
+            ),
+            (RunEnd::Refused, "No.", None, "! the model refused to answer\nrefused"),
+            (RunEnd::LoopDetected, "", None, "ended (loop_detected)"),
+        ] {
+            assert_eq!(line(end, text, finish), format!("{expected}: 2 turns, 1 call, 0.0 ms"));
+        }
+    }
+
+    #[test]
+    fn limits_are_sentences_with_the_configuration_key() {
+        for (limit, value, maximum, action, expected) in [
+            ("max_turns", 5, 10, "half_used", "5 of 10 turns are used (max_turns)"),
+            (
+                "max_turns",
+                3,
+                3,
+                "final_answer",
+                "3 of 3 turns are used (max_turns): the model is asked for an answer without calls",
+            ),
+            (
+                "max_tool_calls_per_run",
+                4,
+                3,
+                "ended",
+                "the model asks for more than 3 calls (max_tool_calls_per_run): the run ends",
+            ),
+            (
+                "repeat_limit",
+                6,
+                3,
+                "ended",
+                "the same calls came 6 times (repeat_limit = 3): the run ends",
+            ),
+            (
+                "max_arguments_bytes",
+                9,
+                8,
+                "answered",
+                "the arguments of a call have more than 8 bytes (max_arguments_bytes): it does not run",
+            ),
+            (
+                "run_timeout",
+                1500,
+                1500,
+                "ended",
+                "the run takes longer than 1.5 s (run_timeout): the run ends",
+            ),
+            ("new_limit", 1, 2, "new\naction", "new_limit: 1 of 2: new action"),
+        ] {
+            assert_eq!(limit_line(limit, value, maximum, action), format!("! {expected}"));
+        }
+        // Each limit of the configuration has its sentence.
+        for limit in crate::config::Limits::NAMES {
+            let line = limit_line(limit, 1, 2, "ended");
+            assert!(line.contains(&format!("({limit}")), "{line}");
+        }
     }
 
     #[test]
     fn a_wait_for_servers_is_shown_until_the_first_turn() {
-        let mut progress = RunProgress { model: "m".to_owned(), ..RunProgress::default() };
+        let mut progress = asking_models(&[]);
         let waiting_for = WaitingFor::Server;
         let servers = vec!["files".to_owned()];
         progress.handle_event(Duration::ZERO, &Event::RunWaiting { waiting_for, servers });
@@ -629,26 +840,93 @@ mod tests {
         assert_eq!(awaited_servers(&servers), "the servers files, web");
     }
 
+    /// Returns the progress of a run whose models have these configured names. All services call them `m`.
+    fn asking_models(models: &[&str]) -> RunProgress {
+        let mut progress = RunProgress::new(models.iter().map(|name| (*name).to_owned()).collect());
+        let run_started = Event::RunStarted {
+            agent: "default".to_owned(),
+            model: "m".to_owned(),
+            execution: Execution::Sequential,
+            metadata: Metadata::default(),
+        };
+        assert_eq!(progress.handle_event(Duration::ZERO, &run_started), None);
+        progress
+    }
+
+    fn line_of(item: Option<ScreenItem>) -> String {
+        match item {
+            Some(ScreenItem::Line(line)) => line,
+            Some(ScreenItem::AnswerText(_)) | None => panic!("no line: {item:?}"),
+        }
+    }
+
+    fn attempt(attempt: u32, reason: &str, wait: Duration, fallback: bool) -> Event {
+        Event::AttemptStarted {
+            attempt,
+            model: "m".to_owned(),
+            streamed: true,
+            reason: reason.to_owned(),
+            wait,
+            rollback: false,
+            fallback,
+        }
+    }
+
     #[test]
     fn another_attempt_removes_open_calls() {
-        let mut progress = RunProgress::default();
+        let mut progress = asking_models(&[]);
         progress.handle_event(Duration::ZERO, &started(0, "{}"));
         progress.handle_event(Duration::ZERO, &started(1, "{}"));
         assert_eq!(progress.open_call_lines(Duration::ZERO).len(), 2);
-        let attempt = Event::AttemptStarted {
-            attempt: 2,
+        let second = attempt(2, "it\nbroke", Duration::from_millis(300), false);
+        let line = line_of(progress.handle_event(Duration::ZERO, &second));
+        assert_eq!(line, "! attempt 1 with m failed: it broke; attempt 2 follows in 300 ms");
+        assert!(progress.open_call_lines(Duration::ZERO).is_empty());
+    }
+
+    #[test]
+    fn a_failed_attempt_has_its_own_reason_and_the_configured_name_of_its_model() {
+        let mut progress = asking_models(&["main", "backup"]);
+        let mut line = |event: &Event| line_of(progress.handle_event(Duration::ZERO, event));
+        let fallback = line(&attempt(2, "500: boom", Duration::ZERO, true));
+        let expected =
+            "! attempt 1 with main failed: 500: boom; attempt 2 asks the fallback model backup";
+        assert_eq!(fallback, expected);
+        let third = line(&attempt(3, "500: boom", Duration::ZERO, false));
+        assert_eq!(third, "! attempt 2 with backup failed: the same again; attempt 3 follows");
+        let voided = Event::AttemptVoided {
+            attempt: 3,
             model: "m".to_owned(),
             streamed: true,
             reason: "it broke".to_owned(),
-            wait: Duration::ZERO,
-            rollback: false,
-            fallback: false,
         };
-        let item = progress.handle_event(Duration::ZERO, &attempt);
-        assert_eq!(item, Some(ScreenItem::Line("! attempt 2 with m: it broke".to_owned())));
-        let again = progress.handle_event(Duration::ZERO, &attempt);
-        assert_eq!(again, Some(ScreenItem::Line("! attempt 2 with m: the same again".to_owned())));
-        assert!(progress.open_call_lines(Duration::ZERO).is_empty());
+        assert_eq!(line(&voided), "! attempt 3 with backup failed: it broke");
+        // Each turn asks the first model first.
+        progress.handle_event(Duration::ZERO, &Event::TurnStarted);
+        assert_eq!(progress.open_call_lines(Duration::from_secs(2)), ["⠼ waiting for main, 2 s"]);
+        // The model of flags has no configured name.
+        assert_eq!(asking_models(&["(flags)"]).model, "m");
+    }
+
+    #[test]
+    fn the_wait_for_another_attempt_is_not_one_for_the_model() {
+        let at = Duration::from_millis;
+        let mut progress = asking_models(&["main"]);
+        progress.handle_event(at(0), &Event::TurnStarted);
+        progress.handle_event(at(100), &attempt(2, "429", at(5_000), false));
+        assert_eq!(progress.open_call_lines(at(200)), ["⠹ attempt 2 starts in 5 s"]);
+        assert_eq!(progress.long_wait_line(at(4_900)), None);
+        assert!(progress.open_call_lines(at(5_200)).is_empty());
+        assert_eq!(progress.open_call_lines(at(7_200)), ["⠋ waiting for main, 2 s"]);
+        progress.handle_event(at(7_300), &attempt(3, "429", at(5_000), false));
+        let voided = Event::AttemptVoided {
+            attempt: 3,
+            model: "m".to_owned(),
+            streamed: true,
+            reason: "429".to_owned(),
+        };
+        progress.handle_event(at(7_400), &voided);
+        assert!(progress.open_call_lines(at(7_500)).is_empty());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use super::error::CommandError;
 use super::output::{self, format_count};
+use super::sessions::unknown_session;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use crate::journal::JournalReader;
 use crate::record::Seq;
@@ -12,7 +13,7 @@ use crate::record::frozen_tools_key;
 use crate::runtime::AgentRules;
 use crate::session::{Replayed, replay};
 use crate::turn::Difference;
-use crate::types::SessionId;
+use crate::types::{SessionId, harmless};
 
 /// Flags of `callsheet replay`.
 #[derive(Debug, clap::Args)]
@@ -36,8 +37,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
     let journal = JournalReader::open(dir).map_err(CommandError::usage)?;
     let entries = journal.read(&session, Seq(0)).map_err(CommandError::failed)?;
     if entries.is_empty() {
-        let file = journal.file().display();
-        return Err(CommandError::failed(format!("there is no session {session} in {file}")));
+        return Err(unknown_session(dir, &session));
     }
     let replayed = replay(&entries, |agent, overrides, frozen| {
         let read = |sha256: &str| journal.document(&frozen_tools_key(sha256));
@@ -65,5 +65,5 @@ fn describe_equal(session: &SessionId, replayed: &Replayed) -> String {
 }
 
 fn describe_difference(session: &SessionId, difference: &Difference) -> String {
-    format!("{session}: {difference}\n")
+    harmless(&format!("{session}: {difference}\n"))
 }

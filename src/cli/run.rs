@@ -9,13 +9,14 @@ use super::approval_prompts::ApprovalMode;
 use super::error::CommandError;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
+use super::watch::ShownPart;
 use super::{images, output, screen, watch};
 use crate::config::{
     Config, DEFAULT_AGENT, JournalEngine, OutputRequest, REHEARSAL, RunOverrides, Temperature,
     ToolPattern,
 };
-use crate::journal::JournalReader;
-use crate::runtime::{ErrorKind, Host, OpenSession, RunRequest};
+use crate::journal::{JournalError, JournalReader};
+use crate::runtime::{ErrorKind, Host, OpenSession, RunReport, RunRequest};
 use crate::telemetry::{self, LogFormat};
 use crate::tool::{ToolRegistry, ToolServer};
 use crate::types::{Execution, Metadata, RunEnd, SessionId, ToolChoice};
@@ -55,13 +56,13 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
     /// The sampling temperature, from 0 to 2 [default: the model's]
-    #[arg(long, value_name = "NUMBER", value_parser = temperature)]
+    #[arg(long, value_name = "NUMBER", value_parser = parse_temperature)]
     temperature: Option<Temperature>,
     /// Maximum length of a response in tokens [default: the model's]
     #[arg(long, value_name = "N")]
     max_output_tokens: Option<NonZeroU32>,
-    /// A pair of strings for the run, which lists, events, logs and exports show. Can be repeated.
-    #[arg(long, value_name = "K=V")]
+    /// Metadata of the run. It appears in lists, events, logs and exports. Can be repeated.
+    #[arg(long, value_name = "NAME=VALUE")]
     metadata: Vec<String>,
     /// A file with the JSON schema of the answer. The answer is printed as JSON.
     #[arg(long, value_name = "FILE")]
@@ -93,66 +94,27 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
         return Err(CommandError::usage("the prompt is empty"));
     }
     let input = images::with_images(&args.prompt, &args.images).map_err(CommandError::usage)?;
-    let overrides = overrides(&args)?;
-    let metadata = metadata(&args.metadata)?;
-    let LoadedConfig { mut config, .. } = args.config.load()?;
-    let stored_agent = match &args.session {
-        Some(id) => {
-            if let Some(dir) = &args.data_dir {
-                config.host.data_dir.clone_from(dir);
-            }
-            find_stored_agent(&config, id)?
-        }
-        None => {
-            // Without a session nothing is stored.
-            config.journal.engine = JournalEngine::Memory;
-            None
-        }
+    let request = RunRequest {
+        // Waits for a run that an earlier process left unfinished.
+        queue: args.session.is_some(),
+        overrides: overrides(&args)?,
+        metadata: parse_metadata(&args.metadata)?,
+        into: args.into.clone(),
+        ..input.into()
     };
-    let agent = match &stored_agent {
-        Some(stored) => check_stored_agent(&config, stored, args.agent.as_deref())?,
-        None => choose_agent(&config, args.agent.as_deref())?,
-    };
-    let tools = setup::tools(&config)?;
-    apply_flags(&args, &mut config, &agent, &tools)?;
+    let RunSetup { mut config, tools, agent, is_stored } = RunSetup::new(&args)?;
     let mut signals = Signals::new().map_err(CommandError::failed)?;
     // The rehearsal model is started only if the chosen agent, or one that a tool runs, uses it.
     setup::keep_agents(&mut config, &agent);
     let rehearsal = setup::start_rehearsal(&mut config).await?;
     if rehearsal.is_some() {
-        let is_first = config.agents.values().all(|agent| agent.model == REHEARSAL);
-        let when = if is_first { "" } else { " for some agents, or if other models fail" };
-        let line = "the offline rehearsal model answers";
-        let line = format!("callsheet: {line}{when}; it is not a real model");
-        output::to_stderr(&(screen::wrapped_on_stderr(&line) + "\n"));
+        announce_rehearsal(&config);
     }
     let host =
         Host::builder().config(config).tools(tools).start().await.map_err(setup::start_error)?;
-    let session = match (&args.session, stored_agent) {
-        (Some(id), Some(_)) => host.session(&session_id(id)?),
-        (id, _) => {
-            let open = OpenSession { agent: Some(agent), id: id.clone(), ..OpenSession::default() };
-            host.open_session(open).await.map_err(CommandError::failed)?
-        }
-    };
-    // Waits for a run that an earlier process left unfinished.
-    let request = RunRequest {
-        queue: args.session.is_some(),
-        overrides,
-        metadata,
-        into: args.into,
-        ..input.into()
-    };
-    let run = session.start_run(request).await.map_err(|error| {
-        let is_usage = error.kind() == ErrorKind::InvalidRequest;
-        if is_usage { CommandError::usage(error) } else { CommandError::failed(error) }
-    })?;
-    let mode = ApprovalMode::from_flags(args.approve, args.json);
-    let report = if args.json {
-        watch::as_json(&session, run, mode, &mut signals).await
-    } else {
-        watch::on_screen(&host, &session, run, mode, &mut signals).await
-    };
+    let open = OpenSession { agent: Some(agent), id: args.session.clone(), ..Default::default() };
+    let report = run_on(&host, &args, open, is_stored, request, &mut signals).await;
+    // The host also closes its journal after an error.
     host.shutdown().await;
     if let Some(rehearsal) = rehearsal {
         rehearsal.shutdown().await;
@@ -166,14 +128,82 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     Ok(ExitCode::from(exit_status(report.run_end)))
 }
 
+/// The configuration of the command, with its flags.
+struct RunSetup {
+    config: Config,
+    tools: ToolRegistry,
+    agent: String,
+    /// True if the journal has the session already.
+    is_stored: bool,
+}
+
+impl RunSetup {
+    fn new(args: &RunArgs) -> Result<Self, CommandError> {
+        let LoadedConfig { mut config, .. } = args.config.load()?;
+        let stored_agent = match &args.session {
+            Some(id) => {
+                if let Some(dir) = &args.data_dir {
+                    config.host.data_dir.clone_from(dir);
+                }
+                find_stored_agent(&config, id)?
+            }
+            None => {
+                // Without a session nothing is stored.
+                config.journal.engine = JournalEngine::Memory;
+                None
+            }
+        };
+        let agent = match &stored_agent {
+            Some(stored) => check_stored_agent(&config, stored, args.agent.as_deref())?,
+            None => choose_agent(&config, args.agent.as_deref())?,
+        };
+        let tools = setup::tools(&config)?;
+        apply_flags(args, &mut config, &agent, &tools)?;
+        Ok(Self { config, tools, agent, is_stored: stored_agent.is_some() })
+    }
+}
+
+fn announce_rehearsal(config: &Config) {
+    let uses_only_rehearsal = config.agents.values().all(|agent| agent.model == REHEARSAL);
+    let when = if uses_only_rehearsal { "" } else { " for some agents, or if other models fail" };
+    let line = "the offline rehearsal model answers";
+    let line = format!("callsheet: {line}{when}; it is not a real model");
+    output::to_stderr(&(screen::wrapped_on_stderr(&line) + "\n"));
+}
+
+/// Starts the run in its session, and follows it to its end.
+async fn run_on(
+    host: &Host,
+    args: &RunArgs,
+    open: OpenSession,
+    is_stored: bool,
+    request: RunRequest,
+    signals: &mut Signals,
+) -> Result<RunReport, CommandError> {
+    let session = match &open.id {
+        Some(id) if is_stored => host.session(&session_id(id)?),
+        Some(_) | None => host.open_session(open).await.map_err(CommandError::failed)?,
+    };
+    let run = session.start_run(request).await.map_err(|error| {
+        let is_usage = error.kind() == ErrorKind::InvalidRequest;
+        if is_usage { CommandError::usage(error) } else { CommandError::failed(error) }
+    })?;
+    let mode = ApprovalMode::from_flags(args.approve, args.json);
+    if args.json {
+        watch::as_json(&session, run, mode, signals).await
+    } else {
+        watch::on_screen(host, &session, run, ShownPart::Run, mode, signals).await
+    }
+}
+
 /// Returns the changes of the run to its agent.
 fn overrides(args: &RunArgs) -> Result<RunOverrides, CommandError> {
     let schema = |path: &PathBuf| {
-        let wrong = |error: &dyn std::fmt::Display| {
+        let schema_error = |error: &dyn std::fmt::Display| {
             CommandError::usage(format!("--output-schema: {}: {error}", path.display()))
         };
-        let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
-        serde_json::from_str(&text).map(OutputRequest::new).map_err(|error| wrong(&error))
+        let text = std::fs::read_to_string(path).map_err(|error| schema_error(&error))?;
+        serde_json::from_str(&text).map(OutputRequest::new).map_err(|error| schema_error(&error))
     };
     let output = args.output_schema.as_ref().map(schema).transpose()?;
     Ok(RunOverrides::default().with(|new| {
@@ -185,13 +215,13 @@ fn overrides(args: &RunArgs) -> Result<RunOverrides, CommandError> {
     }))
 }
 
-fn temperature(text: &str) -> Result<Temperature, String> {
+fn parse_temperature(text: &str) -> Result<Temperature, String> {
     let number: f64 = text.parse().map_err(|_| "must be a number from 0 to 2".to_owned())?;
     Temperature::new(number).map_err(|error| error.to_string())
 }
 
 /// Parses the pairs of `--metadata`.
-fn metadata(pairs: &[String]) -> Result<Metadata, CommandError> {
+fn parse_metadata(pairs: &[String]) -> Result<Metadata, CommandError> {
     let pairs: Option<Vec<_>> = pairs.iter().map(|pair| pair.split_once('=')).collect();
     let Some(pairs) = pairs else {
         return Err(CommandError::usage("--metadata: must have the form NAME=VALUE"));
@@ -214,7 +244,7 @@ fn find_stored_agent(config: &Config, id: &str) -> Result<Option<String>, Comman
     match found {
         Ok(stored) => Ok(stored.map(|stored| stored.agent)),
         // In a directory without a journal the host creates one.
-        Err(_) if !config.host.data_dir.join("journal.db").exists() => Ok(None),
+        Err(JournalError::Open { path, .. }) if !path.exists() => Ok(None),
         Err(error) => Err(CommandError::usage(error)),
     }
 }
@@ -290,7 +320,8 @@ fn apply_flags(
     if let Some(on) = args.multi_tool_calls {
         agent.multi_tool_calls = on;
     }
-    // Whoever runs the command could change the configuration.
+    // A command-line user can edit the configuration anyway, so `allow_overrides` would protect
+    // nothing.
     agent.allow_overrides |= args.system.is_some() || args.temperature.is_some();
     Ok(())
 }

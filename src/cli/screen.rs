@@ -6,7 +6,6 @@
 use std::io::{self, IsTerminal as _, Write};
 use std::os::fd::AsFd;
 
-use super::progress::ScreenItem;
 use crate::types::{fitting, harmless, text_columns};
 
 /// Width of an output that is not a terminal.
@@ -81,6 +80,15 @@ pub(super) fn wrapped_on_stderr(line: &str) -> String {
         return line.to_owned();
     }
     wrapped(line, terminal_columns(&stderr))
+}
+
+/// Permanent output on the screen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ScreenItem {
+    /// A part of the answer.
+    AnswerText(String),
+    /// A line about the run.
+    Line(String),
 }
 
 /// The kind of the output for lines.
@@ -234,7 +242,9 @@ impl<O: Write, E: Write> Screen<O, E> {
     fn erase(&mut self) {
         let drawn = std::mem::take(&mut self.drawn).len();
         if drawn > 0 {
-            self.write_err(&format!("\x1b[{drawn}A\r\x1b[J"));
+            // Each line by itself: tmux keeps a copy of a screen that is erased down from its first row. The line
+            // of the cursor may hold what was typed.
+            self.write_err(&format!("\r\x1b[K{}", "\x1b[A\x1b[K".repeat(drawn)));
         }
     }
 
@@ -340,7 +350,7 @@ mod tests {
         screen.finish("More", true).expect("finish");
         let (out, err) = written(screen);
         assert_eq!(out, "Let me look.\nMore\n");
-        assert_eq!(err, "a\nb\n\x1b[2A\r\x1b[Jb\n\x1b[1A\r\x1b[J✓ b\n");
+        assert_eq!(err, "a\nb\n\r\x1b[K\x1b[A\x1b[K\x1b[A\x1b[Kb\n\r\x1b[K\x1b[A\x1b[K✓ b\n");
     }
 
     #[test]
@@ -368,8 +378,8 @@ mod tests {
         screen.set_columns(1);
         screen.update([], &["a".repeat(30)]).expect("update");
         let expected = "✗ pay {\"sum\":12}  1.5 s\ncalculator {\"expression\":\"1+1\"}\n\
-                        \x1b[1A\r\x1b[J✗ pay {\"sum\":12}  1.5\n  s\ncalculator {\"expressi\n\
-                        \x1b[1A\r\x1b[Jaaaaaaaaaaaaaaaaaaa\n";
+                        \r\x1b[K\x1b[A\x1b[K✗ pay {\"sum\":12}  1.5\n  s\ncalculator {\"expressi\n\
+                        \r\x1b[K\x1b[A\x1b[Kaaaaaaaaaaaaaaaaaaa\n";
         assert_eq!(written(screen).1, expected);
     }
 
@@ -399,6 +409,6 @@ mod tests {
         screen.prompt("may it? ").expect("prompt");
         screen.update([line("✓ a")], &[]).expect("update");
         let (out, err) = written(screen);
-        assert_eq!((out.as_str(), err.as_str()), ("So\n", "a\n\x1b[1A\r\x1b[Jmay it? ✓ a\n"));
+        assert_eq!((out.as_str(), err.as_str()), ("So\n", "a\n\r\x1b[K\x1b[A\x1b[Kmay it? ✓ a\n"));
     }
 }

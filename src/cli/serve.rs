@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use tokio::net::TcpListener;
@@ -12,10 +12,11 @@ use super::open_files;
 use super::output;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
-use crate::config::{Config, JournalEngine, parse_listen};
-use crate::runtime::Host;
+use crate::config::{Config, JournalEngine, REHEARSAL, parse_listen};
+use crate::runtime::{AgentRules, Host};
 use crate::server::{self, ServerOptions};
 use crate::telemetry::{self, LogFormat};
+use crate::types::millis;
 
 /// Flags of `callsheet serve`.
 #[derive(Debug, clap::Args)]
@@ -27,7 +28,7 @@ pub(super) struct ServeArgs {
     listen: Option<SocketAddr>,
     #[arg(long, value_name = "DIR", help = DATA_DIR_HELP)]
     data_dir: Option<PathBuf>,
-    /// Format of log lines: text or json.
+    /// Format of log lines: text or json. With json, what is shown at the start is log lines, too.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     log_format: LogFormat,
     /// Check the configuration and exit.
@@ -38,6 +39,7 @@ pub(super) struct ServeArgs {
 /// Runs the host and its HTTP API until a signal arrives.
 pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     let LoadedConfig { mut config, file } = args.config.load()?;
+    let named_file = args.config.named_file();
     if let Some(listen) = args.listen {
         config.set_listen(listen).map_err(CommandError::usage)?;
     }
@@ -47,6 +49,8 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     let tools = setup::tools(&config)?;
     let source = file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
     if args.check {
+        // The host makes the models and agents in the same way when it starts.
+        AgentRules::new(&config, tools).map_err(CommandError::usage)?;
         let (models, agents) = (config.models.len(), config.agents.len());
         let summary = format!("{source}: valid (models: {models}, agents: {agents})\n");
         output::to_stdout(&summary).map_err(|error| output::write_error(&error))?;
@@ -74,11 +78,22 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     // Returns at once. Connections are served in the background.
     let http_server =
         server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
-    output::to_stderr(&banner(&configured, http_server.addr(), &source));
+    let addr = http_server.addr();
+    match args.log_format {
+        LogFormat::Text => output::to_stderr(&banner(&configured, addr, &source, named_file)),
+        LogFormat::Json => log_start(&configured, addr, &source),
+    }
 
     signals.next().await;
-    let grace = configured.host.shutdown_grace.as_secs_f64();
-    output::to_stderr(&format!("callsheet: stopping; running tools have {grace} s to end\n"));
+    let grace = configured.host.shutdown_grace;
+    match args.log_format {
+        LogFormat::Text => {
+            let seconds = grace.as_secs_f64();
+            let line = format!("callsheet: stopping; running tools have {seconds} s to end\n");
+            output::to_stderr(&line);
+        }
+        LogFormat::Json => tracing::info!(shutdown_grace_ms = millis(grace), "stopping"),
+    }
     tokio::select! {
         () = host.shutdown() => {}
         // The second signal exits at once.
@@ -91,15 +106,33 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the text at start: the address, the agents and their models, and commands to try.
-fn banner(config: &Config, addr: SocketAddr, source: &str) -> String {
+/// Logs the agents with their models, and the address.
+fn log_start(config: &Config, addr: SocketAddr, source: &str) {
+    for (name, agent) in &config.agents {
+        for model_name in agent.models() {
+            let Some(model) = config.models.get(model_name) else { continue };
+            tracing::info!(
+                agent = name,
+                model = model.model,
+                base_url = model.base_url.as_str(),
+                is_rehearsal = model_name == REHEARSAL,
+                "agent_uses_model"
+            );
+        }
+    }
+    tracing::info!(address = %addr, configuration = source, "listening");
+}
+
+/// Returns the text at start: the address, the agents and their models, and commands to try. `named_file` is the
+/// configuration file that `--config` names.
+fn banner(config: &Config, addr: SocketAddr, source: &str, named_file: Option<&Path>) -> String {
     let mut text = format!("callsheet: listening on http://{addr} (configuration: {source})\n");
     let addr = reachable(addr);
     for (name, agent) in &config.agents {
         let mut label = format!("agent {name}");
         for model_name in agent.models() {
             let Some(model) = config.models.get(model_name) else { continue };
-            let _ = if model_name == crate::config::REHEARSAL {
+            let _ = if model_name == REHEARSAL {
                 writeln!(text, "  {label}: the offline rehearsal model (not a real model)")
             } else {
                 writeln!(text, "  {label}: {} at {}", model.model, model.base_url)
@@ -123,15 +156,27 @@ fn banner(config: &Config, addr: SocketAddr, source: &str) -> String {
     };
     let agent = config.agents.keys().next().map_or("default", String::as_str);
     let agent_flag = if agent == "default" { String::new() } else { format!(" --agent {agent}") };
+    let config_flag = named_file.map(|file| format!(" --config {}", shell_word(file)));
+    let config_flag = config_flag.unwrap_or_default();
     let _ = write!(
         text,
-        "Try:\n  callsheet run{agent_flag} \"What time is it in Tokyo and in Beijing, and what is 17 % of 2,350?\"\n  \
+        "Try:\n  callsheet run{config_flag}{agent_flag} \"What time is it in Tokyo and in Beijing, and what is 17 % of 2,350?\"\n  \
          curl -s http://{addr}/v1/sessions{token} -H 'content-type: application/json' -d '{{\"id\":\"demo\",\"agent\":\"{agent}\"}}'\n  \
          curl -N http://{addr}/v1/sessions/demo/runs{token} -H 'content-type: application/json' \
          -H 'accept: text/event-stream' -d '{{\"input\":\"What time is it in Tokyo?\"}}'\n\
          Stop with Ctrl-C.\n"
     );
     text
+}
+
+/// Returns a path as a word of a shell, in quotes if it needs them.
+fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
+    match text.bytes().all(is_plain) {
+        true => text,
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
 }
 
 /// Replaces an unspecified address ("all addresses") by the loopback address, which a client can
@@ -163,9 +208,24 @@ mod tests {
             [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:2", "[::1]:2"), ("10.0.0.1:3", "10.0.0.1:3")]
         {
             let addr = listening.parse().expect("parse the address");
-            let text = banner(&Config::default(), addr, "the defaults");
+            let text = banner(&Config::default(), addr, "the defaults", None);
             assert!(text.starts_with(&format!("callsheet: listening on http://{listening} ")));
             assert!(text.contains(&format!("curl -s http://{reached}/v1/sessions ")), "{text}");
+            assert!(text.contains("\n  callsheet run \"What"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_commands_to_try_name_the_configuration_file() {
+        let addr = "127.0.0.1:1".parse().expect("parse the address");
+        for (file, word) in [
+            ("etc/other-1.toml", "etc/other-1.toml"),
+            ("my file's.toml", "'my file'\\''s.toml'"),
+            ("$(x).toml", "'$(x).toml'"),
+        ] {
+            let text = banner(&Config::default(), addr, file, Some(Path::new(file)));
+            let command = format!("\n  callsheet run --config {word} \"What");
+            assert!(text.contains(&command), "{text}");
         }
     }
 }

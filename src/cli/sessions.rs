@@ -12,8 +12,8 @@ use super::screen::{ascii_signs, is_coloured, is_dumb, terminal_columns};
 use super::setup::{self, CONFIG_HELP, DATA_DIR_HELP};
 use crate::journal::export::{self, ChildSessions, TimelineStyle};
 use crate::journal::{
-    JournalError, JournalReader, SessionQuery, SessionSummary, state_after, unfinished, verify,
-    verify_children,
+    JournalError, JournalReader, SessionQuery, SessionSummary, state_after, unfinished, unix_ms,
+    verify, verify_children,
 };
 use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState, harmless};
@@ -32,7 +32,8 @@ pub(super) enum SessionsCommand {
         #[command(flatten)]
         location: JournalLocation,
         /// Maximum number of sessions; 0 means no limit.
-        #[arg(long, value_name = "N", default_value_t = 0)]
+        #[arg(long, value_name = "N", default_value_t = 0,
+            value_parser = setup::whole_number::<usize>)]
         limit: usize,
         /// Only sessions in this state: idle or running.
         #[arg(long, value_name = "STATE", value_parser = state_parser())]
@@ -125,11 +126,7 @@ impl JournalLocation {
 impl OpenJournal {
     fn session(&self, id: &SessionId) -> Result<SessionSummary, CommandError> {
         let found = self.reader.find(id).map_err(CommandError::usage)?;
-        found.ok_or_else(|| {
-            let dir = self.dir.display();
-            let hint = "callsheet sessions list lists them";
-            CommandError::usage(format!("{dir} has no session {id} ({hint})"))
-        })
+        found.ok_or_else(|| unknown_session(&self.dir, id))
     }
 
     /// Iterates over pages of sessions, up to `limit` sessions (0: all).
@@ -159,6 +156,12 @@ impl OpenJournal {
             Some(page)
         })
     }
+}
+
+/// Returns the error about a session that the data directory does not have.
+pub(super) fn unknown_session(dir: &Path, id: &SessionId) -> CommandError {
+    let hint = "callsheet sessions list lists them";
+    CommandError::usage(format!("{} has no session {id} ({hint})", dir.display()))
 }
 
 fn list(
@@ -236,7 +239,7 @@ fn show(journal: &OpenJournal, id: &SessionId, format: RecordFormat) -> Result<(
             let columns = terminal_columns(io::stdout());
             let style = TimelineStyle { columns, coloured, turns_max: usize::MAX };
             let is_plain = io::stdout().is_terminal() && is_dumb();
-            export::timeline(&entries, &children(), None, style).try_for_each(
+            export::timeline(&entries, &children(), None, unix_ms(), style).try_for_each(
                 |run| match is_plain {
                     true => write(&mut stdout, &ascii_signs(&run)),
                     false => write(&mut stdout, &run),
@@ -352,7 +355,7 @@ fn report_problem(
     problem: &str,
 ) -> Result<(), CommandError> {
     summary.problems += 1;
-    let line: String = problem.chars().filter(|c| !c.is_control()).collect();
+    let line = harmless(problem).replace(char::is_control, "");
     write(output, &format!("{line}\n"))
 }
 

@@ -1,6 +1,9 @@
 //! Configuration, tools and rehearsal model of a command, from flags, file and environment.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
@@ -55,6 +58,11 @@ pub(super) struct LoadedConfig {
 }
 
 impl ConfigArgs {
+    /// Returns the file that `--config` names.
+    pub(super) fn named_file(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
     pub(super) fn load(&self) -> Result<LoadedConfig, CommandError> {
         let mut loaded = load(self.config.as_deref())?;
         self.choose_model(&mut loaded.config)?;
@@ -104,7 +112,8 @@ pub(super) fn start_error(error: HostError) -> CommandError {
     if let HostError::Journal(error) = error {
         return CommandError::usage(error);
     }
-    CommandError::failed(error)
+    let is_usage = matches!(error, HostError::Config(_));
+    if is_usage { CommandError::usage(error) } else { CommandError::failed(error) }
 }
 
 /// Loads the configuration from a file, by default from ./callsheet.toml if it exists.
@@ -177,6 +186,30 @@ fn read(file: &Path) -> Result<String, CommandError> {
 /// Returns an environment variable. A value that is not UTF-8 counts as unset.
 fn env(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+/// Parses a whole number of the command line.
+pub(super) fn whole_number<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| match !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
+        true => "is too large".to_owned(),
+        false => "must be a whole number".to_owned(),
+    })
+}
+
+/// Returns a parser for whole numbers of a range.
+pub(super) fn number_in<T>(
+    range: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
+{
+    move |text: &str| {
+        let number: Option<T> = text.parse().ok();
+        number.filter(|number| range.contains(number)).ok_or_else(|| {
+            let (least, most) = (range.start(), range.end());
+            format!("must be a whole number from {least} to {most}")
+        })
+    }
 }
 
 /// Returns a parser for the names of wire formats, which help and errors list.

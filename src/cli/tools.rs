@@ -14,13 +14,13 @@ use super::output::{self, format_count};
 use super::run::choose_agent;
 use super::setup::{self, CONFIG_HELP};
 use super::signals::Signals;
-use super::watch;
+use super::watch::{self, ShownPart};
 use crate::config::{Config, JournalEngine, ModelConfig, ToolPattern};
 use crate::message::Message;
 use crate::runtime::model::{ModelReply, ModelRequest};
 use crate::runtime::{Host, OpenSession};
 use crate::tool::{AgentTools, ListedServer, ListedTool, NOT_NAMED, ToolRegistry, ToolServer};
-use crate::types::{RunEnd, ToolStatus, one_line, printable};
+use crate::types::{READ_VAR, RunEnd, ToolStatus, one_line, printable};
 
 /// Name of the model that asks for the call of `tools call`; not a valid name in a configuration file.
 const CALLER: &str = "(tools call)";
@@ -56,7 +56,7 @@ pub(super) enum ToolsCommand {
     },
     /// Calls a tool once, as a session would, and prints what the model would read.
     Call(CallArgs),
-    /// Prints tools for the operations of an OpenAPI document (3.0 or 3.1), as TOML to read and prune.
+    /// Prints tools for the operations of an OpenAPI document (3.0 to 3.2), as TOML to read and prune.
     Import {
         /// Only operations whose names match; * stands for any text. Can be repeated.
         #[arg(long, value_name = "GLOB")]
@@ -196,7 +196,8 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     let session = host.open_session(open).await.map_err(CommandError::failed)?;
     let run = session.start_run("call the tool").await.map_err(CommandError::failed)?;
     let mode = ApprovalMode::from_flags(args.approve, false);
-    let report = watch::on_screen(&host, &session, run, mode, &mut signals).await;
+    let shown = ShownPart::Calls;
+    let report = watch::on_screen(&host, &session, run, shown, mode, &mut signals).await;
     host.shutdown().await;
     if let Some(rehearsal) = rehearsal {
         rehearsal.shutdown().await;
@@ -292,6 +293,11 @@ fn table(listed: &AgentTools) -> String {
     }
     for server in servers {
         text.push_str(&describe_server(server));
+    }
+    if tools.iter().any(|tool| tool.name == READ_VAR) {
+        text.push_str(&format!(
+            "{READ_VAR} reads earlier results; [agents.{agent}.context] references = false leaves it out\n"
+        ));
     }
     let count = format_count(offered().count() as u64, "tool");
     text.push_str(&format!(

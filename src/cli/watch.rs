@@ -10,11 +10,14 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::approval_prompts::{ApprovalMode, ApprovalPrompts};
 use super::error::CommandError;
 use super::output;
-use super::progress::{RunProgress, ScreenItem};
-use super::screen::{LineOutput, Screen, ascii_signs, is_coloured, is_dumb, terminal_columns};
+use super::progress::RunProgress;
+use super::screen::{
+    LineOutput, Screen, ScreenItem, ascii_signs, is_coloured, is_dumb, terminal_columns,
+};
 use super::signals::Signals;
-use crate::event::PublishedEvent;
+use crate::event::{Event, PublishedEvent};
 use crate::journal::export::{ChildSessions, TimelineStyle, timeline};
+use crate::journal::unix_ms;
 use crate::record::{JournalEntry, Record, Seq, StopMode};
 use crate::runtime::{Host, HostError, RunFeed, RunReport, SessionHandle, StartedRun};
 use crate::telemetry::{Subscription, journal_failed};
@@ -29,16 +32,27 @@ const TIMELINE_TURNS_MAX: usize = 12;
 /// The result of waiting for a run's next event. `None` after the last one.
 type NextEvent = Result<Option<Arc<PublishedEvent>>, HostError>;
 
+/// The parts of a run that are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ShownPart {
+    /// All, its end and its timeline too.
+    Run,
+    /// Only the calls, if no model is asked.
+    Calls,
+}
+
 /// Shows a run on the screen until it has ended, and prompts for approvals.
 pub(super) async fn on_screen(
     host: &Host,
     session: &SessionHandle,
     run: StartedRun,
+    shown: ShownPart,
     mode: ApprovalMode,
     signals: &mut Signals,
 ) -> Result<RunReport, CommandError> {
     let StartedRun { mut events, report: running, run_id, seq, mut feed, .. } = run;
-    let mut view = RunView::new(mode);
+    let agent = session.agent().await.unwrap_or_default();
+    let mut view = RunView::new(shown, mode, host.agent_models(&agent));
     let mut redraws = tokio::time::interval(REDRAW_INTERVAL);
     redraws.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut stopping = false;
@@ -80,7 +94,7 @@ pub(super) async fn on_screen(
     let answer = output.as_deref().unwrap_or(&report.text);
     let finished = view.screen.finish(answer, view.complete && is_text);
     stop_on_write_error(finished, session).await?;
-    if io::stderr().is_terminal() {
+    if io::stderr().is_terminal() && shown == ShownPart::Run {
         output::to_stderr(&run_timeline(host, session, &run_id, seq).await);
     }
     Ok(report)
@@ -106,7 +120,7 @@ async fn run_timeline(host: &Host, session: &SessionHandle, run: &RunId, seq: Se
         turns_max: TIMELINE_TURNS_MAX,
     };
     let children = child_sessions(host, session, &entries).await;
-    let drawn: String = timeline(&entries, &children, Some(run), style).collect();
+    let drawn: String = timeline(&entries, &children, Some(run), unix_ms(), style).collect();
     if is_dumb() { ascii_signs(&drawn) } else { drawn }
 }
 
@@ -127,6 +141,7 @@ async fn child_sessions(
 
 /// The view of a run: its screen, its open calls and its approvals.
 struct RunView {
+    shown: ShownPart,
     screen: Screen<Stdout, Stderr>,
     progress: RunProgress,
     prompts: ApprovalPrompts,
@@ -138,7 +153,8 @@ struct RunView {
 }
 
 impl RunView {
-    fn new(mode: ApprovalMode) -> Self {
+    /// Makes the view of a run that asks these models.
+    fn new(shown: ShownPart, mode: ApprovalMode, models: Vec<String>) -> Self {
         let (stdout, stderr) = (io::stdout(), io::stderr());
         let (out_is_terminal, err_is_terminal) = (stdout.is_terminal(), stderr.is_terminal());
         let columns = terminal_columns(&stderr);
@@ -148,8 +164,9 @@ impl RunView {
             (true, false) => LineOutput::Terminal,
         };
         Self {
+            shown,
             screen: Screen::new(stdout, out_is_terminal, stderr, line_output, columns),
-            progress: RunProgress::default(),
+            progress: RunProgress::new(models),
             prompts: ApprovalPrompts::new(mode, ApprovalMode::for_questions()),
             started: Instant::now(),
             pending: Vec::new(),
@@ -161,8 +178,10 @@ impl RunView {
         match event {
             Ok(Some(event)) => {
                 self.prompts.handle_event(&event.event);
-                self.pending
-                    .extend(self.progress.handle_event(self.started.elapsed(), &event.event));
+                let item = self.progress.handle_event(self.started.elapsed(), &event.event);
+                let is_end = matches!(event.event, Event::RunEnded { .. });
+                let is_shown = self.shown == ShownPart::Run || !is_end;
+                self.pending.extend(item.filter(|_| is_shown));
             }
             Ok(None) => {}
             // The session has ended. The report follows.
@@ -194,7 +213,9 @@ impl RunView {
             None => self.progress.open_call_lines(self.started.elapsed()),
         };
         self.screen.update(std::mem::take(&mut self.pending), &open_calls)?;
-        prompt.map_or(Ok(()), |prompt| self.screen.prompt(&prompt))
+        let Some(prompt) = prompt else { return Ok(()) };
+        self.prompts.request_answer();
+        self.screen.prompt(&prompt)
     }
 }
 
@@ -206,7 +227,7 @@ pub(super) async fn as_json(
     signals: &mut Signals,
 ) -> Result<RunReport, CommandError> {
     let StartedRun { mut events, report: running, mut feed, .. } = run;
-    let questions = ApprovalMode::Reject("--json cannot ask");
+    let questions = ApprovalMode::from_flags(false, true);
     let mut prompts = ApprovalPrompts::new(mode, questions);
     let mut stopping = false;
     let mut report = None;

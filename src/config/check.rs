@@ -65,12 +65,14 @@ impl Config {
                 add_error(format!("{table}.{key}"), ZERO_DURATION.to_owned());
             }
         }
-        for (name, tool) in &self.tools {
-            let Some(ToolKind::Agent(agent)) = tool.definition.as_ref().map(|of| &of.kind) else {
-                continue;
-            };
-            for (key, message) in self.agent_tool_mistakes(agent, tool) {
-                add_error(format!("tools.{name}.{key}"), message);
+        for (name, server) in &self.mcp {
+            let times = [
+                ("start_timeout", server.start_timeout),
+                ("timeout", server.timeout),
+                ("max_timeout", server.max_timeout),
+            ];
+            for (key, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
+                add_error(format!("mcp.{name}.{key}"), ZERO_DURATION.to_owned());
             }
         }
         for (name, model) in &self.models {
@@ -120,8 +122,9 @@ impl Config {
     ) -> Vec<(&'static str, String)> {
         let mut mistakes = Vec::new();
         if !self.agents.contains_key(&agent.agent) {
-            let hint = did_you_mean(&agent.agent, self.agents.keys().map(String::as_str));
-            mistakes.push(("agent", format!("no agent is called {:?}{hint}", agent.agent)));
+            let known = self.agents.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            let message = format!("no agent is called {:?} (known: {known})", agent.agent);
+            mistakes.push(("agent", message));
         }
         let wrong = [
             ("max_depth", agent.max_depth == 0, BELOW_ONE),
@@ -155,10 +158,11 @@ impl Config {
         mistakes
     }
 
-    /// Checks the names and patterns of tools against the registered tools.
+    /// Checks the names and patterns of tools against the registered tools, and the agents as tools.
     ///
     /// # Errors
-    /// If a pattern matches no tool, or if `[tools.NAME]` names an unknown tool.
+    /// If a pattern matches no tool, if `[tools.NAME]` names an unknown tool, or if an agent as a tool does not
+    /// exist or has an invalid policy.
     pub fn check_tools(&self, registered: &[&str]) -> Result<(), ConfigErrors> {
         let errors = self.tool_errors(registered);
         if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
@@ -210,6 +214,14 @@ impl Config {
                 format!("no tool is called {name:?}{hint}")
             };
             errors.push(self.origins.error(&format!("tools.{name}"), message));
+        }
+        for (name, tool) in &self.tools {
+            let Some(ToolKind::Agent(agent)) = tool.definition.as_ref().map(|of| &of.kind) else {
+                continue;
+            };
+            for (key, message) in self.agent_tool_mistakes(agent, tool) {
+                errors.push(self.origins.error(&format!("tools.{name}.{key}"), message));
+            }
         }
         errors
     }
@@ -348,6 +360,23 @@ mod tests {
             config.mcp.insert("files".to_owned(), server);
         };
         check(server, &["mcp.files.approval_timeout: must be longer than 0"]);
+        let server = |config: &mut Config| {
+            let (command, process) = (vec!["true".to_owned()], Box::default());
+            let server = McpConfig::new(McpTransport::Stdio { command, process }).with(|new| {
+                new.start_timeout = Duration::ZERO;
+                new.timeout = Duration::ZERO;
+                new.max_timeout = Duration::ZERO;
+            });
+            config.mcp.insert("files".to_owned(), server);
+        };
+        check(
+            server,
+            &[
+                "mcp.files.start_timeout: must be longer than 0",
+                "mcp.files.timeout: must be longer than 0",
+                "mcp.files.max_timeout: must be longer than 0",
+            ],
+        );
     }
 
     #[test]

@@ -207,14 +207,21 @@ impl BaseUrl {
     pub fn parse(text: &str) -> Result<Self, InvalidValue> {
         let example = "is not a base URL such as \"https://api.example.com/v1\"";
         let invalid = |reason: &str| InvalidValue::new(format!("{text:?} {example}: {reason}"));
+        let other_scheme = || invalid("it does not begin with http:// or https://");
+        let lower = text.to_ascii_lowercase();
+        let has_scheme = lower.starts_with("http:") || lower.starts_with("https:");
         // The HTTP client uses the same parser, so both agree.
-        let url = reqwest::Url::parse(text).map_err(|error| invalid(&error.to_string()))?;
+        let url = reqwest::Url::parse(text).map_err(|error| match has_scheme {
+            true => invalid(&error.to_string()),
+            // The parser says "relative URL without a base".
+            false => other_scheme(),
+        })?;
         if !matches!(url.scheme(), "http" | "https") {
-            return Err(invalid("it does not begin with http:// or https://"));
+            return Err(other_scheme());
         }
         if !url.username().is_empty() || url.password().is_some() {
             // The text is left out, because it holds a password.
-            let reason = "it has a login; keys come from api_key_env";
+            let reason = "it has a login; keys come from api_key_env or --api-key-env";
             return Err(InvalidValue::new(format!("the URL {example}: {reason}")));
         }
         if url.query().is_some() || url.fragment().is_some() {

@@ -1,6 +1,6 @@
 //! The secrets of a configuration.
 
-use super::{ApiKey, Config, McpTransport, ToolKind};
+use super::{ApiKey, Config, HookKind, McpTransport, ToolKind};
 use crate::types::Secrets;
 
 /// Parts of the names of headers that hold a secret.
@@ -11,8 +11,8 @@ const SECRET_NAMES: [&str; 7] =
 const GENERATED_CHARS_MIN: usize = 16;
 
 impl Config {
-    /// Returns the secrets that must not be repeated to clients: the keys of models, the token of the
-    /// host, headers that hold a key, and the secret variables of tools.
+    /// Returns the secrets that are removed from responses and results of tools: the keys of models, the
+    /// token of the host, headers that hold a key, and the secret variables of tools, MCP servers and hooks.
     #[must_use]
     #[doc(hidden)]
     pub fn secrets(&self) -> Secrets {
@@ -27,7 +27,11 @@ impl Config {
             McpTransport::Stdio { process, .. } => process.secret_env.values(),
             McpTransport::Http { secret_headers, .. } => secret_headers.values(),
         });
-        let variables = variables.chain(servers);
+        let hooks = self.hooks.iter().flat_map(|hook| match &hook.kind {
+            HookKind::Command { process, .. } => process.secret_env.values(),
+            HookKind::Http { secret_headers, .. } => secret_headers.values(),
+        });
+        let variables = variables.chain(servers).chain(hooks);
         let values: Vec<String> = variables.filter_map(|name| std::env::var(name).ok()).collect();
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
         let keys = keys.chain(&self.host.token).map(ApiKey::reveal);
@@ -58,7 +62,30 @@ fn is_secret(name: &str, value: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::config::{HookConfig, HookRule, ProcessConfig};
+    use crate::types::HookPoint;
+
+    #[test]
+    fn the_secret_variables_of_hooks_are_secrets() {
+        let path = std::env::var("PATH").unwrap();
+        let secrets = BTreeMap::from([("SECRET".to_owned(), "PATH".to_owned())]);
+        let process = ProcessConfig { secret_env: secrets.clone(), ..ProcessConfig::default() };
+        let program = HookKind::Command { command: Vec::new(), process: Box::new(process) };
+        let service = HookKind::Http {
+            url: String::new(),
+            headers: BTreeMap::new(),
+            secret_headers: secrets,
+            allow: Vec::new(),
+        };
+        for kind in [program, service] {
+            let rule = HookRule::new("guard", HookPoint::BeforeCall);
+            let config = Config { hooks: vec![HookConfig { rule, kind }], ..Config::default() };
+            assert_eq!(config.secrets().redact(&path), "[redacted]");
+        }
+    }
 
     #[test]
     fn secret_headers_are_told_from_other_ones() {

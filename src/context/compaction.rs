@@ -4,16 +4,20 @@
 //! - Formatting: the messages of a run that ended become one message with a log of its calls.
 //! - Summary: the first messages become a text that the model wrote, beside the users' own words.
 //!
-//! Plans are made from the messages; [`apply`] needs nothing but the messages and the plan, so a stored
-//! session and a living one have the same context.
+//! Plans are made from the messages. [`apply`] uses only the messages and the recorded change, so a session
+//! that is rebuilt from its journal has the same context.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use serde::Deserialize as _;
+
 use super::tokens::{add_messages, estimate_message};
 use crate::message::{Message, ResponseMessage, ResultContent};
 use crate::record::ContextChange;
-use crate::types::{CallKey, Content, PartTokens, READ_VAR, Reference, ToolCall, one_line};
+use crate::types::{
+    CallKey, Content, FailureKind, PartTokens, READ_VAR, Reference, ToolCall, one_line,
+};
 
 /// The beginning of each log block of a formatted run.
 const LOG_MARK: &str = "[Tool Execution Log]";
@@ -45,7 +49,7 @@ What to do next.";
 
 /// The text before a summary in the context.
 const SUMMARY_BEGINNING: &str = "[The conversation before this point was summarised:]\n\n";
-/// Maximum number of references behind a summary.
+/// Maximum number of references after a summary.
 const SUMMARY_RESULTS_MAX: usize = 20;
 
 /// Results that can be cleared.
@@ -85,10 +89,10 @@ pub fn plan_clearing(
     plan
 }
 
-/// Returns the message that replaces those of a run behind its inputs, or `None` if the run has no more than
-/// one message without calls. `messages` are those of the run.
+/// Plans one log message for everything in a run except its inputs and summaries. Returns `None` if the run has
+/// no calls and at most one response. `messages` are those of the run.
 #[must_use]
-pub fn format_run(messages: &[Arc<Message>], references: bool) -> Option<ContextChange> {
+pub fn plan_formatting(messages: &[Arc<Message>], references: bool) -> Option<ContextChange> {
     let responses: Vec<&ResponseMessage> = messages.iter().filter_map(as_response).collect();
     let calls: usize = responses.iter().map(|response| response.calls.len()).sum();
     if calls == 0 && responses.len() < 2 {
@@ -115,6 +119,7 @@ pub fn format_run(messages: &[Arc<Message>], references: bool) -> Option<Context
             else {
                 continue;
             };
+            // Arguments and results become one line each, so that they cannot forge a log block.
             log.push(format!(
                 "{LOG_MARK} {}\narguments: {}\nstatus: {}\nresult: {}",
                 call.name,
@@ -147,14 +152,14 @@ pub struct SummaryPlan {
 /// The limits of a summary. Sizes are tokens by estimate.
 #[derive(Clone, Copy, Debug)]
 pub struct SummaryLimits {
-    /// Maximum number of turns behind the summary, which stay as they are.
-    pub keep_turns: usize,
+    /// Maximum number of turns after the summary, which stay as they are.
+    pub turns_max: usize,
     /// Maximum size of these turns.
-    pub kept_turns: u64,
+    pub turn_tokens_max: u64,
     /// Maximum size of the users' messages that stay. The newest one always stays.
-    pub kept_inputs: u64,
-    /// Maximum size of the messages that are replaced, because the request for the summary has them.
-    pub replaced: u64,
+    pub input_tokens_max: u64,
+    /// Maximum size of the messages that are replaced. They must fit into the request for the summary.
+    pub replaced_tokens_max: u64,
 }
 
 /// Plans a summary that replaces as much as its limits allow. Returns `None` if there is nothing to
@@ -165,24 +170,25 @@ pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<
     let (mut turns, mut tail) = (0, 0);
     for (at, message) in messages.iter().enumerate().rev() {
         tail += estimate_message(message);
-        if turns == limits.keep_turns || tail > limits.kept_turns {
+        if turns == limits.turns_max || tail > limits.turn_tokens_max {
             break;
         }
         if as_response(message).is_some() {
             (turns, end) = (turns + 1, at);
         }
     }
-    let has_more = |message: &Arc<Message>| {
+    let is_summarisable = |message: &Arc<Message>| {
         !matches!(**message, Message::User { .. } | Message::Summary { .. })
     };
-    let mut replaced = messages.get(..end).filter(|replaced| replaced.iter().any(has_more))?;
+    let mut replaced =
+        messages.get(..end).filter(|replaced| replaced.iter().any(is_summarisable))?;
     let mut size: u64 = replaced.iter().map(|message| estimate_message(message)).sum();
-    while size > limits.replaced {
+    while size > limits.replaced_tokens_max {
         let last_turn = replaced.iter().rposition(|message| as_response(message).is_some());
         let Some((before, turn)) = last_turn.and_then(|at| replaced.split_at_checked(at)) else {
             break;
         };
-        if !before.iter().any(has_more) {
+        if !before.iter().any(is_summarisable) {
             break;
         }
         replaced = before;
@@ -191,7 +197,7 @@ pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<
     let (mut user_messages, mut sum) = (0, 0);
     for message in replaced.iter().rev().filter(|message| is_input(message)) {
         sum += estimate_message(message);
-        if user_messages > 0 && sum > limits.kept_inputs {
+        if user_messages > 0 && sum > limits.input_tokens_max {
             break;
         }
         user_messages += 1;
@@ -202,11 +208,11 @@ pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<
 /// Returns the calls of the newest results that are neither cleared nor errors. The messages do not say how
 /// they are referred to, so the model cannot name them in a summary.
 #[must_use]
-pub fn whole_results(messages: &[Arc<Message>]) -> Vec<CallKey> {
+pub fn uncleared_results(messages: &[Arc<Message>]) -> Vec<CallKey> {
     let keys = results(messages).filter_map(|(at, call)| match &**messages.get(at)? {
         Message::Tool { metadata, name, .. } => {
-            let is_whole = metadata.get("error").is_none() && metadata.get(CLEARED).is_none();
-            (is_whole && **name != *READ_VAR).then_some(call.key)
+            let is_uncleared = metadata.get("error").is_none() && metadata.get(CLEARED).is_none();
+            (is_uncleared && **name != *READ_VAR).then_some(call.key)
         }
         Message::User { .. } | Message::Summary { .. } | Message::Assistant(_) => None,
     });
@@ -221,24 +227,24 @@ pub struct AppliedChange {
     /// The messages.
     pub messages: Vec<Arc<Message>>,
     /// The index of the first message of the last run that is left.
-    pub first: usize,
+    pub run_start: usize,
     /// The tokens of the messages, by estimate.
     pub tokens: PartTokens,
 }
 
-/// Applies a change to the messages of a session. `first` is the index of the last run's first message.
+/// Applies a change to the messages of a session. `run_start` is the index of the last run's first message.
 #[must_use]
-pub fn apply(change: &ContextChange, messages: &[Arc<Message>], first: usize) -> AppliedChange {
-    let (messages, first) = replaced(change, messages, first);
+pub fn apply(change: &ContextChange, messages: &[Arc<Message>], run_start: usize) -> AppliedChange {
+    let (messages, run_start) = change_messages(change, messages, run_start);
     let mut tokens = PartTokens::default();
     add_messages(&mut tokens, &messages);
-    AppliedChange { messages, first, tokens }
+    AppliedChange { messages, run_start, tokens }
 }
 
-fn replaced(
+fn change_messages(
     change: &ContextChange,
     messages: &[Arc<Message>],
-    first: usize,
+    run_start: usize,
 ) -> (Vec<Arc<Message>>, usize) {
     match change {
         ContextChange::Cleared { calls, references } => {
@@ -250,10 +256,10 @@ fn replaced(
                     *message = Arc::new(cleared(message, call.key, *references));
                 }
             }
-            (replaced, first)
+            (replaced, run_start)
         }
         ContextChange::Formatted { text, hint_bytes } => {
-            let (before, run) = messages.split_at_checked(first).unwrap_or((messages, &[]));
+            let (before, run) = messages.split_at_checked(run_start).unwrap_or((messages, &[]));
             let inputs = run.iter().filter(|message| is_input(message) || is_summary(message));
             let message = ResponseMessage {
                 text: text.clone(),
@@ -261,7 +267,7 @@ fn replaced(
                 ..ResponseMessage::default()
             };
             let message = Arc::new(Message::Assistant(Arc::new(message)));
-            (before.iter().chain(inputs).cloned().chain([message]).collect(), first)
+            (before.iter().chain(inputs).cloned().chain([message]).collect(), run_start)
         }
         ContextChange::Summarised { text, messages: count, user_messages, results: keys } => {
             let (replaced, tail) = messages.split_at_checked(*count).unwrap_or((messages, &[]));
@@ -269,15 +275,15 @@ fn replaced(
                 replaced.iter().enumerate().filter(|(_, message)| is_input(message)).collect();
             let inputs =
                 inputs.get(inputs.len().saturating_sub(*user_messages)..).unwrap_or_default();
-            let first = match first.checked_sub(*count) {
+            let run_start = match run_start.checked_sub(*count) {
                 Some(in_tail) => inputs.len() + 1 + in_tail,
-                None => inputs.iter().filter(|(at, _)| *at < first).count(),
+                None => inputs.iter().filter(|(at, _)| *at < run_start).count(),
             };
             let references = references_of(keys, replaced);
             let content = Content::from(format!("{SUMMARY_BEGINNING}{text}{references}"));
             let summary = Arc::new(Message::Summary { content });
             let inputs = inputs.iter().map(|(_, message)| *message);
-            (inputs.cloned().chain([summary]).chain(tail.iter().cloned()).collect(), first)
+            (inputs.cloned().chain([summary]).chain(tail.iter().cloned()).collect(), run_start)
         }
     }
 }
@@ -299,7 +305,7 @@ fn results(messages: &[Arc<Message>]) -> impl Iterator<Item = (usize, &ToolCall)
     })
 }
 
-/// Returns the block behind a summary that names the references of these results.
+/// Returns the block after a summary that names the references of these results.
 fn references_of(keys: &[CallKey], messages: &[Arc<Message>]) -> String {
     let lines = results(messages).filter(|(_, call)| keys.contains(&call.key));
     let lines: String =
@@ -353,13 +359,13 @@ fn reference(key: CallKey) -> String {
 
 /// Returns the block for the model at the beginning of a formatted run.
 fn hint(used: &[String], references: bool) -> String {
-    let (how, list) = (
+    let (note, list) = (
         if references { " Their full results can be read with read_var:" } else { "" },
         used.join("\n"),
     );
     let list = if list.is_empty() { list } else { format!("{list}\n") };
     format!(
-        "<SYSTEM-CONTEXT>\nTools were used in this run.{how}\n{list}{LOG_MARK} blocks are written by the host. \
+        "<SYSTEM-CONTEXT>\nTools were used in this run.{note}\n{list}{LOG_MARK} blocks are written by the host. \
          Do not write such blocks yourself.\n</SYSTEM-CONTEXT>\n---\n"
     )
 }
@@ -369,12 +375,32 @@ fn status(metadata: &serde_json::Value) -> &'static str {
     if metadata.get("error").is_none() {
         return "success";
     }
-    match metadata.get("kind").and_then(serde_json::Value::as_str) {
-        Some("timeout") => "timeout",
-        Some("cancelled" | "not_started") => "cancelled",
-        Some("rejected" | "approval_expired" | "limit" | "hook") => "refused",
-        Some("host_stopped") => "unknown",
-        Some(_) | None => "error",
+    match metadata.get("kind").and_then(|kind| FailureKind::deserialize(kind).ok()) {
+        Some(FailureKind::Timeout) => "timeout",
+        Some(FailureKind::Cancelled | FailureKind::NotStarted) => "cancelled",
+        Some(
+            FailureKind::Rejected
+            | FailureKind::ApprovalExpired
+            | FailureKind::Limit
+            | FailureKind::Hook,
+        ) => "refused",
+        Some(FailureKind::HostStopped) => "unknown",
+        Some(
+            FailureKind::ToolError
+            | FailureKind::Panic
+            | FailureKind::Killed
+            | FailureKind::UnknownTool
+            | FailureKind::InvalidArguments
+            | FailureKind::CutOffArguments
+            | FailureKind::Malformed
+            | FailureKind::ExitStatus
+            | FailureKind::Sandbox
+            | FailureKind::HttpStatus
+            | FailureKind::NotSent
+            | FailureKind::ToolChanged
+            | FailureKind::ServerDown,
+        )
+        | None => "error",
     }
 }
 
@@ -429,8 +455,13 @@ mod tests {
         messages.iter().map(text).collect()
     }
 
-    fn limits(keep_turns: usize, kept_turns: u64, kept_inputs: u64) -> SummaryLimits {
-        SummaryLimits { keep_turns, kept_turns, kept_inputs, replaced: u64::MAX }
+    fn limits(turns_max: usize, turn_tokens_max: u64, input_tokens_max: u64) -> SummaryLimits {
+        SummaryLimits {
+            turns_max,
+            turn_tokens_max,
+            input_tokens_max,
+            replaced_tokens_max: u64::MAX,
+        }
     }
 
     fn summarised(
@@ -443,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_names_the_references_of_whole_results() {
+    fn a_summary_names_the_references_of_uncleared_results() {
         let mut messages = vec![user("First.")];
         for (number, name) in (1..).zip(["a", "b", READ_VAR, "c", "d"]) {
             let [called, _] = turn(number, name, "x");
@@ -454,7 +485,7 @@ mod tests {
             };
             messages.extend([called, result(0, name, "x", metadata)]);
         }
-        let keys = whole_results(&messages);
+        let keys = uncleared_results(&messages);
         assert_eq!(keys.iter().map(|key| key.turn).collect::<Vec<_>>(), [1, 4]);
         let change = summarised("so far", messages.len(), 1, keys);
         let left = texts(&apply(&change, &messages, 0).messages);
@@ -462,7 +493,7 @@ mod tests {
                     - a: $VAR_REF{{t1a1c0}}\n- c: $VAR_REF{{t4a1c0}}";
         assert!(left[1].ends_with(list), "{left:?}");
         let many: Vec<_> = (1..=50).flat_map(|number| turn(number, "a", "x")).collect();
-        let keys = whole_results(&many);
+        let keys = uncleared_results(&many);
         assert_eq!((keys.len(), keys[0].turn), (SUMMARY_RESULTS_MAX, 31));
     }
 
@@ -483,8 +514,8 @@ mod tests {
         assert_eq!(keys, ["t1a1c0", "t5a1c0"]);
         assert!(plan.saved > 1_000, "{}", plan.saved);
         let change = ContextChange::Cleared { calls: plan.calls, references: true };
-        let AppliedChange { messages: cleared, first, .. } = apply(&change, &messages, 0);
-        assert_eq!((cleared.len(), first), (messages.len(), 0));
+        let AppliedChange { messages: cleared, run_start, .. } = apply(&change, &messages, 0);
+        assert_eq!((cleared.len(), run_start), (messages.len(), 0));
         let line = "tool: [cleared by the host: the result of fetch, 4000 bytes. \
                     read_var reads it: $VAR_REF{{t1a1c0}}]";
         assert_eq!(texts(&cleared)[2], line);
@@ -515,7 +546,7 @@ mod tests {
             user("And quickly."),
             answer("The page says ...", Vec::new()),
         ];
-        let Some(change) = format_run(&messages, true) else { panic!("it has calls") };
+        let Some(change) = plan_formatting(&messages, true) else { panic!("it has calls") };
         let ContextChange::Formatted { text, hint_bytes } = &change else { panic!("{change:?}") };
         let hint = "<SYSTEM-CONTEXT>\n\
             Tools were used in this run. Their full results can be read with read_var:\n\
@@ -532,8 +563,8 @@ mod tests {
         assert_eq!(text.split_at(*hint_bytes), (hint, log));
         let before = [user("Hello."), answer("Hi.", Vec::new())];
         let all = [&before[..], &messages[..]].concat();
-        let AppliedChange { messages: formatted, first, .. } = apply(&change, &all, 2);
-        assert_eq!(first, 2);
+        let AppliedChange { messages: formatted, run_start, .. } = apply(&change, &all, 2);
+        assert_eq!(run_start, 2);
         let expected = ["user: What does the page say?", "user: And quickly."].map(str::to_owned);
         assert_eq!(texts(&formatted)[2..4], expected);
         assert_eq!(formatted.len(), 5);
@@ -543,7 +574,7 @@ mod tests {
 
     #[test]
     fn a_run_with_one_answer_and_without_calls_stays() {
-        assert_eq!(format_run(&[user("Hello."), answer("Hi.", Vec::new())], true), None);
+        assert_eq!(plan_formatting(&[user("Hello."), answer("Hi.", Vec::new())], true), None);
     }
 
     #[test]
@@ -558,12 +589,12 @@ mod tests {
         let roomy = plan_summary(&messages, limits(2, 1_000, 1_000)).unwrap();
         assert_eq!(roomy, SummaryPlan { messages: 9, user_messages: 3 });
         let change = summarised("so far", 9, 1, Vec::new());
-        let AppliedChange { messages: left, first, .. } = apply(&change, &messages, 0);
+        let AppliedChange { messages: left, run_start, .. } = apply(&change, &messages, 0);
         let summary = "summary: [The conversation before this point was summarised:]\n\nso far";
         assert_eq!(texts(&left)[..2], ["user: Third.".to_owned(), summary.to_owned()]);
-        assert_eq!((left.len(), first), (6, 0));
-        // The first message of a run behind the summary keeps its place.
-        assert_eq!(apply(&change, &messages, 10).first, 3);
+        assert_eq!((left.len(), run_start), (6, 0));
+        // The first message of a run after the summary keeps its place.
+        assert_eq!(apply(&change, &messages, 10).run_start, 3);
         assert_eq!(super::super::repair_pairing(&left).1, 0);
         // Large turns are summarised too, and users' messages alone are not.
         assert_eq!(plan_summary(&messages, limits(2, 10, 50)).unwrap().messages, messages.len());
@@ -578,8 +609,9 @@ mod tests {
         }
         let of_turn: u64 = messages[1..3].iter().map(|message| estimate_message(message)).sum();
         let input = estimate_message(&messages[0]);
-        let planned = |replaced: u64| {
-            plan_summary(&messages, SummaryLimits { replaced, ..limits(0, 0, 0) }).unwrap().messages
+        let planned = |replaced_tokens_max: u64| {
+            let limits = SummaryLimits { replaced_tokens_max, ..limits(0, 0, 0) };
+            plan_summary(&messages, limits).unwrap().messages
         };
         assert_eq!(planned(input + 5 * of_turn), messages.len());
         // The newest turns stay, whole.

@@ -29,7 +29,7 @@ pub struct History {
     has_note: bool,
     /// Inputs that arrived during the current turn. They are added after it.
     pending_inputs: Vec<Content>,
-    /// Number of users' inputs behind the last turn, without the first one of the run.
+    /// Number of users' inputs after the last turn, without the first one of the run.
     inputs_since_turn: usize,
     /// The last of the initial messages, if its calls have no results yet. Its calls are the
     /// session's first turn.
@@ -128,8 +128,8 @@ impl History {
         self.add_pending_inputs();
     }
 
-    /// Commits a turn: adds its message, one result for each call, and the pending inputs. A long result
-    /// is cut.
+    /// Commits a turn: adds its message, one result for each call in the message's order, and the pending
+    /// inputs. A long result is cut.
     pub fn commit(
         &mut self,
         turn: u32,

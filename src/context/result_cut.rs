@@ -95,15 +95,15 @@ fn head_and_tail(text: &str, bytes_max: usize) -> (&str, &str) {
     (head, tail)
 }
 
-/// Returns the positions behind the commas of a JSON text that do not stand in strings.
+/// Returns the positions after the commas of a JSON text that do not stand in strings.
 fn element_borders(json: &[u8]) -> impl Iterator<Item = usize> {
     let (mut in_string, mut is_escaped) = (false, false);
-    json.iter().zip(1..).filter_map(move |(byte, behind)| {
+    json.iter().zip(1..).filter_map(move |(byte, after)| {
         match byte {
             _ if is_escaped => is_escaped = false,
             b'\\' if in_string => is_escaped = true,
             b'"' => in_string = !in_string,
-            b',' if !in_string => return Some(behind),
+            b',' if !in_string => return Some(after),
             _ => {}
         }
         None

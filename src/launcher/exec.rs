@@ -10,6 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::protocol::{
@@ -90,8 +91,8 @@ pub(super) fn run() -> i32 {
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned() else { return USAGE };
     let socket = UnixStream::from(socket);
     let Ok((request, streams)) = receive_request(&socket) else { return USAGE };
-    let restricted =
-        sandbox::restrict_thread(request.sandbox, &request.readable_program, &request.cwd);
+    let (program, cwd) = (Path::new(&request.readable_program), Path::new(&request.cwd));
+    let restricted = sandbox::restrict_thread(request.sandbox, program, cwd);
     if let Err(error) = restricted {
         send_message(&socket, &LauncherMessage::SandboxFailed(error.to_string()));
         return NOT_EXECUTED;

@@ -1,6 +1,7 @@
 //! A program that was checked and can be started.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -72,27 +73,28 @@ impl Program {
     ) -> Result<(LaunchedProcess, Secrets), StartError> {
         let binary = super::binary().ok_or(StartError::NotConfigured)?;
         let (env, secrets) = self.environment()?;
+        let arguments = arguments.into_iter().map(OsString::from);
         let (program, arguments) = match self.config.sandbox {
             SandboxLevel::None | SandboxLevel::Read | SandboxLevel::Write => {
-                (self.path.clone(), arguments)
+                (self.path.clone(), arguments.collect())
             }
             SandboxLevel::Strict => {
                 let bwrap = sandbox::find_bubblewrap()
                     .map_err(|error| StartError::Sandbox(error.to_string()))?;
                 let mut bwrap_arguments =
                     sandbox::bubblewrap_arguments(&self.path, &self.config.cwd);
-                bwrap_arguments.push(self.path.display().to_string());
+                bwrap_arguments.push(self.path.clone().into());
                 bwrap_arguments.extend(arguments);
                 (bwrap, bwrap_arguments)
             }
         };
         let request = LaunchRequest {
-            program,
+            program: program.into(),
             arguments,
-            cwd: self.config.cwd.clone(),
+            cwd: self.config.cwd.clone().into(),
             env,
             sandbox: self.config.sandbox,
-            readable_program: self.path.clone(),
+            readable_program: self.path.clone().into(),
             max_memory: self.config.max_memory.map(NonZeroU64::get),
             max_processes: self.config.max_processes.map(NonZeroU32::get),
         };

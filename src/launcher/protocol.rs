@@ -8,11 +8,11 @@
 //! answers with the same messages.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -25,16 +25,16 @@ use crate::config::SandboxLevel;
 /// The byte that asks to end the program with `SIGTERM`.
 pub(super) const TERMINATE: u8 = b'T';
 
-/// The program to start.
+/// The program to start. Paths are `OsString`, because a `PathBuf` that is not UTF-8 has no JSON form.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LaunchRequest {
-    pub(super) program: PathBuf,
-    pub(super) arguments: Vec<String>,
-    pub(super) cwd: PathBuf,
+    pub(super) program: OsString,
+    pub(super) arguments: Vec<OsString>,
+    pub(super) cwd: OsString,
     pub(super) env: BTreeMap<String, String>,
     pub(super) sandbox: SandboxLevel,
     /// The path of the tool's program. It differs from `program` if that is a wrapper.
-    pub(super) readable_program: PathBuf,
+    pub(super) readable_program: OsString,
     pub(super) max_memory: Option<u64>,
     pub(super) max_processes: Option<u32>,
 }

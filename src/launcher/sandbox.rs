@@ -1,6 +1,7 @@
 //! The sandboxes of programs: Landlock and seccomp (`read`, `write`), bubblewrap (`strict`).
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,24 +36,25 @@ const SYSTEM_DIRECTORIES: [&str; 13] = [
     "/usr",
 ];
 
-/// Names of folders in which installations keep their programs.
-const PROGRAM_FOLDERS: [&str; 3] = ["bin", "sbin", "shims"];
+/// Names of directories in which installations keep their programs.
+const PROGRAM_DIRECTORIES: [&str; 3] = ["bin", "sbin", "shims"];
 
-/// Names of the other files and folders of an installation that its programs read.
+/// Names of the other files and directories of an installation that its programs read.
 const INSTALLED_PARTS: [&str; 7] =
     ["bin", "lib", "lib32", "lib64", "libexec", "version", "versions"];
 
-/// Devices without effects.
+/// Devices that programs in the sandboxes `read` and `write` may read and write.
 const DEVICES: [&str; 5] = ["/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero"];
 
-/// The calls that make sockets. The second one does it in a way that is not seen by this filter.
-const SOCKET_CALLS: [libc::c_long; 2] = [libc::SYS_socket, libc::SYS_io_uring_setup];
+/// The system calls that create sockets. io_uring is refused because it opens sockets without the `socket`
+/// system call.
+const SOCKET_SYSCALLS: [libc::c_long; 2] = [libc::SYS_socket, libc::SYS_io_uring_setup];
 
 /// The number of `fchmodat2`, which is the same on all processors. The crate `libc` lacks it on some.
 const FCHMODAT2: libc::c_long = 452;
 
-/// The calls that change mode, owner, times and attributes of files.
-const ATTRIBUTE_CALLS: [libc::c_long; 12] = [
+/// The system calls that change mode, owner, times and attributes of files.
+const ATTRIBUTE_SYSCALLS: [libc::c_long; 12] = [
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
     FCHMODAT2,
@@ -67,9 +69,9 @@ const ATTRIBUTE_CALLS: [libc::c_long; 12] = [
     libc::SYS_fremovexattr,
 ];
 
-/// The older ones of these calls.
+/// The older ones of these system calls.
 #[cfg(target_arch = "x86_64")]
-const OLD_ATTRIBUTE_CALLS: [libc::c_long; 6] = [
+const OLD_ATTRIBUTE_SYSCALLS: [libc::c_long; 6] = [
     libc::SYS_chmod,
     libc::SYS_chown,
     libc::SYS_lchown,
@@ -89,7 +91,7 @@ const FILE_ABI: ABI = ABI::V3;
 /// Other levels change nothing.
 ///
 /// # Errors
-/// If the kernel cannot do it. The thread may then be restricted in part.
+/// If the kernel does not support it. The thread may then be restricted in part.
 pub(super) fn restrict_thread(
     level: SandboxLevel,
     program: &Path,
@@ -102,12 +104,12 @@ pub(super) fn restrict_thread(
     };
     rustix::thread::set_no_new_privs(true).map_err(SandboxError::new)?;
     drop_capabilities()?;
-    restrict_files(program, cwd, cwd_access)?;
-    refuse_calls(level)
+    restrict_with_landlock(program, cwd, cwd_access)?;
+    refuse_syscalls(level)
 }
 
-/// Drops the capabilities of a root user but those to open files. With the others a program can read
-/// the memory and the environment of the host.
+/// Drops the capabilities of a root user except those for file access. With the others a program can
+/// read the memory and the environment of the host.
 fn drop_capabilities() -> Result<(), SandboxError> {
     let kept = CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER | CapabilitySet::FSETID;
     let held = rustix::thread::capabilities(None).map_err(SandboxError::new)?;
@@ -119,7 +121,7 @@ fn drop_capabilities() -> Result<(), SandboxError> {
     rustix::thread::set_capabilities(None, kept).map_err(SandboxError::new)
 }
 
-fn restrict_files(
+fn restrict_with_landlock(
     program: &Path,
     cwd: &Path,
     cwd_access: landlock::BitFlags<AccessFs>,
@@ -145,16 +147,16 @@ fn restrict_files(
     Ok(())
 }
 
-/// Returns the paths that a program needs to run: its folder, the folder of the file to which its links
-/// lead, and the other parts of an installation such as `~/.pyenv/shims` or `/srv/node/bin`.
+/// Returns the paths that a program needs to run: its directory, the directory of the file to which its
+/// links lead, and the other parts of an installation such as `~/.pyenv/shims` or `/srv/node/bin`.
 fn program_paths(program: &Path) -> Vec<PathBuf> {
     let target = program.canonicalize().ok();
     let files = [Some(program), target.as_deref()].into_iter().flatten();
     let mut paths = Vec::new();
-    for folder in files.filter_map(Path::parent) {
-        paths.push(folder.to_owned());
-        let is_installed = PROGRAM_FOLDERS.iter().any(|name| folder.ends_with(name));
-        if let Some(prefix) = folder.parent().filter(|_| is_installed) {
+    for directory in files.filter_map(Path::parent) {
+        paths.push(directory.to_owned());
+        let is_installed = PROGRAM_DIRECTORIES.iter().any(|name| directory.ends_with(name));
+        if let Some(prefix) = directory.parent().filter(|_| is_installed) {
             paths.extend(INSTALLED_PARTS.map(|part| prefix.join(part)));
         }
     }
@@ -163,19 +165,19 @@ fn program_paths(program: &Path) -> Vec<PathBuf> {
 
 /// Refuses new sockets of every family, new limits for other processes, and for `read` all changes of
 /// the attributes of files. Landlock does not restrict these.
-fn refuse_calls(level: SandboxLevel) -> Result<(), SandboxError> {
-    let mut calls = SOCKET_CALLS.to_vec();
+fn refuse_syscalls(level: SandboxLevel) -> Result<(), SandboxError> {
+    let mut syscalls = SOCKET_SYSCALLS.to_vec();
     if level == SandboxLevel::Read {
-        calls.extend(ATTRIBUTE_CALLS);
+        syscalls.extend(ATTRIBUTE_SYSCALLS);
         #[cfg(target_arch = "x86_64")]
-        calls.extend(OLD_ATTRIBUTE_CALLS);
+        syscalls.extend(OLD_ATTRIBUTE_SYSCALLS);
     }
-    // A call without a rule is always refused.
+    // A system call without a rule is always refused.
     let mut rules: BTreeMap<i64, Vec<_>> =
-        calls.into_iter().map(|call| (call, Vec::new())).collect();
-    rules.insert(libc::SYS_prlimit64, vec![limits_another_process()?]);
+        syscalls.into_iter().map(|syscall| (syscall, Vec::new())).collect();
+    rules.insert(libc::SYS_prlimit64, vec![foreign_prlimit_rule()?]);
     #[cfg(target_arch = "x86_64")]
-    rules.extend(rules.clone().into_iter().map(|(call, rule)| (call | X32_BIT, rule)));
+    rules.extend(rules.clone().into_iter().map(|(syscall, rule)| (syscall | X32_BIT, rule)));
     let error = u32::try_from(libc::EACCES).unwrap_or_default();
     let arch = std::env::consts::ARCH.try_into().map_err(SandboxError::new)?;
     let refused = SeccompAction::Errno(error);
@@ -186,7 +188,7 @@ fn refuse_calls(level: SandboxLevel) -> Result<(), SandboxError> {
 
 /// Returns the rule for calls of `prlimit64` that set a limit of a process by its id. They would let a
 /// program take the open files or the processor time from its launcher and from the host.
-fn limits_another_process() -> Result<SeccompRule, SandboxError> {
+fn foreign_prlimit_rule() -> Result<SeccompRule, SandboxError> {
     let is_set = |argument, length| {
         SeccompCondition::new(argument, length, SeccompCmpOp::Ne, 0).map_err(SandboxError::new)
     };
@@ -195,10 +197,10 @@ fn limits_another_process() -> Result<SeccompRule, SandboxError> {
     SeccompRule::new(vec![process_id, new_limit]).map_err(SandboxError::new)
 }
 
-/// Checks that this system can do a level.
+/// Checks that this system supports a level.
 ///
 /// # Errors
-/// If it cannot.
+/// If it does not.
 pub(super) fn check(level: SandboxLevel, program: &Path, cwd: &Path) -> Result<(), SandboxError> {
     match level {
         SandboxLevel::None => Ok(()),
@@ -215,9 +217,9 @@ pub(super) fn check(level: SandboxLevel, program: &Path, cwd: &Path) -> Result<(
 
 fn check_bubblewrap(cwd: &Path) -> Result<(), SandboxError> {
     let bwrap = find_bubblewrap()?;
-    let program = Path::new("/usr/bin/true");
+    let program = find_in_path("true").unwrap_or_else(|| PathBuf::from("/usr/bin/true"));
     let mut command = Command::new(bwrap);
-    command.args(bubblewrap_arguments(program, cwd)).arg(program);
+    command.args(bubblewrap_arguments(&program, cwd)).arg(&program);
     let output = command.stdin(Stdio::null()).output().map_err(SandboxError::new)?;
     if output.status.success() {
         return Ok(());
@@ -228,22 +230,26 @@ fn check_bubblewrap(cwd: &Path) -> Result<(), SandboxError> {
 
 /// Returns the path of `bwrap`.
 pub(super) fn find_bubblewrap() -> Result<PathBuf, SandboxError> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|directory| directory.join("bwrap"));
-    found.into_iter().find(|file| file.is_file()).ok_or_else(|| {
+    find_in_path("bwrap").ok_or_else(|| {
         SandboxError("needs bubblewrap: install the program bwrap in PATH".to_owned())
     })
 }
 
+/// Returns the first file of this name in `PATH`.
+fn find_in_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file())
+}
+
 /// Returns the arguments of `bwrap` before the program: namespaces of its own, the system's
 /// directories read-only, the working directory, an empty `/tmp`, and nothing else.
-pub(super) fn bubblewrap_arguments(program: &Path, cwd: &Path) -> Vec<String> {
-    let mut arguments: Vec<String> =
+pub(super) fn bubblewrap_arguments(program: &Path, cwd: &Path) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> =
         ["--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev"]
-            .map(str::to_owned)
+            .map(OsString::from)
             .into();
     let mut add = |option: &str, from: &Path, to: &Path| {
-        arguments.extend([option.to_owned(), from.display().to_string(), to.display().to_string()]);
+        arguments.extend([OsString::from(option), from.into(), to.into()]);
     };
     for directory in SYSTEM_DIRECTORIES.map(Path::new) {
         match std::fs::read_link(directory) {
@@ -251,16 +257,15 @@ pub(super) fn bubblewrap_arguments(program: &Path, cwd: &Path) -> Vec<String> {
             Err(_) => add("--ro-bind-try", directory, directory),
         }
     }
-    arguments.extend(["--tmpfs", "/tmp"].map(str::to_owned));
+    arguments.extend(["--tmpfs", "/tmp"].map(OsString::from));
     let mut add = |option: &str, path: &Path| {
-        let path = path.display().to_string();
-        arguments.extend([option.to_owned(), path.clone(), path]);
+        arguments.extend([OsString::from(option), path.into(), path.into()]);
     };
     for path in program_paths(program) {
         add("--ro-bind-try", &path);
     }
     add("--bind", cwd);
-    arguments.extend(["--chdir".to_owned(), cwd.display().to_string(), "--".to_owned()]);
+    arguments.extend([OsString::from("--chdir"), cwd.into(), "--".into()]);
     arguments
 }
 

@@ -66,9 +66,9 @@ fn check_calls(calls: &[CallReport]) -> Result<(), AnswerFault> {
             let example = format!("{tool_id} of {tool_name}: {result}");
             return Err(fault(&format!("tool_{}", status.as_str()), example));
         }
-        let right = work::answer(arguments);
-        if *result != right {
-            let example = format!("{tool_id} answered {result:?} instead of {right:?}");
+        let expected = work::answer(arguments);
+        if *result != expected {
+            let example = format!("{tool_id} answered {result:?} instead of {expected:?}");
             return Err(fault("wrong_result", example));
         }
         let is_next = call.call_index == place.1 && call.turn == place.0;
@@ -122,9 +122,9 @@ fn check_answer(open: Option<&ToolCall>, call_id: &str, content: &str) -> Result
     if &*call.id != call_id {
         return Err(fault("wrong_order", format!("{call_id} is answered instead of {}", call.id)));
     }
-    let right = work::answer(&call.arguments);
-    if content != right {
-        let example = format!("{call_id} has {content:?} instead of {right:?} in the history");
+    let expected = work::answer(&call.arguments);
+    if content != expected {
+        let example = format!("{call_id} has {content:?} instead of {expected:?} in the history");
         return Err(fault("wrong_result", example));
     }
     Ok(())

@@ -1,5 +1,8 @@
 //! Drives the host: opens the sessions, makes their runs, and measures the process
 //! meanwhile.
+//!
+//! A slot is the number of one of the concurrent sessions. A session that replaces another one
+//! takes over its slot.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -52,15 +55,15 @@ const LAG_PERIOD: Duration = Duration::from_millis(10);
 #[derive(Debug, Default)]
 pub struct LoadProgress {
     started: AtomicU64,
-    right: AtomicU64,
-    wrong: AtomicU64,
+    succeeded: AtomicU64,
+    failed: AtomicU64,
 }
 
 impl LoadProgress {
     /// Returns the numbers of correct and of failed runs so far.
     #[must_use]
     pub fn ended(&self) -> (u64, u64) {
-        (self.right.load(Ordering::Relaxed), self.wrong.load(Ordering::Relaxed))
+        (self.succeeded.load(Ordering::Relaxed), self.failed.load(Ordering::Relaxed))
     }
 
     /// Returns whether the warm-up is over.
@@ -70,8 +73,8 @@ impl LoadProgress {
     }
 
     fn unfinished(&self) -> u64 {
-        let (right, wrong) = self.ended();
-        self.started.load(Ordering::Relaxed).saturating_sub(right + wrong)
+        let (succeeded, failed) = self.ended();
+        self.started.load(Ordering::Relaxed).saturating_sub(succeeded + failed)
     }
 }
 
@@ -80,7 +83,7 @@ struct LoadTest {
     options: LoadOptions,
     host: Host,
     timings: Arc<ToolTimings>,
-    counts: Arc<LoadProgress>,
+    progress: Arc<LoadProgress>,
     tally: Mutex<Tally>,
 }
 
@@ -91,23 +94,23 @@ struct LoadTest {
 /// If the test could not start.
 pub async fn run(
     options: LoadOptions,
-    counts: Arc<LoadProgress>,
+    progress: Arc<LoadProgress>,
     stop: &CancellationToken,
 ) -> Result<LoadReport, LoadError> {
     raise_open_files(options.sessions)?;
     let deadline = Instant::now() + options.time_max;
     let directory = JournalDirectory::new(&options)?;
     let warm_up = options.sessions.min(WARM_UP_MAX);
-    // Warm-up sessions do not count in `max_sessions`.
+    // The warm-up uses the slots after the measured ones.
     let timings = Arc::new(ToolTimings::new(options.sessions + warm_up, unix_ms()));
     let host = start(&options, directory.path(), &timings).await?;
     let (sessions, tally) = (options.sessions, Mutex::new(Tally::new()));
-    let load = Arc::new(LoadTest { options, host, timings, counts, tally });
+    let load = Arc::new(LoadTest { options, host, timings, progress, tally });
     let measured = tokio::select! {
         biased;
         () = stop.cancelled() => Ok(Measured::default()),
         warm = timeout_at(deadline, load.warm_up(sessions..sessions + warm_up)) => match warm {
-            Err(_) => Ok(Measured { late: true, ..Measured::default() }),
+            Err(_) => Ok(Measured { timed_out: true, ..Measured::default() }),
             Ok(()) => load.measure(deadline, stop).await,
         },
     };
@@ -116,7 +119,7 @@ pub async fn run(
     drop(directory);
     let measured = Measured { stopped: stop.is_cancelled(), ..measured? };
     let tally = load.tally.lock();
-    Ok(LoadReport::new(&load.options, &tally, load.counts.unfinished(), &measured))
+    Ok(LoadReport::new(&load.options, &tally, load.progress.unfinished(), &measured))
 }
 
 /// Starts a host with limits that fit the load.
@@ -133,16 +136,16 @@ async fn start(
     config.host.idle_after = Some(IDLE_AFTER);
     // A cancelled load does not wait for open runs.
     config.host.shutdown_grace = Duration::ZERO;
-    match (options.journal, directory) {
-        (LoadJournal::Strict | LoadJournal::Relaxed, Some(directory)) => {
-            config.host.data_dir.clone_from(directory);
-            config.journal.engine = JournalEngine::Sqlite;
-            config.journal.durability = match options.journal {
-                LoadJournal::Relaxed => Durability::Relaxed,
-                LoadJournal::Strict | LoadJournal::Memory => Durability::Strict,
-            };
-        }
-        (_, _) => config.journal.engine = JournalEngine::Memory,
+    let on_disk = match (options.journal, directory) {
+        (LoadJournal::Strict, Some(directory)) => Some((directory, Durability::Strict)),
+        (LoadJournal::Relaxed, Some(directory)) => Some((directory, Durability::Relaxed)),
+        (LoadJournal::Memory, _) | (_, None) => None,
+    };
+    config.journal.engine = JournalEngine::Memory;
+    if let Some((directory, durability)) = on_disk {
+        config.host.data_dir.clone_from(directory);
+        config.journal.engine = JournalEngine::Sqlite;
+        config.journal.durability = durability;
     }
     let mut model = ModelConfig::new(options.base_url.clone(), &options.model);
     model.api_key.clone_from(&options.api_key);
@@ -155,7 +158,8 @@ async fn start(
     agent.tools = vec![ToolPattern::new(super::work::NAME)];
     agent.execution = options.execution;
     agent.early_start = options.early_start;
-    // `work` is the only tool in its requests, as in those of the loop beside it.
+    // Disables references, so that `work` is the only tool, as in the hand-written loop of
+    // `benches/load.rs`.
     agent.context.references = false;
     let limits = &mut agent.limits;
     (limits.max_turns, limits.repeat_limit, limits.max_failed_turns) = (None, None, None);
@@ -174,15 +178,15 @@ async fn start(
 impl LoadTest {
     /// Makes one run in each of some separate sessions, so that connections are open and caches
     /// are filled. Its failures are ignored, because they will occur again.
-    async fn warm_up(&self, timings: std::ops::Range<u32>) {
+    async fn warm_up(&self, slots: std::ops::Range<u32>) {
         let run = async |slot| {
             if let Ok(session) = self.open(slot, 0).await {
                 let _ = session.run(INPUT).await;
                 let _ = self.release_session(&session).await;
             }
         };
-        let count = timings.len();
-        stream::iter(timings).for_each_concurrent(count, run).await;
+        let count = slots.len();
+        stream::iter(slots).for_each_concurrent(count, run).await;
     }
 
     async fn measure(
@@ -197,27 +201,24 @@ impl LoadTest {
             .await?;
         let before = memory();
         let (cpu, began) = (cpu_time(), Instant::now());
-        let over = CancellationToken::new();
-        let mut tasks = JoinSet::new();
         let lag = Arc::new(Mutex::new(DurationHistogram::new()));
-        tasks.spawn(watch_lag(Arc::clone(&lag), over.clone()));
+        let mut lag_task = JoinSet::new();
+        lag_task.spawn(watch_lag(Arc::clone(&lag)));
+        let mut tasks = JoinSet::new();
         for (slot, session) in opened {
             tasks.spawn(Arc::clone(self).run_slot(slot, session));
         }
-        let all_ended = async {
-            // The task that measures the lag ends last.
-            while tasks.len() > 1 && tasks.join_next().await.is_some() {}
-        };
-        let in_time = tokio::select! {
+        let all_ended = async { while tasks.join_next().await.is_some() {} };
+        let timed_out = tokio::select! {
             biased;
-            () = stop.cancelled() => true,
-            ended = timeout_at(deadline, all_ended) => ended.is_ok(),
+            () = stop.cancelled() => false,
+            ended = timeout_at(deadline, all_ended) => ended.is_err(),
         };
         let (cpu, time) = (cpu_time().saturating_sub(cpu), began.elapsed());
-        over.cancel();
+        lag_task.abort_all();
         tasks.shutdown().await;
         let lag = lag.lock().percentile(99);
-        Ok(Measured { cpu, time, before, after: memory(), lag, stopped: false, late: !in_time })
+        Ok(Measured { cpu, time, before, after: memory(), lag, stopped: false, timed_out })
     }
 
     async fn open(&self, slot: u32, generation: u32) -> Result<SessionHandle, HostError> {
@@ -232,14 +233,14 @@ impl LoadTest {
             if self.options.renew_after.as_ref().is_some_and(is_due) {
                 match self.renew(slot, number, &session).await {
                     Ok(new) => session = new,
-                    Err(error) => return self.wrong(host_error(&error)),
+                    Err(error) => return self.record_failure(host_error(&error)),
                 }
             }
             self.timings.begin(slot);
-            self.counts.started.fetch_add(1, Ordering::Relaxed);
+            self.progress.started.fetch_add(1, Ordering::Relaxed);
             let began = Instant::now();
             let ended = session.run(INPUT).await;
-            self.ended(slot, began, ended);
+            self.record_end(slot, began, ended);
         }
     }
 
@@ -265,14 +266,14 @@ impl LoadTest {
         }
     }
 
-    fn ended(&self, slot: u32, began: Instant, ended: Result<RunReport, HostError>) {
+    fn record_end(&self, slot: u32, began: Instant, ended: Result<RunReport, HostError>) {
         let latency = began.elapsed();
         let report = match ended {
             Ok(report) => report,
-            Err(error) => return self.wrong(host_error(&error)),
+            Err(error) => return self.record_failure(host_error(&error)),
         };
-        if let Err(wrong) = check(&report, &self.options.expected) {
-            return self.wrong(wrong);
+        if let Err(fault) = check(&report, &self.options.expected) {
+            return self.record_failure(fault);
         }
         let worked = self.timings.worked(slot);
         let RunStats { model, tools, overlap, .. } = report.exact;
@@ -283,13 +284,13 @@ impl LoadTest {
             first_tool: worked.map(|worked| worked.first - began),
             tools_ready: worked.map(|worked| worked.ready - began),
         };
-        self.tally.lock().right(times, report.calls.len());
-        self.counts.right.fetch_add(1, Ordering::Relaxed);
+        self.tally.lock().record_success(times, report.calls.len());
+        self.progress.succeeded.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn wrong(&self, wrong: AnswerFault) {
-        self.tally.lock().wrong(wrong);
-        self.counts.wrong.fetch_add(1, Ordering::Relaxed);
+    fn record_failure(&self, fault: AnswerFault) {
+        self.tally.lock().record_failure(fault);
+        self.progress.failed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -298,10 +299,11 @@ fn host_error(error: &HostError) -> AnswerFault {
 }
 
 /// Measures how late the event loop wakes a sleeping task. Timers have a resolution of a millisecond.
-async fn watch_lag(lag: Arc<Mutex<DurationHistogram>>, over: CancellationToken) {
+async fn watch_lag(lag: Arc<Mutex<DurationHistogram>>) {
     let mut ticks = interval(LAG_PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while let Some(due) = over.run_until_cancelled(ticks.tick()).await {
+    loop {
+        let due = ticks.tick().await;
         lag.lock().record(due.elapsed());
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct Measured {
     pub(super) lag: Option<Duration>,
     pub(super) stopped: bool,
     /// True if the time limit ended the test.
-    pub(super) late: bool,
+    pub(super) timed_out: bool,
 }
 
 /// A distribution; null if nothing was measured.
@@ -95,7 +95,7 @@ impl LoadReport {
         unfinished: u64,
         measured: &Measured,
     ) -> Self {
-        let Measured { cpu, time, before, after, lag, stopped, late } = *measured;
+        let Measured { cpu, time, before, after, lag, stopped, timed_out } = *measured;
         let errors = tally.errors();
         let per = |amount: f64, count: f64| (count > 0.0).then(|| rounded(amount / count));
         let grown = before.zip(after).map(|(before, after)| {
@@ -124,7 +124,7 @@ impl LoadReport {
             loop_lag_ms: lag.map(ms),
             time_ms: ms(time),
             stopped,
-            late,
+            late: timed_out,
         }
     }
 

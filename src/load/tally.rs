@@ -59,7 +59,7 @@ impl Tally {
         }
     }
 
-    pub(super) fn right(&mut self, times: RunTimes, calls: usize) {
+    pub(super) fn record_success(&mut self, times: RunTimes, calls: usize) {
         self.ok += 1;
         self.calls += calls as u64;
         self.latency.record(times.latency);
@@ -72,8 +72,8 @@ impl Tally {
         }
     }
 
-    pub(super) fn wrong(&mut self, wrong: AnswerFault) {
-        let AnswerFault { kind, example } = wrong;
+    pub(super) fn record_failure(&mut self, fault: AnswerFault) {
+        let AnswerFault { kind, example } = fault;
         let is_known = self.errors.contains_key(&kind) || self.errors.len() < KINDS_MAX;
         let kind = if is_known { kind } else { "other".to_owned() };
         let of_kind = self

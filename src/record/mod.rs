@@ -33,9 +33,10 @@ use crate::types::{
 /// table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ResponseDisposition {
+pub enum ResponseEnding {
     /// The response completed. Every call runs.
-    Well,
+    #[serde(rename = "well")]
+    Complete,
     /// The response reached its maximum length. Calls that had not started are answered with an
     /// error.
     Length,
@@ -44,9 +45,11 @@ pub enum ResponseDisposition {
     Refused,
     /// The response broke after a call with effects had started. The received part is kept as the
     /// turn.
-    BrokeKept,
+    #[serde(rename = "broke_kept")]
+    BrokenKept,
     /// The response had too many calls, and `on_excess` is `fail`.
-    Excess,
+    #[serde(rename = "excess")]
+    TooManyCalls,
     /// The run was stopped during the response.
     Cancelled,
 }
@@ -248,7 +251,7 @@ pub enum Record {
         /// The turn's attempt.
         attempt: u32,
         /// The end.
-        ending: ResponseDisposition,
+        ending: ResponseEnding,
         /// The kept message.
         message: Arc<ResponseMessage>,
         /// The finish reason, if any.
@@ -461,7 +464,7 @@ pub(crate) fn frozen_tools_key(sha256: &str) -> String {
     format!("{FROZEN_TOOLS}{sha256}")
 }
 
-/// The mode of a stop.
+/// The mode of a stop. Queued runs stay, and start next.
 ///
 /// [`SessionHandle::stop`](crate::SessionHandle::stop) shows its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

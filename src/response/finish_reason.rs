@@ -9,7 +9,7 @@
 //!
 //! [`Delta::Done`]: crate::wire::Delta::Done
 
-use crate::record::ResponseDisposition;
+use crate::record::ResponseEnding;
 use crate::response::ResponseAssembler;
 use crate::response::{ParsedArguments, parse_arguments};
 use crate::types::{FinishKind, ProviderError, ProviderErrorKind};
@@ -31,7 +31,7 @@ pub enum ExchangeEnd {
 pub(crate) fn classify_ending(
     response: &ResponseAssembler,
     end: ExchangeEnd,
-) -> Result<ResponseDisposition, ProviderError> {
+) -> Result<ResponseEnding, ProviderError> {
     // Nothing is missing if the exchange failed after the finish reason.
     if let (ExchangeEnd::Failed(error), None) = (end, response.finish()) {
         return Err(error);
@@ -44,17 +44,17 @@ pub(crate) fn classify_ending(
     }
     let refused = !response.refusal().is_empty();
     match response.finish().map(|finish| finish.kind) {
-        Some(FinishKind::ContentFilter) => Ok(ResponseDisposition::Refused),
+        Some(FinishKind::ContentFilter) => Ok(ResponseEnding::Refused),
         Some(
             FinishKind::Stop
             | FinishKind::ToolCalls
             | FinishKind::Length
             | FinishKind::Pause
             | FinishKind::Other,
-        ) if refused => Ok(ResponseDisposition::Refused),
-        Some(FinishKind::Length) => Ok(ResponseDisposition::Length),
+        ) if refused => Ok(ResponseEnding::Refused),
+        Some(FinishKind::Length) => Ok(ResponseEnding::Length),
         Some(FinishKind::Stop | FinishKind::ToolCalls | FinishKind::Pause | FinishKind::Other) => {
-            Ok(ResponseDisposition::Well)
+            Ok(ResponseEnding::Complete)
         }
         Some(FinishKind::Error) => Err(ProviderError::new(
             ProviderErrorKind::InStream,
@@ -62,7 +62,7 @@ pub(crate) fn classify_ending(
         )),
         // Some services mark the end of a response but send no finish reason.
         None if response.is_done() && !response.is_empty() && all_calls_parse(response) => {
-            Ok(if refused { ResponseDisposition::Refused } else { ResponseDisposition::Well })
+            Ok(if refused { ResponseEnding::Refused } else { ResponseEnding::Complete })
         }
         None if response.is_empty() => {
             Err(ProviderError::new(ProviderErrorKind::Transport, "the response was empty"))
@@ -77,7 +77,7 @@ pub(crate) fn classify_ending(
 /// Returns whether a response that was read to its end ended well.
 #[must_use]
 pub fn ended_well(response: &ResponseAssembler) -> bool {
-    classify_ending(response, ExchangeEnd::Closed) == Ok(ResponseDisposition::Well)
+    classify_ending(response, ExchangeEnd::Closed) == Ok(ResponseEnding::Complete)
 }
 
 fn malformed(message: &str) -> ProviderError {
@@ -106,35 +106,32 @@ mod tests {
     fn the_finish_reason_or_else_the_end_mark_classifies_a_response() {
         let error = || Delta::Error(malformed("m"));
         for (deltas, ending) in [
-            (vec![finish(FinishKind::Stop)], Some(ResponseDisposition::Well)),
-            (vec![finish(FinishKind::ToolCalls)], Some(ResponseDisposition::Well)),
-            (vec![finish(FinishKind::Other)], Some(ResponseDisposition::Well)),
-            (vec![finish(FinishKind::Pause)], Some(ResponseDisposition::Well)),
+            (vec![finish(FinishKind::Stop)], Some(ResponseEnding::Complete)),
+            (vec![finish(FinishKind::ToolCalls)], Some(ResponseEnding::Complete)),
+            (vec![finish(FinishKind::Other)], Some(ResponseEnding::Complete)),
+            (vec![finish(FinishKind::Pause)], Some(ResponseEnding::Complete)),
             (
                 vec![Delta::Refusal("no".into()), finish(FinishKind::Pause)],
-                Some(ResponseDisposition::Refused),
+                Some(ResponseEnding::Refused),
             ),
-            (vec![finish(FinishKind::Length), Delta::Done], Some(ResponseDisposition::Length)),
-            (
-                vec![finish(FinishKind::ContentFilter), Delta::Done],
-                Some(ResponseDisposition::Refused),
-            ),
+            (vec![finish(FinishKind::Length), Delta::Done], Some(ResponseEnding::Length)),
+            (vec![finish(FinishKind::ContentFilter), Delta::Done], Some(ResponseEnding::Refused)),
             (
                 vec![Delta::Refusal("no".into()), finish(FinishKind::Stop)],
-                Some(ResponseDisposition::Refused),
+                Some(ResponseEnding::Refused),
             ),
             (vec![finish(FinishKind::Error), Delta::Done], None),
             (vec![finish(FinishKind::Stop), error(), Delta::Done], None),
-            (vec![finish(FinishKind::Stop), Delta::Done, error()], Some(ResponseDisposition::Well)),
+            (vec![finish(FinishKind::Stop), Delta::Done, error()], Some(ResponseEnding::Complete)),
             (vec![text("a"), Delta::Done, error()], None),
             (vec![error(), finish(FinishKind::Stop), Delta::Done, error()], None),
             (vec![text("a")], None),
-            (vec![text("a"), Delta::Done], Some(ResponseDisposition::Well)),
-            (vec![call(0, "pure", "{}"), Delta::Done], Some(ResponseDisposition::Well)),
+            (vec![text("a"), Delta::Done], Some(ResponseEnding::Complete)),
+            (vec![call(0, "pure", "{}"), Delta::Done], Some(ResponseEnding::Complete)),
             (vec![call(0, "pure", "{"), Delta::Done], None),
             (
                 vec![Delta::Metadata(ProviderMetadata::Part("{}".into())), Delta::Done],
-                Some(ResponseDisposition::Well),
+                Some(ResponseEnding::Complete),
             ),
             (vec![Delta::Done], None),
             (vec![], None),

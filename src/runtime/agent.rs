@@ -150,7 +150,10 @@ impl Agent {
     #[cfg(feature = "server")]
     pub(super) fn listed_tools(&self) -> Vec<ListedTool> {
         let is_searched = |name: &str| self.rules.search && is_searched(name, &self.patterns);
-        list_tools(&self.registry, |name| self.tools.contains_key(name), is_searched)
+        let of_host = self.tools.values().filter(|tool| tool.kind == RegisteredKind::Host);
+        let use_tool = self.rules.search.then(use_tool_spec);
+        let of_host = of_host.map(|tool| &*tool.spec).chain(&use_tool);
+        list_tools(&self.registry, of_host, |name| self.tools.contains_key(name), is_searched)
     }
 
     /// Returns the estimated size of all definitions in a request, in tokens.

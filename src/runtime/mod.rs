@@ -597,6 +597,16 @@ impl Host {
         self.shared().models.values().map(|model| model.report()).collect()
     }
 
+    /// Returns the configured names of an agent's models, in the order of their use. Returns none for an unknown
+    /// agent.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn agent_models(&self, agent: &str) -> Vec<String> {
+        let agent = self.shared().agents.get(agent);
+        let models = agent.into_iter().flat_map(|agent| agent.models.iter());
+        models.map(|model| model.name.clone()).collect()
+    }
+
     /// Returns whether the host accepts sessions and runs. A failing model does not change this.
     #[must_use]
     pub fn is_ready(&self) -> bool {

@@ -103,7 +103,7 @@ impl Publisher {
         source: Option<SourceRecord>,
     ) {
         // A text delta changes no metric, so it needs only the feed.
-        if !self.telemetry.observes_text() && self.feed.append_text_if_unwatched(&event) {
+        if !self.telemetry.observes_text() && self.feed.append_text_without_subscribers(&event) {
             return;
         }
         let published = PublishedEvent {
@@ -159,6 +159,6 @@ impl FeedAccess {
     /// Returns the events of one run, which may start later.
     pub(super) fn subscribe_to(&self, run: &RunId) -> Option<Subscription> {
         let (feed, _pending) = self.begin_subscription()?;
-        Some(feed.subscribe_to(run.clone(), SUBSCRIBER_EVENTS_MAX))
+        Some(feed.subscribe_to_run(run.clone(), SUBSCRIBER_EVENTS_MAX))
     }
 }

@@ -78,7 +78,7 @@ impl ToolServers {
                 if let Some(last) = last.replace(Arc::clone(listing))
                     && last.tools != listing.tools
                 {
-                    list_changed(server.name(), &last, listing, link, audience);
+                    tell_list_changed(server.name(), &last, listing, link, audience);
                 }
                 self.keep_listing(server.name(), listing).await;
             }
@@ -97,7 +97,7 @@ fn begin(link: &HostRef, server: Arc<dyn ToolServer>, audience: ServerAudience) 
 }
 
 /// Logs a change of a server's list, and tells its audience.
-fn list_changed(
+fn tell_list_changed(
     server: &str,
     last: &ServerListing,
     now: &ServerListing,

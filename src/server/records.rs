@@ -61,7 +61,7 @@ pub(super) async fn verify(
     let SessionCheck { records, open_run, breaches } = session.verify().await?;
     let breaches = breaches.iter().map(|breach| {
         let (seq, invariant) = (breach.seq, breach.invariant.as_str());
-        json!({"seq": seq, "invariant": invariant, "what": breach.what})
+        json!({"seq": seq, "invariant": invariant, "what": breach.message})
     });
     let breaches: Vec<Value> = breaches.collect();
     let body = json!({"records": records, "open_run": open_run, "breaches": breaches});

@@ -19,7 +19,7 @@ use crate::turn::TurnRules;
 use crate::types::{COMPACT_AT, ContextPart, PartTokens, RunId, Usage};
 use crate::wire::PromptChange;
 
-/// Number of summaries without effect after which none is asked for until the next input.
+/// Number of summaries that failed or had no effect after which none is asked for until the next input.
 const FAILED_SUMMARIES_MAX: u32 = 2;
 /// The turns behind a summary may have one third of the window.
 const KEPT_TURNS_DIVISOR: u64 = 3;
@@ -163,7 +163,7 @@ impl Session {
             SummaryReply::Text { text, usage } => {
                 let replaced = self.history.messages().get(..messages).unwrap_or_default();
                 let results = match rules.context.references {
-                    true => compaction::whole_results(replaced),
+                    true => compaction::uncleared_results(replaced),
                     false => Vec::new(),
                 };
                 let change = ContextChange::Summarised { text, messages, user_messages, results };
@@ -308,7 +308,7 @@ impl Session {
             let policy = &rules.context;
             let messages = self.history.messages().get(first..).unwrap_or_default();
             if policy.history == HistoryForm::Compact
-                && let Some(change) = compaction::format_run(messages, policy.references)
+                && let Some(change) = compaction::plan_formatting(messages, policy.references)
             {
                 self.record_change(&rules, change);
                 return true;
@@ -368,15 +368,15 @@ impl Session {
         let estimated = self.history.estimated_tokens();
         let prepared = self.context.prepared.take().filter(|prepared| prepared.0 == *change);
         let applied = prepared.map_or_else(|| self.applied(change), |prepared| prepared.1);
-        let AppliedChange { messages, first, tokens } = applied;
+        let AppliedChange { messages, run_start, tokens } = applied;
         self.history.replace(messages.into(), tokens);
         self.context.meter.handle_removal(estimated.saturating_sub(tokens.total()));
         match (&mut self.run, &mut self.context.ended_run) {
             (Some(run), _) => {
-                run.first_message = first;
+                run.first_message = run_start;
                 run.is_compacted = true;
             }
-            (None, Some(run)) => run.first_message = first,
+            (None, Some(run)) => run.first_message = run_start,
             (None, None) => {}
         }
         self.context.prompt_change = Some(PromptChange::Compacted(change.kind()));
@@ -415,7 +415,7 @@ impl Session {
     fn summary_plan(&mut self, rules: &TurnRules) -> Option<SummaryPlan> {
         let ContextPolicy { keep_turns, keep_user_tokens, .. } = &rules.context;
         let (meter, window) = (self.meter(), self.window(rules).unwrap_or(u64::MAX));
-        let replaced = match self.can_send_all(rules) {
+        let replaced_tokens_max = match self.can_send_all(rules) {
             true => u64::MAX,
             false => {
                 let sent = meter.estimate_of(window - window / SUMMARY_DIVISOR);
@@ -423,10 +423,11 @@ impl Session {
             }
         };
         let limits = SummaryLimits {
-            keep_turns: usize::try_from(*keep_turns).unwrap_or(usize::MAX),
-            kept_turns: meter.estimate_of(window / KEPT_TURNS_DIVISOR),
-            kept_inputs: meter.estimate_of((*keep_user_tokens).min(window / KEPT_TURNS_DIVISOR)),
-            replaced,
+            turns_max: usize::try_from(*keep_turns).unwrap_or(usize::MAX),
+            turn_tokens_max: meter.estimate_of(window / KEPT_TURNS_DIVISOR),
+            input_tokens_max: meter
+                .estimate_of((*keep_user_tokens).min(window / KEPT_TURNS_DIVISOR)),
+            replaced_tokens_max,
         };
         compaction::plan_summary(self.history.messages(), limits)
     }

@@ -16,7 +16,7 @@ pub(super) struct ContextState {
     /// The window and ratio of the first model, learnt by the host from all sessions. The host sets them, so they
     /// are not durable.
     pub(super) model: ModelTokens,
-    /// Number of summaries since the last input that had no effect.
+    /// Number of summaries since the last input that failed or had no effect.
     pub(super) failed_summaries: u32,
     /// The last run that has ended.
     pub(super) ended_run: Option<EndedRun>,

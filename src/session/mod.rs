@@ -8,6 +8,7 @@
 //! | requests to start or to queue a run | `runs` |
 //! | other requests: steer, stop, resume, shut down, close | `inputs` |
 //! | limits on waiting inputs and on the size of a session | `inputs`, `machine` |
+//! | requests for a new list of MCP tools (the list is frozen otherwise) | `inputs` |
 //! | conditions of hibernation in the machine (`may_hibernate`) | `inputs` |
 //! | idempotency keys of client requests (`Idempotency-Key`) | `idempotency_keys` |
 //! | the next turn, the records that follow a turn, the next queued run, the end of a run | `runs` |

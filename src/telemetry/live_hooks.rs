@@ -17,7 +17,7 @@ const QUEUE_EVENTS_MAX: usize = 1024;
 
 /// Code that follows the events of all sessions of a host as they happen: the text of responses while it
 /// streams, thinking, calls and their ends. It can change nothing, and no run waits for it. It may receive an
-/// event before the record of the event is stored, so that after a crash the event may not have happened.
+/// event before the record of the event is stored, so that after a crash the journal may lack it.
 ///
 /// `HostBuilder::live_hook` registers one.
 ///
@@ -86,7 +86,7 @@ impl LiveHooks {
     pub(super) fn start(RegisteredLiveHooks(hooks): RegisteredLiveHooks) -> Self {
         let queues = hooks.into_iter().map(|(name, hook)| {
             let (events, received) = channel(QUEUE_EVENTS_MAX);
-            spawn(follow(name.clone(), hook, received));
+            spawn(deliver_events(name.clone(), hook, received));
             LiveQueue { name, events, lost: AtomicU64::new(0) }
         });
         Self(queues.collect())
@@ -96,8 +96,8 @@ impl LiveHooks {
         self.0.is_empty()
     }
 
-    /// Sends an event to each hook. A hook whose queue is full loses it. Events of child sessions are sent
-    /// as those of the child.
+    /// Sends an event to each hook. A hook whose queue is full loses it. Skips [`Event::OfChild`]: the child
+    /// session sends the event itself.
     pub(super) fn send(&self, published: &PublishedEvent, metrics: &Metrics) {
         if self.is_empty() || matches!(published.event, Event::OfChild { .. }) {
             return;
@@ -114,7 +114,7 @@ impl LiveHooks {
 }
 
 /// Passes the events of a queue to its hook, one at a time, until the host ends.
-async fn follow(
+async fn deliver_events(
     name: String,
     hook: Arc<dyn LiveHook>,
     mut events: Receiver<(Arc<PublishedEvent>, u64)>,

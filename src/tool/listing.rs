@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     ApprovalPolicy, RegisteredKind, RegisteredTool, ServerState, StartPolicy, ToolEffect,
-    ToolRegistry, ToolServer,
+    ToolRegistry, ToolServer, ToolSpec,
 };
 
 /// Bytes of JSON for each token, on average.
@@ -16,7 +16,7 @@ const BYTES_PER_TOKEN: usize = 4;
 /// The reason why an agent does not offer a registered tool.
 pub(crate) const NOT_NAMED: &str = "the agent's tools do not name it";
 
-/// A registered tool, and whether an agent offers it.
+/// A registered tool, or one of the host itself, and whether an agent offers it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ListedTool {
     pub(crate) name: String,
@@ -106,9 +106,11 @@ pub(crate) struct AgentTools {
     pub(crate) servers: Vec<ListedServer>,
 }
 
-/// Lists the registered tools, first those that the agent offers.
-pub(crate) fn list_tools(
+/// Lists the registered tools, first those that the agent offers. `of_host` are the tools of the host itself that
+/// the agent offers.
+pub(crate) fn list_tools<'t>(
     registry: &ToolRegistry,
+    of_host: impl Iterator<Item = &'t ToolSpec>,
     is_offered: impl Fn(&str) -> bool,
     is_found: impl Fn(&str) -> bool,
 ) -> Vec<ListedTool> {
@@ -119,19 +121,27 @@ pub(crate) fn list_tools(
     };
     let listed = |(name, tool): (&str, &RegisteredTool)| {
         let offered = is_offered(name);
-        ListedTool::new(tool, server_of(name), offered, offered && is_found(name))
+        let found = offered && is_found(name);
+        ListedTool::new(&tool.spec, tool.kind, server_of(name), offered, found)
     };
-    let mut tools: Vec<ListedTool> = registry.iter().map(listed).collect();
+    let of_host =
+        of_host.map(|spec| ListedTool::new(spec, RegisteredKind::Host, None, true, false));
+    let mut tools: Vec<ListedTool> = registry.iter().map(listed).chain(of_host).collect();
     tools.sort_by_key(|tool| (tool.left_out.is_some(), tool.found));
     tools
 }
 
 impl ListedTool {
-    fn new(tool: &RegisteredTool, server: Option<&str>, is_offered: bool, found: bool) -> Self {
-        let spec = &tool.spec;
+    fn new(
+        spec: &ToolSpec,
+        kind: RegisteredKind,
+        server: Option<&str>,
+        is_offered: bool,
+        found: bool,
+    ) -> Self {
         Self {
             name: spec.name.clone(),
-            kind: tool.kind,
+            kind,
             effect: spec.effect,
             start: match spec.may_start_early() {
                 true => StartPolicy::OnSeal,

@@ -35,12 +35,14 @@ pub enum RegisteredKind {
     Mcp,
     /// An agent.
     Agent,
+    /// A tool of the host itself, such as `read_var`.
+    Host,
 }
 
 impl RegisteredTool {
     /// Makes a registered tool of the host itself.
     pub(crate) fn own(tool: impl Tool) -> Self {
-        let (spec, kind) = (Arc::new(tool.spec()), RegisteredKind::Native);
+        let (spec, kind) = (Arc::new(tool.spec()), RegisteredKind::Host);
         Self { spec, tool: Arc::new(tool), kind }
     }
 }

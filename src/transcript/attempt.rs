@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::RecordLocation;
 use crate::event::{ApprovalRequest, CallLabel};
-use crate::record::{DisplayedSegment, PartialResponse, ResponseDisposition, ResponseMessage};
+use crate::record::{DisplayedSegment, PartialResponse, ResponseEnding, ResponseMessage};
 use crate::types::{
     AgentLease, ApprovalPhase, CallKey, FinishReason, HookDecision, HookPoint, Judgement,
     ProviderError, Question, QuestionKind, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult,
@@ -66,7 +66,7 @@ pub struct AttemptResponse<'a> {
     /// The record.
     pub at: RecordLocation,
     /// The end of the response.
-    pub ending: ResponseDisposition,
+    pub ending: ResponseEnding,
     /// The message.
     pub message: &'a Arc<ResponseMessage>,
     /// The provider's finish reason.

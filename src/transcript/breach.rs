@@ -11,8 +11,8 @@ pub struct Breach {
     pub seq: Seq,
     /// The invariant that is broken.
     pub invariant: Invariant,
-    /// A description for people.
-    pub what: String,
+    /// A human-readable description.
+    pub message: String,
 }
 
 /// An invariant of a session's records.
@@ -77,6 +77,6 @@ impl Invariant {
 
 impl fmt::Display for Breach {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "record {}: {} ({})", self.seq, self.what, self.invariant.as_str())
+        write!(f, "record {}: {} ({})", self.seq, self.message, self.invariant.as_str())
     }
 }

@@ -25,7 +25,7 @@ pub use attempt::{
     RecordedDecision, RecordedHooks, RecordedOutcome, RecordedQuestion, RecordedReport,
 };
 pub use breach::{Breach, Invariant};
-pub use reader::TIME_FALL_MAX_MS;
+pub use reader::CLOCK_SETBACK_MAX_MS;
 
 use std::sync::Arc;
 

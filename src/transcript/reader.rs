@@ -11,7 +11,7 @@ use crate::record::{JournalEntry, Record};
 use crate::types::{COMPACT_AT, CallKey};
 
 /// The longest time by which a clock may be set back, in milliseconds: a day.
-pub const TIME_FALL_MAX_MS: u64 = 24 * 60 * 60 * 1000;
+pub const CLOCK_SETBACK_MAX_MS: u64 = 24 * 60 * 60 * 1000;
 
 impl<'a> Transcript<'a> {
     /// Reads these entries.
@@ -42,10 +42,11 @@ impl<'a> Transcript<'a> {
         if entry.seq.0 != expected {
             self.breach(at, Invariant::Numbering, format!("its number should be {expected}"));
         }
-        let fall = self.latest_time.saturating_sub(entry.time);
-        if fall > TIME_FALL_MAX_MS {
-            let what = format!("its time is {} s before that of an earlier record", fall / 1000);
-            self.breach(at, Invariant::Time, what);
+        let setback = self.latest_time.saturating_sub(entry.time);
+        if setback > CLOCK_SETBACK_MAX_MS {
+            let message =
+                format!("its time is {} s before that of an earlier record", setback / 1000);
+            self.breach(at, Invariant::Time, message);
         }
         self.latest_time = self.latest_time.max(entry.time);
         if index == 0 && !matches!(entry.record, Record::SessionOpened { .. }) {
@@ -64,19 +65,10 @@ impl<'a> Transcript<'a> {
         self.last = Some(at);
         match record {
             Record::SessionOpened { agent, messages, metadata, parent, client_tools } => {
-                if at.index > 0 {
-                    self.breach(at, Invariant::Session, "the session is opened again");
-                } else {
-                    let parent = parent.as_ref();
-                    self.opening = Some(SessionOpening {
-                        at,
-                        agent,
-                        messages,
-                        metadata,
-                        parent,
-                        client_tools: client_tools.as_ref(),
-                    });
-                }
+                let (parent, client_tools) = (parent.as_ref(), client_tools.as_ref());
+                let opening =
+                    SessionOpening { at, agent, messages, metadata, parent, client_tools };
+                self.add_opening(opening);
             }
             Record::SessionForked { from, at: last_copied } => {
                 self.forks.push(SessionFork { at, from, last_copied: *last_copied });
@@ -85,13 +77,9 @@ impl<'a> Transcript<'a> {
                 self.queued.push(RecordedInput { at, run, input, overrides });
             }
             Record::RunStarted { run_id, input, overrides, model, execution, metadata, .. } => {
-                if self.open_run().is_some() {
-                    let what = format!("{run_id} starts before the end of the run before");
-                    self.breach(at, Invariant::Run, what);
-                }
                 let (id, execution) = (run_id, *execution);
                 let start = RunStart { at, id, input, overrides, metadata, model, execution };
-                self.runs.push(RunTranscript { start: Some(start), ..RunTranscript::default() });
+                self.add_run(start);
             }
             Record::AttemptStarted {
                 turn,
@@ -161,7 +149,7 @@ impl<'a> Transcript<'a> {
                 }
             }
             Record::TurnHooksDecided { turn, on, decision } => {
-                if let Some(turn) = self.turn(at, *turn) {
+                if let Some(turn) = self.open_or_begin_turn(at, *turn) {
                     turn.hooks.push(RecordedHooks { at, on: *on, decision });
                 }
             }
@@ -176,7 +164,7 @@ impl<'a> Transcript<'a> {
                 early,
                 amended,
             } => {
-                if let Some(call) = self.call(at, label.key) {
+                if let Some(call) = self.call_entry(at, label.key) {
                     call.outcomes.push(RecordedOutcome {
                         at,
                         label,
@@ -195,14 +183,7 @@ impl<'a> Transcript<'a> {
                 self.add_commit(*turn, TurnCommit { at, end, summary });
             }
             Record::Steered { input, after_turn, request: _ } => {
-                let after_turn = *after_turn;
-                if after_turn != self.last_turn && !self.may_begin(after_turn) {
-                    let what = format!("the input follows turn {after_turn}, which does not exist");
-                    self.breach(at, Invariant::Turn, what);
-                }
-                if let Some(run) = self.open_run_for(at) {
-                    run.steers.push(SteeredInput { at, input, after_turn });
-                }
+                self.add_steer(SteeredInput { at, input, after_turn: *after_turn });
             }
             Record::StopAsked { mode } => {
                 if let Some(run) = self.open_run_for(at) {
@@ -211,15 +192,7 @@ impl<'a> Transcript<'a> {
             }
             Record::LimitReached { limit, value, maximum, action, note, usage } => {
                 let (value, maximum, note, usage) = (*value, *maximum, note.as_deref(), *usage);
-                // A summary that a client has requested may fail after the end of its run.
-                let run = match limit == COMPACT_AT && !self.runs.is_empty() {
-                    true => self.runs.last_mut(),
-                    false => self.open_run_for(at),
-                };
-                if let Some(run) = run {
-                    let reached = ReachedLimit { at, limit, value, maximum, action, note, usage };
-                    run.limits.push(reached);
-                }
+                self.add_limit(ReachedLimit { at, limit, value, maximum, action, note, usage });
             }
             Record::Instructed { request, text } => {
                 if let Some(run) = self.open_run_for(at) {
@@ -230,27 +203,15 @@ impl<'a> Transcript<'a> {
                 let (end, error, waiting) = (*end, error.as_ref(), *waiting);
                 let output = output.as_deref();
                 let run_end = RecordedRunEnd { at, id, end, text, output, error, stats, waiting };
-                if self.open_run().is_none() {
-                    self.breach(at, Invariant::Run, format!("{id} ends, and no run is open"));
-                } else if let Some(run) = self.runs.last_mut() {
-                    run.end = Some(run_end);
-                }
+                self.add_run_end(run_end);
             }
             Record::ToolsFrozen { sha256 } => self.tool_lists.push((at, sha256)),
             Record::Compacted { change, upto, tokens_before, tokens_after, usage } => {
-                if *upto > self.last_turn {
-                    let what = format!("it replaces parts of turn {upto}, which does not exist");
-                    self.breach(at, Invariant::Turn, what);
-                }
                 let (tokens_before, tokens_after) = (*tokens_before, *tokens_after);
                 let usage = *usage;
-                self.compactions.push(RecordedCompaction {
-                    at,
-                    change,
-                    tokens_before,
-                    tokens_after,
-                    usage,
-                });
+                let compaction =
+                    RecordedCompaction { at, change, tokens_before, tokens_after, usage };
+                self.add_compaction(*upto, compaction);
             }
             Record::SessionClosed => {
                 self.closed.get_or_insert(at);
@@ -258,8 +219,64 @@ impl<'a> Transcript<'a> {
         }
     }
 
-    fn breach(&mut self, at: RecordLocation, invariant: Invariant, what: impl Into<String>) {
-        self.breaches.push(Breach { seq: at.seq, invariant, what: what.into() });
+    fn breach(&mut self, at: RecordLocation, invariant: Invariant, message: impl Into<String>) {
+        self.breaches.push(Breach { seq: at.seq, invariant, message: message.into() });
+    }
+
+    fn add_opening(&mut self, opening: SessionOpening<'a>) {
+        if opening.at.index > 0 {
+            self.breach(opening.at, Invariant::Session, "the session is opened again");
+        } else {
+            self.opening = Some(opening);
+        }
+    }
+
+    fn add_run(&mut self, start: RunStart<'a>) {
+        if self.open_run().is_some() {
+            let message = format!("{} starts before the end of the run before", start.id);
+            self.breach(start.at, Invariant::Run, message);
+        }
+        self.runs.push(RunTranscript { start: Some(start), ..RunTranscript::default() });
+    }
+
+    fn add_run_end(&mut self, end: RecordedRunEnd<'a>) {
+        if self.open_run().is_none() {
+            let message = format!("{} ends, and no run is open", end.id);
+            self.breach(end.at, Invariant::Run, message);
+        } else if let Some(run) = self.runs.last_mut() {
+            run.end = Some(end);
+        }
+    }
+
+    fn add_steer(&mut self, steer: SteeredInput<'a>) {
+        let SteeredInput { at, after_turn, .. } = steer;
+        if after_turn != self.last_turn && !self.may_begin(after_turn) {
+            let message = format!("the input follows turn {after_turn}, which does not exist");
+            self.breach(at, Invariant::Turn, message);
+        }
+        if let Some(run) = self.open_run_for(at) {
+            run.steers.push(steer);
+        }
+    }
+
+    fn add_limit(&mut self, reached: ReachedLimit<'a>) {
+        // A summary that a client has requested may fail after the end of its run.
+        let run = match reached.limit == COMPACT_AT && !self.runs.is_empty() {
+            true => self.runs.last_mut(),
+            false => self.open_run_for(reached.at),
+        };
+        if let Some(run) = run {
+            run.limits.push(reached);
+        }
+    }
+
+    /// Adds a change of the messages up to the turn `upto`.
+    fn add_compaction(&mut self, upto: u32, compaction: RecordedCompaction<'a>) {
+        if upto > self.last_turn {
+            let message = format!("it replaces parts of turn {upto}, which does not exist");
+            self.breach(compaction.at, Invariant::Turn, message);
+        }
+        self.compactions.push(compaction);
     }
 
     /// Returns the open run, to which a record belongs. If no run is open, adds one without a start.
@@ -281,19 +298,23 @@ impl<'a> Transcript<'a> {
     }
 
     /// Returns the turn with this number: the open turn, or a later one that begins with this record.
-    fn turn(&mut self, at: RecordLocation, number: u32) -> Option<&mut TurnTranscript<'a>> {
+    fn open_or_begin_turn(
+        &mut self,
+        at: RecordLocation,
+        number: u32,
+    ) -> Option<&mut TurnTranscript<'a>> {
         let open = self.open_turn().map(|turn| turn.number);
         let is_next = self.may_begin(number);
         self.open_run_for(at)?;
         if let Some(open) = open.filter(|open| *open != number) {
-            let what = format!("it belongs to turn {number}, and turn {open} is open");
-            self.breach(at, Invariant::Turn, what);
+            let message = format!("it belongs to turn {number}, and turn {open} is open");
+            self.breach(at, Invariant::Turn, message);
             if number < open {
                 return None;
             }
         } else if open.is_none() && !is_next {
-            let what = format!("turn {number} follows turn {}", self.last_turn);
-            self.breach(at, Invariant::Turn, what);
+            let message = format!("turn {number} follows turn {}", self.last_turn);
+            self.breach(at, Invariant::Turn, message);
         }
         let run = self.runs.last_mut()?;
         if open != Some(number) {
@@ -305,20 +326,20 @@ impl<'a> Transcript<'a> {
 
     fn add_attempt(&mut self, turn: u32, number: u32, start: AttemptStart<'a>) {
         let at = start.at;
-        let Some(open) = self.turn(at, turn) else { return };
+        let Some(open) = self.open_or_begin_turn(at, turn) else { return };
         let last = open.attempts.last();
         let expected = last.map_or(1, |last| last.number + 1);
         let is_answered = last.is_some_and(|last| last.response.is_some());
-        let goes_on = last.is_some_and(|last| !last.is_void());
+        let is_open = last.is_some_and(|last| !last.is_void());
         let start = Some(start);
         open.attempts.push(AttemptTranscript { number, start, ..AttemptTranscript::default() });
         if number != expected {
-            let what = format!("it starts attempt {number}, and {expected} is the next");
-            self.breach(at, Invariant::Turn, what);
+            let message = format!("it starts attempt {number}, and {expected} is the next");
+            self.breach(at, Invariant::Turn, message);
         }
         if is_answered {
             self.breach(at, Invariant::Turn, "an attempt starts after the turn's response");
-        } else if goes_on {
+        } else if is_open {
             self.breach(at, Invariant::Turn, "an attempt starts before the last one failed");
         }
     }
@@ -330,19 +351,19 @@ impl<'a> Transcript<'a> {
         turn: u32,
         number: u32,
     ) -> Option<&mut AttemptTranscript<'a>> {
-        let open = self.turn(at, turn)?.attempts.last().map_or(0, |last| last.number);
+        let open = self.open_or_begin_turn(at, turn)?.attempts.last().map_or(0, |last| last.number);
         if open != number {
-            let what = format!("it belongs to attempt {number}, and attempt {open} is open");
-            self.breach(at, Invariant::Turn, what);
+            let message = format!("it belongs to attempt {number}, and attempt {open} is open");
+            self.breach(at, Invariant::Turn, message);
             return None;
         }
-        self.turn(at, turn)?.attempts.last_mut()
+        self.open_or_begin_turn(at, turn)?.attempts.last_mut()
     }
 
     fn add_failure(&mut self, turn: u32, number: u32, failure: AttemptFailure<'a>) {
         let Some(attempt) = self.attempt(failure.at, turn, number) else { return };
         if attempt.failure.is_some() || attempt.response.is_some() {
-            self.breach(failure.at, Invariant::Turn, "the attempt fails, and was over before");
+            self.breach(failure.at, Invariant::Turn, "the attempt fails after it has ended");
         } else {
             attempt.failure = Some(failure);
         }
@@ -350,7 +371,7 @@ impl<'a> Transcript<'a> {
 
     /// Adds a response. A response without an attempt contains the initial calls of the session.
     fn add_response(&mut self, turn: u32, number: u32, response: AttemptResponse<'a>) {
-        let Some(open) = self.turn(response.at, turn) else { return };
+        let Some(open) = self.open_or_begin_turn(response.at, turn) else { return };
         if open.attempts.is_empty() {
             open.attempts.push(AttemptTranscript { number, ..AttemptTranscript::default() });
         }
@@ -365,28 +386,29 @@ impl<'a> Transcript<'a> {
     fn add_commit(&mut self, number: u32, commit: TurnCommit<'a>) {
         let at = commit.at;
         if self.open_turn().is_none() {
-            let what = format!("turn {number} is committed, and no turn is open");
-            self.breach(at, Invariant::Commit, what);
+            let message = format!("turn {number} is committed, and no turn is open");
+            self.breach(at, Invariant::Commit, message);
         }
-        if let Some(turn) = self.turn(at, number) {
+        if let Some(turn) = self.open_or_begin_turn(at, number) {
             turn.commit = Some(commit);
         }
     }
 
-    /// Returns the call that a record concerns: a kept call of the open attempt, which is not void.
-    fn call(&mut self, at: RecordLocation, key: CallKey) -> Option<&mut CallTranscript<'a>> {
+    /// Returns the call that a record concerns. Adds it if this is its first record. The call must be kept, in the
+    /// open attempt, and that attempt must not be void.
+    fn call_entry(&mut self, at: RecordLocation, key: CallKey) -> Option<&mut CallTranscript<'a>> {
         let attempt = self.open_turn().map(|turn| (turn.number, turn.attempt()));
         let wrong = match attempt {
             None => Some((Invariant::Turn, format!("it concerns {key}, and no turn is open"))),
             Some((turn, None)) => {
-                let what = format!("it concerns {key}, and turn {turn} has no attempt");
-                Some((Invariant::Turn, what))
+                let message = format!("it concerns {key}, and turn {turn} has no attempt");
+                Some((Invariant::Turn, message))
             }
             Some((turn, Some(open))) if (key.turn, key.attempt) != (turn, open.number) => {
                 let attempt = open.number;
-                let what =
+                let message =
                     format!("it concerns {key}, and attempt {attempt} of turn {turn} is open");
-                Some((Invariant::Turn, what))
+                Some((Invariant::Turn, message))
             }
             Some((_, Some(open))) if open.is_void() => {
                 Some((Invariant::Turn, format!("it concerns {key}, whose attempt is void")))
@@ -396,8 +418,8 @@ impl<'a> Transcript<'a> {
             }
             Some((_, Some(_))) => None,
         };
-        if let Some((invariant, what)) = wrong {
-            self.breach(at, invariant, what);
+        if let Some((invariant, message)) = wrong {
+            self.breach(at, invariant, message);
             return None;
         }
         let attempt = self.runs.last_mut()?.turns.last_mut()?.attempts.last_mut()?;
@@ -411,7 +433,7 @@ impl<'a> Transcript<'a> {
         key: CallKey,
         invariant: Invariant,
     ) -> Option<&mut CallTranscript<'a>> {
-        if !self.call(at, key)?.outcomes.is_empty() {
+        if !self.call_entry(at, key)?.outcomes.is_empty() {
             self.breach(at, invariant, format!("{key} has its outcome already"));
             return None;
         }

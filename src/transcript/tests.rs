@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::fixtures::{entries, sample_records};
 use super::*;
-use crate::record::{JournalEntry, Record, ResponseDisposition};
+use crate::record::{JournalEntry, Record, ResponseEnding};
 use crate::types::{ApprovalPhase, ToolStatus, Verdict};
 
 /// Returns the numbers of the turns of each run, and of the attempts of each turn.
@@ -49,7 +49,7 @@ fn records_are_read_as_runs_turns_attempts_and_calls() {
     let turn = &first.turns[0];
     assert!(turn.attempts[0].is_void() && !turn.attempts[1].is_void());
     assert_eq!(turn.attempts[1].start.unwrap().wait_ms, 500);
-    assert_eq!(turn.response().unwrap().ending, ResponseDisposition::Well);
+    assert_eq!(turn.response().unwrap().ending, ResponseEnding::Complete);
     assert_eq!((turn.usage().input_tokens, turn.usage().output_tokens), (13, 5));
     assert_eq!(turn.usage(), turn.commit.unwrap().summary.usage);
     let pay = turn.call(turn.kept_calls()[1].key).unwrap();
@@ -166,9 +166,9 @@ fn numbers_and_times_are_checked() {
         breaches(&transcript)
     };
     assert_eq!(read(&|entries| entries[4].seq = Seq(9)), [(9, Invariant::Numbering)]);
-    assert_eq!(read(&|entries| entries[4].time -= TIME_FALL_MAX_MS), []);
+    assert_eq!(read(&|entries| entries[4].time -= CLOCK_SETBACK_MAX_MS), []);
     assert_eq!(
-        read(&|entries| entries[4].time -= TIME_FALL_MAX_MS + 2_000),
+        read(&|entries| entries[4].time -= CLOCK_SETBACK_MAX_MS + 2_000),
         [(5, Invariant::Time)]
     );
     assert_eq!(read(&|entries| entries[0].displayed_bytes = 7), [(1, Invariant::Run)]);

@@ -27,7 +27,7 @@ use super::effect::{ApprovalDecision, ApprovalError};
 use super::question::QuestionDecision;
 use super::{Turn, TurnStage, model_messages};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
-use crate::record::{Record, ResponseDisposition};
+use crate::record::{Record, ResponseEnding};
 use crate::types::{
     ApprovalPhase, CallKey, Judgement, Question, ReadSet, ToolOutcome, Verdict, WriteSet, excerpt,
 };
@@ -428,7 +428,7 @@ impl Turn {
         matches!(
             self.stage,
             TurnStage::ResponseEnded { cancelled: Some(_), .. }
-                | TurnStage::ResponseEnded { ending: ResponseDisposition::Cancelled, .. }
+                | TurnStage::ResponseEnded { ending: ResponseEnding::Cancelled, .. }
         )
     }
 }

@@ -12,7 +12,7 @@ use super::spec::TurnRules;
 use super::turn_hooks::HookStage;
 use super::{Turn, TurnStage};
 use crate::event::Event;
-use crate::record::{Record, ResponseDisposition};
+use crate::record::{Record, ResponseEnding};
 use crate::response::{DisplayOrder, ResponseAssembler, ResponseLimits};
 use crate::types::{
     ContextOverflow, FinishReason, ProviderError, ProviderErrorKind, RunError, ToolStatus,
@@ -183,8 +183,8 @@ impl Turn {
     /// window was full before the first word of the answer.
     pub(super) fn check_silent_overflow(
         &self,
-        ending: ResponseDisposition,
-    ) -> Result<ResponseDisposition, ProviderError> {
+        ending: ResponseEnding,
+    ) -> Result<ResponseEnding, ProviderError> {
         let response = &self.attempt.response;
         let tokens = response.usage().input_tokens;
         let window = self.spec.window.filter(|_| self.attempt.plan.model == 0);
@@ -201,12 +201,12 @@ impl Turn {
             has_no_output && response.reasoning().is_empty() && response.parts().is_empty();
         let had_no_room = configured.is_none() && is_empty && response.usage().output_tokens <= 1;
         let is_overflow = match ending {
-            ResponseDisposition::Well => is_above,
-            ResponseDisposition::Length => is_above || had_no_room || (is_near && has_no_output),
-            ResponseDisposition::Refused
-            | ResponseDisposition::BrokeKept
-            | ResponseDisposition::Excess
-            | ResponseDisposition::Cancelled => false,
+            ResponseEnding::Complete => is_above,
+            ResponseEnding::Length => is_above || had_no_room || (is_near && has_no_output),
+            ResponseEnding::Refused
+            | ResponseEnding::BrokenKept
+            | ResponseEnding::TooManyCalls
+            | ResponseEnding::Cancelled => false,
         };
         // Calls with effects that have started need their response.
         if !is_overflow || self.has_started_effects() {
@@ -241,7 +241,7 @@ impl Turn {
         });
         self.close_exchange(Some(error.clone()));
         if effects_started {
-            self.end_response(ResponseDisposition::BrokeKept, None);
+            self.end_response(ResponseEnding::BrokenKept, None);
             return;
         }
         let is_displayed = !self.attempt.display_order.is_empty();

@@ -34,7 +34,7 @@ use super::effect::{CallStart, DeferredEffect, PermitReply, TurnAction};
 use super::{Turn, TurnStage, model_messages};
 use crate::config::OnExcess;
 use crate::event::{Event, WaitingFor};
-use crate::record::{Record, ResponseDisposition};
+use crate::record::{Record, ResponseEnding};
 use crate::types::Execution;
 
 /// The calls that the state of the response allows to start.
@@ -177,7 +177,7 @@ impl Turn {
             }
             TurnStage::AwaitingResponse => StartGate::Early,
             TurnStage::ResponseEnded {
-                ending: ResponseDisposition::Well, cancelled: None, ..
+                ending: ResponseEnding::Complete, cancelled: None, ..
             } => StartGate::Open,
             TurnStage::ResponseEnded { .. } | TurnStage::Finished => StartGate::Closed,
         }

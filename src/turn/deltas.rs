@@ -6,7 +6,7 @@ use super::call::{CallPhase, QUOTE_CHARS, TurnCall};
 use super::effect::TurnAction;
 use super::{Turn, TurnStage, model_messages};
 use crate::event::{ArgumentsAnomaly, Event, ServiceCall, ServiceCallStatus};
-use crate::record::ResponseDisposition;
+use crate::record::ResponseEnding;
 use crate::response::CallChange;
 use crate::types::{CallKey, ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::Delta;
@@ -123,7 +123,7 @@ impl Turn {
             CallRetention::Fail => {
                 self.record_excess_call("failed");
                 self.effects.perform(TurnAction::Disconnect);
-                self.end_response(ResponseDisposition::Excess, None);
+                self.end_response(ResponseEnding::TooManyCalls, None);
             }
             CallRetention::OverBudget => self.end_over_calls(),
         }

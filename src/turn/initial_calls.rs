@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::LimitHit;
 use super::admission::{self, CallRetention};
 use super::spec::TurnRules;
-use crate::record::{Record, ResponseDisposition, ResponseMessage};
+use crate::record::{Record, ResponseEnding, ResponseMessage};
 use crate::types::Usage;
 
 /// The records at the start of a turn of initial calls.
@@ -28,7 +28,7 @@ impl InitialCallsStart {
     pub fn new(turn: u32, message: &ResponseMessage, rules: &TurnRules) -> Self {
         let mut response = ResponseMessage { calls: Vec::new(), ..message.clone() };
         let mut dropped_calls = Vec::new();
-        let mut disposition = ResponseDisposition::Well;
+        let mut ending = ResponseEnding::Complete;
         let mut limit_action = None;
         for call in &message.calls {
             match admission::retention_by_rules(call.key.index, rules) {
@@ -47,7 +47,7 @@ impl InitialCallsStart {
                 CallRetention::Fail => {
                     dropped_calls.push(call.name.clone());
                     limit_action.get_or_insert("failed");
-                    disposition = ResponseDisposition::Excess;
+                    ending = ResponseEnding::TooManyCalls;
                 }
             }
         }
@@ -59,7 +59,7 @@ impl InitialCallsStart {
         let record = Record::ResponseEnded {
             turn,
             attempt: 1,
-            ending: disposition,
+            ending,
             message: Arc::new(response),
             finish_reason: None,
             usage: Usage::default(),

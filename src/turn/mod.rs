@@ -28,11 +28,12 @@
 //! | circuit breaker, probe | `breaker` |
 //! | end of a response without a finish reason | `response::finish_reason` |
 //! | calls and text that are kept after each kind of end, cancellation | `response_end` |
-//! | result order, commit | `reassembly` |
+//! | arguments that are cut off at the limit of tokens (`max_tokens`) | `response_end`, `admission` |
+//! | order of results in events, commit (in the history: `context::history`) | `reassembly` |
 //! | token budget (`max_tokens_per_run`), `max_tool_calls_per_run`, `run_timeout` | `run_limits` |
 //! | texts that the model receives about calls that did not run | `model_messages` |
 //! | order of all decisions after an event | `mod` (`advance`) |
-//! | host crash (`kill -9`) during a call: outcome unknown, or rerun of an idempotent tool | `resume` |
+//! | host crash (`kill -9`) during a call: outcome unknown, or rerun of a pure or idempotent tool | `resume` |
 //! | running calls that a resumed turn attaches to | `started_calls` |
 //! | unanswered calls of a new session | `initial_calls` |
 //! | typed answer: its value in a response, the messages that ask for it | `output` |
@@ -111,7 +112,7 @@ pub use started_calls::{
 };
 
 use crate::event::{CallLabel, Event};
-use crate::record::{ResponseDisposition, ResponseMessage};
+use crate::record::{ResponseEnding, ResponseMessage};
 use crate::response::{ExchangeEnd, ResponseAssembler, classify_ending};
 use crate::types::{CallKey, ToolOutcome, Usage};
 use crate::wire::Delta;
@@ -162,7 +163,7 @@ enum TurnStage {
     AwaitingResponse,
     /// The response has ended. Its calls may still run.
     ResponseEnded {
-        ending: ResponseDisposition,
+        ending: ResponseEnding,
         message: Option<Arc<ResponseMessage>>,
         cancelled: Option<CancelReason>,
     },
@@ -234,7 +235,7 @@ impl Turn {
         let ended = classify_ending(&self.attempt.response, end);
         match ended.and_then(|ending| self.check_silent_overflow(ending)) {
             Ok(ending) => {
-                if ending == ResponseDisposition::Well {
+                if ending == ResponseEnding::Complete {
                     let changes = self.attempt.response.end(true);
                     self.handle_changes(changes);
                 }
@@ -329,7 +330,7 @@ impl Turn {
                 if !self.hooks.holds_request() {
                     self.effects.perform(TurnAction::Disconnect);
                 }
-                self.end_response(ResponseDisposition::Cancelled, Some(reason));
+                self.end_response(ResponseEnding::Cancelled, Some(reason));
             }
             TurnStage::ResponseEnded { cancelled, .. } => {
                 cancelled.get_or_insert(reason);

@@ -8,7 +8,7 @@ use super::committed::TurnRecord;
 use super::effect::{CancelReason, DeferredEffect, Effect, TurnAction, TurnEnd};
 use super::{Turn, TurnStage};
 use crate::event::{Event, TurnSummary};
-use crate::record::{Record, ResponseDisposition, ResponseMessage};
+use crate::record::{Record, ResponseEnding, ResponseMessage};
 use crate::types::{CallKey, Execution};
 
 /// The release of a turn's results in call order.
@@ -81,16 +81,14 @@ impl Turn {
         self.stage = TurnStage::Finished;
         let end = match (ending, cancelled) {
             (_, Some(reason)) => TurnEnd::Cancelled(reason),
-            (ResponseDisposition::Refused, None) => {
+            (ResponseEnding::Refused, None) => {
                 refusal.map_or(TurnEnd::Refused, TurnEnd::RefusedByHook)
             }
-            (ResponseDisposition::Excess, None) => TurnEnd::Failed(self.excess_error()),
+            (ResponseEnding::TooManyCalls, None) => TurnEnd::Failed(self.excess_error()),
             // The turn was resumed after a cancellation whose reason is not recorded.
-            (ResponseDisposition::Cancelled, None) => TurnEnd::Cancelled(CancelReason::Shutdown),
+            (ResponseEnding::Cancelled, None) => TurnEnd::Cancelled(CancelReason::Shutdown),
             (
-                ResponseDisposition::Well
-                | ResponseDisposition::Length
-                | ResponseDisposition::BrokeKept,
+                ResponseEnding::Complete | ResponseEnding::Length | ResponseEnding::BrokenKept,
                 None,
             ) => refusal.map_or(TurnEnd::Finished, TurnEnd::RefusedByHook),
         };

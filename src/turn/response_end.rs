@@ -1,6 +1,6 @@
 //! The end of a response: the text and the calls that are kept after each kind of end.
 //!
-//! Each [`ResponseDisposition`] has a row in the table of `docs/architecture.md`. Calls that can no
+//! Each [`ResponseEnding`] has a row in the table of `docs/architecture.md`. Calls that can no
 //! longer start are answered. Calls that are discarded leave the history. A cancellation (stop, timeout,
 //! shutdown) answers every running call at once and aborts its tool; the supervisor kills it after
 //! `cancel_grace`.
@@ -12,24 +12,20 @@ use super::call::{CallPhase, TurnCall};
 use super::effect::{CancelReason, TurnAction};
 use super::{Turn, TurnStage, model_messages};
 use crate::event::{Event, ServiceCallStatus};
-use crate::record::{PartialResponse, Record, ResponseDisposition, ResponseMessage};
+use crate::record::{PartialResponse, Record, ResponseEnding, ResponseMessage};
 use crate::response::PartialCall;
 use crate::types::ToolOutcome;
 
 impl Turn {
     /// Ends the response: records what is kept, and answers the calls that can no longer start.
-    pub(super) fn end_response(
-        &mut self,
-        ending: ResponseDisposition,
-        cancelled: Option<CancelReason>,
-    ) {
+    pub(super) fn end_response(&mut self, ending: ResponseEnding, cancelled: Option<CancelReason>) {
         self.withdraw_turn_hooks();
         self.close_exchange(None);
         self.discard_service_calls(|call| !call.sealed);
         for index in 0..self.calls.len() {
             self.parse_unsealed_arguments(index, ending);
         }
-        if ending == ResponseDisposition::Refused {
+        if ending == ResponseEnding::Refused {
             self.drop_calls_after_refusal();
         }
         // Calls beyond `CALLS_MAX`, which were never opened. They are reported under the name of the
@@ -57,7 +53,7 @@ impl Turn {
             names: message.calls.iter().map(|call| call.name.clone()).collect(),
             opened: u32::try_from(self.calls.len() + excess).unwrap_or(u32::MAX),
             detected: u32::try_from(detected.count()).unwrap_or(u32::MAX),
-            stopped: ending == ResponseDisposition::Cancelled,
+            stopped: ending == ResponseEnding::Cancelled,
         };
         self.emit(event);
         self.stage = TurnStage::ResponseEnded {
@@ -69,20 +65,18 @@ impl Turn {
     }
 
     /// Answers the calls that can no longer start after this end.
-    pub(super) fn close_calls_after_response(&mut self, ending: ResponseDisposition) {
+    pub(super) fn close_calls_after_response(&mut self, ending: ResponseEnding) {
         let maximum = self.spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
         match ending {
-            ResponseDisposition::Well | ResponseDisposition::Refused => {}
-            ResponseDisposition::Length => {
-                self.end_unstarted_calls(&model_messages::cut_off_response())
-            }
-            ResponseDisposition::BrokeKept => {
+            ResponseEnding::Complete | ResponseEnding::Refused => {}
+            ResponseEnding::Length => self.end_unstarted_calls(&model_messages::cut_off_response()),
+            ResponseEnding::BrokenKept => {
                 self.end_unstarted_calls(&model_messages::broken_response())
             }
-            ResponseDisposition::Excess => {
+            ResponseEnding::TooManyCalls => {
                 self.end_unstarted_calls(&model_messages::failed_over_limit(maximum))
             }
-            ResponseDisposition::Cancelled => self.cancel_calls(),
+            ResponseEnding::Cancelled => self.cancel_calls(),
         }
     }
 
@@ -212,7 +206,7 @@ impl Turn {
     }
 
     /// Parses the arguments of a call that was never sealed, as far as they were received.
-    fn parse_unsealed_arguments(&mut self, index: usize, ending: ResponseDisposition) {
+    fn parse_unsealed_arguments(&mut self, index: usize, ending: ResponseEnding) {
         let (Some(partial_call), Some(call)) =
             (self.attempt.response.calls().get(index), self.calls.get_mut(index))
         else {
@@ -231,13 +225,13 @@ impl Turn {
             self.emit(Event::CallOpened { call: label });
         }
         // Arguments that a cancellation cut off are not an anomaly.
-        if let Some(anomaly) = anomaly.filter(|_| ending != ResponseDisposition::Cancelled) {
+        if let Some(anomaly) = anomaly.filter(|_| ending != ResponseEnding::Cancelled) {
             self.publish_anomaly(index, anomaly);
         }
     }
 
     /// Returns the message with the kept text and calls.
-    fn kept_message(&self, ending: ResponseDisposition) -> ResponseMessage {
+    fn kept_message(&self, ending: ResponseEnding) -> ResponseMessage {
         let mut text = self.attempt.response.text().to_owned();
         text.push_str(self.attempt.response.refusal());
         let kept = self.calls.iter().filter(|call| call.is_kept());
@@ -251,19 +245,19 @@ impl Turn {
         };
         message.drop_parts_without_calls();
         match ending {
-            ResponseDisposition::Well => {}
-            ResponseDisposition::Length
-            | ResponseDisposition::Refused
-            | ResponseDisposition::BrokeKept
-            | ResponseDisposition::Excess
-            | ResponseDisposition::Cancelled => message.drop_unfinished_reasoning(),
+            ResponseEnding::Complete => {}
+            ResponseEnding::Length
+            | ResponseEnding::Refused
+            | ResponseEnding::BrokenKept
+            | ResponseEnding::TooManyCalls
+            | ResponseEnding::Cancelled => message.drop_unfinished_reasoning(),
         }
         message
     }
 
     /// Returns the response up to now, without calls whose arguments are incomplete.
     pub(super) fn response_so_far(&self) -> PartialResponse {
-        let mut message = self.kept_message(ResponseDisposition::BrokeKept);
+        let mut message = self.kept_message(ResponseEnding::BrokenKept);
         let is_sealed =
             |key| self.calls.iter().any(|c| c.key() == key && !matches!(c.phase, CallPhase::Open));
         message.calls.retain(|call| is_sealed(call.key));

@@ -2,8 +2,8 @@
 //!
 //! Crash during a call: a recorded outcome is used. A call with an intent and without an outcome may
 //! or may not have happened. It is answered [`Unknown`](crate::types::ToolStatus::Unknown), or, if its
-//! tool is idempotent, runs again with the same idempotency key. A call without an intent is decided
-//! as if it were new. Approvals stay pending, and their timeouts go on while no host runs.
+//! tool is idempotent, runs again with the same idempotency key. A call without an intent, such
+//! as each call of a pure tool, is decided as if it were new. Approvals stay pending, and their timeouts go on while no host runs.
 //!
 //! If only the owner of the turn died, its tool supervisor still runs the calls. The resumed turn
 //! attaches to them, and to their waits for people. A call whose start did not reach the supervisor is decided as if it were new,
@@ -24,7 +24,7 @@ use super::turn_hooks::HookStage;
 use super::{Turn, TurnStage, model_messages};
 use crate::event::Event;
 use crate::record::{
-    JournalEntry, PartialResponse, Record, ResponseDisposition, ResponseMessage, StopMode,
+    JournalEntry, PartialResponse, Record, ResponseEnding, ResponseMessage, StopMode,
     displayed_text,
 };
 use crate::transcript::{
@@ -107,7 +107,7 @@ impl Turn {
     /// Resumes a turn whose response is recorded: its calls continue.
     fn resume_response(
         &mut self,
-        ending: ResponseDisposition,
+        ending: ResponseEnding,
         message: Arc<ResponseMessage>,
         recorded: &RecordedTurn<'_, '_>,
     ) {
@@ -148,7 +148,7 @@ impl Turn {
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
             attempt,
-            ending: ResponseDisposition::BrokeKept,
+            ending: ResponseEnding::BrokenKept,
             message: Arc::clone(&message),
             finish_reason: None,
             usage: Usage::default(),
@@ -161,7 +161,7 @@ impl Turn {
             detected: u32::try_from(message.calls.len()).unwrap_or(u32::MAX),
             stopped: false,
         });
-        self.resume_response(ResponseDisposition::BrokeKept, message, recorded);
+        self.resume_response(ResponseEnding::BrokenKept, message, recorded);
     }
 
     /// Records that the open attempt broke because the host stopped.

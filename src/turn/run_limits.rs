@@ -4,7 +4,7 @@
 //! The run counts calls and tokens over its turns (`session::run`, `session::meter`). Each turn
 //! receives the rest as its [`Budget`](super::Budget).
 //!
-//! - Token budget: a response that exceeds it is cut off, and the turn ends
+//! - Token budget: the host disconnects from a response that exceeds it, and the turn ends
 //!   ([`end_if_over_tokens`](Turn::end_if_over_tokens)). A complete answer without calls is kept. If no
 //!   tokens are left, the turn also ends before a retry ([`attempt`](super::attempt)) and before a
 //!   resumed turn requests its response again ([`resume`](super::resume)).
@@ -17,16 +17,16 @@ use super::call::TurnCall;
 use super::effect::{CancelReason, TurnAction, TurnEnd};
 use super::{Turn, TurnStage};
 use crate::event::Event;
-use crate::record::{Record, ResponseDisposition};
+use crate::record::{Record, ResponseEnding};
 use crate::response::ExchangeEnd;
 use crate::response::classify_ending;
 use crate::types::Usage;
 
-/// The configuration key of the limit of a run's tokens.
+/// Configuration key of the run's token limit.
 pub(crate) const MAX_TOKENS: &str = "max_tokens_per_run";
-/// The configuration key of the limit of a run's calls.
+/// Configuration key of the run's call limit.
 pub(crate) const MAX_CALLS: &str = "max_tool_calls_per_run";
-/// The configuration key of the limit of a run's time.
+/// Configuration key of the run's time limit.
 pub(super) const RUN_TIMEOUT: &str = "run_timeout";
 
 /// A limit that was reached, or half used.
@@ -46,7 +46,7 @@ pub struct LimitHit {
 
 impl Turn {
     /// Ends the turn if its response has used more tokens than the run had left. A complete answer
-    /// without calls is kept: it is paid for, and no further request follows. Returns true if the turn
+    /// without calls is kept: it is paid for, and no further request follows. Returns whether the turn
     /// ended.
     pub(super) fn end_if_over_tokens(&mut self) -> bool {
         let Some(left) = self.spec.budget.tokens_left else { return false };
@@ -54,22 +54,22 @@ impl Turn {
         if self.stage != TurnStage::AwaitingResponse || used <= left {
             return false;
         }
-        let is_cut = match classify_ending(&self.attempt.response, ExchangeEnd::Closed) {
-            Ok(ResponseDisposition::Refused) => false,
+        let must_end = match classify_ending(&self.attempt.response, ExchangeEnd::Closed) {
+            Ok(ResponseEnding::Refused) => false,
             Ok(
-                ResponseDisposition::Well
-                | ResponseDisposition::Length
-                | ResponseDisposition::BrokeKept
-                | ResponseDisposition::Excess
-                | ResponseDisposition::Cancelled,
+                ResponseEnding::Complete
+                | ResponseEnding::Length
+                | ResponseEnding::BrokenKept
+                | ResponseEnding::TooManyCalls
+                | ResponseEnding::Cancelled,
             ) => self.calls.iter().any(TurnCall::is_kept),
             Err(_) => true,
         };
-        if is_cut {
+        if must_end {
             self.record_token_limit(used, left);
-            self.cut_off_over_budget();
+            self.disconnect_over_budget();
         }
-        is_cut
+        must_end
     }
 
     /// Ends the turn in the middle of its response, because a call has opened that exceeds the run's
@@ -78,11 +78,12 @@ impl Turn {
         let Some(maximum) = self.spec.rules.limits.max_tool_calls_per_run.map(u64::from) else {
             return;
         };
+        // The call that has just opened is the first over the limit.
         self.record_limit(MAX_CALLS, maximum.saturating_add(1), maximum, "ended");
-        self.cut_off_over_budget();
+        self.disconnect_over_budget();
     }
 
-    /// Returns true if no tokens are left for a further request.
+    /// Returns whether no tokens are left for a further request.
     pub(super) fn is_out_of_tokens(&self) -> bool {
         self.spec.budget.tokens_left.is_some_and(|left| self.tokens_used() >= left)
     }
@@ -97,9 +98,9 @@ impl Turn {
         self.commit(TurnEnd::Cancelled(CancelReason::Budget), None);
     }
 
-    fn cut_off_over_budget(&mut self) {
+    fn disconnect_over_budget(&mut self) {
         self.effects.perform(TurnAction::Disconnect);
-        self.end_response(ResponseDisposition::Cancelled, Some(CancelReason::Budget));
+        self.end_response(ResponseEnding::Cancelled, Some(CancelReason::Budget));
     }
 
     /// Returns the tokens of the failed attempts, of the current response and of the children that have ended.
@@ -122,8 +123,8 @@ impl Turn {
         self.handle_cancel(self.now(), CancelReason::RunTimeout);
     }
 
-    /// Returns the deadline of the run. There is none while the turn waits only for people, because
-    /// that time does not count towards `run_timeout`. A cancelled turn, which may wait for children to end, has none either.
+    /// Returns the deadline of the run. Returns `None` while the turn waits only for people, and for a
+    /// cancelled turn, which may wait for its children to end. Waiting for people extends the deadline.
     pub(super) fn run_deadline(&self) -> Option<Duration> {
         let is_open = self.stage != TurnStage::Finished && !self.is_cancelled();
         let counts = is_open && !self.clock.is_waiting_for_people();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::effect::{AttemptPlan, EndedTurn, HookRequest, TurnAction};
 use super::{Turn, TurnStage};
-use crate::record::{Record, ResponseDisposition};
+use crate::record::{Record, ResponseEnding};
 use crate::types::{HookDecision, HookPoint, HookVerdict, RunError};
 
 /// The code of the error of a run that hooks end.
@@ -99,7 +99,7 @@ impl Turn {
     fn request_allowed(&mut self, plan: AttemptPlan) {
         if let HookStage::Decided(decision) = &self.hooks.before_request {
             if decision.verdict == HookVerdict::Refuse {
-                self.end_response(ResponseDisposition::Refused, None);
+                self.end_response(ResponseEnding::Refused, None);
                 return;
             }
             if decision.messages.is_some() || decision.parameters.is_some() {
@@ -117,12 +117,12 @@ impl Turn {
         let TurnStage::ResponseEnded { ending, cancelled, .. } = &self.stage else { return true };
         let goes_on = cancelled.is_none()
             && match ending {
-                ResponseDisposition::Well
-                | ResponseDisposition::Length
-                | ResponseDisposition::BrokeKept => true,
-                ResponseDisposition::Refused
-                | ResponseDisposition::Excess
-                | ResponseDisposition::Cancelled => false,
+                ResponseEnding::Complete | ResponseEnding::Length | ResponseEnding::BrokenKept => {
+                    true
+                }
+                ResponseEnding::Refused
+                | ResponseEnding::TooManyCalls
+                | ResponseEnding::Cancelled => false,
             };
         if !goes_on || !self.spec.rules.has_turn_hook(HookPoint::AfterTurn) {
             self.withdraw_turn_hooks();

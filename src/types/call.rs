@@ -172,7 +172,7 @@ pub enum FailureKind {
     UnknownTool,
     /// The arguments are not an object, or do not match the tool's schema.
     InvalidArguments,
-    /// The arguments are truncated.
+    /// The arguments are incomplete although the stream ended them, as at a limit of tokens.
     CutOffArguments,
     /// More argument bytes arrived after the call was sealed.
     Malformed,

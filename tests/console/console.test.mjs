@@ -411,6 +411,22 @@ test("320 pixels and texts of twice the size need no scrolling sideways", async 
           `${JSON.stringify(prompt)} ${JSON.stringify(log)}`,
         );
       }
+      if (view === "turns")
+        assert.ok(await page.locator(".waterfall .axis span").first().isVisible(), `the axis, ${name}`);
+      if (view === "tools" && name === "narrow") {
+        const cells = await page.locator(".tools tbody tr:first-child td").evaluateAll((all) =>
+          all.map((cell) => ({
+            label: getComputedStyle(cell, "::before").content,
+            isInside: cell.getBoundingClientRect().right <= innerWidth,
+          })),
+        );
+        const labels = ["Kind", "Effect", "Starts", "Idempotent", "Approval", "Tokens"];
+        assert.deepEqual(
+          cells,
+          labels.map((label) => ({ label: `"${label} "`, isInside: true })),
+        );
+        assert.equal(await page.locator("#connection").getAttribute("title"), "Connection to the host: live");
+      }
       await shoot(page, `${view}-${name}`);
     }
     await assertAccessible(page, name);

@@ -67,10 +67,10 @@ impl McpConfig {
         if config.share == McpShare::Host {
             section.forbid("max_connections", "needs share = \"session\"");
         }
-        let connections = section.read("max_connections", values::count);
-        let unlimited = NonZeroUsize::MAX;
-        let connections = connections.map(|most| NonZeroUsize::new(most).unwrap_or(unlimited));
-        config.max_connections = connections.unwrap_or(config.max_connections);
+        if let Some(limit) = section.read("max_connections", values::limit) {
+            let limit = limit.and_then(NonZeroUsize::new);
+            config.max_connections = limit.unwrap_or(NonZeroUsize::MAX);
+        }
         config.policy = ToolOverride::read_policy(section);
         section.finish();
         config
@@ -157,6 +157,17 @@ secret_headers = { authorization = "SET" }
     }
 
     #[test]
+    fn zero_connections_are_without_a_limit() {
+        let connections = |keys: &str| {
+            let text = format!("[mcp.a]\ncommand = [\"a\"]\nshare = \"session\"\n{keys}");
+            parse(&text).unwrap().mcp["a"].max_connections.get()
+        };
+        assert_eq!(connections(""), 100);
+        assert_eq!(connections("max_connections = 7"), 7);
+        assert_eq!(connections("max_connections = 0"), usize::MAX);
+    }
+
+    #[test]
     fn wrong_servers_name_line_and_remedy() {
         for (text, expected) in [
             (
@@ -185,6 +196,10 @@ secret_headers = { authorization = "SET" }
             (
                 "[mcp.a]\ncommand = [\"x\"]\nmax_timeout = \"1s\"",
                 "3: mcp.a.max_timeout: must not be shorter than timeout",
+            ),
+            (
+                "[mcp.a]\ncommand = [\"x\"]\nmax_connections = 7",
+                "3: mcp.a.max_connections: needs share = \"session\"",
             ),
             (
                 "[mcp.a]\ncommand = [\"x\"]\ntrust = \"all\"",

@@ -51,9 +51,11 @@ impl Config {
     ) -> Result<Self, ConfigErrors> {
         let source = ConfigSource::new(text, file);
         let Some(root) = source.root() else { return Err(source.into_errors()) };
-        let host = HostConfig::read(&root.table("host"), env);
-        let journal = JournalConfig::read(&root.table("journal"));
-        let console = ConsoleConfig::read(&root.table("console"));
+        let [host_table, journal_table, console_table] =
+            ["host", "journal", "console"].map(|key| root.table(key));
+        let host = HostConfig::read(&host_table, env);
+        let journal = JournalConfig::read(&journal_table);
+        let console = ConsoleConfig::read(&console_table);
         let mut models: BTreeMap<String, ModelConfig> = root
             .tables("models")
             .into_iter()
@@ -94,7 +96,7 @@ impl Config {
             .into_iter()
             .filter_map(|section| HookConfig::read(&section, &agents, env))
             .collect();
-        root.finish();
+        root.finish_beside(&[host_table, journal_table, console_table]);
         if agents.is_empty() {
             match AgentConfig::embedded(&models) {
                 Ok(agent) => {

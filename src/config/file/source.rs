@@ -25,7 +25,7 @@ impl<'t> ConfigSource<'t> {
             Ok(table) => (Some(table), Vec::new()),
             Err(error) => {
                 let line = error.span().map(|span| line_number(text, span.start));
-                let message = error.message().replace('\n', ", ");
+                let message = syntax_message(text, &error);
                 let file = Some(file.to_owned());
                 (None, vec![ConfigError { file, line, key: String::new(), message }])
             }
@@ -249,12 +249,22 @@ impl<'s, 't> Section<'s, 't> {
 
     /// Records an error for every key that was not read.
     pub(super) fn finish(&self) {
+        self.finish_beside(&[]);
+    }
+
+    /// Records an error for every key that was not read. The hint for a key of one of these tables names the table.
+    pub(super) fn finish_beside(&self, tables: &[Self]) {
         let known = self.known.borrow();
         for (key, _) in self.table.into_iter().flat_map(DeTable::iter) {
-            if !known.contains(key.get_ref().as_ref()) {
-                let hint = did_you_mean(key.get_ref(), known.iter().copied());
+            let name: &str = key.get_ref();
+            if !known.contains(name) {
+                let table = tables.iter().find(|table| table.known.borrow().contains(name));
+                let hint = match table {
+                    Some(table) => format!(" (did you mean {}?)", table.key(name)),
+                    None => did_you_mean(name, known.iter().copied()),
+                };
                 let message = format!("unknown key{hint}");
-                self.source.add_error(Some(key.span().start), &self.key(key.get_ref()), message);
+                self.source.add_error(Some(key.span().start), &self.key(name), message);
             }
         }
     }
@@ -267,6 +277,22 @@ impl<'s, 't> Section<'s, 't> {
     fn key(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
+}
+
+/// Returns the message of a text that is not TOML, on one line. Adds what the parser does not say: the key that is
+/// there twice, and that a text needs quotes.
+fn syntax_message(text: &str, error: &toml::de::Error) -> String {
+    let message = error.message().replace('\n', ", ");
+    let message = message.trim_end_matches(", expected nothing");
+    let found = error.span().and_then(|span| text.get(span)).unwrap_or_default();
+    if message == "duplicate key" {
+        return format!("duplicate key {found}");
+    }
+    let is_of_value = ["boolean", "date-time", "float", "integer"]
+        .iter()
+        .any(|kind| message.starts_with(&format!("invalid {kind}")));
+    let hint = if is_of_value { "; a text needs quotes, as in key = \"text\"" } else { "" };
+    format!("{message}{hint}")
 }
 
 fn line_number(text: &str, offset: usize) -> usize {

@@ -34,7 +34,7 @@ pub struct PublicEvent {
     pub json: String,
 }
 
-/// The public events of an event: at most three, which a run's end has.
+/// The public events of one event. Only the end of a failed run has three.
 type EventViews = [Option<PublicEvent>; 3];
 
 impl PublishedEvent {
@@ -58,6 +58,7 @@ impl PublishedEvent {
                 64,
             ),
             Event::ToolsChanged { change } => self.single("tools_changed", &**change, 256),
+            // An empty `thinking` tells clients that a turn has started.
             Event::TurnStarted => self.single("thinking", &TextView { text: "" }, 0),
             Event::ThinkingReceived { text } => {
                 self.single("thinking", &TextView { text }, text.len())
@@ -98,20 +99,10 @@ impl PublishedEvent {
                 self.single("turn_end", &TurnEndView::new(summary), 256)
             }
             Event::AttemptStarted { attempt, model, streamed, reason, wait, .. } => {
-                let wait_ms = millis(*wait);
-                let fields =
-                    AttemptView { attempt: *attempt, model, streamed: *streamed, reason, wait_ms };
-                self.single("attempt", &fields, model.len() + reason.len())
+                self.attempt(&AttemptView::new(*attempt, model, *streamed, reason, millis(*wait)))
             }
             Event::AttemptVoided { attempt, model, streamed, reason } => {
-                let fields = AttemptView {
-                    attempt: *attempt,
-                    model,
-                    streamed: *streamed,
-                    reason,
-                    wait_ms: 0,
-                };
-                self.single("attempt", &fields, model.len() + reason.len())
+                self.attempt(&AttemptView::new(*attempt, model, *streamed, reason, 0))
             }
             Event::LimitReached { limit, value, maximum, action } => self.single(
                 "limit_reached",
@@ -206,6 +197,10 @@ impl PublishedEvent {
         self.single("tool_use", fields, 256)
     }
 
+    fn attempt(&self, fields: &AttemptView<'_>) -> EventViews {
+        self.single("attempt", fields, fields.model.len() + fields.reason.len())
+    }
+
     fn single(&self, kind: &'static str, fields: &impl Serialize, bytes: usize) -> EventViews {
         [Some(self.view(kind, fields, bytes)), None, None]
     }
@@ -213,6 +208,7 @@ impl PublishedEvent {
     /// Serialises one object. `bytes` is the estimated size of its own fields.
     #[expect(clippy::expect_used, reason = "structs with named fields always have a JSON form")]
     fn view(&self, kind: &'static str, fields: &impl Serialize, bytes: usize) -> PublicEvent {
+        // 192 bytes for the common fields, and one eighth of `bytes` for escapes.
         let mut json = Vec::with_capacity(192 + bytes + bytes / 8);
         let object = EventObject {
             kind,
@@ -234,7 +230,7 @@ fn child_views(child: &ChildEvent) -> EventViews {
         "agent_path": child.agent_path,
     });
     let named = named.to_string();
-    // Both are objects with members.
+    // Both texts are non-empty objects: joins them with a comma.
     let fields = named.strip_prefix('{').unwrap_or_default();
     child.published().views().map(|view| {
         let PublicEvent { kind, mut json } = view?;
@@ -425,6 +421,12 @@ struct AttemptView<'a> {
     streamed: bool,
     reason: &'a str,
     wait_ms: u64,
+}
+
+impl<'a> AttemptView<'a> {
+    fn new(attempt: u32, model: &'a str, streamed: bool, reason: &'a str, wait_ms: u64) -> Self {
+        Self { attempt, model, streamed, reason, wait_ms }
+    }
 }
 
 #[derive(Serialize)]

@@ -25,7 +25,7 @@ use crate::config::Limits;
 use crate::context::History;
 use crate::event::StatsReport;
 use crate::session::{RebuildError, RunTerms, StoredSession};
-use crate::types::{ApprovalPhase, Content, ContentPart, Usage};
+use crate::types::{ApprovalPhase, Content, ContentPart, Usage, harmless};
 
 /// Formats an entry as a line with one JSON object: `seq, time, type` and the record's own fields.
 #[must_use]
@@ -86,6 +86,12 @@ fn count_with_noun(count: usize, noun: &str) -> String {
 
 fn image_count(input: &Content) -> usize {
     input.parts().iter().filter(|part| matches!(part, ContentPart::Image(_))).count()
+}
+
+/// Returns a text without line breaks and control characters, and with invisible characters written
+/// out.
+fn harmless_line(text: &str) -> String {
+    harmless(text).replace(char::is_control, "")
 }
 
 /// Returns the turns, calls, tokens and time of a run.

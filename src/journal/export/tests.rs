@@ -113,6 +113,35 @@ fn quoted_text_cannot_break_the_layout_of_markdown() {
     }
 }
 
+/// Names, messages and variables can look like others by what is invisible in them.
+#[test]
+fn invisible_characters_are_written_out_in_every_text() {
+    let mut json = serde_json::to_string(&sample_records()).unwrap();
+    let opened = r#""agent":"default""#;
+    let names = ["clock", "pay", "balance", "noon", "go on", "stream broke", "half_used", "`x`"];
+    for text in names.into_iter().chain(["max_turns", "What", "tomorrow", "look"]) {
+        let (first, rest) = text.split_at(1);
+        assert!(json.contains(text), "{text} in {json}");
+        json = json.replace(text, &format!(r"{first}\u202e\u200b{rest}"));
+    }
+    assert!(json.contains(opened), "{json}");
+    let metadata = r#""agent":"d\u202eefault","metadata":{"t\u202eeam":"s\u202eearch"}"#;
+    json = json.replace(opened, metadata).replace(r#""model":"m""#, r#""model":"m\u200b""#);
+    json = json.replace(r#""raw":"tool_calls""#, r#""raw":"tool\u202e_calls""#);
+    let entries = entries(serde_json::from_str::<Vec<Record>>(&json).unwrap());
+    let children = ChildSessions::new(&session());
+    let style = TimelineStyle { columns: 120, coloured: false, turns_max: 12 };
+    for (format, log) in [
+        ("text", text(&entries).collect::<String>()),
+        ("markdown", markdown(&session(), &entries).collect()),
+        ("timeline", timeline(&entries, &children, None, 0, style).collect()),
+    ] {
+        assert!(!log.contains(['\u{202e}', '\u{200b}']), "{format}: {log}");
+        assert!(log.contains(r"c\u{202e}\u{200b}lock"), "{format}: {log}");
+        assert!(log.contains(r"m\u{200b}"), "{format}: {log}");
+    }
+}
+
 #[test]
 fn a_misplaced_record_has_a_line_of_text() {
     let mut records = sample_records();

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::children::ChildLine;
 use super::{
-    ChildSessions, approval_question, count_with_noun, format_duration, image_count, run_sums,
-    tokens, when, word,
+    ChildSessions, approval_question, count_with_noun, format_duration, harmless_line, image_count,
+    run_sums, tokens, when, word,
 };
 use crate::journal::JournalEntry;
 use crate::record::{ContextChange, ResponseMessage};
@@ -61,8 +61,8 @@ fn log_of<'a>(
         let mut rows = String::new();
         for (row, line) in lines.iter().enumerate() {
             let line = format!("{}{line}", if row == 0 { &head } else { &margin });
-            // A control character of a model's text must not break the line.
-            rows.extend(line.trim_end().chars().filter(|c| !c.is_control()));
+            // No name or text in it must break the line, or look like another one.
+            rows.push_str(&harmless_line(line.trim_end()));
             rows.push('\n');
         }
         rows

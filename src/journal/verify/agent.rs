@@ -48,8 +48,8 @@ pub fn verify_children(
             let Some(child) = children.of_call(session, &transcript, call) else { continue };
             let Some(intent) = call.intents.last() else { continue };
             if let Some(what) = child_problem(intent, call.outcome(), &child) {
-                let what = format!("the child {} of {key} {what}", child.id);
-                breaches.push(Breach { seq: intent.at.seq, invariant: Invariant::Lease, what });
+                let message = format!("the child {} of {key} {what}", child.id);
+                breaches.push(Breach { seq: intent.at.seq, invariant: Invariant::Lease, message });
             }
         }
     }

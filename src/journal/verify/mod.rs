@@ -79,10 +79,10 @@ impl Verifier<'_, '_> {
         condition: bool,
         at: RecordLocation,
         invariant: Invariant,
-        what: impl FnOnce() -> String,
+        message: impl FnOnce() -> String,
     ) {
         if !condition {
-            self.breaches.push(Breach { seq: at.seq, invariant, what: what() });
+            self.breaches.push(Breach { seq: at.seq, invariant, message: message() });
         }
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::journal::export::ChildSessions;
 use crate::record::Record;
-use crate::transcript::TIME_FALL_MAX_MS;
+use crate::transcript::CLOCK_SETBACK_MAX_MS;
 use crate::transcript::fixtures::{entries, sample_records, session};
 use crate::types::{Seq, child_run_id, child_session_id};
 
@@ -276,7 +276,7 @@ fn numbers_and_times_rise() {
     late[4].seq = Seq(9);
     assert_eq!(seen(&late), [Invariant::Numbering]);
     let mut fallen = entries(sample_records());
-    fallen[4].time -= TIME_FALL_MAX_MS;
+    fallen[4].time -= CLOCK_SETBACK_MAX_MS;
     assert_eq!(seen(&fallen), [], "a clock may be set right");
     fallen[4].time -= 2_000;
     assert_eq!(seen(&fallen), [Invariant::Time]);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Verifier;
-use crate::record::{ResponseDisposition, TurnEnd};
+use crate::record::{ResponseEnding, TurnEnd};
 use crate::transcript::{
     AttemptResponse, AttemptTranscript, CallTranscript, Invariant, RunTranscript, TurnCommit,
     TurnTranscript,
@@ -46,7 +46,7 @@ impl<'a> Verifier<'_, 'a> {
             });
         }
         let broke = attempt.failure.map(|failure| failure.kept);
-        let fits = broke == (response.ending == ResponseDisposition::BrokeKept).then_some(true);
+        let fits = broke == (response.ending == ResponseEnding::BrokenKept).then_some(true);
         self.require(fits, response.at, Invariant::Response, || {
             "a response is the part of a broken attempt if and only if its attempt broke".to_owned()
         });
@@ -87,14 +87,11 @@ impl<'a> Verifier<'_, 'a> {
         response: &AttemptResponse<'a>,
     ) {
         let at = response.at;
-        let drops_calls = matches!(
-            response.ending,
-            ResponseDisposition::Refused | ResponseDisposition::BrokeKept
-        );
+        let drops_calls =
+            matches!(response.ending, ResponseEnding::Refused | ResponseEnding::BrokenKept);
         for (key, call) in attempt.calls.iter().filter(|(key, _)| !response.keeps(**key)) {
             self.require(drops_calls, at, Invariant::Outcome, || format!("{key} is not kept"));
-            let is_lost =
-                response.ending == ResponseDisposition::BrokeKept && !call.intents.is_empty();
+            let is_lost = response.ending == ResponseEnding::BrokenKept && !call.intents.is_empty();
             self.require(!is_lost, at, Invariant::Response, || {
                 format!("the message does not hold {key}, which was intended")
             });
@@ -105,7 +102,7 @@ impl<'a> Verifier<'_, 'a> {
             let mut intents = records.intents.iter();
             let first = intents.clone().next();
             let has_effects = first.is_some_and(|intent| intent.at.is_before(at));
-            let is_refused = response.ending == ResponseDisposition::Refused;
+            let is_refused = response.ending == ResponseEnding::Refused;
             self.require(has_effects || !is_refused, at, Invariant::Response, || {
                 format!("{} is kept of a refusal, and has no effects", call.key)
             });
@@ -172,15 +169,13 @@ fn end_fits(end: &TurnEnd, turn: &TurnTranscript<'_>) -> bool {
     };
     is_cancelled
         || match response.ending {
-            ResponseDisposition::Well
-            | ResponseDisposition::Length
-            | ResponseDisposition::BrokeKept => {
+            ResponseEnding::Complete | ResponseEnding::Length | ResponseEnding::BrokenKept => {
                 matches!(end, TurnEnd::Finished | TurnEnd::RefusedByHook(_))
             }
-            ResponseDisposition::Refused => {
+            ResponseEnding::Refused => {
                 matches!(end, TurnEnd::Refused | TurnEnd::RefusedByHook(_))
             }
-            ResponseDisposition::Excess => matches!(end, TurnEnd::Failed(_)),
-            ResponseDisposition::Cancelled => false,
+            ResponseEnding::TooManyCalls => matches!(end, TurnEnd::Failed(_)),
+            ResponseEnding::Cancelled => false,
         }
 }

@@ -3,7 +3,7 @@
 use super::text::PIECE_BYTES_MAX;
 use super::*;
 use crate::record::{DisplayedSegment, ResponseMessage};
-use crate::record::{ResponseDisposition, StopMode};
+use crate::record::{ResponseEnding, StopMode};
 use crate::types::{CallKey, ProviderError, ProviderErrorKind, ResultNotes, ToolOutcome, Usage};
 
 fn session() -> SessionId {
@@ -111,7 +111,7 @@ fn response(
     let record = Record::ResponseEnded {
         turn: 1,
         attempt: 1,
-        ending: ResponseDisposition::Well,
+        ending: ResponseEnding::Complete,
         message: message.into(),
         finish_reason: None,
         usage: Usage::default(),

@@ -4,7 +4,7 @@
 //! names of the offered tools and for values that fit their arguments, and makes the calls that
 //! follow. When every call is answered it quotes the results.
 //!
-//! | file | what it does |
+//! | file | contents |
 //! | --- | --- |
 //! | `prompt` | finds values in a prompt: cities, expressions, URLs, paths, quotations, numbers |
 //! | `tool_selection` | decides which of the offered tools a prompt asks for, and with which values |
@@ -34,26 +34,27 @@ pub fn improvise(request: &Value) -> Response {
     let answered = answered_calls(request);
     let tools = items(&request["tools"]).iter();
     let tools = tools.filter_map(|tool| OfferedTool::read(&tool["function"]));
-    // Prompts do not name earlier results.
+    // Never selects `read_var`: prompts contain no references.
     let tools: Vec<_> = tools.filter(|tool| !tool.is_named(READ_VAR)).collect();
     let one_at_a_time = request["parallel_tool_calls"] == false;
     let mut calls = Vec::new();
+    // Parallel calls are all made in the first response.
     if request["tool_choice"] != "none" && (answered.is_empty() || one_at_a_time) {
         calls = select_calls(&prompt, &tools, &request["tool_choice"]);
     }
     if one_at_a_time {
-        calls.retain(|call| !answered.iter().any(|answered| answered.answers(call)));
+        calls.retain(|call| !answered.iter().any(|answered| answered.is_same_call(call)));
         calls.truncate(1);
     }
     if calls.is_empty() {
         return Response::text(&final_answer(&prompt, &answered, !tools.is_empty()));
     }
-    let lead = match (answered.is_empty(), prompt.is_chinese()) {
+    let preamble = match (answered.is_empty(), prompt.is_chinese()) {
         (false, _) => "",
         (true, true) => "我来查一下。",
         (true, false) => "Let me look that up.",
     };
-    let mut response = Response::text(lead);
+    let mut response = Response::text(preamble);
     response.calls = calls.into_iter().map(|call| Call::new(&call.name, call.arguments)).collect();
     response
 }
@@ -66,7 +67,7 @@ struct AnsweredCall {
 }
 
 impl AnsweredCall {
-    fn answers(&self, call: &SelectedCall) -> bool {
+    fn is_same_call(&self, call: &SelectedCall) -> bool {
         self.name == call.name && self.arguments == call.arguments
     }
 }
@@ -80,7 +81,8 @@ fn answered_calls(request: &Value) -> Vec<AnsweredCall> {
     // A later message may use an id again, so the search for an answer starts after the call.
     for (at, message) in since.iter().enumerate() {
         for call in items(&message["tool_calls"]) {
-            let answer = since.iter().skip(at + 1).find(|m| m["tool_call_id"] == call["id"]);
+            let answer =
+                since.iter().skip(at + 1).find(|message| message["tool_call_id"] == call["id"]);
             let arguments = call["function"]["arguments"].as_str().unwrap_or_default();
             answered.push(AnsweredCall {
                 name: call["function"]["name"].as_str().unwrap_or_default().to_owned(),

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use reqwest::Url;
 use reqwest::header::{CONTENT_ENCODING, HeaderMap, LOCATION};
+use rustls::{CertificateError, InvalidMessage};
 
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
@@ -19,47 +20,92 @@ pub(super) fn transport(error: reqwest::Error, url: &Url) -> ProviderError {
     } else {
         ProviderErrorKind::Transport
     };
+    ProviderError::new(kind, connection_problem(&error.without_url(), kind, url))
+}
+
+/// Describes an error of the HTTP client in one line.
+fn connection_problem(error: &reqwest::Error, kind: ProviderErrorKind, url: &Url) -> String {
     let address = address(url);
-    let error = error.without_url();
-    let message = match root_cause(&error).downcast_ref::<io::Error>().map(io::Error::kind) {
-        _ if kind == ProviderErrorKind::Connect && is_unknown_host(&error) => {
-            format!("{address} cannot be found: no host has this name")
+    let is_connect = kind == ProviderErrorKind::Connect;
+    let is_https = url.scheme() == "https";
+    let tls_error = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>());
+    if let Some(error) = tls_error.filter(|_| is_connect) {
+        return handshake_problem(error, &address);
+    }
+    let https_advice = if is_https { "" } else { " (use https:// if it speaks TLS)" };
+    let io_error = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()).last();
+    let io_kind = io_error.map(io::Error::kind);
+    let is_closed =
+        matches!(io_kind, Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe))
+            || has_cause(error, "connection closed before message completed");
+    match io_kind {
+        _ if is_connect && has_cause(error, "dns error") => {
+            format!("{address}: the name cannot be resolved (see the model's base_url)")
         }
         Some(io::ErrorKind::ConnectionRefused) => format!("nothing listens at {address}"),
         Some(io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable) => {
             format!("{address} cannot be reached")
         }
-        Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
-            format!("{address} closed the connection")
+        _ if is_connect
+            && is_https
+            && (is_closed || io_kind == Some(io::ErrorKind::UnexpectedEof)) =>
+        {
+            format!("{address} ended the TLS handshake (use http:// if it does not speak TLS)")
         }
+        _ if is_closed && error.is_request() => {
+            format!("{address} closed the connection without an answer{https_advice}")
+        }
+        _ if is_closed => format!("{address} closed the connection"),
         Some(_) | None if kind == ProviderErrorKind::Timeout => {
             format!("{address} did not accept a connection in time (connect_timeout)")
         }
-        Some(_) | None => describe(&error),
-    };
-    ProviderError::new(kind, message)
-}
-
-/// Returns the first cause of an error.
-fn root_cause(error: &reqwest::Error) -> &(dyn Error + 'static) {
-    let mut cause: &(dyn Error + 'static) = error;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
-    cause
-}
-
-/// Returns true if the name of the host could not be resolved. The type of that error is private to the HTTP
-/// client.
-fn is_unknown_host(error: &reqwest::Error) -> bool {
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        if error.to_string().starts_with("dns error") {
-            return true;
+        Some(_) | None if has_cause(error, "invalid HTTP version") => {
+            format!("{address} does not speak HTTP{https_advice}")
         }
-        cause = error.source();
+        Some(_) | None => describe(error),
     }
-    false
+}
+
+/// Describes the error of a TLS handshake and what to do about it.
+fn handshake_problem(error: &rustls::Error, address: &str) -> String {
+    if *error == rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) {
+        return format!("{address} does not speak TLS (use http://)");
+    }
+    let rustls::Error::InvalidCertificate(problem) = error else {
+        return format!("the TLS handshake with {address} failed: {error}");
+    };
+    if matches!(problem, CertificateError::UnknownIssuer) {
+        let advice = "add its issuer to the CA certificates of this machine";
+        format!("the certificate of {address} is not trusted ({advice})")
+    } else if matches!(problem, CertificateError::Expired | CertificateError::ExpiredContext { .. })
+    {
+        format!("the certificate of {address} has expired (renew it)")
+    } else if matches!(
+        problem,
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }
+    ) {
+        format!("the certificate of {address} is for another name (see the model's base_url)")
+    } else {
+        format!("the certificate of {address} is not accepted: {problem}")
+    }
+}
+
+/// Returns an error and its causes. An `io::Error` does not return the error within it as its source.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| cause(error))
+}
+
+fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        Some(within) => Some(within),
+        None => error.source(),
+    }
+}
+
+/// Returns true if the message of a cause begins with this text. The types of some errors are private to
+/// the HTTP client.
+fn has_cause(error: &reqwest::Error, message: &str) -> bool {
+    causes(error).any(|cause| cause.to_string().starts_with(message))
 }
 
 /// Prefixes the message with the host and port of the service, unless it has them already.
@@ -169,6 +215,8 @@ impl RetryHints {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+
     use super::*;
 
     #[test]
@@ -234,6 +282,63 @@ mod tests {
         let error = transport(error, &url);
         assert_eq!(error.message, format!("nothing listens at {free}"));
         assert_eq!(error.kind, ProviderErrorKind::Connect);
+    }
+
+    /// Returns the error of a request to a server that answers with these bytes and closes.
+    async fn error_of(scheme: &str, answer: &'static [u8]) -> (String, ProviderError) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = std::thread::spawn(move || {
+            let (mut connection, _) = listener.accept().unwrap();
+            // What is not read would reset the connection.
+            assert!(connection.read(&mut [0; 4_096]).unwrap() > 0);
+            connection.write_all(answer).unwrap();
+            connection.shutdown(std::net::Shutdown::Write).unwrap();
+            connection
+        });
+        let client = crate::tls::client(reqwest::Client::builder().no_proxy()).unwrap();
+        let url = Url::parse(&format!("{scheme}://{address}/key")).unwrap();
+        let error = client.get(url.clone()).send().await.unwrap_err();
+        drop(server.join().unwrap());
+        (address, transport(error, &url))
+    }
+
+    #[tokio::test]
+    async fn the_wrong_scheme_is_named() {
+        let (address, error) = error_of("https", b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        assert_eq!(error.message, format!("{address} does not speak TLS (use http://)"));
+        assert_eq!(error.kind, ProviderErrorKind::Connect);
+        let (address, error) = error_of("https", b"").await;
+        let expected = "ended the TLS handshake (use http:// if it does not speak TLS)";
+        assert_eq!(error.message, format!("{address} {expected}"));
+        // A fatal alert.
+        let (address, error) = error_of("http", &[21, 3, 3, 0, 2, 2, 70]).await;
+        let expected = "does not speak HTTP (use https:// if it speaks TLS)";
+        assert_eq!(error.message, format!("{address} {expected}"));
+        assert_eq!(error.kind, ProviderErrorKind::Transport);
+        let (address, error) = error_of("http", b"").await;
+        let expected = "closed the connection without an answer (use https:// if it speaks TLS)";
+        assert_eq!(error.message, format!("{address} {expected}"));
+    }
+
+    #[test]
+    fn a_certificate_that_is_not_accepted_is_named() {
+        for (problem, expected) in [
+            (
+                CertificateError::UnknownIssuer,
+                "is not trusted (add its issuer to the CA certificates of this machine)",
+            ),
+            (CertificateError::Expired, "has expired (renew it)"),
+            (CertificateError::NotValidForName, "is for another name (see the model's base_url)"),
+            (CertificateError::BadSignature, "is not accepted: BadSignature"),
+        ] {
+            let error = rustls::Error::InvalidCertificate(problem);
+            let expected = format!("the certificate of example.com {expected}");
+            assert_eq!(handshake_problem(&error, "example.com"), expected);
+        }
+        let error = rustls::Error::HandshakeNotComplete;
+        let expected = "the TLS handshake with example.com failed: handshake not complete";
+        assert_eq!(handshake_problem(&error, "example.com"), expected);
     }
 
     #[test]

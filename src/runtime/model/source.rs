@@ -60,7 +60,7 @@ pub trait ModelSource: Send + Sync + 'static {
     /// }
     /// ```
     ///
-    /// After two broken streams, the third attempt asks for a response that is not streamed
+    /// After two broken streams, the turn's next attempts ask for a response that is not streamed
     /// (`request.stream` is false).
     fn respond(&self, request: ModelRequest) -> ModelStream;
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::SessionActorState;
 use crate::config::RunOverrides;
 use crate::event::Event;
-use crate::record::{Record, ResponseDisposition};
+use crate::record::{Record, ResponseEnding};
 use crate::response::{ExchangeEnd, ResponseAssembler, ResponseLimits, classify_ending};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
@@ -269,13 +269,13 @@ impl Summariser {
             self.publisher.publish(run, self.turn, event);
         }
         ended.map(|ending| match ending {
-            ResponseDisposition::Well => response.text().to_owned(),
+            ResponseEnding::Complete => response.text().to_owned(),
             // A part of a summary would replace more than it says.
-            ResponseDisposition::Length
-            | ResponseDisposition::Refused
-            | ResponseDisposition::BrokeKept
-            | ResponseDisposition::Excess
-            | ResponseDisposition::Cancelled => String::new(),
+            ResponseEnding::Length
+            | ResponseEnding::Refused
+            | ResponseEnding::BrokenKept
+            | ResponseEnding::TooManyCalls
+            | ResponseEnding::Cancelled => String::new(),
         })
     }
 

@@ -1339,7 +1339,7 @@ async fn agents_as_tools_are_checked_at_the_start() {
     let unknown = AgentTool::new("worker", "for a test", AgentToolConfig::new("wroker"));
     let found = error(unknown, |_| ()).await;
     assert!(
-        found.contains("tools.worker.agent: no agent is called \"wroker\" (did you mean worker?)"),
+        found.contains("tools.worker.agent: no agent is called \"wroker\" (known: default, "),
         "{found}"
     );
     let worker = || agent_tool("worker", |_| ());

@@ -198,7 +198,7 @@ async fn a_changed_record_is_reported() {
     assert!(there && text.contains("differs:  outcome.content\n"), "its report is there: {text}");
     let (there, text) = tampered(&recorded, |record| {
         let Record::ResponseEnded { ending, .. } = record else { return false };
-        *ending = crate::record::ResponseDisposition::Length;
+        *ending = crate::record::ResponseEnding::Length;
         true
     });
     assert!(there && text.contains("differs:  ending"), "{text}");

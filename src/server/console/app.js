@@ -137,11 +137,10 @@ class App {
     live.start();
     startVitals();
     live.onStatus((status) => {
+      const words = status === "offline" ? "reconnecting" : status;
       this.status.className = `connection ${status}`;
-      setText(
-        this.status,
-        status === "live" ? "live" : status === "connecting" ? "connecting" : "reconnecting",
-      );
+      this.status.title = `Connection to the host: ${words}`;
+      setText(this.status, words);
     });
     addEventListener("hashchange", () => this.route());
     document.querySelector(".skip")?.addEventListener("click", (event) => {

@@ -5,6 +5,8 @@ import { button, el, fault, fill } from "./dom.js";
 import { sessionList } from "./sessions.js";
 import { count, duration, excerpt, json } from "./text.js";
 
+const COLUMNS = ["Kind", "Effect", "Starts", "Idempotent", "Approval", "Tokens"];
+
 export class ToolsView extends HTMLElement {
   constructor() {
     super();
@@ -57,7 +59,7 @@ export class ToolsView extends HTMLElement {
             el(
               "tr",
               {},
-              ...["Tool", "Kind", "Effect", "Starts", "Idempotent", "Approval", "Tokens"].map((text) =>
+              ...["Tool", ...COLUMNS].map((text) =>
                 el("th", { scope: "col", text, class: text === "Tokens" ? "number" : undefined }),
               ),
             ),
@@ -127,12 +129,14 @@ export class ToolsView extends HTMLElement {
               el("code", { text: excerpt(tool.name, 100) }),
               tool.left_out && el("span", { class: "now", text: `not offered: ${tool.left_out}` }),
             ),
-            el("td", { text: tool.server ? `${tool.kind} (${tool.server})` : tool.kind }),
-            el("td", { text: tool.effect }),
-            el("td", { text: String(tool.start).replaceAll("_", " ") }),
-            el("td", { text: tool.idempotent ? "yes" : "no" }),
-            el("td", { text: tool.approval }),
-            el("td", { class: "number", text: count(tool.tokens) }),
+            ...[
+              tool.server ? `${tool.kind} (${tool.server})` : tool.kind,
+              tool.effect,
+              String(tool.start).replaceAll("_", " "),
+              tool.idempotent ? "yes" : "no",
+              tool.approval,
+              count(tool.tokens),
+            ].map((text, column) => toolCell(COLUMNS[column] ?? "", text)),
           ),
         ),
       );
@@ -142,7 +146,7 @@ export class ToolsView extends HTMLElement {
       fill(
         this.tool,
         ...tools
-          .filter((/** @type {any} */ tool) => !tool.left_out)
+          .filter((/** @type {any} */ tool) => !tool.left_out && tool.kind !== "host")
           .map((/** @type {any} */ { name }) => el("option", { value: name, text: excerpt(name, 100) })),
       );
       if (chosen && [...this.tool.options].some(({ value }) => value === chosen)) this.tool.value = chosen;
@@ -179,6 +183,11 @@ export class ToolsView extends HTMLElement {
       this.send.disabled = false;
     }
   }
+}
+
+/** A cell, which names its column where the page is too narrow for columns. @param {string} label @param {string} text */
+function toolCell(label, text) {
+  return el("td", { class: label === "Tokens" ? "number" : undefined, "data-label": label, text });
 }
 
 /** @param {any} answer */

@@ -1,4 +1,4 @@
-/** A run on one time axis: model streams, and of each call its seal, wait, run and release. */
+/** A run on one time axis: the answers of the model, and of each call its seal, wait, run and release. */
 
 import { stateOf } from "./card.js";
 import { beforePaint, el, fill } from "./dom.js";
@@ -43,7 +43,7 @@ function callRow(call, now, start, responseEnd) {
     facts.push(`started at ${since(begun)}`, `ran ${duration(end - begun)}`);
     if (early > begun && kind === "ran") {
       bars.push({ kind: "early", from: begun, to: early }, { kind, from: early, to: end });
-      facts.push(`${duration(early - begun)} of it while the model streamed`);
+      facts.push(`${duration(early - begun)} of it while the model answered`);
     } else bars.push({ kind, from: begun, to: end });
     const held = call.questions.some(({ phase }) => phase === "after") ? "asked" : "held";
     const until = result?.releasedAt ?? (call.isOver || state === "run" ? end : now);
@@ -93,13 +93,14 @@ export class Waterfall extends HTMLElement {
       "p",
       { class: "legend" },
       ...[
-        ["streams", "model streams"],
+        ["streams", "model answers"],
         ["waited", "waits"],
         ["asked", "waits for approval"],
-        ["early", "runs while the model streams"],
+        ["early", "runs while the model answers"],
         ["ran", "runs"],
         ["failed", "failed"],
         ["held", "held until its release"],
+        ["gap", "nothing runs (shortened)"],
       ].map(([kind, text]) => el("span", {}, el("i", { class: `bar ${kind}`, "aria-hidden": "true" }), text)),
       el("span", {}, el("i", { class: "mark seal", "aria-hidden": "true" }), "arguments sealed"),
       el("span", {}, el("i", { class: "mark release", "aria-hidden": "true" }), "result released"),
@@ -270,10 +271,14 @@ export class Waterfall extends HTMLElement {
     const scale = el("td", { class: "axis", "aria-hidden": "true" });
     for (const { place: at, label } of axis.ticks()) scale.append(place(el("span", { text: label }), at));
     for (const gap of axis.pieces) {
-      if (gap.isGap)
-        scale.append(
-          place(el("span", { class: "gap-label", text: duration(gap.to - gap.from) }), gap.left, gap.width),
-        );
+      if (!gap.isGap) continue;
+      const length = duration(gap.to - gap.from);
+      const label = el("span", { class: "gap-label", text: length, title: `${length}, shortened` });
+      // The last one begins further left, because it may be wider than its gap.
+      if (gap.left + gap.width > 0.9)
+        label.style.setProperty("right", percent(Math.max(0, 1 - gap.left - gap.width)));
+      else place(label, gap.left, gap.width);
+      scale.append(label);
     }
     fill(
       this.table,

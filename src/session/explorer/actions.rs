@@ -6,9 +6,7 @@ use std::time::Duration;
 use super::world::{HeldTurn, World, request_key};
 use crate::config::RunOverrides;
 use crate::event::{ApprovalRequest, CallLabel, TurnSummary, TurnTimes};
-use crate::record::{
-    Record, RequestKey, ResponseDisposition, ResponseMessage, Seq, StopMode, TurnEnd,
-};
+use crate::record::{Record, RequestKey, ResponseEnding, ResponseMessage, Seq, StopMode, TurnEnd};
 use crate::session::machine::Lifecycle;
 use crate::session::{InputLimits, RunAdmission, RunInput, SessionRefusal, SummaryReply};
 use crate::turn::CancelReason;
@@ -414,7 +412,7 @@ fn response(turn: u32, text: &str, calls: Vec<ToolCall>) -> Record {
     Record::ResponseEnded {
         turn,
         attempt: 1,
-        ending: ResponseDisposition::Well,
+        ending: ResponseEnding::Complete,
         message: message.into(),
         finish_reason: None,
         usage: usage(),

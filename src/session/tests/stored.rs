@@ -111,7 +111,7 @@ fn a_fold_gives_the_history_that_was_written_live() {
         Record::ResponseEnded {
             turn: 1,
             attempt: 1,
-            ending: crate::record::ResponseDisposition::Well,
+            ending: crate::record::ResponseEnding::Complete,
             message: message.into(),
             finish_reason: None,
             usage: Usage::default(),
@@ -149,7 +149,7 @@ fn response(turn: u32, message: ResponseMessage) -> Record {
     Record::ResponseEnded {
         turn,
         attempt: 1,
-        ending: crate::record::ResponseDisposition::Well,
+        ending: crate::record::ResponseEnding::Complete,
         message: message.into(),
         finish_reason: None,
         usage: Usage::default(),

@@ -53,12 +53,12 @@ struct FeedState {
     failed: Option<JournalError>,
     /// Counts the readers, present and future: each has a [`ReaderGuard`] with a reference.
     readers: Arc<()>,
-    /// True if the feed accepts no subscribers, because the session is being unloaded.
+    /// True while the session is being unloaded: [`Feed::begin_subscription`] returns `None`.
     closed: bool,
 }
 
-/// Counts as a reader of the feed: keeps the feed open, and approvals wait. A subscription has one; a subscriber that
-/// has yet to join may hold one before.
+/// Counts as a reader of the feed. While it exists, the feed stays open and approvals wait for an answer. Each
+/// subscription holds one; a client that is about to subscribe holds one earlier.
 #[derive(Clone, Debug)]
 #[must_use = "the feed stays open only while this value exists"]
 pub struct ReaderGuard(#[expect(dead_code, reason = "its references are counted")] Arc<()>);
@@ -83,8 +83,8 @@ pub struct FeedPosition {
     pub recorded: EventId,
     /// The last durable record, with or without an event.
     pub durable: Seq,
-    /// True if the feed has text of the last attempt: it is running, or no event that shows a
-    /// record after its response was delivered yet.
+    /// True if the feed holds text of the last attempt. The delivery of the first event that shows a
+    /// record after the attempt's response drops the text.
     pub has_text: bool,
     /// The first record of the last run, and the session's turn before it. `None` before the first
     /// run.
@@ -99,8 +99,8 @@ pub struct FeedSnapshot {
     /// The text of the running attempt after the subscriber's position, or all of it if the
     /// subscriber has not received the last event that shows a record.
     pub running: Option<RunningText>,
-    /// The `run_waiting` event of a run that waits, the last `tool_use` event of each open call, and its last
-    /// progress. The open approvals of child sessions.
+    /// The `run_waiting` event of a run that waits, the last `tool_use` event of each open call, its last
+    /// progress, and the open approvals of child sessions.
     pub states: Vec<Arc<PublishedEvent>>,
 }
 
@@ -147,7 +147,7 @@ impl Feed {
     /// Records a text delta for later subscribers without allocating an event. Does nothing and
     /// returns false if the event is not a text delta, if there is a subscriber, or if the event
     /// has to wait for a record.
-    pub fn append_text_if_unwatched(&self, event: &Event) -> bool {
+    pub fn append_text_without_subscribers(&self, event: &Event) -> bool {
         let Some((is_thinking, text)) = event.text() else { return false };
         let mut state = self.state.lock();
         if self.ring.has_subscribers()
@@ -163,9 +163,9 @@ impl Feed {
     }
 
     /// Marks all records up to this one as durable, and delivers the events that waited for them.
-    pub fn mark_durable(&self, upto: Seq) {
+    pub fn mark_durable(&self, up_to: Seq) {
         let mut state = self.state.lock();
-        let durable = state.durable.max(upto);
+        let durable = state.durable.max(up_to);
         state.durable = durable;
         let mut lagged = 0;
         let is_due = |(needs, _): &(Seq, _)| *needs <= durable;
@@ -193,7 +193,7 @@ impl Feed {
     }
 
     /// Adds a subscriber to the events of one run from now on. The run may start later.
-    pub fn subscribe_to(&self, run: RunId, capacity: usize) -> Subscription {
+    pub fn subscribe_to_run(&self, run: RunId, capacity: usize) -> Subscription {
         self.add(&mut self.state.lock(), Some(run), capacity)
     }
 

@@ -89,7 +89,7 @@ async fn a_late_subscriber_receives_later_events() {
 #[tokio::test]
 async fn a_subscriber_to_a_run_receives_only_events_of_that_run() {
     let feed = feed();
-    let (one, other) = (feed.subscribe_to(RunId("b".into()), 2), feed.subscribe(8));
+    let (one, other) = (feed.subscribe_to_run(RunId("b".into()), 2), feed.subscribe(8));
     for (number, run) in ["a", "a", "a", "b", "c", "b"].into_iter().enumerate() {
         feed.publish(
             PublishedEvent { run: RunId(run.into()), ..samples::published(text(number)) },
@@ -167,7 +167,7 @@ fn a_subscriber_that_does_not_read_keeps_only_its_own_events() {
         let run = RunId(run.into());
         feed.publish(PublishedEvent { run, ..samples::published(event) }, None);
     };
-    let mut stuck = feed.subscribe_to(RunId("a".into()), 8);
+    let mut stuck = feed.subscribe_to_run(RunId("a".into()), 8);
     let mut reader = feed.subscribe(8);
     in_run("a", text("first"));
     for number in 0..1_000 {
@@ -251,7 +251,7 @@ fn text_without_subscribers_is_kept_for_later_ones() {
     let feed = feed();
     feed.mark_durable(Seq(9));
     publish_recorded(&feed, Event::TurnStarted, 3, 0);
-    let append = |event: &Event| feed.append_text_if_unwatched(event);
+    let append = |event: &Event| feed.append_text_without_subscribers(event);
     assert!(append(&Event::ThinkingReceived { text: "hm".into() }));
     assert!(append(&text("Nö")));
     assert!(append(&text("on")));

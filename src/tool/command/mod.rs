@@ -150,8 +150,8 @@ pub(super) async fn run_program(
 ) -> Result<ProgramRun, StartError> {
     let (process, secrets) = program.start(arguments).await?;
     let LaunchedProcess { stdin, stdout, stderr, mut control } = process;
-    let mut standard_output = CapturedOutput::head(bytes_max, &secrets);
-    let mut standard_error = CapturedOutput::tail(STDERR_BYTES_MAX, &secrets);
+    let mut standard_output = CapturedOutput::keeping_first(bytes_max, &secrets);
+    let mut standard_error = CapturedOutput::keeping_last(STDERR_BYTES_MAX, &secrets);
     let transfer = async {
         tokio::join!(
             write_input(stdin, input),

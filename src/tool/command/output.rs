@@ -18,31 +18,31 @@ const QUOTED_LINES_MAX: usize = 10;
 /// The size of one read.
 const READ_BYTES: usize = 16 * 1024;
 
-/// The bytes of a stream, at most a number of them.
+/// The first or last `bytes_max` bytes of a stream.
 #[derive(Debug)]
 pub(in crate::tool) struct CapturedOutput {
     bytes: Vec<u8>,
     /// Number of bytes that the program wrote.
     written: usize,
     bytes_max: usize,
-    keeps_tail: bool,
+    keeps_last: bool,
     /// The secrets to remove from its text.
     secrets: Secrets,
 }
 
 impl CapturedOutput {
     /// Keeps the first bytes.
-    pub(super) fn head(bytes_max: usize, secrets: &Secrets) -> Self {
+    pub(super) fn keeping_first(bytes_max: usize, secrets: &Secrets) -> Self {
         let secrets = secrets.clone();
-        Self { bytes: Vec::new(), written: 0, bytes_max, keeps_tail: false, secrets }
+        Self { bytes: Vec::new(), written: 0, bytes_max, keeps_last: false, secrets }
     }
 
     /// Keeps the last bytes.
-    pub(super) fn tail(bytes_max: usize, secrets: &Secrets) -> Self {
-        Self { keeps_tail: true, ..Self::head(bytes_max, secrets) }
+    pub(super) fn keeping_last(bytes_max: usize, secrets: &Secrets) -> Self {
+        Self { keeps_last: true, ..Self::keeping_first(bytes_max, secrets) }
     }
 
-    /// Reads a stream to its end. What was read stays if the future is dropped.
+    /// Reads until the end or the first error. Cancel safe: keeps the bytes read so far.
     pub(super) async fn read(&mut self, mut stream: impl AsyncRead + Unpin) {
         let mut buffer = vec![0; READ_BYTES];
         while let Ok(count @ 1..) = stream.read(&mut buffer).await {
@@ -52,7 +52,7 @@ impl CapturedOutput {
 
     fn push(&mut self, bytes: &[u8]) {
         self.written = self.written.saturating_add(bytes.len());
-        if self.keeps_tail {
+        if self.keeps_last {
             self.bytes.extend_from_slice(bytes);
             let excess = self.bytes.len().saturating_sub(self.bytes_max);
             self.bytes.drain(..excess);
@@ -73,7 +73,7 @@ impl CapturedOutput {
 
     /// Returns the kept bytes without those of a character that the cut left incomplete.
     fn whole_characters(&self) -> &[u8] {
-        match (self.is_cut(), self.keeps_tail) {
+        match (self.is_cut(), self.keeps_last) {
             (false, _) => &self.bytes,
             (true, false) => without_partial_character(&self.bytes),
             (true, true) => without_partial_first_character(&self.bytes),
@@ -83,7 +83,7 @@ impl CapturedOutput {
     /// Returns the kept text without secrets. Removes the part of a secret at the cut, too.
     fn redacted_text(&self) -> String {
         let text = String::from_utf8_lossy(self.whole_characters());
-        match (self.is_cut(), self.keeps_tail) {
+        match (self.is_cut(), self.keeps_last) {
             (false, _) => self.secrets.redact(&text).into_owned(),
             (true, false) => self.secrets.redact_head(&text),
             (true, true) => self.secrets.redact_tail(&text),
@@ -148,7 +148,7 @@ impl CapturedOutput {
         lines.get(first..).unwrap_or_default().join("\n")
     }
 
-    /// Returns the error of a program with this standard output that did not end well.
+    /// Returns the error of a failed program; `self` is its standard output.
     pub(in crate::tool) fn failure(
         &self,
         end: ProcessEnd,
@@ -197,13 +197,13 @@ mod tests {
     }
 
     fn head(text: &[u8], bytes_max: usize) -> CapturedOutput {
-        let mut output = CapturedOutput::head(bytes_max, &secrets());
+        let mut output = CapturedOutput::keeping_first(bytes_max, &secrets());
         text.chunks(3).for_each(|chunk| output.push(chunk));
         output
     }
 
     fn tail(text: &str) -> CapturedOutput {
-        let mut output = CapturedOutput::tail(2048, &secrets());
+        let mut output = CapturedOutput::keeping_last(2048, &secrets());
         text.as_bytes().chunks(7).for_each(|chunk| output.push(chunk));
         output
     }
@@ -283,9 +283,9 @@ mod tests {
 
     #[test]
     fn a_failure_quotes_the_last_lines() {
-        let none = NonZeroU32::new(8);
+        let max_processes = NonZeroU32::new(8);
         let message = |end, out: &str, err: &str| {
-            let error = head(out.as_bytes(), 100).failure(end, &tail(err), none);
+            let error = head(out.as_bytes(), 100).failure(end, &tail(err), max_processes);
             assert_eq!(error.kind(), FailureKind::ExitStatus);
             error.message().to_owned()
         };

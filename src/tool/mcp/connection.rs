@@ -45,13 +45,16 @@ const PAGES_MAX: usize = 200;
 /// Time that a process has to end after its input has ended, and again after `SIGTERM`.
 const END_GRACE: Duration = Duration::from_secs(2);
 
-/// Time in which the status of a process that has closed its output is known.
+/// Maximum wait for the exit status of a process, or for its last output.
 const STATUS_GRACE: Duration = Duration::from_millis(300);
 
 /// Number of attempts to continue an event stream that broke, and the first wait. The last wait is 16 times as
 /// long.
 const STREAM_RETRIES: usize = 5;
 const STREAM_RETRY_WAIT: Duration = Duration::from_millis(200);
+
+/// Wait before a subscription that has ended is opened again.
+const LISTEN_RETRY_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum number of characters of the standard error that are quoted.
 const QUOTED_CHARS_MAX: usize = 2_000;
@@ -102,12 +105,13 @@ impl Endpoint {
     /// Connects. Reads secret variables now.
     ///
     /// # Errors
-    /// The reason, for people.
+    /// A human-readable reason.
     pub(super) async fn connect(
         &self,
         shared: &Arc<SharedConnection>,
     ) -> Result<Connection, String> {
         match self.connect_with(shared, lifecycle()).await {
+            // After such an error the mode `Auto` does not try the handshake. A process is started again.
             Err(error) if error.is_unknown_protocol => {
                 let handshake = self.connect_with(shared, ClientLifecycleMode::Initialize).await;
                 handshake.map_err(|error| error.reason)
@@ -121,80 +125,99 @@ impl Endpoint {
         shared: &Arc<SharedConnection>,
         lifecycle: ClientLifecycleMode,
     ) -> Result<Connection, ConnectError> {
-        let calls: Arc<OpenCalls> = Arc::default();
-        let handler = Handler { shared: Arc::clone(shared), calls: Arc::clone(&calls) };
+        let handler = Handler { shared: Arc::clone(shared), calls: Arc::default() };
         match self {
             Self::Process { program, arguments } => {
-                let (process, secrets) = program
-                    .start(arguments.clone())
-                    .await
-                    .map_err(|error| format!("the program did not start: {error}"))?;
-                shared.secrets.lock().clone_from(&secrets);
-                let tail = Arc::new(Mutex::new(Vec::new()));
-                let reader = spawn(keep_tail(process.stderr, Arc::clone(&tail)));
-                let noise = Arc::clone(&shared.noise);
-                let pipes = (process.stdout, process.stdin);
-                let transport =
-                    StdioTransport::new(pipes, noise, Arc::clone(&calls), secrets.clone());
-                let control = process.control;
-                let mut process = Process { control, end: None, tail, reader, secrets };
-                match serve_client_with_lifecycle(handler, transport, lifecycle).await {
-                    Ok(service) => Ok(Connection::new(service, calls, Some(process))),
-                    Err(error) => {
-                        let ended =
-                            tokio::time::timeout(STATUS_GRACE, process.control.wait()).await;
-                        let reason = match ended {
-                            Ok(end) => process.describe(end).await,
-                            Err(_) => {
-                                let error = error_chain(&error);
-                                format!("the handshake failed: {error}{}", process.quote())
-                            }
-                        };
-                        Err(ConnectError::new(&error, reason))
-                    }
-                }
+                connect_process(program, arguments, handler, lifecycle).await
             }
             Self::Service { url, client, headers, secret_headers } => {
-                let (secret, secrets) = read_secret_headers(secret_headers)
-                    .map_err(|error| error.message().to_owned())?;
-                *shared.secrets.lock() = secrets;
-                let headers = headers.iter().chain(&secret);
-                let headers = headers.map(|(name, value)| (name.clone(), value.clone())).collect();
-                let client = client.client_for(url).map_err(|error| error.to_string())?.clone();
-                let client = ObservedHttpClient {
-                    client,
-                    shared: Arc::clone(shared),
-                    calls: Arc::clone(&calls),
-                    has_no_common_stream: Arc::default(),
-                };
-                let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
-                    .custom_headers(headers)
-                    // A request is never sent again: the server may have acted.
-                    .reinit_on_expired_session(false)
-                    .max_concurrent_requests(1024);
-                config.retry_config = stream_retry();
-                let transport = StreamableHttpClientTransport::with_client(client, config);
-                let service = serve_client_with_lifecycle(handler, transport, lifecycle).await;
-                let service = service.map_err(|error| {
-                    let mut reason = error_chain(&error);
-                    // A wrong path is the most common mistake.
-                    if HttpFailure::of(&error).is_some() {
-                        reason = format!("{} answered {reason}", without_query(url));
-                    }
-                    ConnectError::new(&error, reason)
-                })?;
-                Ok(Connection::new(service, calls, None))
+                connect_service(url, client, headers, secret_headers, handler, lifecycle).await
             }
         }
     }
 }
 
+/// Starts a process and connects to it.
+async fn connect_process(
+    program: &Program,
+    arguments: &[String],
+    handler: Handler,
+    lifecycle: ClientLifecycleMode,
+) -> Result<Connection, ConnectError> {
+    let (process, secrets) = program
+        .start(arguments.to_vec())
+        .await
+        .map_err(|error| format!("the program did not start: {error}"))?;
+    handler.shared.secrets.lock().clone_from(&secrets);
+    let tail = Arc::new(Mutex::new(Vec::new()));
+    let reader = spawn(keep_tail(process.stderr, Arc::clone(&tail)));
+    let (noise, calls) = (Arc::clone(&handler.shared.noise), Arc::clone(&handler.calls));
+    let pipes = (process.stdout, process.stdin);
+    let transport = StdioTransport::new(pipes, noise, Arc::clone(&calls), secrets.clone());
+    let control = process.control;
+    let mut process = Process { control, end: None, tail, reader, secrets };
+    match serve_client_with_lifecycle(handler, transport, lifecycle).await {
+        Ok(service) => Ok(Connection::new(service, calls, Some(process))),
+        Err(error) => {
+            let ended = tokio::time::timeout(STATUS_GRACE, process.control.wait()).await;
+            let reason = match ended {
+                Ok(end) => process.describe(end).await,
+                Err(_) => {
+                    let error = error_chain(&error);
+                    format!("the handshake failed: {error}{}", process.quote())
+                }
+            };
+            Err(ConnectError::new(&error, reason))
+        }
+    }
+}
+
+/// Connects to a service.
+async fn connect_service(
+    url: &Url,
+    client: &HttpClient,
+    headers: &HeaderMap,
+    secret_headers: &BTreeMap<String, String>,
+    handler: Handler,
+    lifecycle: ClientLifecycleMode,
+) -> Result<Connection, ConnectError> {
+    let (shared, calls) = (Arc::clone(&handler.shared), Arc::clone(&handler.calls));
+    let (secret, secrets) =
+        read_secret_headers(secret_headers).map_err(|error| error.message().to_owned())?;
+    *shared.secrets.lock() = secrets;
+    let headers = headers.iter().chain(&secret);
+    let headers = headers.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let client = ObservedHttpClient {
+        client: client.client_for(url).map_err(|error| error.to_string())?.clone(),
+        shared,
+        calls: Arc::clone(&calls),
+        has_no_common_stream: Arc::default(),
+    };
+    let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
+        .custom_headers(headers)
+        // A request is never sent again: the server may have acted.
+        .reinit_on_expired_session(false)
+        .max_concurrent_requests(1024);
+    config.retry_config = stream_retry();
+    let transport = StreamableHttpClientTransport::with_client(client, config);
+    let service = serve_client_with_lifecycle(handler, transport, lifecycle).await;
+    let service = service.map_err(|error| {
+        let mut reason = error_chain(&error);
+        // Adds the URL: a wrong path is the most common cause.
+        if HttpFailure::of(&error).is_some() {
+            reason = format!("{} answered {reason}", without_query(url));
+        }
+        ConnectError::new(&error, reason)
+    })?;
+    Ok(Connection::new(service, calls, None))
+}
+
 /// The error of an attempt to connect.
 struct ConnectError {
-    /// For people.
+    /// Human-readable.
     reason: String,
-    /// The server's answer to the first request of the newest protocol was neither its result nor an error, or
-    /// named older versions only: it may know the handshake.
+    /// True if the server does not know the newest protocol: its first answer was unexpected, or named only older
+    /// versions. [`Endpoint::connect`] then tries the handshake.
     is_unknown_protocol: bool,
 }
 
@@ -215,7 +238,7 @@ impl From<String> for ConnectError {
     }
 }
 
-/// The newest protocol, or the handshake of earlier ones.
+/// Returns the mode that tries the newest protocol, then the handshake.
 fn lifecycle() -> ClientLifecycleMode {
     ClientLifecycleMode::Auto {
         preferred_versions: vec![ProtocolVersion::V_2026_07_28],
@@ -232,7 +255,7 @@ fn stream_retry() -> Arc<dyn SseRetryPolicy> {
 
 /// A connection to a server. Dropping it kills the server's process.
 pub(super) struct Connection {
-    open: OpenConnection,
+    handle: OpenConnection,
     cancellation: RunningServiceCancellationToken,
     /// Ends with the connection.
     end: BoxFuture<'static, ()>,
@@ -258,19 +281,19 @@ impl Connection {
         calls: Arc<OpenCalls>,
         process: Option<Process>,
     ) -> Self {
-        let open = OpenConnection { peer: service.peer().clone(), calls };
+        let handle = OpenConnection { peer: service.peer().clone(), calls };
         let cancellation = service.cancellation_token();
         let end = Box::pin(service.waiting().map(drop));
-        Self { open, cancellation, end, has_ended: false, process }
+        Self { handle, cancellation, end, has_ended: false, process }
     }
 
-    /// Returns the connection for calls.
-    pub(super) fn open(&self) -> &OpenConnection {
-        &self.open
+    /// Returns the handle for calls.
+    pub(super) fn handle(&self) -> &OpenConnection {
+        &self.handle
     }
 
     pub(super) fn peer(&self) -> &Peer<RoleClient> {
-        &self.open.peer
+        &self.handle.peer
     }
 
     /// Waits until the connection has ended.
@@ -304,8 +327,8 @@ impl Connection {
         follow_list(self.peer().clone(), shared)
     }
 
-    /// Ends the connection. A process reads the end of its input, is then asked to end, and then killed.
-    /// Returns the reason of the end, for people.
+    /// Ends the connection. Closes the input of a process, then sends `SIGTERM`, then kills it, each after
+    /// [`END_GRACE`] if it has not ended. Returns a human-readable reason of the end.
     pub(super) async fn close(mut self) -> String {
         // Ending the service closes the input of a process.
         let _ = tokio::time::timeout(END_GRACE, async {
@@ -336,9 +359,9 @@ impl Connection {
 }
 
 /// Closes a connection that gets no further calls, when its calls have ended. Each of them has a time limit.
-pub(super) fn drained(mut connection: Connection) -> AbortOnDropHandle<()> {
+pub(super) fn close_when_drained(mut connection: Connection) -> AbortOnDropHandle<()> {
     spawn(async move {
-        let calls = connection.open.calls.tracker.clone();
+        let calls = connection.handle.calls.tracker.clone();
         calls.close();
         tokio::select! {
             () = calls.wait() => {}
@@ -360,7 +383,7 @@ pub(super) struct ListedTools {
 /// Lists the tools, page after page.
 ///
 /// # Errors
-/// The reason, for people.
+/// A human-readable reason.
 pub(super) async fn list_tools(connection: &OpenConnection) -> Result<ListedTools, String> {
     let OpenConnection { peer, calls } = connection;
     let (mut tools, mut dropped) = (Vec::new(), Vec::new());
@@ -378,7 +401,7 @@ pub(super) async fn list_tools(connection: &OpenConnection) -> Result<ListedTool
             }
             Err(error) => (Err(error), None),
         };
-        let named = id.map(|id| calls.take_names(&id)).unwrap_or_default();
+        let named = id.map(|id| calls.take_tool_names(&id)).unwrap_or_default();
         let answer =
             answer.map_err(|error| format!("tools/list failed: {}", error_chain(&error)))?;
         // One wrong tool must not cost the others, so the answer is read without the library's types.
@@ -391,6 +414,7 @@ pub(super) async fn list_tools(connection: &OpenConnection) -> Result<ListedTool
         tools.extend(page.iter().cloned());
         pages += 1;
         let next = answer["nextCursor"].as_str().map(str::to_owned);
+        // A repeated cursor would never end.
         if next.is_none() || next == cursor || pages == PAGES_MAX || tools.len() >= TOOLS_MAX {
             let is_cut = tools.len() > TOOLS_MAX || (next.is_some() && next != cursor);
             tools.truncate(TOOLS_MAX);
@@ -415,7 +439,7 @@ async fn follow_list(peer: Peer<RoleClient>, shared: Arc<SharedConnection>) {
         }
         // A new list contains the changes that were missed.
         shared.list_changed.notify_one();
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        tokio::time::sleep(LISTEN_RETRY_WAIT).await;
     }
     std::future::pending().await
 }
@@ -465,12 +489,12 @@ pub(super) struct Handler {
 impl rmcp::ClientHandler for Handler {
     fn get_info(&self) -> ClientConfig {
         let host = Implementation::new("callsheet", env!("CARGO_PKG_VERSION"));
-        // The newest protocol has no handshake, whose version this is.
         let elicitation = ElicitationCapability::new()
             .with_form(FormElicitationCapability::new())
             .with_url(UrlElicitationCapability::new());
         let mut capabilities = ClientCapabilities::default();
         capabilities.elicitation = Some(elicitation);
+        // Only the handshake sends this version.
         ClientConfig::new(capabilities, host)
             .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
     }
@@ -519,7 +543,8 @@ impl rmcp::ClientHandler for Handler {
 }
 
 impl Handler {
-    /// Asks a question of the server in the call to which it belongs, until the server withdraws it.
+    /// Passes a server's question to its call and returns the answer. Declines a question that belongs to no call.
+    /// Fails if the server withdraws the question.
     async fn ask(
         &self,
         params: &Value,
@@ -532,12 +557,13 @@ impl Handler {
                 return Ok(decline());
             }
         };
-        let withdrawn = || ErrorData::internal_error("the question was withdrawn", None);
         tokio::select! {
             result = call.ask(params) => {
                 result.map_err(|error| ErrorData::invalid_params(error.message().to_owned(), None))
             }
-            () = context.ct.cancelled() => Err(withdrawn()),
+            () = context.ct.cancelled() => {
+                Err(ErrorData::internal_error("the question was withdrawn", None))
+            }
         }
     }
 }

@@ -224,7 +224,7 @@ fn store_tool_names(answer: &ServerJsonRpcMessage, calls: &OpenCalls) {
         && let ServerResult::ListToolsResult(list) = &response.result
     {
         let names = list.tools.iter().map(|tool| tool.name.to_string()).collect();
-        calls.store_names(response.id.clone(), names);
+        calls.store_tool_names(response.id.clone(), names);
     }
 }
 
@@ -247,7 +247,7 @@ fn store_tool_names_of(
         }
     });
     let end = stream::once(async move {
-        let taken = calls.wait_for_taken_names(&request);
+        let taken = calls.wait_for_taken_tool_names(&request);
         // If the caller has cancelled the request, it never reads the names. The wait then ends by its time limit.
         let _ = tokio::time::timeout(LIST_WAIT_MAX, taken).await;
     });

@@ -54,7 +54,7 @@ use super::{InputSchema, LOCK_FILE, Tool, ToolLock, ToolSpec};
 use crate::config::{McpConfig, McpPin, McpShare, McpTrust};
 use crate::types::{SessionId, excerpt};
 use call::McpTool;
-use connection::{Connection, Endpoint, ListedTools, drained, list_tools};
+use connection::{Connection, Endpoint, ListedTools, close_when_drained, list_tools};
 use list_pause::ListPause;
 use listing::{Pins, ToolFilter, listing, unmatched_patterns, wrong_headers};
 use reconnect::Reconnect;
@@ -182,7 +182,7 @@ impl McpServer {
         let starting = async {
             let connected = endpoint.connect(&self.shared);
             let connection = self.shared.observe("initialize", connected, |_| "failed").await?;
-            let tools = self.list_tools(connection.open()).await?;
+            let tools = self.list_tools(connection.handle()).await?;
             Ok::<_, String>((connection, tools))
         };
         let started = tokio::select! {
@@ -226,7 +226,7 @@ impl McpServer {
 
     async fn serve(&self, mut connection: Connection, tools: &ListedTools) -> ConnectionEnd {
         let listing = Arc::new(self.listing(tools));
-        let open = connection.open().clone();
+        let open = connection.handle().clone();
         *self.shared.open.lock() = Some(open.clone());
         self.set(ServerState::Up, Some(Arc::clone(&listing)));
         let failed = {
@@ -335,7 +335,7 @@ impl McpServer {
             self.shared.down.lock().clone_from(&reason);
             self.set(ServerState::Down(reason), None);
             draining.retain(|connection| !connection.is_finished());
-            draining.extend(end.draining.map(drained));
+            draining.extend(end.draining.map(close_when_drained));
             tokio::select! {
                 () = self.closing.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}

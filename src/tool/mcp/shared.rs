@@ -108,19 +108,19 @@ impl OpenCalls {
     }
 
     /// Stores the names in the answer to a request `tools/list`.
-    pub(super) fn store_names(&self, request: RequestId, names: Vec<String>) {
+    pub(super) fn store_tool_names(&self, request: RequestId, names: Vec<String>) {
         self.listed.lock().insert(request, names);
     }
 
     /// Returns the stored names of an answer, and removes them.
-    pub(super) fn take_names(&self, request: &RequestId) -> Vec<String> {
+    pub(super) fn take_tool_names(&self, request: &RequestId) -> Vec<String> {
         let names = self.listed.lock().remove(request);
         self.names_taken.notify_waiters();
         names.unwrap_or_default()
     }
 
     /// Returns when no names of this request are stored.
-    pub(super) async fn wait_for_taken_names(&self, request: &RequestId) {
+    pub(super) async fn wait_for_taken_tool_names(&self, request: &RequestId) {
         loop {
             let taken = self.names_taken.notified();
             if !self.listed.lock().contains_key(request) {

@@ -105,7 +105,7 @@ impl World {
                 && matches!(
                     &self.turn.stage,
                     TurnStage::ResponseEnded {
-                        ending: ResponseDisposition::Well,
+                        ending: ResponseEnding::Complete,
                         cancelled: None,
                         ..
                     }
@@ -196,7 +196,7 @@ impl World {
         if let TurnStage::ResponseEnded { ending, .. } = &self.turn.stage {
             assert_eq!(
                 *ending,
-                ResponseDisposition::Well,
+                ResponseEnding::Complete,
                 "an approval of a call that will not run"
             );
         }
@@ -294,7 +294,7 @@ impl World {
                 call.pending_approval_phase().is_none() || !stopped,
                 "an approval is pending after the cancellation"
             );
-            let over = matches!(&self.turn.stage, TurnStage::ResponseEnded { ending, .. } if *ending != ResponseDisposition::Well);
+            let over = matches!(&self.turn.stage, TurnStage::ResponseEnded { ending, .. } if *ending != ResponseEnding::Complete);
             let approval_wait_before_resume =
                 call.pending_approval_phase() == Some(ApprovalPhase::Before);
             assert!(

@@ -248,13 +248,11 @@ impl World {
         };
         let again = self.crashes > 0 && call.tool.as_ref().unwrap().idempotent;
         match ending {
-            ResponseDisposition::Well => !cancelled,
+            ResponseEnding::Complete => !cancelled,
             // The intent was not durable yet when the response ended.
-            ResponseDisposition::Length | ResponseDisposition::BrokeKept => {
-                call.has_effects() && !cancelled
-            }
-            ResponseDisposition::Refused => again && !cancelled,
-            ResponseDisposition::Excess | ResponseDisposition::Cancelled => false,
+            ResponseEnding::Length | ResponseEnding::BrokenKept => call.has_effects() && !cancelled,
+            ResponseEnding::Refused => again && !cancelled,
+            ResponseEnding::TooManyCalls | ResponseEnding::Cancelled => false,
         }
     }
 

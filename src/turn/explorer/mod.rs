@@ -31,7 +31,7 @@ use super::{
 use crate::config::OnExcess;
 use crate::context::History;
 use crate::event::{ConflictResolution, Event};
-use crate::record::{Record, ResponseDisposition};
+use crate::record::{Record, ResponseEnding};
 use crate::response::ExchangeEnd;
 use crate::types::{
     CallKey, ContextOverflow, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind,

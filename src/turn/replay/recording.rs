@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::context::recorded_value;
-use crate::record::{JournalEntry, Record, ResponseDisposition};
+use crate::record::{JournalEntry, Record, ResponseEnding};
 use crate::transcript::{
     AttemptResponse, AttemptTranscript, CallTranscript, RecordLocation, RecordedOutcome,
     RecordedReport, RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
@@ -297,7 +297,7 @@ impl<'a> Recording<'a> {
     /// Returns the calls of a response that were sealed before its end.
     pub(super) fn early(&self, attempt: &AttemptTranscript<'a>) -> BTreeSet<u32> {
         let Some(response) = &attempt.response else { return BTreeSet::new() };
-        let is_well = response.ending == ResponseDisposition::Well;
+        let is_complete = response.ending == ResponseEnding::Complete;
         let kept = response.message.calls.iter().map(|call| call.key);
         let is_early = |key: &CallKey| {
             attempt.calls.get(key).is_some_and(|call| {
@@ -305,7 +305,7 @@ impl<'a> Recording<'a> {
                 call.locations().any(|at| at.is_before(response.at))
                     || outcomes.any(|ended| {
                         let ran = ended.notes.duplicate_of.is_some() || ended.started_ms.is_some();
-                        ended.early || ended.notes.arguments_changed || (!is_well && ran)
+                        ended.early || ended.notes.arguments_changed || (!is_complete && ran)
                     })
                     || call
                         .reports

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::recording::Recording;
-use crate::record::{ResponseDisposition, ResponseMessage};
+use crate::record::{ResponseEnding, ResponseMessage};
 use crate::transcript::{AttemptResponse, AttemptTranscript, CallTranscript};
 use crate::turn::MAX_CALLS;
 use crate::types::{
@@ -69,7 +69,7 @@ impl StepMaker<'_, '_> {
         self.content(message, ending, finish_reason);
         // A call that exceeds a limit can end the response. It comes last.
         let is_over_budget = self.limits.iter().any(|(limit, ..)| *limit == MAX_CALLS);
-        let ends_response = ending == ResponseDisposition::Excess || is_over_budget;
+        let ends_response = ending == ResponseEnding::TooManyCalls || is_over_budget;
         let split = dropped_calls.len().saturating_sub(usize::from(ends_response));
         let (before, last) = dropped_calls.split_at(split);
         before.iter().for_each(|name| self.dropped(name));
@@ -78,8 +78,7 @@ impl StepMaker<'_, '_> {
         end.extend(error.filter(|_| finish_reason.is_some()).cloned().map(Delta::Error));
         end.extend(finish_reason.cloned().map(Delta::Finish));
         end.extend(usage_delta(usage));
-        let is_complete =
-            matches!(ending, ResponseDisposition::Well | ResponseDisposition::Refused);
+        let is_complete = matches!(ending, ResponseEnding::Complete | ResponseEnding::Refused);
         end.extend((finish_reason.is_none() && is_complete).then_some(Delta::Done));
         self.push(end);
         last.iter().for_each(|name| self.dropped(name));
@@ -89,7 +88,7 @@ impl StepMaker<'_, '_> {
     fn content(
         &mut self,
         message: &ResponseMessage,
-        ending: ResponseDisposition,
+        ending: ResponseEnding,
         finish: Option<&FinishReason>,
     ) {
         let (mut text, mut reasoning) = (message.text.as_str(), message.reasoning.as_str());
@@ -135,12 +134,12 @@ impl StepMaker<'_, '_> {
         // parts, and otherwise a refusal and incomplete reasoning.
         let filtered = finish.is_some_and(|finish| finish.kind == FinishKind::ContentFilter);
         let is_refusal = match ending {
-            ResponseDisposition::Refused => !filtered || !message.parts.is_empty(),
-            ResponseDisposition::Well
-            | ResponseDisposition::Length
-            | ResponseDisposition::BrokeKept
-            | ResponseDisposition::Excess
-            | ResponseDisposition::Cancelled => !message.parts.is_empty(),
+            ResponseEnding::Refused => !filtered || !message.parts.is_empty(),
+            ResponseEnding::Complete
+            | ResponseEnding::Length
+            | ResponseEnding::BrokenKept
+            | ResponseEnding::TooManyCalls
+            | ResponseEnding::Cancelled => !message.parts.is_empty(),
         };
         let text = Some(text.to_owned()).filter(|text| !text.is_empty());
         let reasoning = Some(reasoning.to_owned()).filter(|reasoning| !reasoning.is_empty());

@@ -5,9 +5,9 @@
 //! message that later messages do not change. The first request of a session reuses the members for
 //! model and tools that another session has sent.
 //!
-//! The cache also notes whether the prompt of a request begins with that of the request before
-//! (`prefix.rs`), so that a break of the service's own cache does not go unseen. What the cache reuses is
-//! equal by construction, so nearly always only the last messages are compared.
+//! The cache also detects prompts that do not begin with the previous one (`prefix.rs`), because the
+//! service's prompt cache then misses. Reused bytes are equal by construction, so usually only the bytes
+//! after them are compared.
 
 mod history_writer;
 mod prefix;
@@ -23,8 +23,8 @@ pub(super) use history_writer::{HistoryWriter, ReusablePrefix, head};
 /// The largest number of heads that are kept for one model.
 const HEADS_MAX: usize = 8;
 
-/// The bytes before the history, of the last requests that differ in them. The sessions of a model
-/// share them, so that the tools of an agent are encoded once.
+/// Caches heads: the encoded members before the history. The sessions of a model share them, so the
+/// tools of an agent are encoded once.
 #[derive(Debug, Default)]
 pub(crate) struct HeadCache {
     /// Each head with its request without the messages. The oldest is first.
@@ -88,8 +88,8 @@ impl RequestCache {
         head: impl FnOnce(&ModelRequest) -> Bytes,
     ) -> Bytes {
         let last = self.last.take();
-        let before = last.as_ref().map(|last| PromptBefore::new(last, wire, request));
-        let last = last.filter(|last| last.is_prefix_of(wire, request));
+        let before = last.as_ref().map(|last| PreviousPrompt::new(last, wire, request));
+        let last = last.filter(|last| last.can_extend_to(wire, request));
         let (shared, mut messages, writer) = match last {
             Some(CachedRequest { request, messages, prefix, body, .. }) => {
                 (request, messages, HistoryWriter::after(body, prefix))
@@ -108,23 +108,23 @@ impl RequestCache {
         self.was_hooked = request.prompt_change == Some(PromptChange::Hook);
         self.prompt_break = match before {
             Some(before) => before.find_break(wire, request, change, &body, prefix),
-            // The request before was made in an earlier life of the session or of its actors.
+            // No previous request is in memory.
             None => change,
         };
         let new = request.messages.get(messages.len()..prefix.messages).unwrap_or_default();
         messages.extend_from_slice(new);
-        let body_shared = body.clone();
         self.last =
-            Some(CachedRequest { wire, request: shared, messages, prefix, body: body_shared });
+            Some(CachedRequest { wire, request: shared, messages, prefix, body: body.clone() });
         body
     }
 }
 
-/// The prompt of the request before.
+/// The prompt of the previous request.
 #[derive(Debug)]
-enum PromptBefore {
-    /// It begins with the same bytes as the next one. This many of them are the history, and `rest` follows.
-    SameUpTo {
+enum PreviousPrompt {
+    /// The next prompt begins with the reusable prefix of this one. `history_bytes` of that prefix are history.
+    /// `rest` is the history after it, copied because the old body may be extended in place.
+    SharedPrefix {
         history_bytes: usize,
         rest: Vec<u8>,
     },
@@ -135,15 +135,15 @@ enum PromptBefore {
     },
 }
 
-impl PromptBefore {
-    /// Compares what the last request and the next one are made of.
+impl PreviousPrompt {
+    /// Compares head and messages of the last request with those of the next one.
     fn new(last: &CachedRequest, wire: Wire, request: &ModelRequest) -> Self {
         let CachedRequest { prefix, body, .. } = last;
         let has_same_head = last.wire == wire && last.request.has_same_head(request);
         if has_same_head && last.begins_messages_of(request) {
             let rest = body.get(prefix.bytes..prefix.history_end).unwrap_or_default();
             let history_bytes = prefix.bytes.saturating_sub(prefix.head_end);
-            return Self::SameUpTo { history_bytes, rest: rest.to_vec() };
+            return Self::SharedPrefix { history_bytes, rest: rest.to_vec() };
         }
         Self::Other { wire: last.wire, model: last.request.model.clone(), body: body.clone() }
     }
@@ -158,7 +158,7 @@ impl PromptBefore {
         written: ReusablePrefix,
     ) -> Option<PromptChange> {
         let (before, continues) = match &self {
-            Self::SameUpTo { history_bytes, rest } => {
+            Self::SharedPrefix { history_bytes, rest } => {
                 let start = written.head_end + history_bytes;
                 let after = body.get(start..written.history_end).unwrap_or_default();
                 ((wire, &*request.model), prefix::continues(rest, after))
@@ -182,9 +182,10 @@ impl CachedRequest {
         leading.is_some_and(|leading| self.messages.iter().zip(leading).all(is_same))
     }
 
-    /// Returns whether the body of this request begins with the reusable prefix.
-    fn is_prefix_of(&self, wire: Wire, request: &ModelRequest) -> bool {
+    /// Returns whether the body of the next request begins with the reusable prefix of this one.
+    fn can_extend_to(&self, wire: Wire, request: &ModelRequest) -> bool {
         let leading = request.messages.get(..self.messages.len());
+        // Compares only pointers: equal messages in other allocations cost one new body.
         let is_same = |(old, new)| Arc::ptr_eq(old, new);
         self.wire == wire
             && self.request.is_same_without_messages(request)

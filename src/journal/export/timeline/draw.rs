@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{Bar, Row, RunTimeline, Sign, TimelineStyle};
+use super::{Bar, Row, RunTimeline, Symbol, TimelineStyle};
+use crate::journal::export::harmless_line;
 use crate::types::{fitting, text_columns};
 
 /// The largest number of rows of the turns that share an axis. A turn with more rows has its own.
@@ -11,7 +12,7 @@ const AXIS_ROWS_MAX: usize = 24;
 /// The smallest number of columns from one tick of an axis to the next.
 const TICK_COLUMNS: u64 = 12;
 
-/// Time without a stream or a tool is folded if it is longer than this and than all busy time.
+/// Time without a model or a tool is folded if it is longer than this and than all busy time.
 const IDLE_MS: u64 = 1_000;
 
 /// The smallest width that has room for a word and a duration after the bars.
@@ -23,14 +24,14 @@ type Cell = (char, &'static str);
 const BLANK: Cell = (' ', "");
 const DIM: &str = "2";
 
-impl Sign {
+impl Symbol {
     /// Returns the cell and its meaning in the legend.
     fn cell(self) -> (Cell, &'static str) {
         match self {
             Self::Wait => (('·', DIM), "waits"),
             Self::Agent => (('▒', "32"), "agent runs"),
             Self::People => (('?', "33"), "waits for approval"),
-            Self::Model => (('═', "36"), "model streams"),
+            Self::Model => (('═', "36"), "model answers"),
             Self::Tool => (('█', "32"), "tool runs"),
             Self::Broken => (('×', "31"), "broke or failed"),
             Self::Ok => (('✓', "32"), ""),
@@ -43,14 +44,15 @@ impl Sign {
 
 impl Bar {
     fn is_drawn(&self) -> bool {
-        self.from < self.until || !matches!(self.sign, Sign::Wait | Sign::People)
+        self.from < self.until || !matches!(self.symbol, Symbol::Wait | Symbol::People)
     }
 }
 
 /// Draws a run: its heading, then its turns.
 pub(super) fn draw(run: &RunTimeline, style: TimelineStyle) -> String {
     let style = TimelineStyle { columns: style.columns.clamp(40, 400), ..style };
-    let mut text = wrapped(run.heading.iter().map(|part| cells(part, "")), ", ", style);
+    let heading = run.heading.iter().map(|part| cells(&harmless_line(part), ""));
+    let mut text = wrapped(heading, ", ", style);
     let hidden = run.turns.len().saturating_sub(style.turns_max);
     if hidden > 0 {
         text.push_str(&format!("({hidden} earlier turns are not drawn)\n"));
@@ -100,25 +102,25 @@ pub(super) fn draw(run: &RunTimeline, style: TimelineStyle) -> String {
     text
 }
 
-/// Returns the meaning of the signs in these runs.
+/// Returns the meaning of the symbols in these runs.
 pub(super) fn legend(runs: &[RunTimeline], style: TimelineStyle) -> String {
     let style = TimelineStyle { columns: style.columns.clamp(40, 400), ..style };
     let rows = runs.iter().flat_map(|run| run.turns.iter().flatten());
-    let signs = rows.flat_map(|row| {
+    let symbols = rows.flat_map(|row| {
         let bars = row.bars.iter().filter(|bar| bar.is_drawn());
-        bars.map(|bar| bar.sign).chain(row.mark)
+        bars.map(|bar| bar.symbol).chain(row.symbol)
     });
-    let signs: BTreeSet<Sign> = signs.collect();
-    let signs = signs.into_iter().map(Sign::cell).filter(|(_, meaning)| !meaning.is_empty());
-    let parts = signs.map(|(cell, meaning)| [vec![cell, BLANK], cells(meaning, "")].concat());
+    let symbols: BTreeSet<Symbol> = symbols.collect();
+    let symbols = symbols.into_iter().map(Symbol::cell).filter(|(_, meaning)| !meaning.is_empty());
+    let parts = symbols.map(|(cell, meaning)| [vec![cell, BLANK], cells(meaning, "")].concat());
     wrapped(parts, "  ", style)
 }
 
-/// Returns the indentation, the mark and the label of a row, and the number of their columns.
+/// Returns the indentation, the symbol and the label of a row, and the number of their columns.
 fn label_cells(row: &Row, columns: usize) -> (Vec<Cell>, usize) {
     let mut line = vec![BLANK; 2 * row.depth];
-    line.extend(row.mark.into_iter().flat_map(|mark| [BLANK, mark.cell().0, BLANK]));
-    let mut label: String = row.label.chars().filter(|c| !c.is_control()).collect();
+    line.extend(row.symbol.into_iter().flat_map(|symbol| [BLANK, symbol.cell().0, BLANK]));
+    let mut label = harmless_line(&row.label);
     let room = columns.saturating_sub(line.len());
     if text_columns(&label) > room {
         label = format!("{}…", fitting(&label, room.saturating_sub(1)));
@@ -132,16 +134,20 @@ fn cells(text: &str, colour: &'static str) -> Vec<Cell> {
     text.chars().map(|c| (c, colour)).collect()
 }
 
-/// Joins parts to lines that fit the picture.
+/// Joins parts to lines that fit the picture. A line before another one ends with the separator.
 fn wrapped(
     parts: impl Iterator<Item = Vec<Cell>>,
     separator: &str,
     style: TimelineStyle,
 ) -> String {
     let (mut text, mut used) = (String::new(), 0);
-    for mut part in parts {
-        part.truncate(style.columns);
-        if used > 0 && used + separator.len() + part.len() > style.columns {
+    let line_end = separator.trim_end();
+    let mut parts = parts.peekable();
+    while let Some(mut part) = parts.next() {
+        let room = style.columns - parts.peek().map_or(0, |_| line_end.len());
+        part.truncate(room);
+        if used > 0 && used + separator.len() + part.len() > room {
+            text.push_str(line_end);
             text.push('\n');
             used = 0;
         } else if used > 0 {
@@ -192,7 +198,7 @@ impl Axis {
     fn new(bars: &[&Bar], begin: Option<u64>, columns: usize) -> Self {
         let begin = bars.iter().map(|bar| bar.from).chain(begin).min().unwrap_or_default();
         let end = bars.iter().map(|bar| bar.until).max().unwrap_or_default().max(begin + 1);
-        let busy = bars.iter().filter(|bar| matches!(bar.sign, Sign::Model | Sign::Tool));
+        let busy = bars.iter().filter(|bar| matches!(bar.symbol, Symbol::Model | Symbol::Tool));
         let mut busy: Vec<_> = busy.map(|bar| (bar.from, bar.until)).collect();
         busy.sort_unstable();
         let mut at = begin;
@@ -205,13 +211,13 @@ impl Axis {
         let sum: u64 = spans.iter().map(|(_, from, until)| until - from).sum();
         let mut axis = Self { columns: columns as u64, parts: Vec::new(), drawn: 0 };
         for (idle, from, until) in spans {
-            let has = |sign| {
-                bars.iter().any(|bar| bar.sign == sign && bar.from < from && bar.until > idle)
+            let has = |symbol| {
+                bars.iter().any(|bar| bar.symbol == symbol && bar.from < from && bar.until > idle)
             };
-            let reason = match (has(Sign::People), has(Sign::Wait)) {
+            let reason = match (has(Symbol::People), has(Symbol::Wait)) {
                 (true, _) => "waiting for approval",
                 (false, true) => "waiting",
-                (false, false) => "without a stream or a tool",
+                (false, false) => "without a model or a tool",
             };
             let folded = (from - idle > sum.max(IDLE_MS)).then_some(reason);
             axis.push(idle, from, folded.map_or(from - idle, |_| (sum / 8).max(1)), folded);
@@ -238,32 +244,32 @@ impl Axis {
 
     fn cells(&self, bars: &[Bar]) -> Vec<Cell> {
         let mut bars: Vec<&Bar> = bars.iter().filter(|bar| bar.is_drawn()).collect();
-        bars.sort_by_key(|bar| bar.sign);
+        bars.sort_by_key(|bar| bar.symbol);
         let mut cells = vec![BLANK; usize::try_from(self.columns).unwrap_or_default()];
-        for Bar { from, until, sign } in bars {
+        for Bar { from, until, symbol } in bars {
             let until = self.column(*until);
             // A failure is drawn over the end of what failed.
             let at_end = until.saturating_sub(1);
             let at_begin = self.column(*from).min(self.columns - 1);
-            let from = if *sign == Sign::Broken { at_end } else { at_begin };
+            let from = if *symbol == Symbol::Broken { at_end } else { at_begin };
             for at in from..until.max(from + 1) {
                 let cell = usize::try_from(at).ok().and_then(|at| cells.get_mut(at));
-                cell.into_iter().for_each(|cell| *cell = sign.cell().0);
+                cell.into_iter().for_each(|cell| *cell = symbol.cell().0);
             }
         }
         cells
     }
 
-    /// Draws the axis itself: round times since the run began, and signs where time is folded.
+    /// Draws the axis itself: round times since the run began, and symbols where time is folded.
     fn ticks(&self, began: u64) -> Vec<Cell> {
         let mut line = Vec::new();
-        // Puts a sign at a column, unless it would touch the one before or leave the axis.
-        let mut put_at = |at: u64, sign: String| {
+        // Puts a text at a column, unless it would touch the one before or leave the axis.
+        let mut put_at = |at: u64, text: String| {
             let column = usize::try_from(at).unwrap_or(usize::MAX);
-            let fits = at + sign.chars().count() as u64 <= self.columns;
+            let fits = at + text.chars().count() as u64 <= self.columns;
             if fits && (line.is_empty() || line.len() < column) {
                 line.resize(column, BLANK);
-                line.extend(cells(&sign, DIM));
+                line.extend(cells(&text, DIM));
             }
         };
         let least = scaled(TICK_COLUMNS, self.drawn, self.columns).max(1);

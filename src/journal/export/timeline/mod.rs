@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use super::children::{ChildRecords, run_of_call};
 use super::{ChildSessions, count_with_noun};
 use crate::journal::JournalEntry;
-use crate::record::ResponseDisposition;
+use crate::record::ResponseEnding;
 use crate::transcript::{
     AttemptTranscript, CallTranscript, RecordedOutcome, RunTranscript, Transcript, TurnTranscript,
 };
@@ -27,10 +27,10 @@ const CALL_ROWS_MAX: usize = 16;
 const CHILD_ROWS_MAX: usize = 48;
 
 /// The number of levels of child sessions that are drawn. The rows of deeper ones share one.
-const CHILD_DEPTH_MAX: usize = 4;
+const CHILD_DEPTH_DRAWN_MAX: usize = 4;
 
 /// The number of levels of child sessions that are read.
-const CHILD_DEPTH_READ: usize = 32;
+const CHILD_DEPTH_READ_MAX: usize = 32;
 
 /// Options of the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +43,13 @@ pub struct TimelineStyle {
     pub turns_max: usize,
 }
 
-/// Draws the runs of these records, or one of them, and a legend.
+/// Draws the runs of these records, or one of them, and a legend. A call that waits for an answer of people is
+/// drawn up to the present time, `now_ms`, in Unix milliseconds.
 pub fn timeline(
     entries: &[JournalEntry],
     children: &ChildSessions,
     only: Option<&RunId>,
+    now_ms: u64,
     style: TimelineStyle,
 ) -> impl Iterator<Item = String> {
     let transcript = Transcript::read(entries);
@@ -58,9 +60,11 @@ pub fn timeline(
         let start = run.start?;
         let until = run.end.map_or(last, |end| end.at.time);
         let (session, began) = (children.session(), start.at.time);
-        let rows =
-            Rows { session, transcript: &transcript, entries, children, began, until, depth: 0 };
-        Some(RunTimeline { began, heading: heading(start.id, run), turns: rows.turns(run) })
+        let now = run.end.is_none().then_some(now_ms);
+        let transcript = &transcript;
+        let builder =
+            RowBuilder { session, transcript, entries, children, began, until, now, depth: 0 };
+        Some(RunTimeline { began, heading: heading(start.id, run), turns: builder.turns(run) })
     });
     let runs: Vec<_> = runs.collect();
     let legend = (!runs.is_empty()).then(|| legend(&runs, style));
@@ -79,20 +83,20 @@ struct RunTimeline {
 struct Row {
     /// The number of child sessions above it.
     depth: usize,
-    /// The sign in front of a call; none for an attempt, which its calls follow.
-    mark: Option<Sign>,
+    /// The symbol in front of a call; none for an attempt, which its calls follow.
+    symbol: Option<Symbol>,
     label: String,
     bars: Vec<Bar>,
     /// A word for an unusual end.
     word: &'static str,
-    /// The duration of the attempt or the call.
+    /// The duration of the attempt or the call. Of a call that waits for an answer, the time since the question.
     duration_ms: Option<u64>,
 }
 
-/// A sign of the picture. Of bars that share a column, the one whose sign is last in this list is
+/// A symbol of the picture. Of bars that share a column, the one whose symbol is last in this list is
 /// drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Sign {
+enum Symbol {
     Wait,
     Agent,
     People,
@@ -109,7 +113,7 @@ enum Sign {
 struct Bar {
     from: u64,
     until: u64,
-    sign: Sign,
+    symbol: Symbol,
 }
 
 /// Returns the parts of a run's heading.
@@ -122,7 +126,7 @@ fn heading(id: &RunId, run: &RunTranscript<'_>) -> Vec<String> {
 }
 
 /// Makes the rows of a run.
-struct Rows<'t, 'a> {
+struct RowBuilder<'t, 'a> {
     session: &'t SessionId,
     transcript: &'t Transcript<'a>,
     entries: &'t [JournalEntry],
@@ -130,26 +134,27 @@ struct Rows<'t, 'a> {
     began: u64,
     /// The time of the run's last record. If it has not ended, the last one of the session and its children.
     until: u64,
+    /// The present time. `None` if the run has ended.
+    now: Option<u64>,
     /// The number of child sessions above the run.
     depth: usize,
 }
 
-impl Rows<'_, '_> {
+impl RowBuilder<'_, '_> {
     /// Returns the rows of each turn.
     fn turns(&self, run: &RunTranscript<'_>) -> Vec<Vec<Row>> {
-        run.turns.iter().zip(1..).map(|(turn, number)| self.turn(turn, number)).collect()
+        run.turns.iter().map(|turn| self.turn_rows(turn)).collect()
     }
 
-    /// Returns a row for each attempt, each followed by the rows of its calls. `number` is the
-    /// number of the turn in its run.
-    fn turn(&self, turn: &TurnTranscript<'_>, number: usize) -> Vec<Row> {
+    /// Returns a row for each attempt, each followed by the rows of its calls.
+    fn turn_rows(&self, turn: &TurnTranscript<'_>) -> Vec<Row> {
         let mut rows = Vec::new();
         for attempt in &turn.attempts {
             let label = match rows.is_empty() {
-                true => format!("turn {number}"),
+                true => format!("turn {}", turn.number),
                 false => format!("  attempt {}", attempt.number),
             };
-            rows.push(self.attempt(&label, attempt));
+            rows.push(self.attempt_row(&label, attempt));
             let in_response = attempt.response.iter().flat_map(|response| &response.message.calls);
             let in_response = in_response.map(|call| (call.key, &*call.name));
             let recorded = attempt.calls.iter();
@@ -158,14 +163,13 @@ impl Rows<'_, '_> {
             let none = CallTranscript::default();
             let mut calls = names.into_iter().map(|(key, name)| {
                 let call = attempt.calls.get(&key).unwrap_or(&none);
-                let below = self.child(call);
-                let is_drawn = below.iter().any(|row| !row.bars.is_empty());
-                (self.call(name, call, attempt, is_drawn), below)
+                let below = self.child_rows(call);
+                (self.call_row(name, call, attempt, &below), below)
             });
-            // The rows of deeper sessions are counted with those of the first level.
-            let mut room = if self.depth == 0 { CHILD_ROWS_MAX } else { usize::MAX };
+            let mut room = CHILD_ROWS_MAX;
             for (row, mut below) in calls.by_ref().take(CALL_ROWS_MAX) {
                 rows.push(row);
+                // Only the top level limits rows: `below` holds those of all deeper levels.
                 if self.depth == 0 {
                     let hidden = hide_rows(&mut below, room);
                     room = room.saturating_sub(below.len());
@@ -180,11 +184,11 @@ impl Rows<'_, '_> {
         rows
     }
 
-    fn attempt(&self, label: &str, attempt: &AttemptTranscript<'_>) -> Row {
+    fn attempt_row(&self, label: &str, attempt: &AttemptTranscript<'_>) -> Row {
         let requested_at = requested_at(attempt);
         let (until, word) = match (&attempt.failure, &attempt.response) {
             (Some(failure), _) => {
-                // The record before is the last sign of a host that was killed.
+                // The next host wrote this failure. The preceding record is the killed host's last.
                 let before = failure.at.index.checked_sub(1).filter(|_| failure.host_stopped);
                 let before = before.and_then(|index| self.entries.get(index));
                 (before.map_or(failure.at.time, |entry| entry.time), "broke")
@@ -195,26 +199,28 @@ impl Rows<'_, '_> {
         let mut bars = Vec::new();
         if let Some(start) = attempt.start {
             let (from, asked) = (start.at.time, requested_at.min(until));
-            bars.push(Bar { from, until: asked, sign: Sign::Wait });
-            bars.push(Bar { from: asked, until, sign: Sign::Model });
+            bars.push(Bar { from, until: asked, symbol: Symbol::Wait });
+            bars.push(Bar { from: asked, until, symbol: Symbol::Model });
         }
         if matches!(word, "broke" | "refused") {
-            bars.push(Bar { from: until, until, sign: Sign::Broken });
+            bars.push(Bar { from: until, until, symbol: Symbol::Broken });
         }
         let duration_ms = attempt.start.map(|_| until.saturating_sub(requested_at));
         let model = attempt.start.map_or("given", |start| start.model);
         let label = format!("{label} {model}");
-        Row { depth: self.depth, mark: None, label, bars, word, duration_ms }
+        Row { depth: self.depth, symbol: None, label, bars, word, duration_ms }
     }
 
     /// Returns the rows of the child session of a call.
-    fn child(&self, call: &CallTranscript<'_>) -> Vec<Row> {
+    fn child_rows(&self, call: &CallTranscript<'_>) -> Vec<Row> {
         let depth = self.depth + 1;
         let child = self.children.of_call(self.session, self.transcript, call);
-        let Some(child) = child.filter(|_| depth <= CHILD_DEPTH_READ) else { return Vec::new() };
+        let Some(child) = child.filter(|_| depth <= CHILD_DEPTH_READ_MAX) else {
+            return Vec::new();
+        };
         let missing = |word| {
             let label = "child session".to_owned();
-            vec![Row { depth, mark: None, label, bars: Vec::new(), word, duration_ms: None }]
+            vec![Row { depth, symbol: None, label, bars: Vec::new(), word, duration_ms: None }]
         };
         let entries = match child.records {
             ChildRecords::Stored(entries) => entries,
@@ -227,85 +233,82 @@ impl Rows<'_, '_> {
         let Some(run) = run_of_call(&child.id, transcript) else { return Vec::new() };
         let Some(start) = run.start else { return Vec::new() };
         let until = run.end.map_or(self.until, |end| end.at.time);
+        let now = self.now.filter(|_| run.end.is_none());
         let (session, children, began) = (&child.id, self.children, start.at.time);
-        let rows = Rows { session, transcript, entries, children, began, until, depth };
-        rows.turns(run).into_iter().flatten().collect()
+        let builder =
+            RowBuilder { session, transcript, entries, children, began, until, now, depth };
+        builder.turns(run).into_iter().flatten().collect()
     }
 
-    /// Returns the row of a call. `has_child` means that the rows of its child session follow.
-    fn call(
+    /// Returns the row of a call. The rows of its child session are below it.
+    fn call_row(
         &self,
         name: &str,
         call: &CallTranscript<'_>,
         attempt: &AttemptTranscript<'_>,
-        has_child: bool,
+        below: &[Row],
     ) -> Row {
-        let runs = if has_child { Sign::Agent } else { Sign::Tool };
+        let child_until = below.iter().flat_map(|row| &row.bars).map(|bar| bar.until).max();
+        let running_symbol = if child_until.is_some() { Symbol::Agent } else { Symbol::Tool };
         // An amended outcome has the time of the first one.
         let first = call.outcomes.iter().rfind(|outcome| !outcome.amended).or(call.outcome());
         let at = first.map_or(self.until, |outcome| outcome.at.time);
         let intended = call.intents.last().map(|intent| intent.at.time);
-        // A client's time is that of the tool.
-        let questions = call.questions.iter().filter(|question| !question.is_for_client());
-        let questions = questions.map(|question| {
-            let decision = call.decision_about(question);
-            let until = decision.map_or(at, |decision| decision.at.time);
-            Bar { from: question.at.time, until, sign: Sign::People }
-        });
-        let (mut bars, mut duration_ms): (Vec<_>, _) = (questions.collect(), None);
-        let mut bar = |from, until, sign| bars.push(Bar { from, until, sign });
-        let (mark, word) = if let Some(ended) = call.outcome() {
+        let asked = asked_at(call).filter(|_| !attempt.is_void());
+        let waits = self.now.zip(asked).map(|(now, asked)| (asked, now.max(at)));
+        let (mut bars, mut duration_ms) =
+            (question_bars(call, waits.map_or(at, |(_, now)| now)), None);
+        let mut bar = |from, until, symbol| bars.push(Bar { from, until, symbol });
+        let (symbol, word) = if let Some(ended) = call.outcome() {
             let is_ok = ended.outcome.status == ToolStatus::Ok;
-            let mut mark = if is_ok { Sign::Ok } else { Sign::Failed };
+            let mut symbol = if is_ok { Symbol::Ok } else { Symbol::Failed };
             if ended.outcome.kind == Some(FailureKind::HostStopped) {
                 // Only the time of its intent is known.
-                bar(intended.unwrap_or(at), intended.unwrap_or(at), Sign::Broken);
+                bar(intended.unwrap_or(at), intended.unwrap_or(at), Symbol::Broken);
             } else if let Some(started) = ended.started_ms {
-                // The run's clock stands still while no host runs, so that its time may be too
-                // early.
-                let decided = call.decisions.iter();
-                let decided = decided.filter(|decision| decision.phase != ApprovalPhase::Input);
-                let decided = decided.map(|decision| decision.at.time);
-                let earliest = decided.chain(intended).fold(requested_at(attempt), u64::max);
                 let by_clock = self.began.saturating_add(started);
-                let by_end = at.saturating_sub(ended.duration_ms).max(earliest);
-                let from = if by_clock >= earliest { by_clock } else { by_end };
-                // The time of its questions is not time of the tool.
+                let by_end = at.saturating_sub(ended.duration_ms);
+                let from = started_at(by_clock, by_end, call, attempt);
+                // `duration_ms` excludes waiting for answers, so the bar ends at the outcome.
                 let has_asked = call.questions.iter().any(|asked| asked.is_input());
                 let until = if has_asked { at } else { from.saturating_add(ended.duration_ms) };
-                bar(from.saturating_sub(ended.wait_ms), from, Sign::Wait);
-                bar(from, until, runs);
+                bar(from.saturating_sub(ended.wait_ms), from, Symbol::Wait);
+                bar(from, until, running_symbol);
                 if !is_ok {
-                    bar(until, until, Sign::Broken);
+                    bar(until, until, Symbol::Broken);
                 }
                 duration_ms = Some(ended.duration_ms);
             } else {
-                bar(at.saturating_sub(ended.wait_ms), at, Sign::Wait);
-                mark = if is_ok { Sign::Ok } else { Sign::NotRun };
+                bar(at.saturating_sub(ended.wait_ms), at, Symbol::Wait);
+                symbol = if is_ok { Symbol::Ok } else { Symbol::NotRun };
             }
-            (mark, outcome_word(ended))
+            (symbol, outcome_word(ended))
         } else {
             let asked = call.questions.iter().map(|question| question.at.time);
             let seen = asked.chain(attempt.response.map(|response| response.at.time)).min();
-            let sign = if intended.is_some() { runs } else { Sign::Wait };
-            bar(intended.or(seen).unwrap_or(self.until), self.until, sign);
-            (Sign::Open, "open")
+            let symbol = if intended.is_some() { running_symbol } else { Symbol::Wait };
+            // A child session that waits for an answer is drawn beyond the last record.
+            let until = child_until.map_or(self.until, |until| until.max(self.until));
+            bar(intended.or(seen).unwrap_or(self.until), until, symbol);
+            duration_ms = waits.map(|(asked, now)| now.saturating_sub(asked));
+            (Symbol::Open, if waits.is_some() { "waits" } else { "open" })
         };
-        let (mark, label) = (Some(mark), name.to_owned());
-        Row { depth: self.depth, mark, label, bars, word, duration_ms }
+        let (symbol, label) = (Some(symbol), name.to_owned());
+        Row { depth: self.depth, symbol, label, bars, word, duration_ms }
     }
 
     /// Returns one row for the calls that have none of their own, and for the rows of their children.
     fn shared_row(&self, rest: &[Row]) -> Option<Row> {
         let calls = rest.iter().filter(|row| row.depth == self.depth);
-        let mark = Some(calls.clone().filter_map(|row| row.mark).max()?);
-        let is_wrong = |row: &&Row| matches!(row.mark, Some(Sign::Failed | Sign::NotRun));
+        let symbol = Some(calls.clone().filter_map(|row| row.symbol).max()?);
+        let is_wrong = |row: &&Row| matches!(row.symbol, Some(Symbol::Failed | Symbol::NotRun));
         let count = calls.clone().count();
         let label = match calls.filter(is_wrong).count() {
             0 => format!("{count} more"),
             wrong => format!("{count} more, {wrong} not ok"),
         };
-        Some(Row { depth: self.depth, mark, label, bars: bars(rest), word: "", duration_ms: None })
+        let bars = bars(rest);
+        Some(Row { depth: self.depth, symbol, label, bars, word: "", duration_ms: None })
     }
 }
 
@@ -313,19 +316,55 @@ impl Rows<'_, '_> {
 fn hide_rows(rows: &mut Vec<Row>, room: usize) -> Option<Row> {
     let mut drawn = 0;
     let is_hidden = |row: &mut Row| {
-        let is_drawn = drawn < room && row.depth <= CHILD_DEPTH_MAX;
+        let is_drawn = drawn < room && row.depth <= CHILD_DEPTH_DRAWN_MAX;
         drawn += usize::from(is_drawn);
         !is_drawn
     };
     let hidden: Vec<Row> = rows.extract_if(.., is_hidden).collect();
     let label = format!("{} not drawn", count_with_noun(hidden.len(), "row"));
     let bars = bars(&hidden);
-    let row = Row { depth: 1, mark: None, label, bars, word: "", duration_ms: None };
+    let row = Row { depth: 1, symbol: None, label, bars, word: "", duration_ms: None };
     (!hidden.is_empty()).then_some(row)
 }
 
 fn bars(rows: &[Row]) -> Vec<Bar> {
     rows.iter().flat_map(|row| row.bars.iter().copied()).collect()
+}
+
+/// Returns the time of the question that an open call asks people, if they have not answered it.
+fn asked_at(call: &CallTranscript<'_>) -> Option<u64> {
+    let asked = call.questions.last().filter(|asked| !asked.is_for_client())?;
+    let is_open = call.outcome().is_none() && call.decision_about(asked).is_none();
+    is_open.then_some(asked.at.time)
+}
+
+/// Returns the bars of the questions about a call. Those without a decision end at `open_until`.
+fn question_bars(call: &CallTranscript<'_>, open_until: u64) -> Vec<Bar> {
+    // Waiting for a client counts as tool time.
+    let questions = call.questions.iter().filter(|question| !question.is_for_client());
+    let bars = questions.map(|question| {
+        let decision = call.decision_about(question);
+        let until = decision.map_or(open_until, |decision| decision.at.time);
+        Bar { from: question.at.time, until, symbol: Symbol::People }
+    });
+    bars.collect()
+}
+
+/// Returns the time when a call started: `by_clock` is its start on the run's clock, `by_end` its end minus its
+/// duration.
+fn started_at(
+    by_clock: u64,
+    by_end: u64,
+    call: &CallTranscript<'_>,
+    attempt: &AttemptTranscript<'_>,
+) -> u64 {
+    let intended = call.intents.last().map(|intent| intent.at.time);
+    let decided = call.decisions.iter();
+    let decided = decided.filter(|decision| decision.phase != ApprovalPhase::Input);
+    let decided = decided.map(|decision| decision.at.time);
+    let earliest = decided.chain(intended).fold(requested_at(attempt), u64::max);
+    // The run's clock stops while no host runs, so `by_clock` may be too early.
+    if by_clock >= earliest { by_clock } else { by_end.max(earliest) }
 }
 
 /// Returns the time of the request to the model; without a request, that of the response.
@@ -334,14 +373,14 @@ fn requested_at(attempt: &AttemptTranscript<'_>) -> u64 {
     attempt.start.map_or(given, |start| start.at.time.saturating_add(start.wait_ms))
 }
 
-fn ending_word(ending: ResponseDisposition) -> &'static str {
+fn ending_word(ending: ResponseEnding) -> &'static str {
     match ending {
-        ResponseDisposition::Well => "",
-        ResponseDisposition::Length => "cut off",
-        ResponseDisposition::Refused => "refused",
-        ResponseDisposition::BrokeKept => "broke",
-        ResponseDisposition::Excess => "too many",
-        ResponseDisposition::Cancelled => "stopped",
+        ResponseEnding::Complete => "",
+        ResponseEnding::Length => "cut off",
+        ResponseEnding::Refused => "refused",
+        ResponseEnding::BrokenKept => "broke",
+        ResponseEnding::TooManyCalls => "too many",
+        ResponseEnding::Cancelled => "stopped",
     }
 }
 

@@ -7,6 +7,9 @@ use crate::types::{Seq, SessionId, child_run_id, child_session_id, text_columns}
 /// The time of the run's start: Unix time in milliseconds.
 const BEGAN: u64 = 1_700_000_000_000;
 
+/// The present time.
+const NOW: u64 = BEGAN + 100_301;
+
 /// Entries of these records, with times since the run's start.
 fn entries(records: Vec<(u64, Value)>) -> Vec<JournalEntry> {
     let numbered = records.into_iter().zip(1..);
@@ -23,7 +26,7 @@ fn style(columns: usize) -> TimelineStyle {
 
 fn drawn(records: Vec<(u64, Value)>, style: TimelineStyle) -> String {
     let children = ChildSessions::new(&session());
-    let text: String = timeline(&entries(records), &children, None, style).collect();
+    let text: String = timeline(&entries(records), &children, None, NOW, style).collect();
     for line in text.lines() {
         assert!(text_columns(line) <= style.columns, "{line:?} is too wide");
         assert!(style.coloured || !line.contains(char::is_control), "{line:?}");
@@ -95,6 +98,12 @@ fn call_not_run(at: u64, of: (u32, u32, u32), name: &str, outcome: Value) -> (u6
     (at, record)
 }
 
+fn approval_asked(at: u64, of: (u32, u32, u32), name: &str) -> (u64, Value) {
+    let call = json!({"key": key(of.0, of.1, of.2), "provider_id": null, "name": name});
+    let asked = json!({"call": call, "phase": "before", "arguments": {}, "arguments_sha256": ""});
+    (at, json!({"type": "approval_asked", "asked": asked}))
+}
+
 fn run_ended(at: u64, end: &str, turns: u64, calls: u64) -> (u64, Value) {
     let record = json!({"type": "run_ended", "run_id": "run_1", "end": end, "text": "",
         "error": null, "stats": {"turns": turns, "tool_calls": calls, "input_tokens": 1,
@@ -148,12 +157,6 @@ fn failed_refused_and_copied_calls() {
     let refused = json!({"status": "refused", "kind": "rejected", "content": "no"});
     let mut copied = call_not_run(350, (1, 2, 4), "a", json!({"status": "error", "content": "x"}));
     copied.1["notes"] = json!({"duplicate_of": key(1, 2, 0)});
-    let ask = |at, index: u32, name: &str| {
-        let call = json!({"key": key(1, 2, index), "provider_id": null, "name": name});
-        let request =
-            json!({"call": call, "phase": "before", "arguments": {}, "arguments_sha256": ""});
-        (at, json!({"type": "approval_asked", "asked": request}))
-    };
     let given = |at, index: u32, verdict: &str| {
         let key = key(1, 2, index);
         (at, json!({"type": "approval_given", "key": key, "phase": "before", "verdict": verdict}))
@@ -164,8 +167,8 @@ fn failed_refused_and_copied_calls() {
         attempt_failed(80, 1, 1, "the stream broke"),
         attempt_started(80, 1, 2, 120),
         response_ended(300, 1, 2, "well", &names),
-        ask(301, 2, "pay"),
-        ask(301, 5, "wire"),
+        approval_asked(301, (1, 2, 2), "pay"),
+        approval_asked(301, (1, 2, 5), "wire"),
         call_not_run(302, (1, 2, 3), "nothing", unknown),
         call_ended((1, 2, 0), "a", [0, 300, 50], "error"),
         copied,
@@ -215,13 +218,45 @@ fn an_open_run() {
     assert!(drawn(records[..1].to_vec(), style(80)).starts_with("run_1: has not ended\n"));
 }
 
+/// An approval is asked, and nothing happens for 100 seconds.
+#[test]
+fn an_open_approval_is_drawn_up_to_now() {
+    let mut records = vec![
+        run_started(),
+        attempt_started(0, 1, 1, 0),
+        response_ended(300, 1, 1, "well", &["clock", "pay"]),
+        approval_asked(301, (1, 1, 1), "pay"),
+        call_ended((1, 1, 0), "clock", [0, 300, 150], "success"),
+    ];
+    let text = drawn(records.clone(), style(80));
+    let row = row_of(&text, "pay");
+    assert!(row.contains("?????") && row.ends_with(" waits 1 m 40 s"), "{text}");
+    assert!(text.contains("\n┊ 1 m 39 s waiting for approval, from 450 ms\n"), "{text}");
+    assert!(text.contains("? waits for approval"), "{text}");
+    // After the decision the call waits for no person.
+    let decided = json!({"type": "approval_given", "key": key(1, 1, 1), "phase": "before",
+        "verdict": "approved"});
+    records.push((451, decided));
+    let text = drawn(records.clone(), style(80));
+    let row = row_of(&text, "pay");
+    assert!(row.contains('?') && row.ends_with(" open") && !text.contains('┊'), "{text}");
+    // A run that has ended waits for nobody.
+    records.pop();
+    records.push(run_ended(500, "failed", 1, 2));
+    let text = drawn(records, style(80));
+    assert!(row_of(&text, "pay").ends_with(" open") && !text.contains('┊'), "{text}");
+}
+
+/// Returns the row of the call of this tool.
+fn row_of<'a>(text: &'a str, name: &str) -> &'a str {
+    text.lines().find(|line| line.contains(&format!(" {name} "))).unwrap()
+}
+
 /// The host is killed while the model streams, and again while an approval is pending for a day.
 #[test]
 fn idle_time_is_shortened_and_noted() {
     let hour = 3_600_000;
     let day = 24 * hour;
-    let call = json!({"key": key(1, 2, 0), "provider_id": null, "name": "pay"});
-    let asks = json!({"call": call, "phase": "before", "arguments": {}, "arguments_sha256": ""});
     let mut pays = call_ended((1, 2, 0), "pay", [700, 1_000, 300], "success");
     pays.0 = day + 2_300;
     let records = vec![
@@ -231,7 +266,7 @@ fn idle_time_is_shortened_and_noted() {
         attempt_interrupted(hour, 1, 1),
         attempt_started(hour, 1, 2, 0),
         response_ended(hour + 500, 1, 2, "well", &["pay"]),
-        (hour + 501, json!({"type": "approval_asked", "asked": asks})),
+        approval_asked(hour + 501, (1, 2, 0), "pay"),
         (
             day + 2_000,
             json!({"type": "approval_given", "key": key(1, 2, 0), "phase": "before",
@@ -254,7 +289,7 @@ fn a_narrow_picture_keeps_every_figure_of_its_heading() {
     }
     let text = drawn(records, style(40));
     let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines[0], "run_0d698ae45423929d: answered, 2 turns");
+    assert_eq!(lines[0], "run_0d698ae45423929d: answered, 2 turns,");
     assert_eq!(lines[1], "3 calls, 1.2 s");
     assert!(lines[6].starts_with(" ✓ calculator "), "the name of the tool is whole: {text}");
 }
@@ -276,7 +311,7 @@ fn ticks_after_folded_time_differ() {
 }
 
 #[test]
-fn turns_are_numbered_within_their_run() {
+fn turns_have_their_numbers_in_the_session() {
     let mut records = run_with_three_calls([[0, 100, 200], [0, 200, 300], [0, 320, 100]], 505);
     let mut second = run_with_three_calls([[0, 100, 200], [0, 200, 300], [0, 320, 100]], 505);
     for (at, record) in &mut second {
@@ -294,7 +329,7 @@ fn turns_are_numbered_within_their_run() {
     let text = drawn(records, style(80));
     let turns = text.lines().filter(|line| line.starts_with("turn "));
     let labels: Vec<_> = turns.map(|line| line.get(..6).unwrap()).collect();
-    assert_eq!(labels, ["turn 1", "turn 2", "turn 1", "turn 2"], "{text}");
+    assert_eq!(labels, ["turn 1", "turn 2", "turn 3", "turn 4"], "{text}");
 }
 
 #[test]
@@ -339,15 +374,16 @@ fn colours_do_not_change_the_text() {
 fn drawn_coloured(records: Vec<(u64, Value)>) -> String {
     let (children, style) =
         (ChildSessions::new(&session()), TimelineStyle { coloured: true, ..style(80) });
-    timeline(&entries(records), &children, None, style).collect()
+    timeline(&entries(records), &children, None, NOW, style).collect()
 }
 
 #[test]
-fn control_characters_in_names_are_removed() {
+fn control_characters_in_names_are_removed_and_invisible_ones_written_out() {
     let mut records = vec![run_started(), attempt_started(0, 1, 1, 0)];
-    records.push(response_ended(100, 1, 1, "well", &["a\x1b[2J\u{9b}31m\nb"]));
+    let names = ["a\x1b[2J\u{9b}31m\nb", "p\u{202e}ay\u{200b}"];
+    records.push(response_ended(100, 1, 1, "well", &names));
     let text = drawn(records, style(80));
-    assert!(text.contains("a[2J31mb"), "{text}");
+    assert!(text.contains("a[2J31mb") && text.contains(r"p\u{202e}ay\u{200b}"), "{text}");
 }
 
 #[test]
@@ -407,7 +443,7 @@ fn run_of_child(child: &SessionId, calls: u32) -> Vec<JournalEntry> {
 }
 
 fn nested(records: Vec<(u64, Value)>, children: &ChildSessions, columns: usize) -> String {
-    let text: String = timeline(&entries(records), children, None, style(columns)).collect();
+    let text: String = timeline(&entries(records), children, None, NOW, style(columns)).collect();
     for line in text.lines() {
         assert!(text_columns(line) <= columns, "{line:?} is too wide");
     }
@@ -474,4 +510,24 @@ fn an_open_child_is_drawn_up_to_the_last_record_of_the_tree() {
     let mut children = ChildSessions::new(&session());
     children.add(child, Ok(open));
     insta::assert_snapshot!("nested_open", nested(records, &children, 80));
+}
+
+#[test]
+fn a_call_of_an_agent_is_drawn_as_long_as_its_child_waits() {
+    let (mut records, child) = run_with_agent();
+    records.truncate(4);
+    let mut open = run_of_child(&child, 1);
+    open.truncate(3);
+    let mut asked = entries(vec![approval_asked(730, (1, 1, 0), "http_get")]).remove(0);
+    asked.seq = Seq(4);
+    open.push(asked);
+    let mut children = ChildSessions::new(&session());
+    children.add(child, Ok(open));
+    let text = nested(records, &children, 80);
+    let row = row_of(&text, "http_get");
+    assert!(row.ends_with(" waits 1 m 39 s"), "{text}");
+    // Both bars end at the present time.
+    let end = |row: &str, symbol: char| row.chars().zip(1..).filter(|(c, _)| *c == symbol).last();
+    let (worker, asked) = (end(row_of(&text, "worker"), '▒'), end(row, '?'));
+    assert_eq!(worker.map(|(_, column)| column), asked.map(|(_, column)| column), "{text}");
 }

@@ -10,8 +10,7 @@ impl TurnReplay<'_, '_> {
             Record::AttemptFailed { host_stopped: true, .. } => {}
             Record::AttemptFailed { error, .. } => inputs.push(self.broken(error)),
             Record::ResponseEnded { ending, .. } => {
-                let reason =
-                    self.cancel_reason().filter(|_| *ending == ResponseDisposition::Cancelled);
+                let reason = self.cancel_reason().filter(|_| *ending == ResponseEnding::Cancelled);
                 inputs.extend(reason.map(ReplayInput::Cancel));
                 inputs.push(ReplayInput::End(ExchangeEnd::Closed));
             }

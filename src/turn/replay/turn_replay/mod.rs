@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::difference::{Mismatch, same};
 use super::recording::Recording;
 use super::response::{self, ReplayStep};
-use crate::record::{Record, ResponseDisposition};
+use crate::record::{Record, ResponseEnding};
 use crate::response::ExchangeEnd;
 use crate::turn::call::{CallPhase, TurnCall};
 use crate::turn::committed::TurnRecord;
