@@ -232,10 +232,7 @@ fn failed_and_limited_runs_have_their_own_exit_status() {
     let turns = folder.run(&["run", "--config", "turns.toml", PROMPT]);
     assert_eq!(turns.status.code(), Some(3), "{}", stderr(&turns));
     let printed = stderr(&turns);
-    assert!(
-        printed.contains("! 1 of 1 turns are used (max_turns): the model is asked"),
-        "{printed}"
-    );
+    assert!(printed.contains("! turns used: 1 of 1 (max_turns): the model is asked"), "{printed}");
     assert!(printed.contains("ended (max_turns): 1 turn, 3 calls, "), "{printed}");
 }
 

@@ -134,6 +134,41 @@ async fn a_fork_at_any_record_has_the_state_of_that_record() {
 }
 
 #[tokio::test]
+async fn a_fork_at_a_failure_or_a_review_ends_as_its_records_say() {
+    let writes = json!({"name": "writes", "arguments": {"id": "a"}});
+    let directory = HostDirectory::new(json!({"responses": [
+        {"status": 400}, {"calls": [writes]}, {"text": ["Done."]}]}))
+    .await;
+    let served = directory.start("", ASKING).await;
+    served.open("s").await;
+    served.begin("s", json!({"input": "go"})).await;
+    served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;
+    served.begin("s", json!({"input": "ask", "approval": "after"})).await;
+    let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
+    let waiting = served.until_snapshot("s", asks).await;
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
+    let path = format!("/v1/sessions/s/approvals/{tool_id}");
+    assert_eq!(served.post(&path, approve).await.status, 200);
+    served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;
+    let all = directory.entries("s");
+    for entry in &all {
+        let (id, at) = (format!("f{}", entry.seq.0), entry.seq.0);
+        let forked = served.post("/v1/sessions/s/fork", json!({"at": at, "id": id})).await;
+        assert_eq!(forked.status, 201, "{at}: {forked:?}");
+        let fork = served.until_snapshot(&id, |s| s["state"] == "idle").await;
+        if matches!(entry.record, Record::ApprovalGiven { .. }) {
+            let history = fork["history"].as_array().unwrap();
+            assert_eq!(history.last().unwrap()["content"], "done a", "{fork}");
+        }
+    }
+    let has = |is: fn(&Record) -> bool| all.iter().any(|entry| is(&entry.record));
+    assert!(has(|record| matches!(record, Record::AttemptFailed { .. })));
+    assert!(has(|record| matches!(record, Record::ApprovalGiven { .. })));
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
 async fn an_impossible_fork_is_refused_with_a_reason() {
     let (directory, served) = session_with_all_records().await;
     served.open("taken").await;

@@ -183,12 +183,17 @@ impl Services {
             std::fs::write(&seen, format!("{secret}\n{body}")).unwrap();
             ([(header::CONTENT_TYPE, "application/json")], r#"{"verdict":"allow"}"#)
         };
+        let leak = |headers: axum::http::HeaderMap| async move {
+            let secret = headers.get("authorization").unwrap().to_str().unwrap().to_owned();
+            axum::Json(json!({"verdict": "refuse", "message": format!("no {secret}")}))
+        };
         let routes = Router::new()
             .route("/tool", any(tool))
             .route("/seen", post(keep))
             .route("/allow", post(json(200, r#"{"verdict":"allow"}"#)))
             .route("/ask", post(json(200, r#"{"verdict":"ask"}"#)))
             .route("/refuse", post(json(200, r#"{"verdict":"refuse","message":"no"}"#)))
+            .route("/leak", post(leak))
             .route("/status", post(json(500, r#"{"verdict":"allow"}"#)))
             .route("/moved", post(json(302, r#"{"verdict":"allow"}"#)))
             .route("/rubbish", post(json(200, "<html>")))
@@ -435,6 +440,23 @@ async fn the_message_of_a_program_has_no_secret() {
         assert!(result.contains("no [redacted]"), "{status}: {result}");
         host.shutdown().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_message_of_a_service_has_no_secret() {
+    let folder = Folder::new();
+    let services = Services::start(&folder.path).await;
+    let tools = folder.tools(&services.origin, "never");
+    let text = format!(
+        "{tools}{TABLE}kind = \"http\"\nurl = \"{}/leak\"\ntools = [\"native\"]\n\
+         secret_headers = {{ authorization = \"{SECRET_VARIABLE}\" }}\n",
+        services.origin
+    );
+    let host = folder.host(&text, model(false)).start().await.unwrap();
+    let (report, _) = run(&host).await;
+    let result = &report.calls[0].result;
+    assert!(result.contains("no [redacted]"), "{result}");
+    host.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -75,6 +75,25 @@ impl Binary {
         self.post(&format!("/v1/sessions/{session}/runs"), "", body).await
     }
 
+    async fn delete(&self, session: &str) -> HttpResponse {
+        let request = format!("DELETE /v1/sessions/{session} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        self.send(&request).await
+    }
+
+    async fn until_ready(&self) {
+        let ready = async {
+            while self.get("/readyz").await.status != 200 {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        };
+        within(ready).await;
+    }
+
+    fn stop(mut self) {
+        self.signal("TERM");
+        assert!(self.child.wait().unwrap().success());
+    }
+
     fn signal(&mut self, name: &str) {
         let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
         assert!(sent.unwrap().success());
@@ -164,12 +183,7 @@ async fn a_full_disk_fails_only_runs_and_the_host_recovers() {
     let made_room = Command::new("prlimit").args(["--fsize=unlimited", "--pid", &pid]).status();
     assert!(made_room.unwrap().success());
     // It becomes ready without a request.
-    let ready = async {
-        while host.get("/readyz").await.status != 200 {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
-    };
-    within(ready).await;
+    host.until_ready().await;
     for session in ["s", "t", "u"] {
         let answer = within(async {
             loop {
@@ -196,6 +210,22 @@ async fn a_full_disk_fails_only_runs_and_the_host_recovers() {
     assert_eq!(host.run("s", "and again").await.json()["run_end"], "answered");
 }
 
+/// The command before a host that has a mount namespace of its own.
+#[cfg(target_os = "linux")]
+const OWN_MOUNTS: [&str; 3] = ["unshare", "--map-root-user", "--mount"];
+
+/// Returns whether this system allows mounts in user namespaces.
+#[cfg(target_os = "linux")]
+fn has_own_mounts() -> bool {
+    let own_mounts = Command::new(OWN_MOUNTS[0]).args(&OWN_MOUNTS[1..]).arg("true").status();
+    if own_mounts.is_ok_and(|status| status.success()) {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "user namespaces are needed for this test");
+    eprintln!("skipped: this system allows no mounts in user namespaces");
+    false
+}
+
 /// On a disk of its own, which fills up twice: everything that was acknowledged is there, the host is
 /// ready when it can write, and sessions can be deleted when nothing else can be written.
 #[cfg(target_os = "linux")]
@@ -204,14 +234,10 @@ async fn a_full_disk_is_relieved_by_deleting_sessions() {
     const MOUNT: &str = "mount -t tmpfs -o size=14m tmpfs \"$0\" && exec \"$@\"";
     let dir = path("small_disk");
     std::fs::create_dir_all(&dir).unwrap();
-    let unshare = ["unshare", "--map-root-user", "--mount"];
-    let own_disk = Command::new(unshare[0]).args(&unshare[1..]).arg("true").status();
-    if !own_disk.is_ok_and(|status| status.success()) {
-        assert!(std::env::var_os("CI").is_none(), "user namespaces are needed for this test");
-        eprintln!("skipped: this system allows no mounts in user namespaces");
+    if !has_own_mounts() {
         return;
     }
-    let before = [&unshare[..], &["sh", "-c", MOUNT, dir.to_str().unwrap()]].concat();
+    let before = [&OWN_MOUNTS[..], &["sh", "-c", MOUNT, dir.to_str().unwrap()]].concat();
     let host = Binary::start(&dir, &before);
     let (small, large) = ("word ".repeat(2_000), "word ".repeat(100_000));
     let mut kept = Vec::new();
@@ -227,15 +253,9 @@ async fn a_full_disk_is_relieved_by_deleting_sessions() {
         let unready = host.get("/readyz").await;
         assert_eq!(unready.error(), (503, "journal_failed".to_owned()), "round {round}");
         assert!(unready.body.contains("the disk is full"), "{unready:?}");
-        let delete = format!("DELETE /v1/sessions/{deleted} HTTP/1.1\r\nhost: localhost\r\n\r\n");
-        let answer = host.send(&delete).await;
+        let answer = host.delete(&deleted).await;
         assert_eq!(answer.status, 204, "round {round}: {}", answer.body);
-        let ready = async {
-            while host.get("/readyz").await.status != 200 {
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-            }
-        };
-        within(ready).await;
+        host.until_ready().await;
         for session in &kept {
             let run = host.run(session, "hello").await;
             assert_eq!(run.status, 200, "round {round}, {session}: {}", run.body);
@@ -247,6 +267,69 @@ async fn a_full_disk_is_relieved_by_deleting_sessions() {
         assert_eq!(answer["history"].as_array().unwrap().len(), 2 * runs, "{session}");
     }
     assert_eq!(host.get("/v1/sessions").await.json()["sessions"].as_array().unwrap().len(), 2);
+}
+
+/// Runs would use the space that is left, and then no session could be deleted.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_disk_without_room_for_the_reserve_is_for_deletions_only() {
+    let (stored, dir) = (path("stored"), path("no_reserve"));
+    std::fs::create_dir_all(&dir).unwrap();
+    if !has_own_mounts() {
+        return;
+    }
+    let host = Binary::start(&stored, &["env"]);
+    for session in ["deleted", "stays"] {
+        host.open(session).await;
+        assert_eq!(host.run(session, "hello").await.status, 200);
+    }
+    host.stop();
+    let script = "mount -t tmpfs -o size=14m tmpfs \"$0\" && cp \"$1\" \"$0\" \
+                  && head -c 11M /dev/zero > \"$0/filler\" && shift && exec \"$@\"";
+    let database = stored.join("journal.db");
+    let arguments = ["sh", "-c", script, dir.to_str().unwrap(), database.to_str().unwrap()];
+    let host = Binary::start(&dir, &[&OWN_MOUNTS[..], &arguments[..]].concat());
+    let refuses = async || {
+        let unready = host.get("/readyz").await;
+        assert_eq!(unready.error(), (503, "journal_failed".to_owned()));
+        assert!(unready.body.contains("sessions can only be deleted"), "{unready:?}");
+        let refused = host.run("stays", "hello").await;
+        assert_eq!(refused.error(), (503, "journal_failed".to_owned()));
+    };
+    refuses().await;
+    let deleted = host.delete("deleted").await;
+    assert_eq!(deleted.status, 204, "{deleted:?}");
+    refuses().await;
+    // The mount is seen only by the host.
+    let disk = format!("/proc/{}/root{}", host.child.id(), dir.display());
+    std::fs::remove_file(format!("{disk}/filler")).unwrap();
+    host.until_ready().await;
+    let reserve = std::fs::metadata(format!("{disk}/journal.reserve")).unwrap();
+    assert_eq!(reserve.len(), 4 << 20);
+    host.open("new").await;
+    assert_eq!(host.get("/v1/sessions/deleted").await.status, 404);
+}
+
+#[tokio::test]
+async fn a_damaged_session_can_be_deleted() {
+    let dir = path("damaged_session");
+    let host = Binary::start(&dir, &["env"]);
+    for session in ["damaged", "whole"] {
+        host.open(session).await;
+        assert_eq!(host.run(session, "hello").await.status, 200);
+    }
+    host.stop();
+    let connection = rusqlite::Connection::open(dir.join("journal.db")).unwrap();
+    let damage = "UPDATE records SET body = CAST(x'ff' || body AS TEXT)
+                  WHERE session = (SELECT number FROM sessions WHERE id = 'damaged')";
+    assert!(connection.execute(damage, ()).unwrap() > 0);
+    drop(connection);
+    let host = Binary::start(&dir, &["env"]);
+    assert_eq!(host.get("/v1/sessions/damaged").await.status, 500);
+    let deleted = host.delete("damaged").await;
+    assert_eq!(deleted.status, 204, "{deleted:?}");
+    assert_eq!(host.get("/v1/sessions/damaged").await.status, 404);
+    assert_eq!(host.run("whole", "hello again").await.status, 200);
 }
 
 #[test]
@@ -267,14 +350,13 @@ fn an_invalid_journal_is_refused_with_one_line() {
 #[tokio::test]
 async fn a_damaged_journal_is_refused_with_one_line() {
     let dir = path("damaged");
-    let mut host = Binary::start(&dir, &["env"]);
+    let host = Binary::start(&dir, &["env"]);
     host.open("s").await;
     assert_eq!(host.run("s", "hello").await.status, 200);
     let second = refused(&command(&dir, &["env"]).output().unwrap());
     assert!(second.contains(&format!("pid {}", host.child.id())), "{second}");
     assert!(second.ends_with("stop that host, or set another data_dir"), "{second}");
-    host.signal("TERM");
-    assert!(host.child.wait().unwrap().success());
+    host.stop();
 
     let file = dir.join("journal.db");
     let whole = std::fs::read(&file).unwrap();

@@ -382,6 +382,58 @@ fn an_invalid_journal_is_refused_with_a_reason() {
 }
 
 #[test]
+fn a_lost_database_is_refused_beside_its_reserve() {
+    let dir = TestDir::new();
+    let with_reserve = || options().with(|new| new.reserve_bytes = 1_000);
+    drop(SqliteJournal::open(&dir.0, with_reserve()).unwrap());
+    for is_empty in [true, false] {
+        fs::remove_file(dir.database()).unwrap();
+        if is_empty {
+            fs::write(dir.database(), "").unwrap();
+        }
+        let error = SqliteJournal::open(&dir.0, with_reserve()).unwrap_err().to_string();
+        assert!(error.contains("journal.db: it is missing or empty"), "{error}");
+        assert!(error.contains("restore it from a backup, or remove journal.reserve"), "{error}");
+    }
+    fs::remove_file(dir.0.join("journal.reserve")).unwrap();
+    drop(SqliteJournal::open(&dir.0, with_reserve()).unwrap());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_database_that_is_not_at_its_path_is_not_written() {
+    let dir = TestDir::new();
+    let journal = open(&dir);
+    let raw = Raw::new("a");
+    raw.append(&journal, 1);
+    assert_eq!(raw.next(), (1, BatchStatus::Durable));
+    let moved = dir.0.join("moved.db");
+    fs::rename(dir.database(), &moved).unwrap();
+    let refuses = |session: &str| {
+        let failure = journal.failure().unwrap();
+        assert!(failure.to_string().contains("journal.db was removed or replaced"), "{failure}");
+        let lost = Raw::new(session);
+        lost.append(&journal, 1);
+        assert_eq!(lost.next(), (1, BatchStatus::Failed(failure.clone())));
+        assert_eq!(journal.remove(&[id("a")]), Err(failure.clone()));
+        assert_eq!(journal.put_document("key", "text"), Err(failure));
+    };
+    refuses("removed");
+    fs::write(dir.database(), "another file").unwrap();
+    refuses("replaced");
+    // It is opened again when it is back.
+    fs::rename(&moved, dir.database()).unwrap();
+    while journal.failure().is_some() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    raw.append(&journal, 2);
+    assert_eq!(raw.next(), (2, BatchStatus::Durable));
+    drop(journal);
+    let journal = open(&dir);
+    assert_eq!((journal.count(), journal.read(&id("a"), Seq(0)).unwrap().len()), (Ok(1), 2));
+}
+
+#[test]
 fn a_directory_that_cannot_be_written_is_refused_but_can_be_read() {
     let outer = TestDir::new();
     let dir = TestDir(outer.0.join("of a host?"));

@@ -145,6 +145,81 @@ async fn a_shutdown_interrupts_running_and_queued_runs() {
     directory.verify();
 }
 
+#[tokio::test]
+async fn a_run_that_waits_for_an_approval_is_kept_over_a_shutdown() {
+    let asking = "[tools.writes]\napproval = \"before\"\n";
+    let (directory, served) = service(hanging_script(), asking).await;
+    directory.model.release("middle");
+    served.begin("s", json!({"input": "go"})).await;
+    let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
+    served.until_snapshot("s", asks).await;
+    served.begin("s", json!({"input": "then", "queue": true})).await;
+    let waiting = served.snapshot("s").await;
+    served.shutdown().await;
+    assert_eq!(run_ends(&directory, "s"), [""; 0]);
+    let served = directory.start("", asking).await;
+    assert_eq!(served.until_snapshot("s", asks).await, waiting);
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
+    let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    let done = |s: &Value| is_idle(s) && inputs(s).len() == 2;
+    served.until_snapshot("s", done).await;
+    assert_eq!(run_ends(&directory, "s"), ["answered", "answered"]);
+    assert_eq!(directory.control.log(), ["start a", "end a"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_run_whose_last_tool_ends_during_a_shutdown_is_kept_for_its_approval() {
+    let asking = "[agents.default]\nexecution = \"parallel:3\"\n\
+        [tools.writes]\napproval = \"before\"\n";
+    let calls = json!([call("slow_write", "w"), call("writes", "a")]);
+    let script = json!({"responses": [{"calls": calls}, {"text": ["Done."]}]});
+    let (directory, served) = service(script, asking).await;
+    served.begin("s", json!({"input": "go"})).await;
+    directory.control.until_logged("start w").await;
+    let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
+    let waiting = served.until_snapshot("s", asks).await;
+    let release = async { directory.control.release("w") };
+    tokio::join!(served.shutdown(), release);
+    let served = directory.start("", asking).await;
+    let kept = served.until_snapshot("s", asks).await;
+    assert_eq!(kept["current_run"]["results"][0]["status"], "success", "{kept}");
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
+    let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    served.until_snapshot("s", is_idle).await;
+    assert_eq!(run_ends(&directory, "s"), ["answered"]);
+    assert_eq!(directory.control.log(), ["start w", "end w", "start a", "end a"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_call_for_the_client_is_kept_over_a_shutdown() {
+    let open_file = json!({"name": "open_file", "arguments": {"path": "a.txt"}});
+    let script = json!({"responses": [{"calls": [open_file]}, {"text": ["Done."]}]});
+    let directory = HostDirectory::new(script).await;
+    let served = directory.start("", "").await;
+    let tools = json!([{"name": "open_file", "input_schema": {"type": "object"}}]);
+    let opened = served.post("/v1/sessions", json!({"id": "s", "client_tools": tools})).await;
+    assert_eq!(opened.status, 201, "{opened:?}");
+    served.begin("s", json!({"input": "go"})).await;
+    let is_handed = |s: &Value| s["current_run"]["client_calls"][0].is_object();
+    let waiting = served.until_snapshot("s", is_handed).await;
+    served.shutdown().await;
+    let served = directory.start("", "").await;
+    assert_eq!(served.until_snapshot("s", is_handed).await, waiting);
+    let path = "/v1/sessions/s/results/t1a1c0";
+    let answered = served.post(path, json!({"content": "opened"})).await;
+    assert_eq!(answered.status, 200, "{answered:?}");
+    served.until_snapshot("s", is_idle).await;
+    assert_eq!(run_ends(&directory, "s"), ["answered"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
 /// Restarts a crashed host with `resume = "manual"`: its run is suspended.
 async fn suspended_run() -> (HostDirectory, HostServer) {
     let (directory, served) = service(hanging_script(), "").await;

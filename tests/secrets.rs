@@ -70,6 +70,16 @@ async fn errors_of_a_service_are_redacted() {
 }
 
 #[tokio::test]
+async fn the_beginning_of_a_key_that_an_excerpt_cuts_is_removed() {
+    let page = format!("<{}{KEY}</html>", "x".repeat(89));
+    let payload = format!("data: {{\"id\": {}{KEY}\n\n", "x".repeat(183));
+    for (content_type, body) in [("text/html", page), ("text/event-stream", payload)] {
+        let text = everything(&world_with(vec![Response::raw(content_type, [body])]).await).await;
+        assert!(text.contains("x[redacted]…") && !text.contains("sk-live"), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn texts_and_arguments_of_a_response_are_redacted() {
     let cut = KEY.chars().map(String::from);
     let cut = ["It is ".to_owned()].into_iter().chain(cut).chain([".".to_owned()]);

@@ -101,6 +101,22 @@ async fn sessions_are_listed_page_by_page() {
 }
 
 #[tokio::test]
+async fn a_long_page_of_sessions_is_whole() {
+    let service = Service::start(json!({})).await;
+    let ids: Vec<String> = (0..205).map(|index| format!("s{index:03}")).collect();
+    for id in &ids {
+        assert_eq!(service.post("/v1/sessions", json!({"id": id})).await.status, 201);
+    }
+    for limit in [100, 101, 200, 204, 205, 206] {
+        let page = service.get(&format!("/v1/sessions?limit={limit}")).await.json();
+        let listed = page["sessions"].as_array().unwrap();
+        let listed: Vec<&str> = listed.iter().map(|own| own["id"].as_str().unwrap()).collect();
+        assert_eq!(listed, ids[..limit.min(ids.len())], "{limit}");
+        assert_eq!(page["next"], json!((limit < ids.len()).then(|| &ids[limit - 1])), "{limit}");
+    }
+}
+
+#[tokio::test]
 async fn the_tools_of_an_agent_are_listed() {
     let service = Service::start(json!({})).await;
     let listed = service.get("/v1/tools").await.json();

@@ -8,10 +8,13 @@ mod client;
 use std::time::Duration;
 
 use callsheet::server::ServerOptions;
-use client::{HttpConnection, Service};
+use client::{HttpConnection, Service, post};
 use serde_json::{Value, json};
 
 const HALF_A_REQUEST: &str = "GET /healthz HTTP/1.1\r\nhost: local";
+
+const HALF_A_BODY: &str = "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\n\
+                           content-type: application/json\r\ncontent-length: 100\r\n\r\n{";
 
 /// Time for what should happen soon. A test that fails waits this long.
 const SOON: Duration = Duration::from_secs(30);
@@ -60,13 +63,42 @@ async fn half_sent_requests_are_closed_and_other_clients_are_served() {
 }
 
 #[tokio::test]
+async fn half_sent_bodies_are_closed_and_other_clients_are_served() {
+    let options = ServerOptions::default().with(|options| options.max_connections = 8);
+    let service = Service::start_with(json!({}), "", options).await;
+    // The first request of a connection, and a later one.
+    let second = format!("GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n{HALF_A_BODY}");
+    let mut silent = Vec::new();
+    for _ in 0..8 {
+        let mut connection = HttpConnection::open(service.addr(), &second).await;
+        connection.until("{\"status\"").await;
+        silent.push(connection);
+    }
+    let served = async {
+        while service.get("/healthz").await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, served).await.expect("one of them makes room");
+    for _ in 0..20 {
+        silent.push(HttpConnection::open(service.addr(), HALF_A_BODY).await);
+    }
+    for _ in 0..20 {
+        assert_eq!(service.get("/healthz").await.status, 200);
+    }
+    let refused = metric(&service, "callsheet_connections_refused_total").await;
+    assert!(refused >= 20.0, "{refused}");
+}
+
+#[tokio::test]
 async fn a_connection_with_a_request_keeps_its_place() {
     let options = ServerOptions::default().with(|options| options.max_connections = 2);
     let service = Service::start_with(json!({}), "", options).await;
     assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
     let watch = "GET /v1/sessions/s/events HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let mut first = HttpConnection::open(service.addr(), watch).await;
-    let mut second = HttpConnection::open(service.addr(), watch).await;
+    let run = post("/v1/sessions/s/runs", "accept: text/event-stream\r\n", "{\"input\":\"go\"}");
+    let mut second = HttpConnection::open(service.addr(), &run).await;
     first.until("text/event-stream").await;
     second.until("text/event-stream").await;
     let refused = service.get("/healthz").await;
@@ -140,11 +172,43 @@ fn two_places() -> ServerOptions {
 }
 
 #[tokio::test]
+async fn answers_that_clients_do_not_read_share_a_bounded_memory() {
+    let service = Service::start(json!({})).await;
+    // One message, so that the answer is just small enough to be no large one, and is encoded as a whole.
+    open_large(&service, 1, 1_000_000).await;
+    let get = "GET /v1/sessions/large HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut unread = Vec::new();
+    for _ in 0..60 {
+        unread.push(HttpConnection::open(service.addr(), get).await);
+    }
+    let refusal = async {
+        loop {
+            let answer = service.get("/v1/sessions/large").await;
+            if answer.status == 503 {
+                return answer;
+            }
+        }
+    };
+    let refused = tokio::time::timeout(SOON, refusal).await.expect("the memory is taken");
+    assert_eq!(refused.error().1, "too_many_large_answers");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    // Small answers need no room.
+    assert_eq!(service.get("/v1/sessions/large?after=0").await.status, 200);
+    drop(unread);
+    let freed = async {
+        while service.get("/v1/sessions/large").await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, freed).await.expect("the memory is free again");
+}
+
+#[tokio::test]
 async fn unread_pages_of_records_take_places_and_the_report_of_a_run_waits_for_one() {
     let script = json!({"responses": [{"text": ["0123456789abcdef".repeat(2 << 16)]}]});
     let service = Service::start_with(script, "", two_places()).await;
-    // One record with all messages.
-    open_large(&service, 40, 1 << 20).await;
+    // One record with all messages, which the memory of all answers holds twice.
+    open_large(&service, 16, 1 << 20).await;
     assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
     let unread = hold_places(&service, "/v1/sessions/large/records", "{\"records\":[").await;
     let refused = service.get("/v1/sessions/large/records").await;

@@ -100,8 +100,8 @@ pub(super) struct ApprovalPrompts {
     closed: bool,
     /// The approval whose prompt is on the screen.
     prompted: Option<PromptId>,
-    /// The form of the prompted question, while it is filled in.
-    form: Option<FormPrompt>,
+    /// The question whose form is filled in, field by field, and the form.
+    form: Option<(PromptId, FormPrompt)>,
     lines: Option<StdinLines>,
 }
 
@@ -157,6 +157,10 @@ impl ApprovalPrompts {
             pending.retain(|prompt| !is_of(prompt, call.key));
         }
         let is_pending = |prompted: &PromptId| pending.iter().any(|other| other.id() == *prompted);
+        // Between two fields of a form no prompt is on the screen.
+        if self.form.as_ref().is_some_and(|(question, _)| !is_pending(question)) {
+            self.form = None;
+        }
         if self.prompted.as_ref().is_some_and(|prompted| !is_pending(prompted)) {
             self.void_prompt();
         }
@@ -193,7 +197,7 @@ impl ApprovalPrompts {
         if self.mode_of(request) != ApprovalMode::Ask {
             return None;
         }
-        let prompt = match self.form.as_ref().and_then(FormPrompt::prompt) {
+        let prompt = match self.form.as_ref().and_then(|(_, form)| form.prompt()) {
             Some(field) => field,
             None => approval_question(request) + " [y/N] ",
         };
@@ -239,11 +243,13 @@ impl ApprovalPrompts {
             return;
         };
         let entered = match (&mut self.form, parse_answer(&line).verdict) {
-            (Some(filled), _) => {
+            (Some((_, filled)), _) => {
                 filled.enter(&line);
                 filled
             }
-            (None, Verdict::Approved) => self.form.insert(FormPrompt::new(form)),
+            (None, Verdict::Approved) => {
+                &mut self.form.insert((asked.id(), FormPrompt::new(form))).1
+            }
             // The whole answer as JSON, or a rejection.
             (None, _) => match serde_json::from_str(&line) {
                 Ok(content @ Value::Object(_)) => {

@@ -465,22 +465,25 @@ fn refusal_reason(outcome: &ToolOutcome) -> Option<String> {
 
 /// Formats a limit that was reached, or half used, as a sentence that names its configuration key.
 fn limit_line(limit: &str, value: u64, maximum: u64, action: &str) -> String {
-    let used = |unit: &str| format!("{value} of {maximum} {unit} are used ({limit})");
+    let used = |unit: &str| format!("{unit} used: {value} of {maximum} ({limit})");
     let longer = |subject: &str| {
         let time = format_duration(Duration::from_millis(maximum));
         format!("{subject} than {time} ({limit})")
     };
     let state = match (limit, action) {
         ("max_tool_calls_per_run", "ended") => {
-            format!("the model asks for more than {maximum} calls ({limit})")
+            format!("the model asks for more than {} ({limit})", format_count(maximum, "call"))
         }
         ("max_turns", _) => used("turns"),
         ("max_tool_calls_per_run", _) => used("calls"),
         ("max_tokens_per_run", _) => used("tokens"),
-        ("max_failed_turns", _) => format!("every call failed in {value} turns in a row ({limit})"),
+        ("max_failed_turns", _) => {
+            let turns = format_count(value, "turn");
+            format!("every call of the last {turns} failed ({limit} = {maximum})")
+        }
         ("repeat_limit", _) => format!("the same calls came {value} times ({limit} = {maximum})"),
         ("max_tool_calls_per_turn", _) => {
-            format!("a response has more than {maximum} calls ({limit})")
+            format!("a response has more than {} ({limit})", format_count(maximum, "call"))
         }
         ("max_arguments_bytes", _) => {
             format!("the arguments of a call have more than {maximum} bytes ({limit})")
@@ -490,15 +493,20 @@ fn limit_line(limit: &str, value: u64, maximum: u64, action: &str) -> String {
             format!("the variables would have {value} bytes ({limit} = {maximum})")
         }
         ("run_timeout", _) => longer("the run takes longer"),
-        ("tool_timeout", _) => longer("a call takes longer"),
+        ("tool_timeout", _) => {
+            let time = format_duration(Duration::from_millis(maximum));
+            format!("a call takes longer than {time} ({limit}, or the tool's own timeout)")
+        }
         ("approval_timeout", _) => longer("a call waits for the client longer"),
         ("output_retries", _) => {
-            format!("the answer does not match its schema after {value} retries ({limit})")
+            format!(
+                "the answer does not match its schema, and no retry is left ({limit} = {maximum})"
+            )
         }
         ("compact_at", "summary_failed") => {
             format!("the context could not be summarised ({limit})")
         }
-        ("compact_at", _) => format!("a summary makes the context hardly smaller ({limit})"),
+        ("compact_at", _) => format!("a summary saves less than a third of the context ({limit})"),
         ("tool_choice", _) => format!("the model does not make the call that {limit} asks for"),
         (_, _) => format!("{limit}: {value} of {maximum}"),
     };
@@ -775,13 +783,13 @@ mod tests {
     #[test]
     fn limits_are_sentences_with_the_configuration_key() {
         for (limit, value, maximum, action, expected) in [
-            ("max_turns", 5, 10, "half_used", "5 of 10 turns are used (max_turns)"),
+            ("max_turns", 5, 10, "half_used", "turns used: 5 of 10 (max_turns)"),
             (
                 "max_turns",
                 3,
                 3,
                 "final_answer",
-                "3 of 3 turns are used (max_turns): the model is asked for an answer without calls",
+                "turns used: 3 of 3 (max_turns): the model is asked for an answer without calls",
             ),
             (
                 "max_tool_calls_per_run",
@@ -789,6 +797,13 @@ mod tests {
                 3,
                 "ended",
                 "the model asks for more than 3 calls (max_tool_calls_per_run): the run ends",
+            ),
+            (
+                "max_tool_calls_per_turn",
+                2,
+                1,
+                "answered",
+                "a response has more than 1 call (max_tool_calls_per_turn): the others do not run",
             ),
             (
                 "repeat_limit",

@@ -80,8 +80,13 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
         server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
     let addr = http_server.addr();
     match args.log_format {
-        LogFormat::Text => output::to_stderr(&banner(&configured, addr, &source, named_file)),
-        LogFormat::Json => log_start(&configured, addr, &source),
+        // Without log lines of this level, only the banner has the address.
+        LogFormat::Json if tracing::enabled!(tracing::Level::INFO) => {
+            log_start(&configured, addr, &source);
+        }
+        LogFormat::Text | LogFormat::Json => {
+            output::to_stderr(&banner(&configured, addr, &source, named_file));
+        }
     }
 
     signals.next().await;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::record::UnreadableRecord;
+use crate::types::SessionId;
 
 /// An error of storing or reading records.
 ///
@@ -32,6 +33,9 @@ pub enum JournalError {
     /// The journal cannot be written.
     #[error("write the journal: {0}")]
     Write(String),
+    /// A fork cannot be stored, because the session whose records it shares was deleted meanwhile.
+    #[error("write the journal: session {0}, of which it is a fork, has been removed")]
+    OriginRemoved(SessionId),
     /// The journal cannot be read.
     #[error("read the journal: {0}")]
     Read(String),

@@ -66,7 +66,7 @@ impl DeltaRedactor {
 
     /// Replaces secrets in an error.
     pub fn redact_error(&self, error: &mut ProviderError) {
-        self.secrets.redact_in_place(&mut error.message);
+        error.message = self.secrets.redact_excerpts(&error.message);
         if let Some(code) = &mut error.code {
             self.secrets.redact_in_place(code);
         }
@@ -183,7 +183,9 @@ impl DeltaRedactor {
             Delta::Finish(reason) => reason.raw = self.secrets.redact(&reason.raw).into(),
             Delta::Usage { raw, .. } => *raw = self.secrets.redact(raw).into(),
             Delta::Error(error) => self.redact_error(error),
-            Delta::Problem(problem) => self.secrets.redact_in_place(&mut problem.detail),
+            Delta::Problem(problem) => {
+                problem.detail = self.secrets.redact_excerpts(&problem.detail);
+            }
             Delta::Text(_)
             | Delta::Reasoning(_)
             | Delta::Refusal(_)
@@ -424,5 +426,8 @@ mod tests {
         let mut error = ProviderError::new(ProviderErrorKind::Status, format!("bad key {KEY}"));
         redactor.redact_error(&mut error);
         assert_eq!(error.message, "bad key [redacted]");
+        error.message = crate::types::excerpt(&error.message.replace("[redacted]", KEY), 18);
+        redactor.redact_error(&mut error);
+        assert_eq!(error.message, "bad key [redacted]…");
     }
 }

@@ -19,7 +19,7 @@ use super::message::{
     SessionMessage, StartTool, StreamMessage, ToolCommand, ToolSupervisorMessage,
     ToolSupervisorRef, TurnStart,
 };
-use super::model::ModelRequest;
+use super::model::{ModelRequest, StallClock};
 use super::model_limiter::BreakerPermitGuard;
 use super::publish::Publisher;
 use super::references::SessionReferences;
@@ -33,6 +33,10 @@ use crate::turn::{
     ApprovalError, AttemptPlan, Effect, PermitReply, StartedCalls, Turn, TurnAction,
 };
 use crate::types::{ApprovalPhase, CallKey, ParentCall};
+
+/// The time that tools have to report their ends if a timer of the turn fires late. Then the host was stalled, and
+/// the ends may be among what it has not handled yet.
+const LATE_TIMER_GRACE: Duration = Duration::from_millis(500);
 
 /// The actor that owns the current turn of a run. Each turn has a new [`Turn`].
 #[derive(Debug)]
@@ -50,6 +54,7 @@ pub(super) struct AccumulatorSetup {
     pub(super) publisher: Publisher,
     pub(super) tool_limiters: ToolLimiters,
     pub(super) gauges: Gauges,
+    pub(super) stalls: StallClock,
     /// The call that opened the session, if it is a child session.
     pub(super) parent: Option<Arc<ParentCall>>,
 }
@@ -86,15 +91,17 @@ struct CurrentTurn {
     /// The breaker permit of the exchange that has ended. It is released with the attempt's result.
     breaker_permit: Option<BreakerPermitGuard>,
     began: Instant,
+    /// The part of the time of the stall clock that the turn knows.
+    counted_stalls: Duration,
     /// Number of records that the turn has produced.
     records: u64,
     /// The position of the last record that the turn has produced.
     last_seq: Seq,
     /// Bytes of text and thinking of the running attempt that were published.
     displayed_bytes: u64,
-    /// The pending approvals that the session was notified of last, and whether the turn waited for
-    /// nothing else.
-    notified_approvals: (Vec<(CallKey, ApprovalPhase)>, bool),
+    /// The pending approvals that the session was notified of last, whether the turn waited for
+    /// nothing else, and whether none of its calls ran then.
+    notified_approvals: (Vec<(CallKey, ApprovalPhase)>, (bool, bool)),
 }
 
 /// The records of one poll loop, and the events that follow them. The buffers are reused for the
@@ -122,7 +129,16 @@ impl TurnBatch {
 /// The timer of the turn. It may fire too early, which the state machine accepts.
 struct TurnTimer {
     at: Instant,
+    /// True if it replaces one that fired late.
+    has_grace: bool,
     _task: OwnedTask,
+}
+
+impl TurnTimer {
+    /// Returns whether it fires so late that the host was stalled.
+    fn is_late(&self) -> bool {
+        !self.has_grace && StallClock::is_stall(self.at.elapsed())
+    }
 }
 
 impl Actor for AccumulatorActor {
@@ -171,7 +187,7 @@ impl Actor for AccumulatorActor {
 }
 
 impl CurrentTurn {
-    fn begin(start: TurnStart, started: StartedCalls) -> Self {
+    fn begin(start: TurnStart, started: StartedCalls, stalls: &StallClock) -> Self {
         let TurnStart { spec, scope, request, resume, cancel } = start;
         let number = spec.number;
         let turn = match resume {
@@ -196,10 +212,21 @@ impl CurrentTurn {
             hooks: HashMap::new(),
             breaker_permit: None,
             began,
+            counted_stalls: stalls.stalled(),
             records: 0,
             last_seq: Seq(0),
             displayed_bytes: 0,
             notified_approvals: Default::default(),
+        }
+    }
+
+    /// Notifies the turn of the time for which the host was stalled since the last call.
+    fn count_stalls(&mut self, stalls: &StallClock) {
+        let stalled = stalls.stalled();
+        let uncounted = stalled.saturating_sub(self.counted_stalls);
+        if !uncounted.is_zero() {
+            self.counted_stalls = stalled;
+            self.turn.handle_stall(uncounted);
         }
     }
 
@@ -218,7 +245,7 @@ impl AccumulatorState {
         myself: &ActorRef<AccumulatorMessage>,
     ) {
         let is_resumed = start.resume.is_some();
-        self.current = Some(CurrentTurn::begin(start, started));
+        self.current = Some(CurrentTurn::begin(start, started, &self.setup.stalls));
         self.perform_effects(myself);
         if is_resumed {
             let epoch = self.setup.epoch;
@@ -314,7 +341,10 @@ impl AccumulatorState {
                 current.turn.handle_recorded(now, upto);
             }
             AccumulatorMessage::TimerFired => {
-                self.timer = None;
+                let timer = self.timer.take();
+                if timer.is_some_and(|timer| timer.is_late()) {
+                    return self.start_timer(Instant::now() + LATE_TIMER_GRACE, true, myself);
+                }
                 let Some((current, now)) = self.now() else { return };
                 current.turn.handle_timeout(now);
             }
@@ -341,6 +371,11 @@ impl AccumulatorState {
                 let accepted = current.turn.handle_client_result(now, key, *outcome);
                 return self.reply_to_decision(reply, accepted, myself);
             }
+            AccumulatorMessage::Flush { reply } => {
+                // The caller may be gone.
+                let _ = reply.send(());
+                return;
+            }
             AccumulatorMessage::Finish => return myself.stop(None),
         }
         self.perform_effects(myself);
@@ -359,6 +394,7 @@ impl AccumulatorState {
 
     fn now(&mut self) -> Option<(&mut CurrentTurn, Duration)> {
         let current = self.current.as_mut()?;
+        current.count_stalls(&self.setup.stalls);
         let now = current.began.elapsed();
         Some((current, now))
     }
@@ -422,15 +458,19 @@ impl AccumulatorState {
         let Some(at) = at else { return };
         // An existing earlier timer is kept and set again when it fires. That is cheaper than to
         // set a timer for each call.
-        if self.timer.as_ref().is_some_and(|timer| timer.at <= at) {
+        if self.timer.as_ref().is_some_and(|timer| timer.has_grace || timer.at <= at) {
             return;
         }
+        self.start_timer(at, false, myself);
+    }
+
+    fn start_timer(&mut self, at: Instant, has_grace: bool, myself: &ActorRef<AccumulatorMessage>) {
         let accumulator = myself.clone();
         let task = OwnedTask::spawn(&self.setup.gauges.tasks, async move {
             tokio::time::sleep_until(at).await;
             let _ = accumulator.cast(AccumulatorMessage::TimerFired);
         });
-        self.timer = Some(TurnTimer { at, _task: task });
+        self.timer = Some(TurnTimer { at, has_grace, _task: task });
     }
 }
 
@@ -487,16 +527,18 @@ impl AccumulatorSetup {
 
     /// Notifies the session of the pending approvals, if they have changed.
     fn notify_approvals(&self, current: &mut CurrentTurn) {
-        let CurrentTurn { turn, notified_approvals: (notified, only_waited), .. } = current;
-        let only_waits = turn.waits_only_for_people();
-        if *only_waited == only_waits && turn.pending_approvals().eq(notified.iter().copied()) {
+        let CurrentTurn { turn, notified_approvals: (notified, notified_waits), .. } = current;
+        let waits = (turn.waits_only_for_people(), turn.is_resumable());
+        if *notified_waits == waits && turn.pending_approvals().eq(notified.iter().copied()) {
             return;
         }
         *notified = turn.pending_approvals().collect();
-        *only_waited = only_waits;
+        *notified_waits = waits;
         let approvals = notified.iter().filter_map(|(key, _)| turn.pending_approval(*key));
         let (epoch, approvals) = (self.epoch, approvals.collect());
-        let message = SessionMessage::ApprovalsChanged { epoch, approvals, only_waits };
+        let (only_waits, is_resumable) = waits;
+        let message =
+            SessionMessage::ApprovalsChanged { epoch, approvals, only_waits, is_resumable };
         let _ = self.session.cast(message);
     }
 

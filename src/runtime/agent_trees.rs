@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use parking_lot::Mutex;
 
-use crate::journal::{Journal, JournalError};
+use crate::journal::{Journal, JournalEntry, JournalError};
 use crate::record::Record;
 use crate::types::{
     ParentCall, RootRun, RunId, Seq, SessionId, SessionState, child_run_id, child_session_id,
@@ -55,28 +55,70 @@ fn parent(journal: &dyn Journal, child: &SessionId) -> Result<Option<SessionId>,
     Ok(Some(parent.session.clone()))
 }
 
-/// Returns the stored child sessions of the calls of a session after a position, or of one of its runs.
-pub(super) fn children(
+/// Returns the stored child sessions of the calls of a run, which are after a position of its session.
+fn children(
     journal: &dyn Journal,
     session: &SessionId,
     mut after: Seq,
-    run: Option<&RunId>,
+    run: &RunId,
 ) -> Result<Vec<SessionId>, JournalError> {
-    let scope = run.map(|run| format!("{}/", run.0));
+    let scope = format!("{}/", run.0);
     let mut children = BTreeSet::new();
     loop {
         let page = journal.read_some(session, after, PAGE)?;
         let Some(last) = page.last() else { break };
         after = last.seq;
-        for entry in &page {
-            let Record::CallIntended { idempotency_key, lease: Some(_), .. } = &entry.record else {
-                continue;
-            };
-            if scope.as_ref().is_none_or(|scope| idempotency_key.starts_with(scope)) {
-                children.insert(child_session_id(session, idempotency_key));
+        let keys = agent_calls(&page).filter(|key| key.starts_with(&scope));
+        children.extend(keys.map(|key| child_session_id(session, key)));
+    }
+    stored(journal, children)
+}
+
+/// Returns the stored child sessions of a session that is deleted. Skips records that cannot be read, because a
+/// damaged session can be deleted too.
+pub(super) fn readable_children(
+    journal: &dyn Journal,
+    session: &SessionId,
+) -> Result<Vec<SessionId>, JournalError> {
+    let last = journal.find(session)?.map_or(Seq(0), |found| found.seq);
+    let (mut after, mut limit, mut skipped) = (Seq(0), PAGE, 0);
+    let mut children = BTreeSet::new();
+    while after < last {
+        match journal.read_some(session, after, limit) {
+            Ok(page) => {
+                let Some(last) = page.last() else { break };
+                (after, limit) = (last.seq, PAGE);
+                children.extend(agent_calls(&page).map(|key| child_session_id(session, key)));
+            }
+            // The records before the unreadable one are read one by one.
+            Err(_) if limit > 1 => limit = 1,
+            Err(_) => {
+                after.0 += 1;
+                skipped += 1;
             }
         }
     }
+    if skipped > 0 {
+        tracing::warn!(%session, records = skipped, "unreadable_records_skipped");
+    }
+    stored(journal, children)
+}
+
+/// Returns the idempotency keys of the calls of agents among these records.
+fn agent_calls(entries: &[JournalEntry]) -> impl Iterator<Item = &str> {
+    entries.iter().filter_map(|entry| {
+        let Record::CallIntended { idempotency_key, lease: Some(_), .. } = &entry.record else {
+            return None;
+        };
+        Some(idempotency_key.as_str())
+    })
+}
+
+/// Returns those of these child sessions that are stored.
+fn stored(
+    journal: &dyn Journal,
+    children: BTreeSet<SessionId>,
+) -> Result<Vec<SessionId>, JournalError> {
     let mut stored = Vec::new();
     for child in children {
         // A call that was refused has no child.
@@ -93,11 +135,11 @@ pub(super) fn descendants(
     root: &RootRun,
 ) -> Result<BTreeSet<SessionId>, JournalError> {
     let before = Seq(root.seq.0.saturating_sub(1));
-    let mut open = children(journal, &root.session, before, Some(&root.run))?;
+    let mut open = children(journal, &root.session, before, &root.run)?;
     let mut found = BTreeSet::new();
     while let Some(child) = open.pop() {
         if let Some(run) = child_run_id(&child) {
-            open.extend(children(journal, &child, Seq(0), Some(&run))?);
+            open.extend(children(journal, &child, Seq(0), &run)?);
         }
         found.insert(child);
     }

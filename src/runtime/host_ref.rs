@@ -80,7 +80,7 @@ pub(super) struct HostState {
     /// The sessions that are awake or about to be. Locked for short sections, never across an await.
     pub(super) index: Mutex<BTreeMap<SessionId, SessionSlot>>,
     /// Limits the number of concurrent reads of sessions from the journal.
-    pub(super) reads: Semaphore,
+    pub(super) reads: Arc<Semaphore>,
     /// Limits the memory of the readers of stored events.
     pub(super) history: HistoryLimits,
     /// Runs that were reported as failed because the journal could not be written. The failure is recorded
@@ -540,7 +540,13 @@ impl HostRef {
         &self,
         read: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, HostError> {
-        let _permit = self.shared.reads.acquire().await.map_err(|_| HostError::ShuttingDown)?;
+        let reads = Arc::clone(&self.shared.reads);
+        let permit = reads.acquire_owned().await.map_err(|_| HostError::ShuttingDown)?;
+        // The work goes on, with its permit, if its caller is dropped.
+        let read = move || {
+            let _permit = permit;
+            read()
+        };
         tokio::task::spawn_blocking(read).await.map_err(|_| HostError::ShuttingDown)
     }
 }

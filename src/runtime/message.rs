@@ -99,8 +99,14 @@ pub(super) enum SessionMessage {
     Locate { reference: Reference, reply: RpcReplyPort<Result<RecordRange, ReferenceError>> },
     /// A turn was committed by the record `seq`. Counts only if it comes from the run's current actors.
     TurnCommitted { epoch: u64, record: Box<TurnRecord>, seq: Seq },
-    /// The pending approvals changed, or whether the turn waits only for people (`only_waits`).
-    ApprovalsChanged { epoch: u64, approvals: Vec<ApprovalRequest>, only_waits: bool },
+    /// The pending approvals changed, or whether the turn waits only for people (`only_waits`), or whether none of
+    /// its calls runs then (`is_resumable`).
+    ApprovalsChanged {
+        epoch: u64,
+        approvals: Vec<ApprovalRequest>,
+        only_waits: bool,
+        is_resumable: bool,
+    },
     /// The rebuilt turn has reported everything that its records contain.
     TurnResumed { epoch: u64 },
     /// Replies true if a person or a program may answer the approvals of the run and of its children.
@@ -224,6 +230,8 @@ pub(super) enum AccumulatorMessage {
     Decide { key: CallKey, decision: Box<ApprovalDecision>, reply: DecisionReply },
     /// End a call with the result of the client.
     AnswerCall { key: CallKey, outcome: Box<ToolOutcome>, reply: DecisionReply },
+    /// Reply when all earlier messages are handled, and the records that follow from them are appended.
+    Flush { reply: RpcReplyPort<()> },
 }
 
 /// The end of an exchange.

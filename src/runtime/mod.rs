@@ -169,8 +169,9 @@ const END_MAX: Duration = Duration::from_secs(5);
 /// A host of many sessions in one process. All clones are the same host; cloning is cheap.
 ///
 /// Dropping the last clone ends the host at once, like a crash of the process: the next host with the
-/// same journal continues its runs. [`Host::shutdown`] ends runs as `interrupted`, and they stay so.
-/// After either, handles of its sessions return [`HostError::SessionClosed`].
+/// same journal continues its runs. [`Host::shutdown`] ends runs as `interrupted`, and they stay so; a run
+/// that waits only for approvals or for results of its client continues on the next host. After either,
+/// handles of its sessions return [`HostError::SessionClosed`].
 #[derive(Clone, Debug)]
 pub struct Host {
     inner: Arc<HostInner>,
@@ -430,7 +431,7 @@ impl Host {
             approvals_are_read: AtomicBool::new(false),
             sessions: AtomicUsize::new(stored),
             index: parking_lot::Mutex::default(),
-            reads: Semaphore::new(READS_MAX),
+            reads: Arc::new(Semaphore::new(READS_MAX)),
             history: HistoryLimits::default(),
             unrecorded_failures: parking_lot::Mutex::default(),
             approval_expiries: parking_lot::Mutex::default(),
@@ -651,7 +652,9 @@ impl Host {
 
     /// Shuts the host down: accepts no more runs, lets running turns finish within `shutdown_grace`,
     /// answers the rest as cancelled, gives tools their grace period, and ends every session. Runs that
-    /// this ends are `interrupted`. On return everything is stored and the journal is free for another
+    /// this ends are `interrupted`. A run that waits only for approvals or for results of its client is
+    /// kept: the next host with the same journal continues it, and who waits for its report here receives
+    /// [`HostError::ShuttingDown`]. On return everything is stored and the journal is free for another
     /// host.
     pub async fn shutdown(&self) {
         let HostInner { link, shutdown_grace, cancel_grace, .. } = &*self.inner;

@@ -18,7 +18,7 @@ use super::report::{CallReport, Messages, RunReport};
 use super::session_start::{SessionOrigin, SessionStart};
 use super::task;
 use crate::event::Event;
-use crate::journal::{Breach, SessionLog, unfinished, verify};
+use crate::journal::{Breach, JournalError, SessionLog, unfinished, verify};
 use crate::record::{JournalEntry, Record, Seq};
 use crate::session::{PastRun, StoredSession, past_run};
 use crate::telemetry::FeedItem;
@@ -262,7 +262,7 @@ fn delete_children<'a>(
     let (shared, of) = (Arc::clone(&link.shared), id.clone());
     Box::pin(async move {
         let children = link
-            .read_index(move || agent_trees::children(&*shared.journal, &of, Seq(0), None))
+            .read_index(move || agent_trees::readable_children(&*shared.journal, &of))
             .await??;
         for child in children {
             // A child has children of its own.
@@ -311,13 +311,10 @@ async fn fork_reserved(
     let live = link.woken(waited).await?;
     if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
         link.shared.uncount_sessions(1);
-        let (shared, origin) = (Arc::clone(&link.shared), from.id().clone());
-        let found = link.read_index(move || shared.journal.find(&origin)).await;
-        let is_deleted = matches!(found, Ok(Ok(None)));
-        return Err(match is_deleted {
-            true => HostError::NoSuchSession(from.id().clone()),
-            false => error.into(),
-        });
+        if let JournalError::OriginRemoved(origin) = error {
+            return Err(HostError::NoSuchSession(origin));
+        }
+        return Err(error.into());
     }
     link.shared.session_states.changed(&id, SessionState::Idle);
     if live.log.bytes() > AWAKE_FORK_BYTES_MAX {

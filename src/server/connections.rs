@@ -1,7 +1,7 @@
 //! The open connections of a server, and the limit on them.
 //!
-//! A connection whose client has sent no complete request yet gives its slot to a new one when all
-//! slots are taken. So clients that connect and stay silent do not exclude others.
+//! A connection whose client has not sent a complete request, with its body, gives its slot to a new one when
+//! all slots are taken. So clients that stay silent do not exclude others.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,6 +29,14 @@ struct ConnectionsState {
     without_request: BTreeMap<u64, CancellationToken>,
     /// True from the first refused connection until a tenth of the slots is free again.
     is_crowded: bool,
+}
+
+/// A request of which the client has not sent everything. Dropping it means that the rest has arrived, or is
+/// not needed.
+#[derive(Debug)]
+pub(super) struct IncompleteRequest {
+    connections: Arc<Connections>,
+    number: u64,
 }
 
 /// The slot of one connection. Dropping it frees the slot.
@@ -90,15 +98,28 @@ impl Connections {
 }
 
 impl ConnectionPlace {
-    /// Notes that the client has sent a complete request: its connection is not closed any more to
-    /// make room.
-    pub(super) fn request_arrived(&self) {
-        self.connections.state.lock().without_request.remove(&self.number);
+    /// Notes that the header of a request has arrived. Once its body has arrived too, the connection is not
+    /// closed any more to make room.
+    pub(super) fn begin_request(&self) -> IncompleteRequest {
+        let (connections, number) = (Arc::clone(&self.connections), self.number);
+        let mut state = connections.state.lock();
+        // It may have been closed to make room already.
+        if !self.evicted.is_cancelled() {
+            state.without_request.insert(number, self.evicted.clone());
+        }
+        drop(state);
+        IncompleteRequest { connections, number }
     }
 
     /// Waits until the connection has to make room for another.
     pub(super) async fn evicted(&self) {
         self.evicted.cancelled().await;
+    }
+}
+
+impl Drop for IncompleteRequest {
+    fn drop(&mut self) {
+        self.connections.state.lock().without_request.remove(&self.number);
     }
 }
 

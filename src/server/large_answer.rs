@@ -1,4 +1,5 @@
-//! Answers that are too large for many of them to be in memory at once.
+//! The memory of answers that clients have not received yet: at most `max_large_answers` answers above 1 MiB,
+//! and at most [`HELD_BYTES_MAX`] bytes of all but small answers.
 
 use std::convert::Infallible;
 use std::io;
@@ -16,8 +17,12 @@ use super::error::ApiError;
 /// Size from which an answer is large.
 pub(super) const LARGE_BYTES: usize = 1024 * 1024;
 
-/// Size of the pieces in which a body is sent.
+/// Size of the pieces in which a body is sent. An answer that holds no more needs no permit.
 pub(super) const PIECE_BYTES: usize = 32 * 1024;
+
+/// Maximum of the bytes of all other answers that are held at once. An answer that holds more needs all of
+/// them.
+const HELD_BYTES_MAX: usize = 48 * 1024 * 1024;
 
 /// Time for which the answer to a request that has acted waits for a permit.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -25,41 +30,80 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 /// The code of the error if there is no permit.
 const NO_PERMIT: &str = "too_many_large_answers";
 
-/// The permits of large answers: at most `max_large_answers` are sent at once.
+/// The permits of the answers that are held at once.
 #[derive(Clone, Debug)]
-pub(super) struct LargeAnswers(Arc<Semaphore>);
-
-/// The permit of one large answer, held until its body is sent or dropped. `None` for a small answer.
-pub(super) type LargeAnswerPermit = Option<OwnedSemaphorePermit>;
-
-/// An answer that is being encoded. It becomes large only with a permit, so that many of them at once need
-/// little memory.
-struct AnswerText<'a> {
-    text: Vec<u8>,
-    permit: LargeAnswerPermit,
-    permits: &'a LargeAnswers,
+pub(super) struct LargeAnswers {
+    /// One for each answer above [`LARGE_BYTES`].
+    answers: Arc<Semaphore>,
+    /// One for each byte of the answers that hold more than [`PIECE_BYTES`].
+    bytes: Arc<Semaphore>,
 }
+
+/// What one answer occupies, held until its body is sent or dropped. Empty for a small answer.
+#[derive(Debug)]
+pub(super) struct AnswerPermit {
+    permits: LargeAnswers,
+    answer: Option<OwnedSemaphorePermit>,
+    bytes: Option<OwnedSemaphorePermit>,
+}
+
+/// An answer that is being encoded. It grows only with a permit, so that many of them at once need little
+/// memory.
+#[derive(Debug)]
+pub(super) struct AnswerText {
+    /// The pieces before the last, all of [`PIECE_BYTES`].
+    pieces: Vec<Bytes>,
+    /// The last piece.
+    text: Vec<u8>,
+    /// The size up to which the permit suffices.
+    permitted: usize,
+    permit: AnswerPermit,
+}
+
+/// Counts the bytes of an answer that is written to it.
+struct AnswerSize(usize);
 
 impl LargeAnswers {
     pub(super) fn new(maximum: usize) -> Self {
-        Self(Arc::new(Semaphore::new(maximum.min(Semaphore::MAX_PERMITS))))
+        let answers = Arc::new(Semaphore::new(maximum.min(Semaphore::MAX_PERMITS)));
+        Self { answers, bytes: Arc::new(Semaphore::new(HELD_BYTES_MAX)) }
     }
 
-    /// Acquires a permit for an answer of this size.
-    pub(super) fn try_acquire(&self, bytes: usize) -> Result<LargeAnswerPermit, ApiError> {
-        if bytes <= LARGE_BYTES {
-            return Ok(None);
+    /// Returns a permit for a small answer.
+    pub(super) fn small(&self) -> AnswerPermit {
+        AnswerPermit { permits: self.clone(), answer: None, bytes: None }
+    }
+
+    /// Acquires a permit for an answer of `size` bytes, of which at most `held` are in memory at once.
+    pub(super) fn try_acquire(&self, size: usize, held: usize) -> Result<AnswerPermit, ApiError> {
+        let mut permit = self.small();
+        if permit.try_grow(size, held) { Ok(permit) } else { Err(no_permit()) }
+    }
+
+    /// Waits for a permit for an answer of `size` bytes.
+    async fn acquire(&self, size: usize) -> AnswerPermit {
+        let mut permit = self.small();
+        // The semaphores are never closed.
+        if size > LARGE_BYTES {
+            permit.answer = Arc::clone(&self.answers).acquire_owned().await.ok();
         }
-        Arc::clone(&self.0).try_acquire_owned().map(Some).map_err(|_| no_permit())
+        let missing = permit.missing_bytes(size.next_multiple_of(PIECE_BYTES));
+        permit.bytes = Arc::clone(&self.bytes).acquire_many_owned(missing).await.ok();
+        permit
     }
 
-    /// Answers a request that only reads, with a value as JSON. A large answer is refused at once if there is
-    /// no permit.
+    /// Begins an answer that is encoded in parts.
+    pub(super) fn text(&self) -> AnswerText {
+        AnswerText::new(self.small())
+    }
+
+    /// Answers a request that only reads, with a value as JSON. The answer is refused at once if there is no
+    /// permit.
     pub(super) fn json(&self, value: &impl Serialize) -> Result<Response, ApiError> {
-        self.encode(value, None)?.ok_or_else(no_permit)
+        self.encode(value, self.small())?.ok_or_else(no_permit)
     }
 
-    /// Answers a request that has acted, with a value as JSON. A large answer waits for a permit, because the
+    /// Answers a request that has acted, with a value as JSON. The answer waits for a permit, because the
     /// client cannot send the request again without a second effect. If it waits in vain, the error says
     /// `done`: what has become of the request.
     pub(super) async fn json_of_act(
@@ -67,29 +111,30 @@ impl LargeAnswers {
         value: &impl Serialize,
         done: &str,
     ) -> Result<Response, ApiError> {
-        let mut encoded = self.encode(value, None)?;
+        let mut encoded = self.encode(value, self.small())?;
         if encoded.is_none() {
-            let acquiring = Arc::clone(&self.0).acquire_owned();
-            if let Ok(Ok(permit)) = tokio::time::timeout(WAIT_MAX, acquiring).await {
-                encoded = self.encode(value, Some(permit))?;
+            let mut size = AnswerSize(0);
+            serde_json::to_writer(&mut size, value).map_err(|error| ApiError::internal(&error))?;
+            if let Ok(permit) = tokio::time::timeout(WAIT_MAX, self.acquire(size.0)).await {
+                encoded = self.encode(value, permit)?;
             }
         }
         encoded.ok_or_else(|| {
-            let message = format!("max_large_answers answers above 1 MiB are being sent; {done}");
+            let message = format!("{}; {done}", full());
             // It has no Retry-After, because the same request would act again.
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, NO_PERMIT, message)
         })
     }
 
-    /// Encodes an answer. Returns `None` if it is large, and there is no permit.
+    /// Encodes an answer. Returns `None` if it needs a larger permit than there is.
     fn encode(
         &self,
         value: &impl Serialize,
-        permit: LargeAnswerPermit,
+        permit: AnswerPermit,
     ) -> Result<Option<Response>, ApiError> {
-        let mut answer = AnswerText { text: Vec::new(), permit, permits: self };
+        let mut answer = AnswerText::new(permit);
         match serde_json::to_writer(&mut answer, value) {
-            Ok(()) => Ok(Some(json_response(body(answer.text.into(), answer.permit)))),
+            Ok(()) => Ok(Some(answer.into_response())),
             // Only a missing permit breaks off the writing.
             Err(error) if error.is_io() => Ok(None),
             Err(error) => Err(ApiError::internal(&error)),
@@ -97,13 +142,103 @@ impl LargeAnswers {
     }
 }
 
-impl io::Write for AnswerText<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.permit.is_none() {
-            let permit = self.permits.try_acquire(self.text.len() + bytes.len());
-            self.permit = permit.map_err(|_| io::ErrorKind::WouldBlock)?;
+impl AnswerPermit {
+    /// Makes the permit suffice for an answer of `size` bytes, of which at most `held` are in memory at once.
+    /// Returns false if that is not possible now.
+    pub(super) fn try_grow(&mut self, size: usize, held: usize) -> bool {
+        if size > LARGE_BYTES && self.answer.is_none() {
+            self.answer = Arc::clone(&self.permits.answers).try_acquire_owned().ok();
+            if self.answer.is_none() {
+                return false;
+            }
         }
-        self.text.extend_from_slice(bytes);
+        let missing = self.missing_bytes(held);
+        if missing == 0 {
+            return true;
+        }
+        let Ok(more) = Arc::clone(&self.permits.bytes).try_acquire_many_owned(missing) else {
+            return false;
+        };
+        match &mut self.bytes {
+            Some(bytes) => bytes.merge(more),
+            None => self.bytes = Some(more),
+        }
+        true
+    }
+
+    /// Returns the number of bytes that the permit lacks for an answer of which `held` bytes are in memory.
+    fn missing_bytes(&self, held: usize) -> u32 {
+        if held <= PIECE_BYTES {
+            return 0;
+        }
+        let own = self.bytes.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let missing = held.min(HELD_BYTES_MAX).saturating_sub(own);
+        u32::try_from(missing).unwrap_or(u32::MAX)
+    }
+}
+
+impl AnswerText {
+    fn new(permit: AnswerPermit) -> Self {
+        Self { pieces: Vec::new(), text: Vec::new(), permitted: PIECE_BYTES, permit }
+    }
+
+    /// Appends a text. Fails if there is no permit for it.
+    pub(super) fn append(&mut self, text: &str) -> Result<(), ApiError> {
+        io::Write::write_all(self, text.as_bytes()).map_err(|_| no_permit())
+    }
+
+    /// Appends a value as JSON. Fails if there is no permit for it.
+    pub(super) fn append_json(&mut self, value: &impl Serialize) -> Result<(), ApiError> {
+        serde_json::to_writer(self, value).map_err(|error| match error.is_io() {
+            true => no_permit(),
+            false => ApiError::internal(&error),
+        })
+    }
+
+    pub(super) fn into_response(self) -> Response {
+        let Self { mut pieces, text, permit, .. } = self;
+        if pieces.is_empty() {
+            return json_response(text.into());
+        }
+        if !text.is_empty() {
+            pieces.push(text.into());
+        }
+        let rest = (pieces.into_iter(), permit);
+        let pieces = futures::stream::unfold(rest, async |(mut pieces, permit)| {
+            let piece = pieces.next()?;
+            Some((Ok::<_, Infallible>(piece), (pieces, permit)))
+        });
+        json_response(Body::from_stream(pieces))
+    }
+}
+
+impl io::Write for AnswerText {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = bytes.len().min(PIECE_BYTES - self.text.len());
+        let size = self.pieces.len() * PIECE_BYTES + self.text.len() + count;
+        if size > self.permitted {
+            let permitted = size.next_multiple_of(PIECE_BYTES);
+            if !self.permit.try_grow(size, permitted) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            self.permitted = permitted;
+        }
+        self.text.extend(bytes.iter().take(count));
+        if self.text.len() == PIECE_BYTES {
+            let piece = std::mem::replace(&mut self.text, Vec::with_capacity(PIECE_BYTES));
+            self.pieces.push(piece.into());
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl io::Write for AnswerSize {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
         Ok(bytes.len())
     }
 
@@ -113,13 +248,22 @@ impl io::Write for AnswerText<'_> {
 }
 
 fn no_permit() -> ApiError {
-    let message = "max_large_answers answers above 1 MiB are being sent: try again later, or ask \
-                   for less with limit if the request has one";
+    let message =
+        format!("{}: try again later, or ask for less with limit if the request has one", full());
     ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, NO_PERMIT, message)
 }
 
+/// Says that there is no permit.
+fn full() -> String {
+    let megabytes = HELD_BYTES_MAX >> 20;
+    format!(
+        "too many answers have not been received by their clients yet (max_large_answers above \
+         1 MiB, or {megabytes} MiB in all)"
+    )
+}
+
 /// Returns a body that is sent in pieces, and holds the permit until then.
-pub(super) fn body(bytes: Bytes, permit: LargeAnswerPermit) -> Body {
+pub(super) fn body(bytes: Bytes, permit: AnswerPermit) -> Body {
     if bytes.len() <= PIECE_BYTES {
         return Body::from(bytes);
     }
@@ -138,7 +282,7 @@ pub(super) fn json_response(body: Body) -> Response {
 mod tests {
     use super::*;
 
-    /// Texts whose JSON is just small enough to need no permit, and one byte larger.
+    /// Texts whose JSON is just small enough to be no large answer, and one byte larger.
     fn texts() -> (String, String) {
         ("x".repeat(LARGE_BYTES - 2), "x".repeat(LARGE_BYTES - 1))
     }
@@ -174,5 +318,31 @@ mod tests {
         };
         let (answer, ()) = tokio::join!(permits.json_of_act(&large, ""), freed);
         assert!(answer.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_sum_of_the_bytes_of_answers_is_bounded() {
+        let (text, _) = texts();
+        let permits = LargeAnswers::new(1);
+        let answer = |_| permits.json(&text).expect("there is room");
+        let mut held: Vec<Response> = (0..HELD_BYTES_MAX / LARGE_BYTES).map(answer).collect();
+        let refused = permits.json(&text).expect_err("there is no room");
+        assert_eq!(refused.status_and_code(), (503, "too_many_large_answers"));
+        assert!(permits.try_acquire(LARGE_BYTES, PIECE_BYTES + 1).is_err());
+        // An answer that holds one piece is small.
+        assert!(permits.try_acquire(LARGE_BYTES, PIECE_BYTES).is_ok());
+        assert!(permits.json(&"x".repeat(PIECE_BYTES - 2)).is_ok());
+        let freed = async {
+            tokio::task::yield_now().await;
+            drop(held.pop());
+        };
+        let (acted, ()) = tokio::join!(permits.json_of_act(&text, ""), freed);
+        assert!(acted.is_ok());
+        drop((acted, held));
+        // An answer that is larger than all room gets all of it.
+        let all = permits.try_acquire(2 * HELD_BYTES_MAX, 2 * HELD_BYTES_MAX).expect("all is free");
+        assert!(permits.json(&text).is_err());
+        drop(all);
+        assert!(permits.json(&text).is_ok());
     }
 }

@@ -4,15 +4,16 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::connect_info::ConnectInfo;
 use axum::http::Request;
 use axum::response::Response;
-use hyper::body::Incoming;
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -22,7 +23,7 @@ use tokio_io_timeout::TimeoutWriter;
 use tokio_util::sync::CancellationToken;
 use tower_service::Service as _;
 
-use super::connections::{ConnectionPlace, Connections};
+use super::connections::{ConnectionPlace, Connections, IncompleteRequest};
 use super::state::ServerOptions;
 
 /// The bytes of a connection that wait for its client. Also the maximal size of a request's header.
@@ -48,6 +49,33 @@ pub(super) struct LocalAddress(pub(super) Option<SocketAddr>);
 struct ConnectionTimeouts {
     header_read: Duration,
     write: Duration,
+}
+
+/// The body of a request. Its reader drops it when it has arrived.
+struct RequestBody {
+    body: Incoming,
+    /// `None` if the body is empty.
+    _incomplete: Option<IncompleteRequest>,
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// Serves the router on a listener until `closing` is cancelled and all connections have ended.
@@ -124,8 +152,12 @@ async fn serve_connection(
     let local = ConnectInfo(LocalAddress(stream.local_addr().ok()));
     let mut stream = TimeoutWriter::new(stream);
     stream.set_timeout(Some(timeouts.write));
-    let service = service_fn(|mut request: Request<Incoming>| {
-        place.request_arrived();
+    let service = service_fn(|request: Request<Incoming>| {
+        let incomplete = place.begin_request();
+        let mut request = request.map(|body| RequestBody {
+            _incomplete: (!body.is_end_stream()).then_some(incomplete),
+            body,
+        });
         request.extensions_mut().insert(local);
         let answer = router.clone().call(request);
         async { Ok::<Response, Infallible>(answer.await.unwrap_or_else(|never| match never {})) }

@@ -20,7 +20,7 @@
 //! | `error.rs` | [`HostError`] as a status code and an error body |
 //! | `sessions.rs` | `/v1/sessions`: open, list, show, close, fork |
 //! | `session_page.rs` | a session with its messages, streamed, whole or by page |
-//! | `large_answer.rs` | `max_large_answers`, and bodies that are sent in pieces |
+//! | `large_answer.rs` | the memory of answers that clients have not received, and bodies that are sent in pieces |
 //! | `tools.rs` | `/v1/tools` |
 //! | `runs.rs` | `/v1/sessions/{id}/`: `runs`, `steer`, `stop`, `resume` |
 //! | `approvals.rs` | `/v1/sessions/{id}/approvals/{tool_id}` |
@@ -72,8 +72,8 @@ pub use event_stream::{EventStream, sse};
 pub use guard::{Guard, GuardedService};
 use large_answer::LargeAnswers;
 pub use routes::{operations, router, router_with};
-use state::ApiState;
 pub use state::ServerOptions;
+use state::{ApiState, JournalReads};
 
 /// Paths that need no token, because they reveal no data. Health probes have none, and a browser has none
 /// before the console has asked for it.
@@ -115,8 +115,14 @@ pub fn serve(
     let limits = options.clone();
     let large_answers = LargeAnswers::new(options.max_large_answers);
     host.note_approvals_are_read();
-    let state =
-        ApiState { host, options, large_answers, closing: closing.clone(), is_server: true };
+    let state = ApiState {
+        host,
+        options,
+        large_answers,
+        reads: JournalReads::default(),
+        closing: closing.clone(),
+        is_server: true,
+    };
     let router = routes::of_server(state).layer(guard);
     let serving = listener::serve(listener, router, connections, limits, closing.clone());
     #[expect(

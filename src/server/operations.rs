@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
+use super::large_answer;
 use super::state::AppState;
 use crate::runtime::ModelStatus;
 use crate::telemetry::Telemetry;
@@ -36,8 +37,8 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
 }
 
 /// Returns the configuration, the state and the failures of the models.
-pub(super) async fn models(State(state): State<AppState>) -> impl IntoResponse {
-    Json(json!({"models": state.host.model_reports()}))
+pub(super) async fn models(State(state): State<AppState>) -> Result<Response, ApiError> {
+    state.large_answers.json(&json!({"models": state.host.model_reports()}))
 }
 
 pub(super) async fn metrics(State(state): State<AppState>) -> Result<Response, ApiError> {
@@ -45,5 +46,7 @@ pub(super) async fn metrics(State(state): State<AppState>) -> Result<Response, A
         let message = "this host has no metrics page: its metrics go to a recorder of the program";
         ApiError::not_found("no_metrics_page", message)
     })?;
-    Ok(([(header::CONTENT_TYPE, Telemetry::CONTENT_TYPE)], page).into_response())
+    let permit = state.large_answers.try_acquire(page.len(), page.len())?;
+    let body = large_answer::body(page.into(), permit);
+    Ok(([(header::CONTENT_TYPE, Telemetry::CONTENT_TYPE)], body).into_response())
 }

@@ -1,7 +1,6 @@
 //! `/v1/sessions/{id}/`: `records`, `verify` and `turns/{n}/request`: what the journal and the host have
 //! kept of a session. None of them wakes it.
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -48,6 +47,7 @@ pub(super) async fn list(
         let message = format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}");
         return Err(ApiError::bad_request("invalid_request", message));
     }
+    let _turn = state.reads.pages.lock().await;
     let (records, has_more) = session.record_page(Seq(after), limit).await?;
     let next = records.last().filter(|_| has_more).map(|entry| entry.seq);
     state.large_answers.json(&RecordList { records: &records, next })
@@ -55,9 +55,11 @@ pub(super) async fn list(
 
 /// Checks the stored records, as `callsheet sessions verify` does.
 pub(super) async fn verify(
+    State(state): State<AppState>,
     PathSession(session): PathSession,
     _: EmptyBody,
 ) -> Result<Response, ApiError> {
+    let _turn = state.reads.checks.lock().await;
     let SessionCheck { records, open_run, breaches } = session.verify().await?;
     let breaches = breaches.iter().map(|breach| {
         let (seq, invariant) = (breach.seq, breach.invariant.as_str());
@@ -65,7 +67,7 @@ pub(super) async fn verify(
     });
     let breaches: Vec<Value> = breaches.collect();
     let body = json!({"records": records, "open_run": open_run, "breaches": breaches});
-    Ok(Json(body).into_response())
+    state.large_answers.json(&body)
 }
 
 /// Returns the exact body of the request of a turn.
@@ -92,7 +94,7 @@ pub(super) async fn request(
         );
         return Err(ApiError::not_found("no_such_request", message));
     };
-    let permit = state.large_answers.try_acquire(body.len())?;
+    let permit = state.large_answers.try_acquire(body.len(), body.len())?;
     let headers = [
         (header::CONTENT_TYPE.as_str(), "application/json".to_owned()),
         (header::CACHE_CONTROL.as_str(), "no-store".to_owned()),

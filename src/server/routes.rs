@@ -12,7 +12,7 @@ use super::error::ApiError;
 use super::large_answer::LargeAnswers;
 use super::mount::MountPath;
 use super::operations::{healthz, metrics, models, readyz};
-use super::state::{ApiState, AppState, ServerOptions};
+use super::state::{ApiState, AppState, JournalReads, ServerOptions};
 use super::{
     approvals, console, events, records, results, runs, sessions, start_page, tools, vitals,
 };
@@ -110,6 +110,7 @@ fn embedded_state(host: &Host, options: &ServerOptions) -> ApiState {
     ApiState {
         host: host.clone(),
         large_answers: LargeAnswers::new(options.max_large_answers),
+        reads: JournalReads::default(),
         options: options.clone(),
         closing: CancellationToken::new(),
         is_server: false,

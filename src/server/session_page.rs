@@ -10,15 +10,18 @@ use axum::response::Response;
 use serde::Serialize;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::large_answer::{LARGE_BYTES, LargeAnswerPermit, PIECE_BYTES, json_response};
+use super::large_answer::{AnswerPermit, LARGE_BYTES, PIECE_BYTES, json_response};
 use crate::message::{Message, content_bytes, json_bytes};
 use crate::runtime::{CallReport, CurrentRun, PendingApproval, SessionSnapshot};
 use crate::types::{QuestionKind, ResultPart};
 
 /// Size from which a single part is encoded on a thread that may block. A part above [`LARGE_BYTES`] is
-/// encoded on a thread of its own, which waits for the client: its answer has one of the places of large
-/// answers, so such threads are few.
+/// encoded on a thread of its own, which waits for the client: its answer is a large one, so such threads are
+/// few.
 const BLOCKING_BYTES: usize = 256 * 1024;
+
+/// Bytes of a part's JSON that its approximate size does not count, such as the names of its members.
+const NAMES_BYTES: usize = 128;
 
 /// Some of the messages of a session, and its other values. Cloning shares them.
 #[derive(Clone, Debug)]
@@ -32,8 +35,10 @@ pub(super) struct SessionPage {
 struct PageBody {
     page: SessionPage,
     stage: Stage,
+    /// The encoded text that is not sent yet.
+    text: Bytes,
     /// Held until the body ends.
-    _place: LargeAnswerPermit,
+    permit: AnswerPermit,
 }
 
 /// The next part of a body.
@@ -73,13 +78,23 @@ impl SessionPage {
         Self { snapshot: Arc::new(snapshot), range: first..end }
     }
 
-    pub(super) fn approximate_bytes(&self) -> usize {
+    /// Returns about the number of bytes of the answer, and of those that are in memory at once while it is
+    /// sent: a piece and the largest part. Of a part with a thread of its own that is one piece.
+    pub(super) fn approximate_bytes(&self) -> (usize, usize) {
         let messages = self.messages().iter().map(|message| message.approximate_bytes());
-        messages.sum::<usize>() + self.end_bytes()
+        let (mut all, mut encoded, mut largest) = (0, 0, 0);
+        for bytes in messages.chain([self.end_bytes()]) {
+            // JSON escapes some characters.
+            let json = bytes + bytes / 8 + NAMES_BYTES;
+            all += bytes;
+            encoded += json;
+            largest = largest.max(if bytes > LARGE_BYTES { PIECE_BYTES } else { json });
+        }
+        (all, encoded.min(PIECE_BYTES + largest))
     }
 
-    pub(super) fn into_response(self, place: LargeAnswerPermit) -> Response {
-        let body = PageBody { page: self, stage: Stage::Beginning, _place: place };
+    pub(super) fn into_response(self, permit: AnswerPermit) -> Response {
+        let body = PageBody { page: self, stage: Stage::Beginning, text: Bytes::new(), permit };
         json_response(Body::from_stream(futures::stream::unfold(body, PageBody::next)))
     }
 
@@ -154,20 +169,23 @@ impl PagePart {
 }
 
 impl PageBody {
-    /// Makes the next piece.
+    /// Returns the next piece.
     async fn next(mut self) -> Option<(Result<Bytes, serde_json::Error>, Self)> {
-        match self.piece().await {
-            Ok(text) if text.is_empty() => None,
-            Ok(text) => Some((Ok(Bytes::from(text)), self)),
-            Err(error) => {
-                self.stage = Stage::Done;
-                Some((Err(error), self))
+        if self.text.is_empty() {
+            match self.encode().await {
+                Ok(text) => self.text = Bytes::from(text),
+                Err(error) => {
+                    self.stage = Stage::Done;
+                    return Some((Err(error), self));
+                }
             }
         }
+        let piece = self.text.split_to(self.text.len().min(PIECE_BYTES));
+        (!piece.is_empty()).then_some((Ok(piece), self))
     }
 
-    /// Returns the next piece. It is empty if nothing is left.
-    async fn piece(&mut self) -> serde_json::Result<Vec<u8>> {
+    /// Encodes the next parts, at least a piece. The text is empty if nothing is left.
+    async fn encode(&mut self) -> serde_json::Result<Vec<u8>> {
         let mut text = Vec::with_capacity(PIECE_BYTES);
         while text.len() < PIECE_BYTES {
             match &mut self.stage {
@@ -185,7 +203,7 @@ impl PageBody {
                     self.stage = self.page.after(index);
                     match part.approximate_bytes() {
                         ..BLOCKING_BYTES => part.append_to(&mut text)?,
-                        BLOCKING_BYTES..=LARGE_BYTES => text.extend(encode_apart(part).await?),
+                        BLOCKING_BYTES..=LARGE_BYTES => text = encode_apart(part, text).await?,
                         _ => self.stage = Stage::Pieces(index, pieces_of(part)),
                     }
                 }
@@ -201,6 +219,11 @@ impl PageBody {
                 }
                 Stage::Done => break,
             }
+        }
+        // The permit suffices, unless JSON escapes very many characters.
+        if !self.permit.try_grow(0, text.len()) {
+            let full = io::Error::other("too many answers are held for clients");
+            return Err(serde_json::Error::io(full));
         }
         Ok(text)
     }
@@ -250,10 +273,10 @@ fn pieces_of(part: PagePart) -> Receiver<io::Result<Vec<u8>>> {
     receiver
 }
 
-/// Encodes a part on a thread that may block.
-async fn encode_apart(part: PagePart) -> serde_json::Result<Vec<u8>> {
+/// Appends a part to a text on a thread that may block.
+async fn encode_apart(part: PagePart, mut text: Vec<u8>) -> serde_json::Result<Vec<u8>> {
     let encode = move || {
-        let mut text = Vec::new();
+        text.reserve(part.approximate_bytes());
         part.append_to(&mut text).map(|()| text)
     };
     let encoded = tokio::task::spawn_blocking(encode);
@@ -296,6 +319,7 @@ fn append_member(
 
 #[cfg(test)]
 mod tests {
+    use super::super::large_answer::LargeAnswers;
     use super::*;
     use crate::types::{Metadata, Seq, SessionId, SessionState, Usage};
 
@@ -322,7 +346,8 @@ mod tests {
         let length = LARGE_BYTES + PIECE_BYTES - empty.len();
         for length in length - 1..=length + 1 {
             let text = "x".repeat(length);
-            let response = page(vec![Message::user(text.as_str())]).into_response(None);
+            let permit = LargeAnswers::new(1).small();
+            let response = page(vec![Message::user(text.as_str())]).into_response(permit);
             let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("read");
             let body: serde_json::Value = serde_json::from_slice(&body).expect("parse");
             assert!(body["history"][0]["content"] == text, "{length}");
@@ -334,8 +359,12 @@ mod tests {
         let (pieces, receiver) = channel(1);
         pieces.send(Ok(vec![b'x'; PIECE_BYTES])).await.expect("there is room");
         drop(pieces);
-        let stage = Stage::Pieces(0, receiver);
-        let body = PageBody { page: page(vec![Message::user("x")]), stage, _place: None };
+        let body = PageBody {
+            page: page(vec![Message::user("x")]),
+            stage: Stage::Pieces(0, receiver),
+            text: Bytes::new(),
+            permit: LargeAnswers::new(1).small(),
+        };
         let (piece, body) = body.next().await.expect("a piece");
         assert_eq!(piece.expect("it is sent").len(), PIECE_BYTES);
         let (broken, body) = body.next().await.expect("an error");

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
@@ -13,12 +13,16 @@ use super::mount::MountPath;
 use super::session_page::SessionPage;
 use super::state::AppState;
 use crate::config::ClientTool;
-use crate::journal::{SessionQuery, SessionSummary};
+use crate::journal::SessionQuery;
 use crate::runtime::{OpenSession, SessionHandle, SessionState};
 use crate::types::{Metadata, Seq, SessionId};
 
 /// Default of `limit`: the number of sessions on a page.
 const PAGE_LENGTH: usize = 100;
+
+/// Maximum number of sessions that are read at once. A longer page is read in parts, so that a large one is
+/// refused early.
+const READ_LENGTH_MAX: usize = PAGE_LENGTH + 1;
 
 /// Maximum of `limit`.
 const PAGE_LENGTH_MAX: usize = 1000;
@@ -58,13 +62,7 @@ pub(super) struct ListSessionsQuery {
     children: bool,
 }
 
-#[derive(Debug, Serialize)]
-struct SessionList {
-    sessions: Vec<SessionSummary>,
-    /// The value of `after` for the next page; null on the last page.
-    next: Option<SessionId>,
-}
-
+/// Returns a page of sessions. Its `next` is the value of `after` for the next page; null on the last page.
 pub(super) async fn list(
     State(shared): State<AppState>,
     StrictQuery(query): StrictQuery<ListSessionsQuery>,
@@ -78,13 +76,27 @@ pub(super) async fn list(
     let after = after.map(|after| SessionId::parse(&after)).transpose();
     let after = after
         .map_err(|error| ApiError::bad_request("invalid_request", format!("after: {error}")))?;
-    let query =
-        SessionQuery { after, limit: limit + 1, state, children, ..SessionQuery::default() };
-    let mut sessions = shared.host.sessions(query).await?;
-    let more = sessions.len() > limit;
-    sessions.truncate(limit);
-    let next = sessions.last().filter(|_| more).map(|session| session.id.clone());
-    shared.large_answers.json(&SessionList { sessions, next })
+    let mut query = SessionQuery { after, state, children, ..SessionQuery::default() };
+    let mut answer = shared.large_answers.text();
+    answer.append("{\"sessions\":[")?;
+    let (mut count, mut has_more) = (0, true);
+    while has_more && count < limit {
+        // One more than is shown tells whether there are more.
+        query.limit = READ_LENGTH_MAX.min(limit - count + 1);
+        let sessions = shared.host.sessions(query.clone()).await?;
+        let shown = sessions.len().min(query.limit - 1);
+        has_more = sessions.len() == query.limit;
+        for session in sessions.into_iter().take(shown) {
+            answer.append(if count == 0 { "" } else { "," })?;
+            answer.append_json(&session)?;
+            count += 1;
+            query.after = Some(session.id);
+        }
+    }
+    answer.append("],\"next\":")?;
+    answer.append_json(&query.after.filter(|_| has_more))?;
+    answer.append("}")?;
+    Ok(answer.into_response())
 }
 
 #[derive(Debug, Deserialize)]
@@ -104,8 +116,9 @@ pub(super) async fn snapshot(
         return Err(ApiError::bad_request("invalid_request", message));
     }
     let page = SessionPage::new(session.stored_snapshot().await?, after, limit);
-    let place = state.large_answers.try_acquire(page.approximate_bytes())?;
-    Ok(page.into_response(place))
+    let (bytes, held) = page.approximate_bytes();
+    let permit = state.large_answers.try_acquire(bytes, held)?;
+    Ok(page.into_response(permit))
 }
 
 pub(super) async fn close(PathSession(session): PathSession) -> Result<Response, ApiError> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::event_stream::EventStream;
@@ -24,7 +25,8 @@ pub struct ServerOptions {
     pub keep_alive: Duration,
     /// Maximum size of a request body, which includes the images of the user's input.
     pub body_bytes_max: usize,
-    /// Time limit for receiving a request body.
+    /// Time limit for receiving a request body. A connection whose client has not sent all of it
+    /// counts as one without a complete request.
     pub body_timeout: Duration,
     /// Maximum number of open connections. Beyond it, connections whose client has not sent a
     /// complete request are closed, the oldest first; if there are none, new ones are refused.
@@ -34,7 +36,8 @@ pub struct ServerOptions {
     /// Time limit of one write to a client. A client that does not read for this time is
     /// disconnected.
     pub write_timeout: Duration,
-    /// Maximum number of answers above 1 MiB at once. Further ones are refused with status 503.
+    /// Maximum number of answers above 1 MiB at once. Further ones are refused with status 503, as
+    /// are those that would need more than 48 MiB together.
     pub max_large_answers: usize,
     /// Time that open connections get to finish at shutdown.
     pub close_timeout: Duration,
@@ -77,8 +80,9 @@ impl From<&HostConfig> for ServerOptions {
 pub(super) struct ApiState {
     pub(super) host: Host,
     pub(super) options: ServerOptions,
-    /// The places of large answers that are being sent.
+    /// The permits of answers that are being sent.
     pub(super) large_answers: LargeAnswers,
+    pub(super) reads: JournalReads,
     /// Cancelled at shutdown, to end event streams.
     pub(super) closing: CancellationToken,
     /// True for the binary's server, false for a router in an application of the embedding program.
@@ -86,6 +90,15 @@ pub(super) struct ApiState {
 }
 
 pub(super) type AppState = Arc<ApiState>;
+
+/// Admits one request of each kind at a time: the records that it reads can be much larger than its answer.
+#[derive(Debug, Default)]
+pub(super) struct JournalReads {
+    /// Pages of records.
+    pub(super) pages: Mutex<()>,
+    /// Checks of all records of a session.
+    pub(super) checks: Mutex<()>,
+}
 
 impl ApiState {
     /// Returns a response with these events, which ends when the server shuts down.

@@ -1,8 +1,7 @@
 //! `/v1/tools`: lists the tools of an agent, and calls one.
 
-use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -22,7 +21,7 @@ pub(super) async fn list(
     State(state): State<AppState>,
     StrictQuery(ListToolsQuery { agent }): StrictQuery<ListToolsQuery>,
 ) -> Result<Response, ApiError> {
-    Ok(Json(state.host.listed_tools(agent).await?).into_response())
+    state.large_answers.json(&state.host.listed_tools(agent).await?)
 }
 
 #[derive(Debug, Deserialize)]
@@ -35,7 +34,7 @@ pub(super) struct CallToolRequest {
 }
 
 /// The end of the error if the result of a call is too large to be sent now.
-const CALL_ENDED: &str = "the call has ended, and its result, which is above 1 MiB, is not kept";
+const CALL_ENDED: &str = "the call has ended, and its result is not kept";
 
 #[derive(Debug, Serialize)]
 struct CallToolResponse<'a> {

@@ -4,12 +4,16 @@ use std::io::IsTerminal as _;
 use std::str::FromStr;
 
 use tracing::Subscriber;
+use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// The default filter. Other crates log only warnings: the actor library opens a span at `info`
 /// around each actor, and every line would begin with it.
 const DEFAULT_FILTER: &str = "warn,callsheet=info";
+
+/// The library for MCP, which logs what servers send, at `info` and below.
+const MCP_LIBRARY: &str = "rmcp";
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,7 +58,8 @@ pub enum LogsError {
 }
 
 /// Sends the log of the process to stderr. The filter is `CALLSHEET_LOG`, or else `RUST_LOG`, or else
-/// `info`. Lines are coloured on a terminal, unless `NO_COLOR` is set.
+/// `info`. Lines of the library for MCP below `warn` need a filter that names it, such as `info,rmcp=debug`: they
+/// hold what servers send. Lines are coloured on a terminal, unless `NO_COLOR` is set.
 ///
 /// # Errors
 /// If a filter does not parse, or if the log was already set up.
@@ -70,7 +75,14 @@ pub(super) fn filter(
     variable: impl Fn(&'static str) -> Option<String>,
 ) -> Result<EnvFilter, LogsError> {
     for name in ["CALLSHEET_LOG", "RUST_LOG"] {
-        if let Some(text) = variable(name).filter(|text| !text.trim().is_empty()) {
+        if let Some(mut text) = variable(name).filter(|text| !text.trim().is_empty()) {
+            let shows_all = |directive: &str| {
+                let level = directive.trim().parse::<LevelFilter>();
+                level.is_ok_and(|level| level > LevelFilter::WARN)
+            };
+            if text.split(',').any(shows_all) && !text.contains(MCP_LIBRARY) {
+                text.push_str(&format!(",{MCP_LIBRARY}=warn"));
+            }
             return EnvFilter::try_new(text)
                 .map_err(|error| LogsError::Filter { variable: name, reason: error.to_string() });
         }

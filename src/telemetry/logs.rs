@@ -672,9 +672,12 @@ mod tests {
             assert_eq!(seen, expect);
         };
         check(None, None, "callsheet=info,warn");
-        check(None, Some("debug"), "debug");
+        // The library for MCP logs what servers send.
+        check(None, Some("debug"), "rmcp=warn,debug");
+        check(Some("callsheet=trace"), None, "callsheet=trace");
+        check(Some("info,rmcp=debug"), None, "rmcp=debug,info");
         check(Some("warn"), Some("debug"), "warn");
-        check(Some(""), Some("debug"), "debug");
+        check(Some(""), Some("debug"), "rmcp=warn,debug");
         let broken = filter(|_| Some("a=b=c".to_owned())).unwrap_err().to_string();
         assert!(
             broken.starts_with("set up logs: CALLSHEET_LOG is not a valid filter: "),

@@ -275,6 +275,13 @@ impl Turn {
         self.clock.is_waiting_for_people()
     }
 
+    /// Returns whether the turn waits only for people, and none of its calls runs: if its host ends, the turn
+    /// continues from its records without a loss.
+    #[must_use]
+    pub fn is_resumable(&self) -> bool {
+        self.waits_only_for_people() && !self.calls.iter().any(TurnCall::is_running)
+    }
+
     /// Requests the approval to run a call.
     pub(super) fn request_start_approval(&mut self, index: usize) {
         let until = self.approval_deadline(index, ApprovalPhase::Before);
@@ -298,7 +305,7 @@ impl Turn {
         let decision = self.approvals.decisions.get(&approval).cloned();
         if !needs_review {
             self.end_call_with(index, outcome, writes);
-        } else if self.is_cancelled() {
+        } else if decision.is_none() && self.is_cancelled() {
             self.end_call(index, model_messages::unreviewed());
         } else {
             if !call.has_undecided_report() {

@@ -118,6 +118,8 @@ pub(super) struct TurnCall {
     pub(super) questions: Vec<AskedQuestion>,
     /// The time for which its tool waited for people since its start.
     pub(super) total_people_wait: Duration,
+    /// The time for which the host was stalled since the start of its tool. The timeout does not count it.
+    pub(super) total_stall: Duration,
     /// The times in the record of the outcome, if that is older than the resume of the turn.
     pub(super) recorded_times: Option<RecordedTimes>,
     /// The last writers of the variables in the snapshot with which the call started.
@@ -165,6 +167,7 @@ impl TurnCall {
             hooks: CallHooks::default(),
             questions: Vec::new(),
             total_people_wait: Duration::ZERO,
+            total_stall: Duration::ZERO,
             recorded_times: None,
             snapshot: LastWriters::default(),
             reads: ReadSet::default(),
@@ -291,6 +294,14 @@ impl TurnCall {
         self.total_people_wait += wait.waited(now);
         self.phase = CallPhase::Running { deadline: wait.deadline(now), wait: None };
         true
+    }
+
+    /// Extends the deadline of a running tool by the time for which the host was stalled.
+    pub(super) fn extend_deadline(&mut self, stalled: Duration) {
+        if let CallPhase::Running { deadline: Some(deadline), wait: None } = &mut self.phase {
+            *deadline = deadline.saturating_add(stalled);
+            self.total_stall = self.total_stall.saturating_add(stalled);
+        }
     }
 
     /// Returns the SHA-256 of its arguments (compact JSON with sorted keys) in hexadecimal.

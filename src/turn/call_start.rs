@@ -276,6 +276,7 @@ impl Turn {
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = CallPhase::Running { deadline, wait: None };
         call.total_people_wait = Duration::ZERO;
+        call.total_stall = Duration::ZERO;
         call.started_at = Some(now);
         call.run_time_before_resume = Duration::ZERO;
         call.answered_at = None;
@@ -313,6 +314,7 @@ impl Turn {
     pub(super) fn end_timed_out(&mut self, index: usize, deadline: Duration) {
         let Some(call) = self.calls.get(index) else { return };
         let started = call.started_at.unwrap_or(deadline) + call.total_people_wait;
+        let started = started.saturating_add(call.total_stall);
         let timeout = deadline.saturating_sub(started) + call.run_time_before_resume;
         let outcome = model_messages::timed_out(call, timeout);
         if self.cancel_agent(index, &outcome, Some(timeout)) {

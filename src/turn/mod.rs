@@ -317,6 +317,13 @@ impl Turn {
         self.advance();
     }
 
+    /// Handles that the host was stalled for this time. The timeouts of running tools do not count it.
+    pub fn handle_stall(&mut self, stalled: Duration) {
+        for call in &mut self.calls {
+            call.extend_deadline(stalled);
+        }
+    }
+
     /// Cancels the turn. Calls that have ended keep their outcomes, and all others are answered.
     pub fn handle_cancel(&mut self, now: Duration, reason: CancelReason) {
         self.clock.advance(now);

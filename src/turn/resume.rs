@@ -132,18 +132,21 @@ impl Turn {
     fn resume_broken(&mut self, partial: &PartialResponse, recorded: &RecordedTurn<'_, '_>) {
         let message = Arc::new(partial.message.clone());
         let (attempt, start) = (recorded.attempt_number(), recorded.attempt.start);
-        let error = self.record_host_stopped(attempt, true);
-        self.emit(Event::AttemptStarted {
-            attempt,
-            model: start.map_or(String::new(), |start| start.model.to_owned()),
-            streamed: start.is_some_and(|start| start.streamed),
-            reason: error.message,
-            wait: Duration::ZERO,
-            rollback: false,
-            fallback: false,
-        });
-        for text in displayed_text(&message, &partial.displayed_segments) {
-            self.emit(text.into());
+        // Otherwise the attempt had broken before.
+        if recorded.attempt.failure.is_none() {
+            let error = self.record_host_stopped(attempt, true);
+            self.emit(Event::AttemptStarted {
+                attempt,
+                model: start.map_or(String::new(), |start| start.model.to_owned()),
+                streamed: start.is_some_and(|start| start.streamed),
+                reason: error.message,
+                wait: Duration::ZERO,
+                rollback: false,
+                fallback: false,
+            });
+            for text in displayed_text(&message, &partial.displayed_segments) {
+                self.emit(text.into());
+            }
         }
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
@@ -197,15 +200,21 @@ impl Turn {
             self.request_smaller_context(error.clone());
             return;
         }
-        let error = self.record_host_stopped(attempt, false);
+        // An attempt that had failed before does not fail again.
+        let error = match failure {
+            Some(error) => error.clone(),
+            None => self.record_host_stopped(attempt, false),
+        };
         if is_recorded || self.is_out_of_tokens() {
-            let start = recorded.attempt.start;
-            self.emit(Event::AttemptVoided {
-                attempt,
-                model: start.map_or(String::new(), |start| start.model.to_owned()),
-                streamed: start.is_some_and(|start| start.streamed),
-                reason: error.message,
-            });
+            if failure.is_none() {
+                let start = recorded.attempt.start;
+                self.emit(Event::AttemptVoided {
+                    attempt,
+                    model: start.map_or(String::new(), |start| start.model.to_owned()),
+                    streamed: start.is_some_and(|start| start.streamed),
+                    reason: error.message,
+                });
+            }
             self.end_out_of_tokens(is_recorded);
             return;
         }
@@ -332,6 +341,7 @@ impl Turn {
         call.notes.conflict |= started.state.is_rerun;
         call.phase = CallPhase::Running { deadline, wait: None };
         call.total_people_wait = Duration::ZERO;
+        call.total_stall = Duration::ZERO;
         call.started_at = Some(now);
         call.run_time_before_resume = started.elapsed;
         call.answered_at = None;

@@ -12,12 +12,15 @@ use serde_json::Value;
 /// The text that replaces a secret.
 pub const REDACTED: &str = "[redacted]";
 
+/// The end of a text that [`excerpt`](super::excerpt) has cut.
+const CUT_MARK: &str = "\u{2026}";
+
 /// The minimum length of a secret in bytes. A shorter text occurs by accident.
 const SECRET_BYTES_MIN: usize = 8;
 
 /// The secrets of a host, such as the keys of its models, and a search for them. A secret is found in
-/// these forms: plain, escaped in JSON, percent-encoded, and as a part of a text in base64 (both
-/// alphabets, each of the three alignments). Cloning is cheap.
+/// these forms: plain, escaped in JSON, percent-encoded (where needed, or wholly), and as a part of a
+/// text in base64 (both alphabets, each of the three alignments). Cloning is cheap.
 #[derive(Clone, Default)]
 pub struct Secrets {
     search: Option<Arc<SecretSearch>>,
@@ -79,10 +82,20 @@ impl Secrets {
     }
 
     /// Redacts the beginning of a longer text. Also removes the beginning of a secret at its end.
-    #[cfg(feature = "tools")]
     #[must_use]
     pub(crate) fn redact_head(&self, text: &str) -> String {
         self.redact_part(text, 0, text.len() - self.begun_at_end(text))
+    }
+
+    /// Redacts a text that holds excerpts. Also removes the beginning of a secret where an excerpt was
+    /// cut, which [`CUT_MARK`] shows.
+    #[must_use]
+    pub(crate) fn redact_excerpts(&self, text: &str) -> String {
+        let redact_cut = |part: &str| match part.strip_suffix(CUT_MARK) {
+            Some(head) => self.redact_head(head) + CUT_MARK,
+            None => part.to_owned(),
+        };
+        self.redact(text).split_inclusive(CUT_MARK).map(redact_cut).collect()
     }
 
     /// Redacts the end of a longer text. Also removes the end of a secret at its start.
@@ -95,7 +108,6 @@ impl Secrets {
     /// Replaces each secret in a text. Removes what is before `start` and behind `end`: parts of secrets.
     /// [`REDACTED`] marks a removed part only if it is at least as long as the shortest secret. A shorter
     /// one is mostly ordinary text that begins or ends like a secret.
-    #[cfg(feature = "tools")]
     fn redact_part(&self, text: &str, start: usize, end: usize) -> String {
         let matches = self.search.iter().flat_map(|search| search.automaton.find_iter(text));
         let secrets = matches.map(|found| found.range()).take_while(|secret| secret.start < end);
@@ -183,6 +195,9 @@ fn forms(secret: &str) -> Vec<String> {
     let percent: String = secret.bytes().map(encoded).collect();
     forms.push(percent.replace('%', "%25"));
     forms.push(percent);
+    // Every byte is encoded, in upper and in lower case.
+    forms.push(secret.bytes().map(|byte| format!("%{byte:02X}")).collect());
+    forms.push(secret.bytes().map(|byte| format!("%{byte:02x}")).collect());
     for alignment in 0..3 {
         let mut bytes = vec![0; alignment];
         bytes.extend_from_slice(secret.as_bytes());
@@ -208,10 +223,16 @@ mod tests {
         let secrets = Secrets::new([KEY, "short"]);
         let percent = "sk-test%2Bkey%2Fwith%20%27odd%22%20%C3%A9";
         let json = serde_json::to_string(KEY).unwrap();
+        let encoded = |is_lower| {
+            let digits: String = KEY.bytes().map(|byte| format!("%{byte:02X}")).collect();
+            if is_lower { digits.to_lowercase() } else { digits }
+        };
         for (text, expected) in [
             (format!("key {KEY}!"), "key [redacted]!"),
             (format!("{{\"a\":{json}}}"), "{\"a\":\"[redacted]\"}"),
             (format!("?key={percent}&b"), "?key=[redacted]&b"),
+            (format!("?key={}&b", encoded(false)), "?key=[redacted]&b"),
+            (format!("?key={}&b", encoded(true)), "?key=[redacted]&b"),
             (format!("{KEY}{KEY}"), "[redacted][redacted]"),
             ("a short one".to_owned(), "a short one"),
         ] {
@@ -249,7 +270,6 @@ mod tests {
         assert!(Secrets::new([]).is_empty() && Secrets::new(["1234567"]).is_empty());
     }
 
-    #[cfg(feature = "tools")]
     #[test]
     fn the_beginning_of_a_secret_at_the_end_of_a_head_is_removed() {
         let secrets = Secrets::new(["secret-keys", "secret-keys-and-more", "\u{e9}t\u{e9}-secret"]);
@@ -275,6 +295,21 @@ mod tests {
         let json = Value::from(KEY).to_string();
         assert_eq!(long.redact_head(&json[..json.len() - 4]), "\"[redacted]");
         assert_eq!(Secrets::default().redact_head("secret-key"), "secret-key");
+    }
+
+    #[test]
+    fn the_beginning_of_a_secret_that_an_excerpt_cuts_is_removed() {
+        let secrets = Secrets::new(["secret-keys"]);
+        for (text, expected) in [
+            ("nothing", "nothing"),
+            ("a secret-k\u{2026}", "a [redacted]\u{2026}"),
+            ("to \"a secret-k\u{2026}\" (see b)", "to \"a [redacted]\u{2026}\" (see b)"),
+            ("secret-keys\u{2026} secret-key\u{2026} s", "[redacted]\u{2026} [redacted]\u{2026} s"),
+        ] {
+            assert_eq!(secrets.redact_excerpts(text), expected, "{text}");
+        }
+        let long = crate::types::excerpt("a secret-keys", 11);
+        assert_eq!(secrets.redact_excerpts(&long), "a [redacted]\u{2026}");
     }
 
     #[cfg(all(feature = "tools", target_os = "linux"))]

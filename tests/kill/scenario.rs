@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use callsheet::config::ToolProtocol;
 use callsheet::rehearsal::{Rehearsal, RehearsalOptions};
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -192,10 +193,9 @@ impl Scenario {
             let sessions =
                 self.directory.stdout_of(&["sessions", "list", "--data-dir", "data", "--json"]);
             let sessions = sessions.await;
-            let sessions: Vec<&str> = sessions.lines().collect();
+            let sessions = json_lines(&sessions);
             if !sessions.is_empty() {
-                let one = sessions[rng.below(sessions.len() as u64) as usize];
-                let one: serde_json::Value = serde_json::from_str(one).unwrap();
+                let one = &sessions[rng.below(sessions.len() as u64) as usize];
                 self.replay(one["id"].as_str().unwrap()).await;
             }
         }
@@ -222,7 +222,7 @@ impl Scenario {
         }
     }
 
-    /// Shuts the host down and checks that nothing is left to recover.
+    /// Shuts the host down and checks that nothing is left but runs that wait for a decision.
     pub(crate) async fn shut_down(&self, process: &HostProcess, statistics: &mut Statistics) {
         statistics.terms += 1;
         let status = process.end("TERM").await;
@@ -230,7 +230,22 @@ impl Scenario {
         self.shared.address.send_replace(None);
         self.directory.verify().await;
         let running = ["sessions", "list", "--state", "running", "--json", "--data-dir", "data"];
-        assert_eq!(self.directory.stdout_of(&running).await, "", "nothing is left to recover");
+        for session in json_lines(&self.directory.stdout_of(&running).await) {
+            let id = session["id"].as_str().unwrap();
+            let show = ["sessions", "show", id, "--format", "jsonl", "--data-dir", "data"];
+            let records = json_lines(&self.directory.stdout_of(&show).await);
+            let last_turn = records.iter().rev().take_while(|record| {
+                record["type"] != "turn_committed" && record["type"] != "run_started"
+            });
+            let is_open = |asked: &Value| {
+                let is_of = |given: &Value| {
+                    given["key"] == asked["call"]["key"] && given["phase"] == asked["phase"]
+                };
+                !records.iter().any(|record| record["type"] == "approval_given" && is_of(record))
+            };
+            let mut asked = last_turn.filter(|record| record["type"] == "approval_asked");
+            assert!(asked.any(|record| is_open(&record["asked"])), "{id} waits for nobody");
+        }
     }
 
     fn fail_as_stuck<T>(&self) -> T {
@@ -307,4 +322,8 @@ start = "{start}"
 idempotent = {idempotent}
 "#
     )
+}
+
+fn json_lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

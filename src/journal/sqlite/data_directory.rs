@@ -1,6 +1,6 @@
 //! The data directory and its lock.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +17,11 @@ const FILES: [&str; 5] =
 /// Returns the path of the database in a data directory.
 pub(super) fn database_path(dir: &Path) -> PathBuf {
     dir.join("journal.db")
+}
+
+/// Returns the path of the [reserve](super::reserve) in a data directory.
+pub(super) fn reserve_path(dir: &Path) -> PathBuf {
+    dir.join("journal.reserve")
 }
 
 /// Returns the path of a database's write-ahead log.
@@ -48,6 +53,22 @@ pub(super) fn create_if_missing(dir: &Path) -> Result<(), JournalError> {
         .create(dir)
         .and_then(|()| dir.parent().map_or(Ok(()), sync_directory))
         .map_err(|error| open_error(format!("it cannot be created ({error}): {hint}")))
+}
+
+/// Checks that the database is not lost. A host makes the reserve after the tables of the database, so a reserve
+/// without a database means that sessions were stored here.
+fn check_not_lost(dir: &Path) -> Result<(), JournalError> {
+    let path = database_path(dir);
+    let is_lost = match fs::metadata(&path) {
+        Ok(found) => found.is_file() && found.len() == 0,
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    if !is_lost || fs::symlink_metadata(reserve_path(dir)).is_err() {
+        return Ok(());
+    }
+    let reason = "it is missing or empty, but a host has stored sessions here: restore it from a \
+                  backup, or remove journal.reserve to begin without sessions";
+    Err(JournalError::Open { path, reason: reason.to_owned() })
 }
 
 /// Makes the files of the journal readable by this user alone, and creates the database for that. SQLite
@@ -120,7 +141,48 @@ pub(super) struct DirectoryLock {
     /// descriptor of the file (`man 2 fcntl`). So this one is opened before SQLite opens the file and closed
     /// after it, and whatever is read beside SQLite is read with it.
     database: Arc<Mutex<File>>,
+    opened: OpenedDatabase,
     _lock: File,
+}
+
+/// The file that was opened as the database. Later its path may name another file, or none.
+#[derive(Clone, Debug)]
+pub(super) struct OpenedDatabase {
+    path: PathBuf,
+    identity: Option<(u64, u64)>,
+}
+
+impl OpenedDatabase {
+    /// Checks that the file is still at its path. Otherwise the next host would not find what is stored in it.
+    pub(super) fn check(&self) -> Result<(), JournalError> {
+        use io::ErrorKind::{NotADirectory, NotFound};
+
+        let is_there = match fs::metadata(&self.path) {
+            Ok(found) => identity(&found) == self.identity,
+            // Other errors do not mean that it is gone.
+            Err(error) => !matches!(error.kind(), NotFound | NotADirectory),
+        };
+        if is_there {
+            return Ok(());
+        }
+        let reason = "journal.db was removed or replaced while the host runs: move it back, or stop \
+                      the host and restore the data directory from a backup";
+        Err(JournalError::Write(reason.to_owned()))
+    }
+}
+
+/// Returns the device and the inode of a file.
+#[cfg(unix)]
+fn identity(found: &Metadata) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt as _;
+
+    Some((found.dev(), found.ino()))
+}
+
+/// Returns `None`: other systems have no inodes.
+#[cfg(not(unix))]
+fn identity(_: &Metadata) -> Option<(u64, u64)> {
+    None
 }
 
 impl DirectoryLock {
@@ -136,6 +198,7 @@ impl DirectoryLock {
             let holder = current_holder(&mut lock);
             return Err(JournalError::Locked { dir: dir.to_owned(), holder });
         }
+        check_not_lost(dir)?;
         protect(dir)?;
         let file = database_path(dir);
         let database = options.open(&file).map_err(|error| open_error(&file, &error))?;
@@ -143,6 +206,8 @@ impl DirectoryLock {
             let holder = "another host, whose lock file was removed,".to_owned();
             return Err(JournalError::Locked { dir: dir.to_owned(), holder });
         }
+        let found = database.metadata().map_err(|error| open_error(&file, &error))?;
+        let opened = OpenedDatabase { path: file, identity: identity(&found) };
         let mut text = format!("pid {}", std::process::id());
         if !holder.is_empty() {
             text = format!("{text}, {holder}");
@@ -151,7 +216,12 @@ impl DirectoryLock {
             .and_then(|()| lock.rewind())
             .and_then(|()| lock.write_all(text.as_bytes()))
             .map_err(|error| open_error(&path, &error))?;
-        Ok(Self { database: Arc::new(Mutex::new(database)), _lock: lock })
+        Ok(Self { database: Arc::new(Mutex::new(database)), opened, _lock: lock })
+    }
+
+    /// Returns the file that was opened as the database.
+    pub(super) fn opened(&self) -> &OpenedDatabase {
+        &self.opened
     }
 
     /// Returns the file of the database.

@@ -84,19 +84,23 @@ fn cut_row(transaction: &Transaction<'_>, number: i64, shared: u64) -> rusqlite:
     }
     let following =
         "SELECT rowid, seq, body FROM records WHERE session = ?1 AND seq > ?2 ORDER BY seq LIMIT 1";
-    let following: Option<(i64, u64, String)> = transaction
+    let following: Option<(i64, u64, Vec<u8>)> = transaction
         .prepare_cached(following)?
-        .query_row((number, shared), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .query_row((number, shared), |row| {
+            // The text of a damaged row may not be UTF-8.
+            Ok((row.get(0)?, row.get(1)?, row.get_ref(2)?.as_bytes()?.to_vec()))
+        })
         .optional()?;
     let Some((row, last, bodies)) = following else { return Ok(()) };
     let first = query::first_of_row(last, &bodies);
-    let kept: Vec<&str> = (first..=shared).zip(bodies.split('\n')).map(|(_, body)| body).collect();
+    let bodies = bodies.split(|byte| *byte == b'\n');
+    let kept: Vec<&[u8]> = (first..=shared).zip(bodies).map(|(_, body)| body).collect();
     if kept.is_empty() {
         return Ok(());
     }
     transaction
-        .prepare_cached("UPDATE records SET seq = ?2, body = ?3 WHERE rowid = ?1")?
-        .execute((row, shared, kept.join("\n")))?;
+        .prepare_cached("UPDATE records SET seq = ?2, body = CAST(?3 AS TEXT) WHERE rowid = ?1")?
+        .execute((row, shared, kept.join(&b'\n')))?;
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! Converts SQLite's errors to journal errors.
 
+use std::io;
 use std::path::Path;
 
 use rusqlite::{Error, ErrorCode};
@@ -21,6 +22,18 @@ pub(super) fn may_lack_space(error: &Error) -> bool {
         || error
             .sqlite_error()
             .is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_IOERR_WRITE)
+}
+
+/// Returns whether a file could not be written because the disk or a quota is full.
+pub(super) fn lacks_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Returns the error of a write that would use the space for deletions.
+pub(super) fn only_deletions() -> JournalError {
+    let reason = "the disk is full: sessions can only be deleted until it has room for \
+                  journal.reserve (reserve_bytes) again";
+    JournalError::Write(reason.to_owned())
 }
 
 /// Returns whether the error concerns one batch, not the database. An error that does not come from
@@ -61,4 +74,4 @@ pub(super) fn open_error(file: &Path, error: &Error) -> JournalError {
 
 /// The hint for a database that is damaged or is not a SQLite database.
 pub(super) const RESTORE_HINT: &str =
-    "restore it from a backup, or move it away to begin without sessions";
+    "restore it from a backup, or move it and journal.reserve away to begin without sessions";

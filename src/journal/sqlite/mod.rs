@@ -39,6 +39,7 @@ use crate::config::Durability;
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
 
+use data_directory::OpenedDatabase;
 use queue::{Opening, QueuedBatch, StatusReporter, StoredRow, WriteQueue, WriterTask};
 use read_connections::ReadConnections;
 use reserve::Reserve;
@@ -75,6 +76,7 @@ pub struct SqliteJournal {
     path: PathBuf,
     /// The open file of the database, while the writer runs.
     file: Weak<Mutex<File>>,
+    opened: OpenedDatabase,
     failure: SharedFailure,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
@@ -159,7 +161,7 @@ impl SqliteJournal {
         let SqliteOptions { durability, holder, observer, queue_max, reserve_bytes } = options;
         data_directory::create_if_missing(dir)?;
         let lock = data_directory::DirectoryLock::acquire(dir, &holder)?;
-        let file = Arc::downgrade(lock.database());
+        let (file, opened) = (Arc::downgrade(lock.database()), lock.opened().clone());
         let path = data_directory::database_path(dir);
         let open_error = |error: &rusqlite::Error| errors::open_error(&path, error);
         let connection = database::open(&path)?;
@@ -196,7 +198,8 @@ impl SqliteJournal {
             .name("callsheet-journal".to_owned())
             .spawn(move || writer.run())
             .map_err(io_error)?;
-        Ok(Self { queue, readers, sessions, path, file, failure, writer: Mutex::new(Some(thread)) })
+        let writer = Mutex::new(Some(thread));
+        Ok(Self { queue, readers, sessions, path, file, opened, failure, writer })
     }
 
     /// Returns true if the task is to be repeated.
@@ -300,7 +303,9 @@ impl Journal for SqliteJournal {
     }
 
     fn failure(&self) -> Option<JournalError> {
-        self.failure.lock().clone()
+        let failure = self.failure.lock().clone();
+        // The writer checks this when it writes.
+        failure.or_else(|| self.opened.check().err())
     }
 
     fn close(&self) {

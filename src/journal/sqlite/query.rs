@@ -157,7 +157,7 @@ impl EntryReader<'_> {
         {
             let (last_of_row, time): (u64, u64) = (row.get(0)?, row.get(1)?);
             let bodies = row.get_ref(2)?.as_str().map_err(rusqlite::Error::from)?;
-            let first = first_of_row(last_of_row, bodies);
+            let first = first_of_row(last_of_row, bodies.as_bytes());
             if first > self.last + 1 {
                 let reason =
                     format!("record {} of session {} is missing", self.last + 1, self.session);
@@ -177,8 +177,8 @@ impl EntryReader<'_> {
 }
 
 /// Returns the sequence number of the first record of a row.
-pub(super) fn first_of_row(last: u64, bodies: &str) -> u64 {
-    last.saturating_sub(memchr::memchr_iter(b'\n', bodies.as_bytes()).count() as u64)
+pub(super) fn first_of_row(last: u64, bodies: &[u8]) -> u64 {
+    last.saturating_sub(memchr::memchr_iter(b'\n', bodies).count() as u64)
 }
 
 pub(super) fn has_table(connection: &Connection, name: &str) -> rusqlite::Result<bool> {

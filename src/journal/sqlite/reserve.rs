@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use super::data_directory;
+
 /// The reserve of a data directory.
 #[derive(Debug)]
 pub(super) struct Reserve {
@@ -15,18 +17,24 @@ pub(super) struct Reserve {
 impl Reserve {
     /// Names the reserve of a directory. With 0 bytes there is none.
     pub(super) fn new(dir: &Path, bytes: u64) -> Self {
-        Self { path: dir.join("journal.reserve"), bytes }
+        Self { path: data_directory::reserve_path(dir), bytes }
     }
 
     /// Returns true if the file does not have its size. With 0 bytes there should be no file.
     pub(super) fn is_missing(&self) -> bool {
-        fs::metadata(&self.path).map_or(0, |found| found.len()) != self.bytes
+        // A link or a pipe at its path is not the reserve.
+        let found = fs::symlink_metadata(&self.path).ok();
+        if self.bytes == 0 {
+            return found.is_some();
+        }
+        !found.is_some_and(|found| found.is_file() && found.len() == self.bytes)
     }
 
-    /// Creates the file, or changes its size.
+    /// Creates the file with its size, in place of what is at its path.
     pub(super) fn fill(&self) -> io::Result<()> {
+        self.release()?;
         if self.bytes == 0 {
-            return self.release();
+            return Ok(());
         }
         let written = self.write();
         if written.is_err() {
@@ -35,17 +43,19 @@ impl Reserve {
         written
     }
 
-    /// Removes the file.
-    pub(super) fn release(&self) -> io::Result<()> {
+    /// Removes the file. Returns false if there was none.
+    pub(super) fn release(&self) -> io::Result<bool> {
         match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
     fn write(&self) -> io::Result<()> {
         let mut options = File::options();
-        options.write(true).create(true).truncate(true);
+        // It follows no link, which would overwrite another file.
+        options.write(true).create_new(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let mut file = options.open(&self.path)?;

@@ -243,6 +243,21 @@ fn the_reserve_is_released_and_filled_again() {
     assert!(!none.is_missing() && !dir.0.join("journal.reserve").exists());
 }
 
+#[cfg(unix)]
+#[test]
+fn the_reserve_replaces_a_link_and_leaves_its_target() {
+    let dir = TestDir::new();
+    std::fs::create_dir_all(&dir.0).unwrap();
+    let target = dir.0.join("target");
+    std::fs::write(&target, "precious").unwrap();
+    std::os::unix::fs::symlink(&target, dir.0.join("journal.reserve")).unwrap();
+    let reserve = Reserve::new(&dir.0, 8);
+    assert!(reserve.is_missing(), "the size of the target does not count");
+    reserve.fill().unwrap();
+    assert!(!reserve.is_missing());
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
+}
+
 /// A failed fsync is never repeated as if nothing had happened: the system may have dropped the data
 /// (<https://wiki.postgresql.org/wiki/Fsync_Errors>).
 #[cfg(target_os = "linux")]
@@ -482,9 +497,29 @@ async fn a_fork_of_a_session_that_has_been_removed_is_refused() {
     let record = Record::SessionForked { from: id("origin"), at: Seq(3) };
     let last = JournalEntry { seq: Seq(4), time: 7, displayed_bytes: 0, record };
     log.import(entries.into_iter().chain([last]).collect());
-    let error = log.wait_durable(Seq(4)).await.unwrap_err().to_string();
-    assert!(error.contains("session origin, of which it is a fork, has been removed"), "{error}");
-    assert_eq!(journal.count(), Ok(0));
+    let error = log.wait_durable(Seq(4)).await.unwrap_err();
+    assert_eq!(error, JournalError::OriginRemoved(id("origin")));
+    assert_eq!((journal.count(), journal.failure()), (Ok(0), None));
+}
+
+#[tokio::test]
+async fn a_damaged_session_is_removed_and_leaves_what_a_fork_shares() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    store_session(&journal, "origin", 10).await;
+    store_fork(&journal, "origin", 5, "fork").await.unwrap();
+    drop(journal);
+    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    // In the row that has the last shared record, behind it.
+    let damage = "UPDATE records SET body = CAST(body || x'ff' AS TEXT)
+                  WHERE session = (SELECT number FROM sessions WHERE id = 'origin') AND seq = 6";
+    assert_eq!(connection.execute(damage, ()), Ok(1));
+    drop(connection);
+    let journal = open(&dir, Durability::Strict);
+    journal.read(&id("origin"), Seq(0)).unwrap_err();
+    journal.remove(&[id("origin")]).unwrap();
+    assert_eq!((journal.count(), journal.find(&id("origin"))), (Ok(1), Ok(None)));
+    assert_eq!(texts(&journal, "fork"), fork_texts("origin", 5, "origin", "fork"));
 }
 
 #[tokio::test]

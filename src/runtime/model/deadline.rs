@@ -27,13 +27,18 @@ pub(in crate::runtime) struct StallClock {
 impl StallClock {
     /// Adds the delay of a timer, if it is long enough to be a stall.
     pub(in crate::runtime) fn add_delay(&self, delay: Duration) {
-        if delay >= STALL_MIN {
+        if Self::is_stall(delay) {
             let delay = u64::try_from(delay.as_micros()).unwrap_or(u64::MAX);
             self.stalled_us.fetch_add(delay, Ordering::Relaxed);
         }
     }
 
-    fn stalled(&self) -> Duration {
+    /// Returns whether a delay of a timer is long enough to be a stall.
+    pub(in crate::runtime) fn is_stall(delay: Duration) -> bool {
+        delay >= STALL_MIN
+    }
+
+    pub(in crate::runtime) fn stalled(&self) -> Duration {
         Duration::from_micros(self.stalled_us.load(Ordering::Relaxed))
     }
 }
@@ -84,7 +89,7 @@ impl EventDeadline {
         self.at += stalled.saturating_sub(self.counted_stalls);
         self.counted_stalls = stalled;
         // The clock may not have noticed the stall that delayed this very check.
-        if woken.saturating_duration_since(self.at) >= STALL_MIN && !self.has_grace {
+        if StallClock::is_stall(woken.saturating_duration_since(self.at)) && !self.has_grace {
             self.has_grace = true;
             self.at = woken + self.time_limit.min(GRACE_MAX);
         }

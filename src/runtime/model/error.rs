@@ -56,7 +56,7 @@ fn connection_problem(error: &reqwest::Error, kind: ProviderErrorKind, url: &Url
             format!("{address} closed the connection without an answer{https_advice}")
         }
         _ if is_closed => format!("{address} closed the connection"),
-        Some(_) | None if kind == ProviderErrorKind::Timeout => {
+        Some(_) | None if is_connect && error.is_timeout() => {
             format!("{address} did not accept a connection in time (connect_timeout)")
         }
         Some(_) | None if has_cause(error, "invalid HTTP version") => {

@@ -457,7 +457,11 @@ fn framing(
 fn page_error(begin: &[u8]) -> Option<ProviderError> {
     let begin = begin.trim_ascii_start();
     begin.starts_with(b"<").then(|| {
-        let quote = one_line(&String::from_utf8_lossy(begin), QUOTE_CHARS);
+        let mut quote = one_line(&String::from_utf8_lossy(begin), QUOTE_CHARS);
+        if !quote.ends_with('…') {
+            // The page may go on. The mark also shows the redaction where a secret may be cut.
+            quote.push('…');
+        }
         let message = format!(
             "the service answered with a page instead of a response (see the model's base_url): \
              {quote}"

@@ -19,8 +19,11 @@ impl SessionActorState {
     /// Ends the session because a record could not be stored. The state in memory may be ahead of
     /// the journal, so the next request reads the session from the journal again.
     pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
-        tracing::error!(session = %self.id, %error, "journal_failed");
-        self.link.shared.telemetry.metrics().journal().session_failed();
+        // A client that deletes the origin of a fork meanwhile is no failure of the journal.
+        if !matches!(error, JournalError::OriginRemoved(_)) {
+            tracing::error!(session = %self.id, %error, "journal_failed");
+            self.link.shared.telemetry.metrics().journal().session_failed();
+        }
         let reason = HostError::Journal(error);
         let durable = self.log.durable_seq();
         // The callers of runs whose ends were lost receive this failure, so the runs must not go on.
@@ -36,8 +39,8 @@ impl SessionActorState {
         }
         self.fail_callers(&reason);
         for reply in self.callers.close.drain(..) {
-            // The caller may be gone.
-            let _ = reply.send(Err(reason.clone()));
+            // The caller, which may be gone, deletes the session without waking it.
+            let _ = reply.send(Err(HostError::SessionClosed));
         }
         self.activity.leaving.store(true, Ordering::Release);
         self.log.close();

@@ -11,15 +11,21 @@
 //! - The session has no open run and no queued input, or a suspended run and no queued input, or an
 //!   open run that waits only for people and is not being stopped; no summary is awaited ([`Session::may_hibernate`](crate::session::Session)).
 //! - Neither the session is closing nor the host is shutting down.
+//!
+//! At the shutdown of the host, a session whose run waits only for people leaves memory in the same way
+//! ([`leave_at_shutdown`](SessionActorState::leave_at_shutdown)).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ractor::ActorRef;
+use ractor::rpc::CallResult;
 
 use super::SessionActorState;
 use super::run::{ActiveRun, RunActors, RunCaller};
-use crate::runtime::message::SessionMessage;
+use crate::runtime::error::HostError;
+use crate::runtime::message::{AccumulatorMessage, SessionMessage};
+use crate::session::open_approvals;
 use crate::types::SessionState;
 
 impl SessionActorState {
@@ -58,5 +64,56 @@ impl SessionActorState {
             // An open run continues from its records when the session wakes.
             myself.stop(None);
         }
+    }
+
+    /// Ends the actor at the shutdown of the host if the run waits only for people and none of its calls runs.
+    /// Writes no record: the run continues from its records on the next host. Returns whether the actor ends.
+    ///
+    /// The run of a child session ends with the call that opened it, because that call runs.
+    pub(super) async fn leave_at_shutdown(&mut self, myself: &ActorRef<SessionMessage>) -> bool {
+        if !self.link.shared.is_closing() || !self.has_resumable_run() {
+            return false;
+        }
+        let Some(accumulator) = self.accumulator() else { return false };
+        let flush = |reply| AccumulatorMessage::Flush { reply };
+        if !matches!(accumulator.call(flush, None).await, Ok(CallResult::Success(()))) {
+            return false;
+        }
+        // If a record cannot be stored, the message about that ends the session.
+        let is_durable = self.log.wait_durable(self.log.last_seq()).await.is_ok();
+        if !is_durable || self.is_decision_recorded() {
+            return false;
+        }
+        let leaves = self.link.shared.remove_awake_if(&self.id, myself.get_id(), || {
+            let leaves = self.log.close_if_durable();
+            self.activity.leaving.store(leaves, Ordering::Release);
+            leaves
+        });
+        if leaves {
+            for cell in self.forget_actors().iter().flat_map(RunActors::cells) {
+                cell.kill();
+            }
+            if let Some(run) = self.run.take() {
+                run.fail(HostError::ShuttingDown);
+            }
+            self.fail_callers(&HostError::ShuttingDown);
+            myself.stop(None);
+        }
+        leaves
+    }
+
+    fn has_resumable_run(&self) -> bool {
+        let is_resumable = |run: &ActiveRun| {
+            run.is_resumable && !run.is_turn_cancelled && run.recovering.is_none()
+        };
+        self.run.as_deref().is_some_and(is_resumable) && !self.is_in_child_run()
+    }
+
+    /// Returns whether the turn has recorded a decision that it has not reported to the session yet.
+    fn is_decision_recorded(&self) -> bool {
+        self.run.as_deref().is_some_and(|run| {
+            let entries = self.log.entries_since(run.turn_after);
+            open_approvals(entries.iter().map(|entry| &**entry)).len() != run.approvals.len()
+        })
     }
 }

@@ -177,7 +177,12 @@ impl Actor for SessionActor {
                 state.fail(&myself, error);
                 return Ok(());
             }
-            SessionMessage::Interrupt { now } => state.session.handle_shutdown(now),
+            SessionMessage::Interrupt { now } => {
+                if Box::pin(state.leave_at_shutdown(&myself)).await {
+                    return Ok(());
+                }
+                state.session.handle_shutdown(now);
+            }
             SessionMessage::Snapshot { reply } => state.callers.snapshots.push(reply),
             SessionMessage::Close { reply } => {
                 state.close(reply);
@@ -194,8 +199,14 @@ impl Actor for SessionActor {
                     state.commit(*record, seq);
                 }
             }
-            SessionMessage::ApprovalsChanged { epoch, approvals, only_waits } => {
-                state.approvals_changed(epoch, approvals, only_waits);
+            SessionMessage::ApprovalsChanged { epoch, approvals, only_waits, is_resumable } => {
+                let noted = state.note_approvals(epoch, approvals, is_resumable);
+                if noted && Box::pin(state.leave_at_shutdown(&myself)).await {
+                    return Ok(());
+                }
+                if noted {
+                    state.approvals_changed(only_waits);
+                }
             }
             SessionMessage::TurnResumed { epoch } => state.turn_resumed(epoch),
             SessionMessage::FindReader { reply } => {
@@ -459,6 +470,9 @@ impl SessionActorState {
                 SessionEffect::RequestSummary(request) => self.request_summary(*request, myself),
                 SessionEffect::ContextReduced { reduced } => self.context_reduced(reduced),
                 SessionEffect::CancelTurn(reason) => {
+                    if let Some(run) = &mut self.run {
+                        run.is_turn_cancelled = true;
+                    }
                     self.send_to_accumulator(AccumulatorMessage::Cancel { reason });
                 }
                 SessionEffect::RunEnded(summary) => {
@@ -566,6 +580,7 @@ impl SessionActorState {
     fn begin_turn(&mut self, begin: TurnBegin) {
         let TurnBegin { run_id, mut spec, origin, cancel } = begin;
         let Some(run) = &mut self.run else { return };
+        run.is_turn_cancelled = cancel.is_some();
         let resume = match origin {
             TurnOrigin::New => {
                 let last = self.log.last_seq();

@@ -89,6 +89,7 @@ impl SessionActorState {
                 let Some(run) = self.run.as_mut() else { return };
                 run.approvals.clear();
                 run.approvals_unknown = false;
+                run.is_resumable = false;
                 let entries = self.log.entries_since(run.turn_after);
                 let committed = committed(&entries);
                 if !committed.is_some_and(|(record, seq)| self.commit(record, seq)) {

@@ -169,6 +169,10 @@ pub(super) struct ActiveRun {
     pub(super) approvals: Vec<PendingApproval>,
     /// The turn continues from the journal, and its accumulator has not reported its approvals.
     pub(super) approvals_unknown: bool,
+    /// The current turn waits only for people, and none of its calls runs.
+    pub(super) is_resumable: bool,
+    /// The current turn is cancelled.
+    pub(super) is_turn_cancelled: bool,
     /// The reports of all calls, kept only while a caller waits for them.
     pub(super) calls: Vec<CallReport>,
     pub(super) report: Option<oneshot::Sender<ReportResult>>,
@@ -191,6 +195,8 @@ impl ActiveRun {
             turn_after,
             approvals: Vec::new(),
             approvals_unknown: false,
+            is_resumable: false,
+            is_turn_cancelled: false,
             calls: Vec::new(),
             report,
         }
@@ -204,6 +210,7 @@ impl ActiveRun {
     pub(super) fn turn_committed(&mut self, record: TurnRecord) {
         self.approvals.clear();
         self.approvals_unknown = false;
+        self.is_resumable = false;
         if self.is_awaited() {
             let usage = Some(record.usage);
             let report = |result| CallReport::new(self.id.clone(), usage, result);
@@ -280,6 +287,7 @@ impl RunActors {
             publisher: publisher.clone(),
             tool_limiters: host.tool_limiters.clone(),
             gauges: gauges.clone(),
+            stalls: host.stalls.clone(),
             parent: parent.cloned(),
         };
         let (accumulator, _) = Actor::spawn_linked(None, AccumulatorActor, setup, cell).await?;
@@ -397,6 +405,11 @@ impl SessionActorState {
         if let Some(actors) = &self.actors.current {
             let _ = actors.accumulator.cast(message);
         }
+    }
+
+    /// Returns the accumulator, if the run has actors.
+    pub(super) fn accumulator(&self) -> Option<AccumulatorRef> {
+        self.actors.current.as_ref().map(|actors| actors.accumulator.clone())
     }
 
     /// Returns true while the actors of the run are being replaced.

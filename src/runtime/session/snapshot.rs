@@ -131,26 +131,33 @@ impl SessionActorState {
         open.map(|open| PendingApproval::new(open.request, open.asked_at)).collect()
     }
 
-    /// Handles the accumulator's report of the approvals that its turn waits for. `only_waits` is true
-    /// if the turn waits for nothing else.
-    pub(super) fn approvals_changed(
+    /// Notes the approvals that the turn waits for, from a report of the accumulator. `is_resumable` is true if
+    /// the turn waits for nothing else, and none of its calls runs. Returns false if the report is out of date.
+    pub(super) fn note_approvals(
         &mut self,
         epoch: u64,
         requests: Vec<ApprovalRequest>,
-        only_waits: bool,
-    ) {
+        is_resumable: bool,
+    ) -> bool {
         if epoch != self.actors.epoch || self.is_recovering() {
-            return;
+            return false;
         }
         let approvals = requests.into_iter().map(|request| {
             let asked_at = self.asked_at(&request);
             PendingApproval::new(request, asked_at)
         });
         let approvals = approvals.collect();
-        let now = self.now();
         if let Some(run) = &mut self.run {
             run.approvals = approvals;
-            self.session.handle_resting(now, only_waits);
+            run.is_resumable = is_resumable;
+        }
+        true
+    }
+
+    /// Handles a change of the approvals. `only_waits` is true if the turn waits only for people.
+    pub(super) fn approvals_changed(&mut self, only_waits: bool) {
+        if self.run.is_some() {
+            self.session.handle_resting(self.now(), only_waits);
         }
         self.reject_if_nobody_can_be_asked();
     }
@@ -189,7 +196,7 @@ impl SessionActorState {
     }
 
     /// Returns whether the current run is that of the call that opened this child session.
-    fn is_in_child_run(&self) -> bool {
+    pub(super) fn is_in_child_run(&self) -> bool {
         self.session.run().is_some_and(|run| self.is_child_run(&run.id))
     }
 

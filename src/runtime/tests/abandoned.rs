@@ -119,6 +119,46 @@ async fn a_deletion_that_fails_after_the_records_are_gone_is_counted() {
 }
 
 #[tokio::test]
+async fn a_session_is_deleted_although_the_end_of_its_run_is_not_recorded() {
+    let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
+    let fails = Arc::new(AtomicBool::new(true));
+    let engine = failing(&fails, |record| matches!(record, Record::StopAsked { .. }));
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let session = session(&host).await;
+    let _started = session.start_run("go").await.unwrap();
+    until("the model is asked", || provider.count() == 1).await;
+    timeout(SOON, session.delete()).await.unwrap().unwrap();
+    assert_eq!((host.counts().sessions, engine.count()), (0, Ok(0)));
+}
+
+#[tokio::test]
+async fn a_fork_whose_origin_is_deleted_meanwhile_is_no_failure_of_the_journal() {
+    let provider = Provider::answering("fine").await;
+    let engine = Engine::new(|inner, mut batch: Batch| {
+        let origin = batch.entries.iter().find_map(|entry| {
+            let Record::SessionForked { from, .. } = &entry.record else { return None };
+            Some(from.clone())
+        });
+        let Some(origin) = origin else { return inner.append(batch) };
+        batch.report(BatchStatus::Failed(JournalError::OriginRemoved(origin)));
+        AppendStatus::Queued
+    });
+    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), engine).await.unwrap();
+    let session = session(&host).await;
+    let forked = host.fork(&session, Seq(1), Some("fork".to_owned())).await;
+    assert!(matches!(forked, Err(HostError::NoSuchSession(id)) if id == *session.id()));
+    until("the fork leaves memory", || host.counts().awake == 1).await;
+    assert_eq!(host.counts().sessions, 1);
+    #[cfg(feature = "prometheus")]
+    {
+        let page = host.metrics_page().unwrap();
+        let failures = page.lines().find(|line| line.starts_with("callsheet_journal_failures"));
+        assert!(failures.is_none_or(|failures| failures.ends_with(" 0")), "{failures:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_deletion_that_a_crash_cut_off_is_finished_also_if_runs_wait_to_be_resumed() {
     let provider = Provider::answering("fine").await;
     let (journal, is_dead) = (Arc::new(MemoryJournal::new()), Arc::default());

@@ -77,6 +77,49 @@ async fn a_tool_that_hangs_is_killed_after_the_grace_period() {
     assert!(dropped.load(Ordering::SeqCst));
 }
 
+/// Advances the host's clock in steps that are too short for a stall of the host.
+async fn pass_slowly(time: Duration) {
+    let step = Duration::from_millis(10);
+    tokio::time::pause();
+    for _ in 0..time.as_millis() / step.as_millis() {
+        tokio::time::advance(step).await;
+        tokio::task::yield_now().await;
+    }
+    tokio::time::resume();
+}
+
+#[tokio::test]
+async fn a_stall_of_the_host_does_not_count_towards_the_timeout_of_a_call() {
+    let (begun, finish) = <(Arc<tokio::sync::Notify>, Arc<tokio::sync::Notify>)>::default();
+    let slow = tool(spec("slow"), {
+        let (begun, finish) = (Arc::clone(&begun), Arc::clone(&finish));
+        move |_| {
+            begun.notify_one();
+            let finish = Arc::clone(&finish);
+            async move {
+                finish.notified().await;
+                Ok("done".into())
+            }
+        }
+    });
+    let provider = Provider::calling(&[("slow", "{}")]).await;
+    let host = host(&provider, registry([slow]), |config| {
+        let agent = config.agents.get_mut("default").unwrap();
+        agent.early_start = false;
+        agent.limits.tool_timeout = Some(Duration::from_secs(30));
+    })
+    .await;
+    let run = session(&host).await.start_run("go").await.unwrap();
+    timeout(SOON, begun.notified()).await.unwrap();
+    // All of the time passes at once, as for a process that was stopped.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    tokio::time::resume();
+    finish.notify_one();
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(results(&report)["slow"], ("success", "done"));
+}
+
 #[tokio::test]
 async fn a_call_times_out_after_thirty_seconds() {
     let begun = Arc::new(tokio::sync::Notify::new());
@@ -97,17 +140,13 @@ async fn a_call_times_out_after_thirty_seconds() {
     let run = session(&host).await.start_run("go").await.unwrap();
     timeout(SOON, begun.notified()).await.unwrap();
     // The response is over, so only the timeout of the tool runs.
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(29)).await;
-    tokio::time::resume();
+    pass_slowly(Duration::from_secs(29)).await;
     for _ in 0..100 {
         // This lets the actors handle their messages without a wait.
         tokio::task::yield_now().await;
     }
     assert_eq!(host.counts().tools_running, 1, "a second is left");
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(1)).await;
-    tokio::time::resume();
+    pass_slowly(Duration::from_secs(1)).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     let by_tool = results(&report)["slow"];
     assert_eq!(by_tool, ("timeout", "Error: Execution timeout after 30s"));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::types::{HookPoint, HookVerdict, excerpt};
+use crate::types::{HookPoint, HookVerdict, Secrets, excerpt};
 
 /// Maximum number of characters of a message.
 const MESSAGE_CHARS_MAX: usize = 2000;
@@ -88,7 +88,7 @@ impl HookAnswer {
         Self { parameters: Some(parameters), ..self }
     }
 
-    /// Parses the answer of a program or a service.
+    /// Parses the answer of a program or a service. Replaces the secrets that it was given.
     ///
     /// # Errors
     /// If it is not one JSON object of this form.
@@ -96,13 +96,26 @@ impl HookAnswer {
         not(any(feature = "tools", test)),
         expect(dead_code, reason = "only configured hooks need it")
     )]
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, HookError> {
+    pub(super) fn parse(bytes: &[u8], secrets: &Secrets) -> Result<Self, HookError> {
         let form = "it must be one JSON object such as {\"verdict\": \"allow\"}";
         if bytes.trim_ascii().is_empty() {
             return Err(HookError::new(format!("its answer is empty: {form}")));
         }
-        serde_json::from_slice(bytes)
-            .map_err(|error| HookError::new(format!("its answer is invalid: {error}; {form}")))
+        let mut answer: Self = serde_json::from_slice(bytes).map_err(|error| {
+            let error = error.to_string();
+            let error = secrets.redact(&error);
+            HookError::new(format!("its answer is invalid: {error}; {form}"))
+        })?;
+        let Self { verdict: _, message, arguments, result, messages, parameters } = &mut answer;
+        if let Some(message) = message {
+            secrets.redact_in_place(message);
+        }
+        for value in [arguments, result, messages, parameters].into_iter().flatten() {
+            if let Some(redacted) = secrets.redact_json(value) {
+                *value = redacted;
+            }
+        }
+        Ok(answer)
     }
 
     /// Checks that the answer has only what may be answered at this point.
@@ -168,7 +181,8 @@ mod tests {
 
     #[test]
     fn an_answer_is_one_object_with_a_verdict() {
-        let answer = HookAnswer::parse(b" {\"verdict\": \"ask\", \"message\": \"m\"}\n").unwrap();
+        let parse = |bytes: &[u8]| HookAnswer::parse(bytes, &Secrets::default());
+        let answer = parse(b" {\"verdict\": \"ask\", \"message\": \"m\"}\n").unwrap();
         assert_eq!((answer.verdict, answer.message.as_deref()), (HookVerdict::Ask, Some("m")));
         for rubbish in [
             "",
@@ -182,10 +196,23 @@ mod tests {
             "{\"verdict\": \"allow\"} {\"verdict\": \"allow\"}",
             "{\"verdict\": \"allow\"",
         ] {
-            let error = HookAnswer::parse(rubbish.as_bytes()).unwrap_err();
+            let error = parse(rubbish.as_bytes()).unwrap_err();
             assert!(error.message().contains("{\"verdict\": \"allow\"}"), "{rubbish}: {error}");
         }
-        assert!(HookAnswer::parse(b"{\"verdict\": \"allow\", \"message\": \xff}").is_err());
+        assert!(parse(b"{\"verdict\": \"allow\", \"message\": \xff}").is_err());
+    }
+
+    #[test]
+    fn an_answer_has_no_secret() {
+        let secrets = Secrets::new(["hook-secret"]);
+        let parse = |text: &str| HookAnswer::parse(text.as_bytes(), &secrets);
+        let refusal =
+            parse(r#"{"verdict": "refuse", "message": "with \u0068ook-secret"}"#).unwrap();
+        assert_eq!(refusal, HookAnswer::refuse("with [redacted]"));
+        let result = parse(r#"{"verdict": "allow", "result": {"hook-secret": 1}}"#).unwrap();
+        assert_eq!(result.result, Some(serde_json::json!({"[redacted]": 1})));
+        let error = parse(r#"{"verdict": "hook-secret"}"#).unwrap_err();
+        assert!(error.message().contains("[redacted]"), "{error}");
     }
 
     #[test]

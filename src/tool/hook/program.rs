@@ -56,11 +56,11 @@ impl Hook for ProgramHook {
             std::future::pending(),
         );
         let started = run.await;
-        let ProgramRun { end, stdout, stderr, .. } =
+        let ProgramRun { end, stdout, stderr, secrets } =
             started.map_err(|error| HookError::new(format!("it did not start: {error}")))?;
         match end {
             ProcessEnd::Exited(0) => match stdout.whole() {
-                Some(bytes) => HookAnswer::parse(bytes),
+                Some(bytes) => HookAnswer::parse(bytes, &secrets),
                 None => Err(HookError::new(format!(
                     "its answer has more than {ANSWER_BYTES_MAX} bytes"
                 ))),

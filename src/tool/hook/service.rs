@@ -69,11 +69,13 @@ impl Hook for ServiceHook {
             return Err(HookError::new(format!("HTTP {}: {body}", status_line(status))));
         }
         match &body {
-            LimitedBody::Text { bytes, is_complete: true, .. } => HookAnswer::parse(bytes),
+            LimitedBody::Text { bytes, is_complete: true, .. } => {
+                HookAnswer::parse(bytes, &secrets)
+            }
             LimitedBody::Text { .. } => {
                 Err(HookError::new(format!("its answer has more than {ANSWER_BYTES_MAX} bytes")))
             }
-            LimitedBody::Other(_) => Err(HookError::new(body.text())),
+            LimitedBody::Other(_) => Err(HookError::new(secrets.redact_excerpts(&body.text()))),
         }
     }
 }

@@ -219,9 +219,18 @@ impl McpServer {
         listing
     }
 
+    /// Lists the tools. Replaces the secrets of the server, which it may repeat in a description.
     async fn list_tools(&self, connection: &OpenConnection) -> Result<ListedTools, String> {
         let list = list_tools(connection);
-        self.shared.observe("tools/list", list, |_| "failed").await
+        let mut listed = self.shared.observe("tools/list", list, |_| "failed").await?;
+        let secrets = self.shared.secrets.lock().clone();
+        for tool in &mut listed.tools {
+            if let Some(redacted) = secrets.redact_json(tool) {
+                *tool = redacted;
+            }
+        }
+        listed.dropped.iter_mut().for_each(|name| secrets.redact_in_place(name));
+        Ok(listed)
     }
 
     async fn serve(&self, mut connection: Connection, tools: &ListedTools) -> ConnectionEnd {

@@ -417,6 +417,30 @@ fn decisions_before_a_crash_apply_after_it() {
 }
 
 #[test]
+fn a_run_that_ends_after_a_recorded_review_keeps_its_decision() {
+    for verdict in [Approved, Rejected] {
+        let mut driver = calls(PARALLEL, &["reviewed"]);
+        driver.finish_call(0, "secret").decide_approval(0, verdict);
+        let given = |record: &Record| matches!(record, Record::ApprovalGiven { .. });
+        let kept = driver.log.iter().position(given).unwrap() + 1;
+        driver.log.truncate(kept);
+        // A replay cannot know this cancellation.
+        driver.log.is_replayed = false;
+        let log: Vec<_> = driver.log.iter().map(|record| (record.clone(), 0)).collect();
+        let cancel = Some(CancelReason::Stop);
+        driver.turn = Turn::resume(spec(rules(PARALLEL)), &entries(0, &log), 0, cancel);
+        (driver.records, driver.commit) = (0, None);
+        driver.perform_effects();
+        driver.assert_results(&[match verdict {
+            Approved => ("reviewed", OK, None, "secret"),
+            _ => ("reviewed", REFUSED, REJECTED, RESULT_REJECTED),
+        }]);
+        let notes = &driver.commit.as_ref().unwrap().results[0].notes;
+        assert_eq!(notes.after.as_ref().map(|judgement| judgement.verdict), Some(verdict));
+    }
+}
+
+#[test]
 fn a_duplicate_of_a_call_with_an_unreviewed_result_does_not_run_after_a_crash() {
     let mut driver = calls(PARALLEL, &["reviewed {}", "reviewed {}"]);
     driver.finish_call(0, "secret").cancel();

@@ -301,6 +301,18 @@ fn a_turn_that_waited_for_a_smaller_context_asks_for_it_again_after_a_crash() {
 }
 
 #[test]
+fn an_attempt_that_had_failed_before_a_crash_does_not_fail_again() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    driver.break_off();
+    let is_failure = |record: &Record| matches!(record, Record::AttemptFailed { .. });
+    let failed = driver.log.iter().position(is_failure).unwrap();
+    driver.crash(failed + 1);
+    assert_eq!(driver.log.iter().filter(|record| is_failure(record)).count(), 1);
+    driver.receive([text("Here."), finish(FinishKind::Stop)]).close_stream();
+    driver.assert_end(&TurnEnd::Finished);
+}
+
+#[test]
 fn a_turn_that_waits_for_a_smaller_context_can_be_cancelled() {
     let mut driver = Driver::with(rules(PARALLEL));
     overflows(&mut driver);

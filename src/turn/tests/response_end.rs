@@ -139,6 +139,23 @@ fn a_stop_answers_every_call_by_its_phase() {
 }
 
 #[test]
+fn a_stall_of_the_host_does_not_count_towards_the_timeout_of_a_running_call() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    driver.receive([call(0, "quick", "{}")]).end_well();
+    driver.turn.handle_stall(Duration::from_secs(4));
+    driver.now = Duration::from_millis(5);
+    driver.turn.handle_timeout(driver.now);
+    driver.perform_effects();
+    assert_eq!(driver.aborted, [0; 0]);
+    driver.now = driver.turn.poll_timeout().unwrap();
+    assert_eq!(driver.now, Duration::from_millis(4005));
+    driver.turn.handle_timeout(driver.now);
+    driver.perform_effects();
+    assert_eq!(driver.aborted, [0]);
+    assert_eq!(driver.reached_limits()[0].1, 5, "the limit is that of the tool");
+}
+
+#[test]
 fn a_timeout_ends_a_call_and_a_late_outcome_is_ignored() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver.receive([call(0, "quick", "{}"), call(1, "effect", "{}")]).end_well();

@@ -334,7 +334,9 @@ fn bars(rows: &[Row]) -> Vec<Bar> {
 /// Returns the time of the question that an open call asks people, if they have not answered it.
 fn asked_at(call: &CallTranscript<'_>) -> Option<u64> {
     let asked = call.questions.last().filter(|asked| !asked.is_for_client())?;
-    let is_open = call.outcome().is_none() && call.decision_about(asked).is_none();
+    // A call that ran again after a crash asks again.
+    let ran_again = call.intents.last().is_some_and(|intent| asked.at.is_before(intent.at));
+    let is_open = call.outcome().is_none() && call.decision_about(asked).is_none() && !ran_again;
     is_open.then_some(asked.at.time)
 }
 

@@ -46,9 +46,13 @@ pub(super) struct JournalWriter {
     readers: Arc<ReadConnections>,
     unsynced: Vec<UnsyncedBatch>,
     unsynced_since: Option<Instant>,
-    /// The error of an fsync. Nothing can be stored until the database was opened again.
+    /// The error of an fsync, or of a database that is not at its path any more. Nothing can be stored until the
+    /// database was opened again.
     broken: Option<JournalError>,
     reserve: Reserve,
+    /// True from the release of the reserve until it is whole again. Other writes would use the space, and then no
+    /// session could be deleted.
+    only_deletions: bool,
     failure: SharedFailure,
     reporter: StatusReporter,
     /// The time of the next attempt to write after a failure, or to fill the reserve.
@@ -108,12 +112,13 @@ impl JournalWriter {
             lock,
         } = parts;
         let log = File::open(&log_path)?;
-        // Without space for the reserve the journal can still be used.
+        // Without space for the reserve, sessions can still be read and deleted.
         let filled = if reserve.is_missing() { reserve.fill() } else { Ok(()) };
         let retry_at = filled.is_err().then(|| Instant::now() + RETRY_PERIOD);
+        let only_deletions = filled.as_ref().is_err_and(errors::lacks_space);
         sync_parent(&file)?;
         let (unsynced, unsynced_since, broken) = (Vec::new(), None, None);
-        Ok(Self {
+        let mut writer = Self {
             store,
             queue,
             observer,
@@ -127,11 +132,16 @@ impl JournalWriter {
             unsynced_since,
             broken,
             reserve,
+            only_deletions,
             failure,
             reporter,
             retry_at,
             lock,
-        })
+        };
+        if only_deletions {
+            writer.set_failure(Some(errors::only_deletions()));
+        }
+        Ok(writer)
     }
 
     /// Runs until the queue is closed and empty.
@@ -163,8 +173,7 @@ impl JournalWriter {
     }
 
     fn store(&mut self, batches: Vec<QueuedBatch>) {
-        if let Some(error) = &self.broken {
-            let error = error.clone();
+        if let Err(error) = self.check_writable() {
             return self.fail(batches, &error);
         }
         let began = Instant::now();
@@ -191,6 +200,23 @@ impl JournalWriter {
                 self.fail(batches, &error);
             }
         }
+    }
+
+    /// Checks that a write that is no deletion may be tried.
+    fn check_writable(&mut self) -> Result<(), JournalError> {
+        self.check_usable()?;
+        if self.only_deletions { Err(errors::only_deletions()) } else { Ok(()) }
+    }
+
+    /// Checks that the database is at its path, and that its log could be synced.
+    fn check_usable(&mut self) -> Result<(), JournalError> {
+        if self.broken.is_none()
+            && let Err(error) = self.lock.opened().check()
+        {
+            self.set_failure(Some(error.clone()));
+            self.broken = Some(error);
+        }
+        self.broken.clone().map_or(Ok(()), Err)
     }
 
     /// Notes that the journal cannot be written, or that it can again.
@@ -423,9 +449,8 @@ fn insert_batch(
                 None => None,
                 Some((from, prefix)) => match origin(transaction, from, *prefix)? {
                     None => {
-                        return refused(format!(
-                            "session {from}, of which it is a fork, has been removed"
-                        ));
+                        let error = JournalError::OriginRemoved(from.clone());
+                        return Ok(BatchOutcome::Refused(error));
                     }
                     origin => origin,
                 },

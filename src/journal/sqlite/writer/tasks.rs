@@ -31,11 +31,10 @@ const LITTLE_SPACE_BYTES: u64 = 64 << 20;
 impl JournalWriter {
     /// Performs a task. Returns true if it is to be repeated.
     pub(super) fn perform(&mut self, task: WriterTask) -> Result<bool, JournalError> {
-        if let Some(error) = &self.broken {
-            return Err(error.clone());
-        }
+        self.check_usable()?;
         match task {
             WriterTask::PutDocument(key, text) => {
+                self.check_writable()?;
                 let written = self.store.put_document(&key, &text);
                 written.map_err(|error| errors::write_error(&error))?;
                 self.sync_log()?;
@@ -53,7 +52,7 @@ impl JournalWriter {
                 self.checkpoint_from(LOG_PAGES_SHORT_OF_SPACE);
                 return Ok(more);
             }
-            WriterTask::EmptyLog => self.empty_log()?,
+            WriterTask::EmptyLog => self.empty_log_of_deleted()?,
             WriterTask::Erase(pages) => self.erase(&pages)?,
         }
         Ok(false)
@@ -65,8 +64,7 @@ impl JournalWriter {
         write: impl Fn(&mut WriteConnection) -> rusqlite::Result<T>,
     ) -> Result<T, JournalError> {
         let mut written = write(&mut self.store);
-        if written.as_ref().is_err_and(errors::may_lack_space) && self.reserve.release().is_ok() {
-            self.retry_at.get_or_insert_with(|| Instant::now() + RETRY_PERIOD);
+        if written.as_ref().is_err_and(errors::may_lack_space) && self.release_reserve() {
             // It fails if the log is in use, and the write is tried anyway.
             let _ = self.empty_log();
             written = write(&mut self.store);
@@ -74,9 +72,20 @@ impl JournalWriter {
         written.map_err(|error| errors::write_error(&error))
     }
 
+    /// Releases the reserve for deletions. Returns false if that fails.
+    fn release_reserve(&mut self) -> bool {
+        let Ok(was_there) = self.reserve.release() else { return false };
+        if was_there {
+            self.only_deletions = true;
+            self.set_failure(Some(errors::only_deletions()));
+        }
+        self.retry_at.get_or_insert_with(|| Instant::now() + RETRY_PERIOD);
+        true
+    }
+
     /// Erases copies of deleted rows in the file, which the empty log leaves to this thread alone.
-    fn erase(&self, pages: &[u64]) -> Result<(), JournalError> {
-        self.empty_log()?;
+    fn erase(&mut self, pages: &[u64]) -> Result<(), JournalError> {
+        self.empty_log_of_deleted()?;
         let connection = &self.store.connection;
         let page_size = database::page_size(connection);
         // The cached pages would be written with the copies.
@@ -86,13 +95,20 @@ impl JournalWriter {
             .map_err(|error| JournalError::Write(format!("erase deleted rows: {error}")))
     }
 
-    /// Empties the write-ahead log, which still contains the deleted rows.
+    /// Empties the write-ahead log.
     pub(super) fn empty_log(&self) -> Result<(), JournalError> {
-        let busy: bool = self
-            .store
-            .connection
-            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
-            .map_err(|error| errors::write_error(&error))?;
+        let busy = self.store.truncate_log().map_err(|error| errors::write_error(&error))?;
+        self.check_emptied(busy)
+    }
+
+    /// Empties the write-ahead log, which still contains the deleted rows. On a full disk it uses the reserve, because
+    /// the database may grow.
+    fn empty_log_of_deleted(&mut self) -> Result<(), JournalError> {
+        let busy = self.make_room(|store| store.truncate_log())?;
+        self.check_emptied(busy)
+    }
+
+    fn check_emptied(&self, busy: bool) -> Result<(), JournalError> {
         if busy {
             let reason = "sessions are deleted, but the write-ahead log still holds them, since another \
                        program reads the database: end that one and delete them again";
@@ -133,17 +149,22 @@ impl JournalWriter {
 
     /// Tries to write after a failure, and to fill the reserve.
     pub(super) fn retry(&mut self) {
-        if self.broken.is_some() {
-            if let Ok(()) = self.reopen() {
-                self.broken = None;
-                self.set_failure(None);
-            }
-        } else if self.failure.lock().is_some() {
-            let probe = self.store.probe();
-            self.set_failure(probe.err().map(|error| errors::write_error(&error)));
+        if self.broken.is_some() && self.reopen().is_ok() {
+            self.broken = None;
         }
-        let works = self.failure.lock().is_none();
-        let is_done = works && (!self.reserve.is_missing() || self.reserve.fill().is_ok());
+        let is_usable = self.broken.is_none();
+        let is_whole = is_usable && (!self.reserve.is_missing() || self.reserve.fill().is_ok());
+        self.only_deletions &= !is_whole;
+        let has_failed = self.failure.lock().is_some();
+        if is_usable && has_failed {
+            let failure = if self.only_deletions {
+                Some(errors::only_deletions())
+            } else {
+                self.store.probe().err().map(|error| errors::write_error(&error))
+            };
+            self.set_failure(failure);
+        }
+        let is_done = is_whole && self.failure.lock().is_none();
         self.retry_at = (!is_done).then(|| Instant::now() + RETRY_PERIOD);
     }
 
@@ -154,7 +175,10 @@ impl JournalWriter {
     /// the first wrong checksum, which are at least all records that were reported as durable. A checkpoint
     /// then writes these pages to the database, syncs it and empties the log. While another program reads the database,
     /// its state of the log is used without reading the log again.
+    ///
+    /// A database that was removed or replaced is opened again when it is back.
     fn reopen(&mut self) -> Result<(), JournalError> {
+        self.lock.opened().check()?;
         let readers = Arc::clone(&self.readers);
         readers.while_closed(|| {
             let write_error = |error: rusqlite::Error| errors::write_error(&error);
@@ -227,6 +251,12 @@ impl WriteConnection {
             self.state.hidden.remove(&number);
         }
         Ok(!matches!(step, DeletionStep::Nothing))
+    }
+
+    /// Moves the write-ahead log to the database. Returns true if the log is not empty then, because another
+    /// program reads it.
+    fn truncate_log(&self) -> rusqlite::Result<bool> {
+        self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
     }
 
     /// Closes the database.
