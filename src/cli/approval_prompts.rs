@@ -22,7 +22,7 @@ use crate::tool::ToolOutput;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, CallKey, Judgement, QuestionKind, SessionId, Verdict};
 
-// The reasons why nobody can be asked.
+// The parts of a rejection's message that say why no person is asked.
 const NO_TERMINAL: &str = "there is no terminal";
 const JSON_OUTPUT: &str = "--json was given";
 const INPUT_ENDED: &str = "standard input has ended";
@@ -34,7 +34,7 @@ pub(super) enum ApprovalMode {
     Approve,
     /// Asks in the terminal.
     Ask,
-    /// Rejects every call. Holds the reason why nobody can be asked.
+    /// Rejects every call, because no person can be asked: for this reason.
     Reject(&'static str),
 }
 
@@ -346,11 +346,9 @@ struct StdinLines {
     lines: Receiver<Option<String>>,
     /// A line was requested and has not arrived.
     is_requested: bool,
-    /// What was read after the last line. Locked by the thread while it reads and sends, but not while it waits
-    /// for input.
+    /// The bytes of lines that were not sent yet. The thread has the lock while it reads and sends, not while it
+    /// waits for input.
     unsent: Arc<Mutex<Vec<u8>>>,
-    /// A person types the lines. Otherwise they are answers in order.
-    is_typed: bool,
 }
 
 impl StdinLines {
@@ -364,8 +362,7 @@ impl StdinLines {
                 send_line(&buffer, &sender);
             }
         });
-        let is_typed = io::stdin().is_terminal();
-        Self { requests, lines, is_requested: false, unsent, is_typed }
+        Self { requests, lines, is_requested: false, unsent }
     }
 
     /// Drops what was typed so far: lines that arrived for a prompt that needs no answer any more, what the
@@ -373,11 +370,9 @@ impl StdinLines {
     fn drop_typed(&mut self) {
         // While this is locked, the thread can neither read nor send.
         let mut unsent = self.unsent.lock();
-        if self.is_typed {
-            unsent.clear();
-            // If this fails, the terminal is gone, and there is nothing to read.
-            let _ = tcflush(io::stdin(), QueueSelector::IFlush);
-        }
+        unsent.clear();
+        // Prompts need a terminal. If this fails, the terminal is gone, and there is nothing to read.
+        let _ = tcflush(io::stdin(), QueueSelector::IFlush);
         while self.lines.try_recv().is_ok() {
             self.is_requested = false;
         }
@@ -508,8 +503,8 @@ mod tests {
     fn a_line_that_was_typed_for_a_prompt_that_is_over_answers_no_other() {
         let mut prompts = ApprovalPrompts::new(ApprovalMode::Ask, ApprovalMode::Ask);
         let ((requests, requested), (sender, lines)) = (sync_channel(1), channel(1));
-        let (unsent, is_typed) = (Arc::default(), false);
-        prompts.lines = Some(StdinLines { requests, lines, is_requested: false, unsent, is_typed });
+        let unsent = Arc::default();
+        prompts.lines = Some(StdinLines { requests, lines, is_requested: false, unsent });
         prompts.handle_event(&request(0, ApprovalPhase::Before));
         assert!(prompts.next_prompt().is_some());
         prompts.request_answer();

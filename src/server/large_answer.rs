@@ -39,7 +39,7 @@ pub(super) struct LargeAnswers {
     bytes: Arc<Semaphore>,
 }
 
-/// What one answer occupies, held until its body is sent or dropped. Empty for a small answer.
+/// The permits of one answer, held until its body is sent or dropped. A small answer has none.
 #[derive(Debug)]
 pub(super) struct AnswerPermit {
     permits: LargeAnswers,

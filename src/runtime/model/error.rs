@@ -290,7 +290,7 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         let server = std::thread::spawn(move || {
             let (mut connection, _) = listener.accept().unwrap();
-            // What is not read would reset the connection.
+            // A connection that is closed with unread bytes is reset, so the request is read first.
             assert!(connection.read(&mut [0; 4_096]).unwrap() > 0);
             connection.write_all(answer).unwrap();
             connection.shutdown(std::net::Shutdown::Write).unwrap();

@@ -88,6 +88,23 @@ async fn pass_slowly(time: Duration) {
     tokio::time::resume();
 }
 
+/// Starts a run that calls `slow`, which may take 30 s, and waits until the call has begun.
+async fn begin_slow_call(
+    slow: Closure,
+    begun: &tokio::sync::Notify,
+) -> (Provider, Host, StartedRun) {
+    let provider = Provider::calling(&[("slow", "{}")]).await;
+    let host = host(&provider, registry([slow]), |config| {
+        let agent = config.agents.get_mut("default").unwrap();
+        agent.early_start = false;
+        agent.limits.tool_timeout = Some(Duration::from_secs(30));
+    })
+    .await;
+    let run = session(&host).await.start_run("go").await.unwrap();
+    timeout(SOON, begun.notified()).await.unwrap();
+    (provider, host, run)
+}
+
 #[tokio::test]
 async fn a_stall_of_the_host_does_not_count_towards_the_timeout_of_a_call() {
     let (begun, finish) = <(Arc<tokio::sync::Notify>, Arc<tokio::sync::Notify>)>::default();
@@ -102,15 +119,7 @@ async fn a_stall_of_the_host_does_not_count_towards_the_timeout_of_a_call() {
             }
         }
     });
-    let provider = Provider::calling(&[("slow", "{}")]).await;
-    let host = host(&provider, registry([slow]), |config| {
-        let agent = config.agents.get_mut("default").unwrap();
-        agent.early_start = false;
-        agent.limits.tool_timeout = Some(Duration::from_secs(30));
-    })
-    .await;
-    let run = session(&host).await.start_run("go").await.unwrap();
-    timeout(SOON, begun.notified()).await.unwrap();
+    let (_provider, _host, run) = begin_slow_call(slow, &begun).await;
     // All of the time passes at once, as for a process that was stopped.
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(60)).await;
@@ -130,15 +139,7 @@ async fn a_call_times_out_after_thirty_seconds() {
             std::future::pending()
         }
     });
-    let provider = Provider::calling(&[("slow", "{}")]).await;
-    let host = host(&provider, registry([slow]), |config| {
-        let agent = config.agents.get_mut("default").unwrap();
-        agent.early_start = false;
-        agent.limits.tool_timeout = Some(Duration::from_secs(30));
-    })
-    .await;
-    let run = session(&host).await.start_run("go").await.unwrap();
-    timeout(SOON, begun.notified()).await.unwrap();
+    let (provider, host, run) = begin_slow_call(slow, &begun).await;
     // The response is over, so only the timeout of the tool runs.
     pass_slowly(Duration::from_secs(29)).await;
     for _ in 0..100 {

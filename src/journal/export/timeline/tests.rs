@@ -240,7 +240,7 @@ fn an_open_approval_is_drawn_up_to_now() {
     let text = drawn(records.clone(), style(80));
     let row = row_of(&text, "pay");
     assert!(row.contains('?') && row.ends_with(" open") && !text.contains('┊'), "{text}");
-    // A run that has ended waits for nobody.
+    // After the end of a run, its approval is not drawn as waiting.
     records.pop();
     records.push(run_ended(500, "failed", 1, 2));
     let text = drawn(records, style(80));
